@@ -1,0 +1,306 @@
+r"""The encrypted message channel between the driver and the ranks' hosts.
+
+    worker --pipe--> Link (spool) --ZeroMQ, CURVE--> Channel --> Driver
+                        ^                               |
+                        +-------- Assignment, Stop -----+
+
+Both ends prove themselves with a key pair made for this run: whoever lacks them gets no further
+than the handshake, and is counted. A message on the wire is a batch: framed messages one after the
+other, so that a flood of small ones costs little.
+
+Memory is bounded on both ends. What the driver does not take stays in the rank's spool, on disk
+once it is large; ZeroMQ's own queues hold a few batches.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import msgspec
+import zmq
+from zmq.auth.thread import ThreadAuthenticator
+from zmq.utils.monitor import recv_monitor_message
+
+from horovod_runner import messages
+from horovod_runner.errors import ChannelError
+from horovod_runner.frames import frame, unframe
+from horovod_runner.messages import FromDriver, FromRank, Message
+from horovod_runner.spool import Spool
+
+_QUEUED_BATCHES = 2048  # on the driver, over all ranks: at most 128 MiB
+_HEARTBEAT_MS = 5_000
+_HEARTBEAT_TIMEOUT_MS = 20_000
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+@dataclass(frozen=True)
+class ChannelAddress:
+    """How a rank reaches the driver; travels inside the pickled job and nowhere else."""
+
+    host: str
+    port: int
+    server_key: bytes = field(repr=False)
+    client_public_key: bytes = field(repr=False)
+    client_secret_key: bytes = field(repr=False)
+
+
+class Channel:
+    """The driver's end.
+
+    Args:
+        host: the IPv4 address or name by which the ranks reach this machine. Listened on alone
+            where it is an address of this machine, else on all.
+        size: how many ranks there are; bounds the memory that each may take.
+
+    Attributes:
+        address: for the ranks.
+        refused: handshakes that failed: strangers, port scanners, wrong keys.
+        dropped: batches with right keys that were no messages.
+
+    Raises:
+        ChannelError: no socket could be opened on ``host``.
+    """
+
+    def __init__(self, host: str, size: int) -> None:
+        self.refused = 0
+        self.dropped = 0
+        self._received: dict[int, int] = {}
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(
+            domain="*", credentials_provider=_OneKey(client_public)
+        )
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_publickey = server_public
+        self._socket.curve_secretkey = server_secret
+        self._socket.rcvhwm = max(2, _QUEUED_BATCHES // max(1, size))
+        self._socket.linger = 0
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        _set_heartbeat(self._socket)
+        self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILED)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poller = zmq.Poller()
+        for source in (self._socket, self._monitor, self._wake_read):
+            self._poller.register(source, zmq.POLLIN)
+        try:
+            port = self._bind(host)
+        except (zmq.ZMQError, OSError) as error:
+            self.close()
+            raise ChannelError(
+                f"no socket could be opened on {host} for the ranks' messages: {error}. "
+                "On Spark the address is spark.driver.host; set it to one of this machine's."
+            ) from error
+        self.address = ChannelAddress(host, port, server_public, client_public, client_secret)
+
+    def _bind(self, host: str) -> int:
+        address = socket.gethostbyname(host)
+        try:
+            self._socket.bind(f"tcp://{address}:*")
+        except zmq.ZMQError:
+            # A name in front of this machine (a Kubernetes service, NAT): CURVE guards the rest.
+            self._socket.bind("tcp://0.0.0.0:*")
+        endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return int(endpoint.rsplit(":", 1)[1])
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def receive(self, timeout: float | None = None) -> Iterator[tuple[int, FromRank]]:
+        """The messages that are there, each with the number of the task that sent it.
+
+        Waits for at most ``timeout`` seconds (None: without end) for a message or :meth:`wake`.
+        """
+        ready = dict(self._poller.poll(None if timeout is None else timeout * 1000))
+        if self._wake_read in ready:
+            os.read(self._wake_read, 4096)
+        if self._monitor in ready:
+            self._count_refused()
+        if self._socket in ready:
+            yield from self._take()
+
+    def _take(self) -> Iterator[tuple[int, FromRank]]:
+        for _ in range(256):  # then let the caller look at other things
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                sender, batch = parts
+                task = int(sender)
+                found = [messages.decode_from_rank(data) for data in unframe(batch)]
+            except (ValueError, msgspec.MsgspecError):
+                self.dropped += 1
+                continue
+            self._received[task] = self._received.get(task, 0) + 1
+            for message in found:
+                yield task, message
+
+    def received(self, task: int) -> int:
+        """How many batches came from a task."""
+        return self._received.get(task, 0)
+
+    def _count_refused(self) -> None:
+        while self._monitor.poll(0):
+            recv_monitor_message(self._monitor)
+            self.refused += 1
+
+    def send(self, task: int, message: FromDriver) -> None:
+        """Send to one task; silently nothing where it has gone."""
+        try:
+            batch = frame(messages.encode(message))
+            self._socket.send_multipart([str(task).encode(), batch], zmq.NOBLOCK)
+        except zmq.Again:
+            # Only a task that takes nothing at all has a full queue of these few messages.
+            return
+
+    def wake(self) -> None:
+        """Make :meth:`receive` return; for other threads."""
+        try:
+            os.write(self._wake_write, b"w")
+        except BlockingIOError:
+            return  # it is awake already
+        except OSError:
+            return  # closed: nobody waits
+
+    def close(self) -> None:
+        """Free the socket, the threads and the descriptors; may be called twice."""
+        if self._socket.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=200)  # ms, for the last Taken and Stop
+        self._authenticator.stop()
+        self._context.term()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+class _OneKey:
+    """Lets in whoever holds the one client key of this run."""
+
+    def __init__(self, public_key: bytes) -> None:
+        self._public_key = public_key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._public_key
+
+
+class Link:
+    """A rank's end, owned by the process that watches over the rank's worker.
+
+    Args:
+        address: the driver's.
+        task: the number of the task, which names this end.
+    """
+
+    def __init__(self, address: ChannelAddress, task: int) -> None:
+        self.sent = 0
+        self._spool = Spool()
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.routing_id = str(task).encode()
+        self._socket.curve_serverkey = address.server_key
+        self._socket.curve_publickey = address.client_public_key
+        self._socket.curve_secretkey = address.client_secret_key
+        self._socket.sndhwm = 16
+        self._socket.linger = 0
+        self._socket.reconnect_ivl = 100  # ms
+        _set_heartbeat(self._socket)
+        self._socket.connect(f"tcp://{address.host}:{address.port}")
+
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """For a poller; see :attr:`wanted`."""
+        return self._socket
+
+    @property
+    def wanted(self) -> int:
+        """The events to poll for: input always, output while something waits."""
+        return zmq.POLLIN | (zmq.POLLOUT if len(self._spool) else 0)
+
+    @property
+    def waiting(self) -> int:
+        """How many batches wait to be sent."""
+        return len(self._spool)
+
+    def put(self, message: Message) -> None:
+        """Queue a message.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        self.put_batch(frame(messages.encode(message)))
+
+    def put_batch(self, batch: bytes) -> None:
+        """Queue framed messages as they are; raises as :meth:`put`."""
+        self._spool.put(batch)
+
+    def flush(self) -> bool:
+        """Hand ZeroMQ what it takes now; whether it took anything."""
+        took = False
+        while len(self._spool) and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+            batch = self._spool.get()
+            # POLLOUT was there, and this thread alone sends: it cannot block.
+            self._socket.send(batch)
+            self.sent += 1
+            took = True
+        return took
+
+    def receive(self) -> list[FromDriver]:
+        """The driver's messages that are there."""
+        found: list[FromDriver] = []
+        while True:
+            try:
+                batch = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            found += _decode_all(batch)
+
+    def wait(self, timeout: float) -> list[FromDriver]:
+        """Send what waits and return the driver's messages, after ``timeout`` seconds at most."""
+        self.flush()
+        self._socket.poll(round(timeout * 1000), self.wanted)
+        self.flush()
+        return self.receive()
+
+    def close(self) -> None:
+        """Free the socket; what still waits is dropped. May be called twice."""
+        self._spool.close()
+        if not self._socket.closed:
+            self._socket.close(linger=0)
+            self._context.term()
+
+
+def _decode_all(batch: bytes) -> list[FromDriver]:
+    try:
+        return [messages.decode_from_driver(data) for data in unframe(batch)]
+    except (ValueError, msgspec.MsgspecError):
+        return []
+
+
+def _set_heartbeat(socket_: zmq.Socket[bytes]) -> None:
+    socket_.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket_.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+    socket_.setsockopt(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)

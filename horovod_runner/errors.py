@@ -1,0 +1,83 @@
+"""Everything this package raises by itself.
+
+    HorovodRunnerError (RuntimeError)
+    ├── SlotError          the cluster has too few slots, or none that fit
+    ├── GpuError           a host has too few GPUs for its ranks
+    ├── SerializationError main or its arguments cannot be sent to the ranks
+    ├── LaunchError        the ranks could not be started
+    ├── RankFailedError    a rank ended badly; also the ``__cause__`` of a user's own exception
+    ├── ChannelError       the driver's message channel could not be opened
+    └── InstallError       Horovod could not be built or installed
+
+Wrong arguments raise ``ValueError`` or ``TypeError``, as anywhere in Python.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HorovodRunnerError(RuntimeError):
+    """Base class of this package's errors."""
+
+
+class SlotError(HorovodRunnerError):
+    """The cluster has fewer slots than ranks were asked for, or runs in a mode that has none."""
+
+
+class GpuError(HorovodRunnerError):
+    """A host has fewer GPUs than its ranks need."""
+
+
+class SerializationError(HorovodRunnerError):
+    """``main``, its arguments or its return value cannot be pickled."""
+
+
+class LaunchError(HorovodRunnerError):
+    """The ranks could not be started."""
+
+
+class ChannelError(HorovodRunnerError):
+    """The driver's message channel could not be opened."""
+
+
+class InstallError(HorovodRunnerError):
+    """Horovod could not be built or installed; the text is one line and says what is missing."""
+
+
+class RankFailedError(HorovodRunnerError):
+    """A rank ended badly.
+
+    Raised when the rank died without a Python exception (an exit code, a signal); otherwise it is
+    the ``__cause__`` of the user's own exception and carries the remote traceback.
+
+    Attributes:
+        rank: the first rank that failed.
+        host: the host it ran on.
+        pid: its process id there.
+        exit_code: its exit code, negative for a signal as in :mod:`subprocess`; None if unknown.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        host: str = "",
+        pid: int | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.pid = pid
+        self.exit_code = exit_code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default would call the class without its keyword arguments.
+        fields = {"rank": self.rank, "host": self.host, "pid": self.pid}
+        return _rebuild_rank_failed, (str(self), {**fields, "exit_code": self.exit_code})
+
+
+def _rebuild_rank_failed(message: str, fields: dict[str, Any]) -> RankFailedError:
+    return RankFailedError(message, **fields)

@@ -1,0 +1,119 @@
+"""What a failed run says: pure functions from the ranks' outcomes to one error."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+
+from horovod_runner.errors import LaunchError, RankFailedError
+from horovod_runner.job import Outcome
+from horovod_runner.process import describe_exit
+
+
+def first_failed(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Outcome:
+    """The outcome that caused the others, of a run in which some rank failed.
+
+    Args:
+        outcomes: all ranks'.
+        reported: the ranks that failed before anything was stopped, in order of their reports,
+            those that only felt another rank's end left out.
+    """
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    by_rank = {outcome.rank: outcome for outcome in failed}
+    for rank in reported:
+        if rank in by_rank:
+            return by_rank[rank]
+    primary = [o for o in failed if o.worker is None or not o.worker.secondary]
+    return min(primary or failed, key=lambda outcome: outcome.rank)
+
+
+def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception:
+    """The exception to raise for a failed run.
+
+    The user's own where a rank raised one and it can be loaded here; its ``__cause__`` is a
+    :class:`~horovod_runner.errors.RankFailedError` with the remote traceback and all the rest.
+    """
+    first = first_failed(outcomes, reported)
+    if first.problem:
+        host = f" on {first.hostname}" if first.hostname else ""
+        return LaunchError(f"task {first.task} of {len(outcomes)}{host}: {first.problem}")
+    cause = RankFailedError(
+        _describe(first, outcomes, reported),
+        rank=first.rank,
+        host=first.hostname,
+        pid=first.pid,
+        exit_code=first.exit_code,
+    )
+    error = _load(first)
+    if error is None:
+        return cause
+    error.__cause__ = cause
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"[raised on {_where(first, len(outcomes))}; its traceback is above]")
+    return error
+
+
+def _load(outcome: Outcome) -> Exception | None:
+    if outcome.worker is None or not outcome.worker.value:
+        return None
+    try:
+        error = pickle.loads(outcome.worker.value)  # noqa: S301 - came over Spark's own connection
+    except Exception:  # noqa: BLE001 - a class of a module that only the ranks have
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _where(outcome: Outcome, size: int) -> str:
+    gpu = f", GPU {','.join(outcome.gpus)}" if outcome.gpus else ""
+    return f"rank {outcome.rank} of {size} on {outcome.hostname} (pid {outcome.pid}{gpu})"
+
+
+def _describe(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:
+    parts = [f"{_where(first, len(outcomes))} failed: {_what(first)}"]
+    others = _others(first, outcomes, reported)
+    if others:
+        parts[0] += f"\n{others}"
+    if first.worker is not None and first.worker.traceback:
+        parts.append(f"Traceback on rank {first.rank}:\n{_indent(first.worker.traceback)}")
+    if first.tail:
+        lines = "\n".join(first.tail)
+        parts.append(f"The last lines that rank {first.rank} printed:\n{_indent(lines)}")
+    return "\n\n".join(parts)
+
+
+def _what(outcome: Outcome) -> str:
+    said, code = outcome.worker, outcome.exit_code
+    if said is None:
+        # A clean exit without an outcome: os._exit(0), which nothing can tell from success.
+        ended = describe_exit(code) if code is not None else "no exit code"
+        return f"its process ended with {ended} before main returned"
+    if said.error_type == "SystemExit":
+        return f"main called sys.exit, exit code {code}"
+    lines = said.traceback.strip().splitlines()
+    return lines[-1] if lines else said.error_type
+
+
+def _others(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:
+    """One line on the ranks that failed in the same way."""
+    same = [
+        outcome.rank
+        for outcome in outcomes
+        if outcome.rank != first.rank and outcome.rank in reported and _what(outcome) == _what(first)
+    ]
+    return f"In the same way: {ranks_text(same)}." if same else ""
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks for people, with runs of neighbours drawn together: "ranks 1, 3-6"."""
+    groups: list[list[int]] = []
+    for rank in sorted(ranks):
+        if groups and rank == groups[-1][-1] + 1:
+            groups[-1].append(rank)
+        else:
+            groups.append([rank])
+    spans = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.rstrip().splitlines())

@@ -1,0 +1,140 @@
+"""Horovod's source: fetched from the package registry, checked, and mended before it is built.
+
+Horovod 0.28.1 is the last release. It does not compile against today's frameworks, and one slip in
+it keeps its stall inspector dead under Gloo. Each edit below is ours, is made to the unpacked
+source and says why; none changes what a collective computes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovod_runner.errors import InstallError
+
+VERSION = "0.28.1"
+SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace every occurrence of ``old`` in one file; the text must be there."""
+
+    path: str
+    old: str
+    new: str
+    why: str
+
+
+EDITS = (
+    Edit(
+        "CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        "set(CMAKE_CXX_STANDARD 17)\nset(CMAKE_SKIP_RPATH ON)",
+        "torch 2.1 and later need C++17; and a library path of the build environment has no place "
+        "in a wheel (torch and TensorFlow have loaded what Horovod links to)",
+    ),
+    Edit(
+        "CMakeLists.txt",
+        "# Add architecture specific optimization flags",
+        'string(REPLACE "-g " "" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")\n'
+        "# Add architecture specific optimization flags",
+        "debug information makes the build a third longer and the wheel ten times larger",
+    ),
+    Edit(
+        "horovod/torch/CMakeLists.txt",
+        "set(CMAKE_CXX_STANDARD 14)",
+        "set(CMAKE_CXX_STANDARD 17)",
+        "the same for the torch library",
+    ),
+    Edit(
+        "horovod/tensorflow/CMakeLists.txt",
+        'list(APPEND TF_SOURCES "${PROJECT_SOURCE_DIR}/horovod/tensorflow/xla_mpi_ops.cc")',
+        "",
+        "the XLA kernels include headers that TensorFlow no longer ships; they were optional",
+    ),
+    Edit(
+        "horovod/tensorflow/mpi_ops.cc",
+        "stream_executor::gpu::AsGpuStreamValue(",
+        "horovod_gpu_stream(",
+        "TensorFlow 2.21 no longer exports AsGpuStreamValue",
+    ),
+    Edit(
+        "horovod/tensorflow/mpi_ops.cc",
+        "// Undef LOG macro from TensorFlow",
+        "#if HAVE_GPU\n"
+        "static inline GpuStreamHandle horovod_gpu_stream(stream_executor::Stream* stream) {\n"
+        "  return static_cast<GpuStreamHandle>(stream->platform_specific_handle().stream);\n"
+        "}\n"
+        "#endif\n"
+        "// Undef LOG macro from TensorFlow",
+        "its replacement asks the stream itself",
+    ),
+    Edit(
+        "horovod/tensorflow/mpi_ops.cc",
+        '#include "tensorflow/compiler/xla/stream_executor/stream.h"',
+        '#if __has_include("xla/stream_executor/stream.h")\n'
+        '#include "xla/stream_executor/stream.h"\n'
+        "#else\n"
+        '#include "tensorflow/compiler/xla/stream_executor/stream.h"\n'
+        "#endif",
+        "the header has moved",
+    ),
+    Edit(
+        "horovod/common/gloo/gloo_controller.cc",
+        "global_ranks_.reserve(size_);",
+        "global_ranks_.resize(size_);",
+        "the vector stayed empty, which left the stall inspector without ranks: silent hangs",
+    ),
+)
+
+
+def fetch(folder: Path) -> Path:
+    """Download and unpack the source into ``folder``; returns its root.
+
+    Raises:
+        InstallError: the registry cannot be reached, or what came is not the release known here.
+    """
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:all:"]
+    command += ["--no-build-isolation", f"--dest={folder}", f"horovod=={VERSION}"]
+    download = subprocess.run(command, capture_output=True, text=True, check=False)
+    archive = folder / f"horovod-{VERSION}.tar.gz"
+    if download.returncode or not archive.exists():
+        lines = [line for line in download.stderr.splitlines() if "ERROR" in line]
+        reason = lines[-1] if lines else f"pip exit code {download.returncode}"
+        raise InstallError(
+            f"Horovod {VERSION}'s source could not be downloaded: {reason}. "
+            "Check the package index that pip is set up with."
+        )
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    if digest != SHA256:
+        raise InstallError(
+            f"the downloaded {archive.name} is not Horovod {VERSION}: its SHA-256 is {digest}, "
+            f"not {SHA256}. Check the package index that pip is set up with."
+        )
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    return folder / f"horovod-{VERSION}"
+
+
+def mend(root: Path, *, gpu: bool) -> None:
+    """Make the edits; ``gpu=False`` also keeps a CUDA build of torch from switching CUDA on."""
+    edits = EDITS if gpu else (*EDITS, _CPU_ONLY)
+    for edit in edits:
+        file = root / edit.path
+        text = file.read_text()
+        if edit.old not in text:
+            raise InstallError(f"{edit.path} of Horovod {VERSION} lacks the text to mend: {edit.old}")
+        file.write_text(text.replace(edit.old, edit.new))
+
+
+_CPU_ONLY = Edit(
+    "horovod/torch/CMakeLists.txt",
+    "elseif (Pytorch_CUDA AND NOT HAVE_CUDA)",
+    "elseif (FALSE)",
+    "a CUDA build of torch would switch CUDA on by itself",
+)

@@ -1,0 +1,356 @@
+"""`horovod-runner install`: build Horovod against the frameworks of this environment.
+
+    inventory -> BuildPlan -> check_prerequisites -> wheel from the cache, or
+        fetch -> mend -> pip wheel (progress shown, log kept) -> cache
+    -> pip install -> prove: two ranks reduce a tensor with each framework
+
+The wheel is cached under a key of everything that it was built against: pip's own wheel cache knows
+only the source, and a wheel built against other headers loads and then misbehaves.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovod_runner import horovod_source, inventory
+from horovod_runner.errors import InstallError
+
+_DISK_NEEDED = 2 << 30  # bytes; the unpacked source and the object files of both frameworks
+_MEMORY_PER_COMPILER = 2 << 30  # bytes; one translation unit with torch's headers
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """What will be built, against what.
+
+    Attributes:
+        frameworks: the frameworks to support, as found in this environment.
+        gpu: build CUDA kernels and NCCL collectives.
+        mpi: build the MPI controller and data plane beside Gloo.
+        cuda_home: the CUDA toolkit of a GPU build.
+        nccl: the NCCL of a GPU build.
+        mpi_version: the version of the MPI compiler wrapper of an MPI build.
+    """
+
+    frameworks: tuple[inventory.Framework, ...]
+    gpu: bool = False
+    mpi: bool = False
+    cuda_home: Path | None = None
+    nccl: inventory.Nccl | None = None
+    mpi_version: str | None = None
+
+    def key(self) -> str:
+        """Names the cached wheel: a build with any other of these versions is another wheel."""
+        edits = hashlib.sha256(repr(horovod_source.EDITS).encode()).hexdigest()[:8]
+        parts = [f"horovod-{horovod_source.VERSION}-{edits}", sysconfig.get_config_var("SOABI")]
+        parts += [f"{f.name}-{f.version}" for f in self.frameworks]
+        if self.gpu and self.nccl:
+            cuda = next((f.cuda for f in self.frameworks if f.cuda), "unknown")
+            parts.append(f"cuda-{cuda}-nccl-{self.nccl.version}")
+        if self.mpi:
+            parts.append(f"mpi-{self.mpi_version}")
+        flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "native").replace(" ", "")
+        parts.append(f"{platform.machine()}-{flags}")
+        return "_".join(re.sub(r"[^\w.+-]", "-", str(part)) for part in parts)
+
+    def describe(self) -> str:
+        """One line for a person."""
+        against = " and ".join(f"{f.name} {f.version}" for f in self.frameworks)
+        planes = ["Gloo"] + ["NCCL"] * self.gpu + ["MPI"] * self.mpi
+        return f"Horovod {horovod_source.VERSION} for {against}, with {', '.join(planes)}"
+
+
+def plan(
+    frameworks: Sequence[str] | None = None, gpu: bool | None = None, mpi: bool = False
+) -> BuildPlan:
+    """Decide what to build from what is here.
+
+    Args:
+        frameworks: names to build for; None takes all that are installed.
+        gpu: True demands an NCCL build, False a CPU build; None takes NCCL when a framework is a
+            CUDA build and the CUDA toolkit and NCCL are found.
+        mpi: also build the MPI controller.
+
+    Raises:
+        InstallError: a framework is missing or broken, or the GPU build asked for cannot be made.
+    """
+    unknown = set(frameworks or ()) - set(inventory.FRAMEWORKS)
+    if unknown:
+        raise InstallError(
+            f"unknown framework {', '.join(sorted(unknown))}; choose from torch and tensorflow."
+        )
+    found = []
+    for name in frameworks or inventory.FRAMEWORKS:
+        framework = inventory.find_framework(name)
+        if framework is None and frameworks:
+            raise InstallError(f"{name} is not installed in {sys.prefix}: pip install {name}")
+        if framework and framework.error:
+            raise InstallError(
+                f"{name} {framework.version} is installed but does not import "
+                f"({framework.error}); mend it, or leave it out with --frameworks."
+            )
+        if framework:
+            found.append(framework)
+    if not found:
+        raise InstallError(
+            f"neither torch nor tensorflow is installed in {sys.prefix}: install one first."
+        )
+    mpi_tool = inventory.find_tool("mpicxx", "mpic++") if mpi else None
+    if mpi and mpi_tool is None:
+        raise InstallError(
+            "--mpi needs an MPI compiler wrapper (mpicxx) on PATH: "
+            "install libopenmpi-dev, or load your site's MPI module."
+        )
+    mpi_version = mpi_tool.version if mpi_tool else None
+    if gpu is False:
+        return BuildPlan(tuple(found), mpi=mpi, mpi_version=mpi_version)
+    cuda_home, nccl = inventory.find_cuda_home(), inventory.find_nccl()
+    lacking = _lacking_for_gpu(found, cuda_home, nccl)
+    if gpu and lacking:
+        raise InstallError(f"--gpu needs {lacking}")
+    use_gpu = not lacking
+    return BuildPlan(
+        tuple(found),
+        gpu=use_gpu,
+        mpi=mpi,
+        cuda_home=cuda_home if use_gpu else None,
+        nccl=nccl if use_gpu else None,
+        mpi_version=mpi_version,
+    )
+
+
+def _lacking_for_gpu(
+    frameworks: Iterable[inventory.Framework],
+    cuda_home: Path | None,
+    nccl: inventory.Nccl | None,
+) -> str | None:
+    cuda = {f.name: f.cuda for f in frameworks if f.cuda}
+    if not cuda:
+        return "a CUDA build of torch or TensorFlow; the ones here are CPU builds."
+    if len({version.split(".")[0] for version in cuda.values()}) > 1:
+        both = ", ".join(f"{name} for CUDA {version}" for name, version in cuda.items())
+        return f"frameworks built for one CUDA release, and here are {both}: name one, --frameworks."
+    if cuda_home is None:
+        return "nvcc and CUDA's headers: install the CUDA toolkit and set CUDA_HOME."
+    if nccl is None:
+        return "NCCL's nccl.h and libnccl.so: pip install nvidia-nccl-cu12 (or -cu13)."
+    return None
+
+
+def check_prerequisites(build: BuildPlan, folder: Path) -> None:
+    """Say in one line what a build would miss, before it begins.
+
+    Raises:
+        InstallError: something is missing; the text names it and how to get it.
+    """
+    if inventory.find_compiler() is None:
+        raise InstallError("no C++ compiler found (c++, g++, clang++): apt-get install g++")
+    if inventory.find_tool("make", "gmake") is None:
+        raise InstallError("make was not found: apt-get install make")
+    cmake = inventory.find_tool("cmake")
+    if cmake is None or tuple(map(int, cmake.version.split(".")[:2])) < (3, 13):
+        seen = f"found {cmake.version}" if cmake else "found none"
+        raise InstallError(f"CMake 3.13 or later is needed, {seen}: pip install 'cmake<4'")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise InstallError(f"Python's headers are missing ({header}): apt-get install python3-dev")
+    for module in ("pip", "setuptools", "wheel", "packaging"):
+        if inventory.distribution_version(module) is None:
+            raise InstallError(
+                f"{module} is missing in {sys.prefix}: pip install horovod_runner[build]"
+            )
+    free = shutil.disk_usage(folder).free
+    if free < _DISK_NEEDED:
+        raise InstallError(
+            f"{folder} has {free / 2**30:.1f} GiB free and the build needs "
+            f"{_DISK_NEEDED / 2**30:.0f} GiB: free some, or set TMPDIR to a larger disk."
+        )
+
+
+def cache_folder() -> Path:
+    """Where built wheels and logs are kept: ``$XDG_CACHE_HOME``/horovod_runner."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "horovod_runner")
+
+
+def build_wheel(build: BuildPlan, *, rebuild: bool = False, say: Callable[[str], None]) -> Path:
+    """The wheel of a plan, from the cache or built now.
+
+    Raises:
+        InstallError: a prerequisite is missing or the build fails; the text names the log.
+    """
+    shelf = cache_folder() / "wheels" / build.key()
+    cached = sorted(shelf.glob("*.whl"))
+    if cached and not rebuild:
+        say(f"using the wheel built before: {cached[0]}")
+        return cached[0]
+    log = shelf / "build.log"
+    with tempfile.TemporaryDirectory(prefix="horovod_runner-build-") as name:
+        folder = Path(name)
+        check_prerequisites(build, folder)
+        shelf.mkdir(parents=True, exist_ok=True)
+        source = horovod_source.fetch(folder)
+        horovod_source.mend(source, gpu=build.gpu)
+        say(f"building; the log is {log}")
+        command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
+        command += ["--no-cache-dir", "--no-build-isolation"]
+        command += [f"--wheel-dir={folder / 'wheel'}", str(source)]
+        code = _run_logged(command, _build_environment(build, folder), log, say)
+        if code:
+            raise InstallError(
+                f"the build failed (exit code {code}): {_first_error(log)} The whole log is {log}"
+            )
+        (wheel,) = (folder / "wheel").glob("*.whl")
+        # Moved in one step, so that a build beside this one never sees half a wheel.
+        partial = Path(shutil.copy(wheel, shelf / f".{wheel.name}.{os.getpid()}"))
+        return partial.replace(shelf / wheel.name)
+
+
+def _build_environment(build: BuildPlan, folder: Path) -> dict[str, str]:
+    names = {framework.name for framework in build.frameworks}
+    environment = {
+        **os.environ,
+        "PATH": inventory.tool_path(),
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_MPI" if build.mpi else "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITH_PYTORCH" if "torch" in names else "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITH_TENSORFLOW" if "tensorflow" in names else "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    environment.setdefault("MAKEFLAGS", f"-j{_compilers()}")
+    if build.gpu and build.cuda_home and build.nccl:
+        home = str(build.cuda_home)
+        environment |= {
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
+            "HOROVOD_CUDA_HOME": home,
+            "CUDA_HOME": home,
+            "HOROVOD_NCCL_HOME": str(_stage_nccl(build.nccl, folder / "nccl")),
+            "HOROVOD_NCCL_LINK": "SHARED",
+        }
+        architectures = _gpu_architectures()
+        if architectures:
+            environment.setdefault("HOROVOD_BUILD_CUDA_CC_LIST", architectures)
+    return environment
+
+
+def _stage_nccl(nccl: inventory.Nccl, folder: Path) -> Path:
+    """A folder as the linker wants it: NVIDIA's wheel lacks the plain ``libnccl.so``."""
+    (folder / "lib").mkdir(parents=True)
+    (folder / "include").symlink_to(nccl.include)
+    (folder / "lib" / "libnccl.so").symlink_to(nccl.library)
+    return folder
+
+
+def _gpu_architectures() -> str | None:
+    """The compute capabilities of this machine's GPUs as "80,90"; None leaves Horovod's default."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    found = {line.strip().replace(".", "") for line in answer.stdout.splitlines() if line.strip()}
+    return ",".join(sorted(found)) if answer.returncode == 0 and found else None
+
+
+def _compilers() -> int:
+    """How many compilers run side by side: one a core, as far as memory allows."""
+    import psutil
+
+    by_memory = psutil.virtual_memory().available // _MEMORY_PER_COMPILER
+    return max(1, min(len(os.sched_getaffinity(0)), by_memory))
+
+
+def _run_logged(
+    command: Sequence[str], environment: dict[str, str], log: Path, say: Callable[[str], None]
+) -> int:
+    """Run a build, keep its output, and say each tenth of make's progress once."""
+    said = -1
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        assert process.stdout is not None  # noqa: S101 - for the type checker
+        for line in process.stdout:
+            file.write(line)
+            match = re.match(r"\s*\[\s*(\d+)%\]\s*(Building|Linking)?.*?([\w.]+)\s*$", line)
+            if match and int(match.group(1)) // 10 > said:
+                said = int(match.group(1)) // 10
+                say(f"  {match.group(1):>3}%  {match.group(3)}")
+    return process.returncode
+
+
+def _first_error(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    pattern = re.compile(r"(\berror:|CMake Error|fatal error|No space left)", re.IGNORECASE)
+    found = [line.strip() for line in lines if pattern.search(line)]
+    return (found or lines[-1:] or ["no output."])[0]
+
+
+def install(
+    frameworks: Sequence[str] | None = None,
+    *,
+    gpu: bool | None = None,
+    mpi: bool = False,
+    rebuild: bool = False,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Build Horovod against this environment's frameworks, install it and prove that it reduces.
+
+    Args:
+        frameworks: see :func:`plan`.
+        gpu: see :func:`plan`.
+        mpi: see :func:`plan`.
+        rebuild: build even if a wheel of the same key is cached.
+        say: takes each line of progress.
+
+    Raises:
+        InstallError: see :func:`plan`, :func:`check_prerequisites` and :func:`build_wheel`; or
+            what was installed does not reduce.
+    """
+    build = plan(frameworks, gpu, mpi)
+    say(build.describe())
+    wheel = build_wheel(build, rebuild=rebuild, say=say)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    for command in ([*pip, str(wheel)], [*pip, "--no-deps", "--force-reinstall", str(wheel)]):
+        # First what Horovod itself needs, then this very wheel over any other of its version.
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InstallError(f"pip could not install {wheel}: {done.stderr.strip()}")
+    prove(build, say)
+
+
+def prove(build: BuildPlan, say: Callable[[str], None]) -> None:
+    """Reduce a tensor over two ranks with each framework of the plan."""
+    from horovod_runner.hello import hello
+
+    for framework in build.frameworks:
+        ranks = hello(framework.name, np=-2)
+        total = sum(range(1, len(ranks) + 1))
+        wrong = [seen for seen in ranks if seen.total != total]
+        if wrong:
+            raise InstallError(
+                f"Horovod was built but {framework.name} reduced to {wrong[0].total} on rank "
+                f"{wrong[0].rank}, not {total}: run `horovod-runner doctor`."
+            )
+        say(f"two ranks reduced with {framework.name}: ok")

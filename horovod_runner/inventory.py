@@ -1,0 +1,154 @@
+"""What this Python environment and this machine hold: what `install` builds against and `doctor` shows.
+
+Frameworks are imported in a child process: importing both torch and TensorFlow here would cost
+seconds and gigabytes, and a broken one may abort the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+FRAMEWORKS = ("torch", "tensorflow")
+
+_PROBES = {
+    "torch": "import torch; version, cuda = torch.__version__, torch.version.cuda",
+    "tensorflow": (
+        "import tensorflow as tf; version = tf.__version__;"
+        "info = tf.sysconfig.get_build_info();"
+        "cuda = info.get('cuda_version') if info.get('is_cuda_build') else None"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A deep learning framework as it imports in this environment.
+
+    Attributes:
+        name: "torch" or "tensorflow".
+        version: its version, with any local suffix ("2.13.0+cpu").
+        cuda: the CUDA version that it was built for, None for a CPU build.
+        error: the last line of the import error if it is installed and does not import.
+    """
+
+    name: str
+    version: str
+    cuda: str | None = None
+    error: str | None = None
+
+
+def distribution_version(name: str) -> str | None:
+    """The installed version of a distribution, None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def find_framework(name: str) -> Framework | None:
+    """Import a framework in a child process and say what it is; None where it is not installed."""
+    installed = next(
+        (v for d in (name, f"{name}-cpu", f"{name}-gpu") if (v := distribution_version(d))), None
+    )
+    if installed is None:
+        return None
+    code = f"import json; {_PROBES[name]}; print('\\n' + json.dumps([version, cuda]))"
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    probe = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    if probe.returncode:
+        lines = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
+        return Framework(name, installed, error=lines[-1])
+    version, cuda = json.loads(probe.stdout.strip().splitlines()[-1])
+    return Framework(name, version, cuda)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program outside Python: where it is and what it calls its version."""
+
+    path: str
+    version: str
+
+
+def find_tool(*candidates: str, version_flag: str = "--version") -> Tool | None:
+    """The first of the candidate programs that is there and answers."""
+    for candidate in candidates:
+        path = shutil.which(candidate, path=tool_path())
+        if path is None:
+            continue
+        answer = subprocess.run([path, version_flag], capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            match = re.search(r"\d+(\.\d+)+", answer.stdout + answer.stderr)
+            return Tool(path, match.group() if match else "unknown")
+    return None
+
+
+def tool_path() -> str:
+    """PATH with this environment's own scripts first, also when the environment is not activated."""
+    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+
+
+def find_compiler() -> Tool | None:
+    """The C++ compiler that CMake would take: ``$CXX``, else c++, g++ or clang++."""
+    return find_tool(*filter(None, [os.environ.get("CXX")]), "c++", "g++", "clang++")
+
+
+def find_java() -> Tool | None:
+    """Java as Spark looks for it: ``$JAVA_HOME``, then PATH."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home, "bin", "java"))] if home else []
+    return find_tool(*candidates, "java", version_flag="-version")
+
+
+def find_cuda_home() -> Path | None:
+    """The CUDA toolkit: ``$CUDA_HOME``, the nvcc on PATH, or /usr/local/cuda."""
+    named = [os.environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
+    nvcc = shutil.which("nvcc")
+    beside_nvcc = str(Path(nvcc).resolve().parent.parent) if nvcc else None
+    for home in (*named, beside_nvcc, "/usr/local/cuda"):
+        # A wrapper script called nvcc may stand alone: the headers make it a toolkit.
+        if home and Path(home, "bin/nvcc").exists() and Path(home, "include/cuda.h").exists():
+            return Path(home)
+    return None
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """NCCL's header folder and shared library."""
+
+    include: Path
+    library: Path
+    version: str
+
+
+def find_nccl() -> Nccl | None:
+    """NCCL: ``$HOROVOD_NCCL_HOME``, the nvidia-nccl wheel that torch brings, or the system's."""
+    home = os.environ.get("HOROVOD_NCCL_HOME")
+    roots = [Path(home)] if home else []
+    roots += [Path(entry, "nvidia", "nccl") for entry in sys.path if entry]
+    roots += [Path("/usr"), Path("/usr/local")]
+    for root in roots:
+        header = root / "include" / "nccl.h"
+        if not header.exists():
+            continue
+        for folder in ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"):
+            for library in sorted(root.glob(f"{folder}/libnccl.so*")):
+                return Nccl(header.parent, library, _nccl_version(header))
+    return None
+
+
+def _nccl_version(header: Path) -> str:
+    text = header.read_text(errors="replace")
+    parts = [re.search(rf"#define\s+NCCL_{p}\s+(\d+)", text) for p in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(match.group(1) if match else "?" for match in parts)

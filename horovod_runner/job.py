@@ -1,0 +1,175 @@
+"""What one run is made of: the Job that travels to every task, and how each rank came back.
+
+    Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--> driver
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from horovod_runner.errors import SerializationError
+from horovod_runner.gpu import Pinning
+
+# The user's knobs of Horovod and of the libraries under it follow the job to every rank.
+_FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as every task receives it.
+
+    Attributes:
+        run_id: names the run in messages and in Spark's UI.
+        size: the number of ranks.
+        main: the pickled function and its keyword arguments.
+        environment: the user's variables for the workers; they win over our defaults.
+        path: the driver's ``sys.path``.
+        argv: the driver's ``sys.argv``, for functions that read flags.
+        gpus_per_rank: as given to HorovodRunner.
+        gpu_pinning: as given to HorovodRunner.
+        stream_output: whether what the ranks print goes to the driver as it comes.
+    """
+
+    run_id: str
+    size: int
+    main: bytes = field(repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    path: tuple[str, ...] = ()
+    argv: tuple[str, ...] = field(default=(), repr=False)
+    gpus_per_rank: float | None = None
+    gpu_pinning: Pinning = "current"
+    stream_output: bool = False
+
+
+def make_job(
+    main: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    *,
+    size: int,
+    environment: Mapping[str, str],
+    gpus_per_rank: float | None,
+    gpu_pinning: Pinning,
+    stream_output: bool,
+) -> Job:
+    """Pickle a function and its arguments into a job.
+
+    Raises:
+        SerializationError: something that ``main`` captures or is given cannot be pickled.
+    """
+    try:
+        pickled = cloudpickle.dumps((main, dict(kwargs)))
+    except Exception as error:
+        name = getattr(main, "__qualname__", repr(main))
+        raise SerializationError(
+            f"{name} and its arguments are sent to the ranks by pickle, and something in them "
+            f"cannot be pickled: {type(error).__name__}: {error}. Create such objects (sessions, "
+            "locks, open files, database connections) inside the function instead of capturing "
+            "or passing them."
+        ) from error
+    forwarded = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_FORWARDED) and "RENDEZVOUS" not in name
+    }
+    return Job(
+        run_id=secrets.token_hex(4),
+        size=size,
+        main=pickled,
+        environment={**forwarded, **environment},
+        path=tuple(sys.path),
+        argv=tuple(getattr(sys, "argv", ())),
+        gpus_per_rank=gpus_per_rank,
+        gpu_pinning=gpu_pinning,
+        stream_output=stream_output,
+    )
+
+
+def user_path(path: tuple[str, ...]) -> list[str]:
+    """The entries of the driver's ``sys.path`` that a task may add to its own.
+
+    The folders of the user's own modules, where they exist on this host too; not the driver's
+    installation, which may be another Python's.
+    """
+    installed = tuple(filter(None, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
+    return [
+        entry
+        for entry in (os.path.abspath(entry) for entry in path)
+        if entry not in sys.path and os.path.exists(entry) and not _is_installation(entry, installed)
+    ]
+
+
+def _is_installation(entry: str, installed: tuple[str, ...]) -> bool:
+    parts = entry.split(os.sep)
+    return entry.startswith(installed) or any(p in ("site-packages", "dist-packages") for p in parts)
+
+
+class WorkerJob(msgspec.Struct, frozen=True):
+    """What a worker is told through its job file.
+
+    Attributes:
+        main: the pickled function and its keyword arguments.
+        path: its ``sys.path``.
+        argv: its ``sys.argv``.
+    """
+
+    rank: int
+    size: int
+    main: bytes
+    path: list[str]
+    argv: list[str]
+
+
+class WorkerOutcome(msgspec.Struct, frozen=True):
+    """What a worker leaves in its outcome file.
+
+    Attributes:
+        ok: ``main`` returned.
+        value: rank 0's pickled return value, or the pickled exception; may be empty.
+        error_type: the exception's type, qualified.
+        traceback: the formatted traceback, without this package's own frames.
+        secondary: the error says only that another rank went away.
+    """
+
+    ok: bool
+    value: bytes = b""
+    error_type: str = ""
+    traceback: str = ""
+    secondary: bool = False
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How one rank ended, as its task reports it through the launcher.
+
+    Attributes:
+        rank: -1 where the task ended before it was given one.
+        exit_code: the worker's, negative for a signal; None where no worker was started.
+        worker: what the worker said; None if it died without a word.
+        tail: the last lines that the rank printed.
+        problem: why no worker was started; empty otherwise.
+        lost: how many batches of messages the driver did not take.
+    """
+
+    task: int
+    rank: int = -1
+    hostname: str = ""
+    pid: int | None = None
+    exit_code: int | None = None
+    gpus: tuple[str, ...] = ()
+    worker: WorkerOutcome | None = None
+    tail: list[str] = []
+    problem: str = ""
+    lost: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether ``main`` returned on this rank."""
+        return self.worker is not None and self.worker.ok

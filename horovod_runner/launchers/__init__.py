@@ -1,0 +1,53 @@
+"""Two ways to start a run's ranks, one contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from horovod_runner.channel import ChannelAddress
+from horovod_runner.job import Job, Outcome
+
+
+class Launch(Protocol):
+    """One launch of all ranks, under way."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every rank is gone."""
+
+    def outcomes(self) -> list[Outcome]:
+        """How the ranks ended, one outcome each, in any order; once finished.
+
+        Raises:
+            LaunchError: the launcher itself broke (a Spark job was cancelled, an executor lost).
+        """
+
+    def cancel(self) -> None:
+        """End ranks that no longer hear the driver; those that do are told over the channel."""
+
+
+class Launcher(Protocol):
+    """Starts ranks somewhere.
+
+    Attributes:
+        channel_host: the driver's IPv4 address or name as the ranks reach it.
+    """
+
+    channel_host: str
+
+    def slots(self, size: int) -> int:
+        """Check that ``size`` ranks fit (0: as many as there are), and return how many to start.
+
+        Raises:
+            SlotError: they do not fit, with the numbers and the setting to change.
+        """
+
+    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> Launch:
+        """Start all ranks of a job.
+
+        Args:
+            job: the job.
+            address: the driver's channel.
+            wake: called, from any thread, when the launch has finished.
+        """

@@ -1,0 +1,315 @@
+"""The Spark launcher: one barrier job, a task a rank.
+
+``range(size).mapInArrow(task, barrier=True)`` starts all tasks together, and carries each one's
+outcome back as a row over Spark's own authenticated connections. A task never raises for what its
+rank does: it returns the outcome, so Spark has nothing to retry. Only DataFrame calls that Spark
+Connect has too; what needs the JVM is marked and guarded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from horovod_runner.channel import ChannelAddress
+from horovod_runner.errors import LaunchError, SlotError
+from horovod_runner.job import Job, Outcome, user_path
+from horovod_runner.rank import run_rank, stderr_echo
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger(__name__)
+_STARTUP_SECONDS = 30.0  # how long a new application's executors may take to register
+_PROGRESS_SECONDS = 5.0
+_OUTCOME_SCHEMA = "task int, outcome binary"
+
+
+class SparkLauncher:
+    """Starts ranks as the tasks of a barrier job.
+
+    Args:
+        spark: the session.
+        slot_timeout: how many seconds to wait for slots that a cluster may still bring up. None
+            waits only while the application is young, and on ``local[n]`` not at all.
+        notice: takes a line for the user.
+    """
+
+    def __init__(
+        self, spark: SparkSession, slot_timeout: float | None, notice: Callable[[str], None]
+    ) -> None:
+        self._spark = spark
+        self._slot_timeout = slot_timeout
+        self._notice = notice
+        self._master = _conf(spark, "spark.master") or ""
+        self._is_local = self._master.startswith("local") and "cluster" not in self._master
+        driver_host = _conf(spark, "spark.driver.host")
+        self.channel_host = "127.0.0.1" if self._is_local else driver_host or "127.0.0.1"
+
+    def slots(self, size: int) -> int:
+        """See :class:`~horovod_runner.launchers.Launcher`."""
+        if (_conf(self._spark, "spark.dynamicAllocation.enabled") or "").lower() == "true":
+            raise SlotError(
+                "spark.dynamicAllocation.enabled is true, and Spark starts no barrier job under "
+                "dynamic allocation. Set it to false and ask for a fixed number of executors "
+                "(spark.executor.instances, or spark.cores.max on a standalone cluster)."
+            )
+        deadline = time.monotonic() + self._patience()
+        said = time.monotonic()
+        while True:
+            there = _count_slots(self._spark)
+            if there is None:
+                return self._unknown_slots(size)
+            if there >= max(1, size):
+                return size or there
+            if time.monotonic() >= deadline:
+                raise self._too_few(size, there)
+            if time.monotonic() - said > _PROGRESS_SECONDS:
+                said = time.monotonic()
+                self._notice(f"waiting for slots: {there} of {max(1, size)}")
+            time.sleep(0.2)  # Spark offers no event for executors that come
+
+    def _patience(self) -> float:
+        if self._slot_timeout is not None:
+            return self._slot_timeout
+        if self._is_local:
+            return 0.0
+        return max(0.0, _STARTUP_SECONDS - _application_age(self._spark))
+
+    def _unknown_slots(self, size: int) -> int:
+        if size == 0:
+            raise SlotError("this Spark does not tell how many slots it has: give np as a number.")
+        return size
+
+    def _too_few(self, size: int, there: int) -> SlotError:
+        per_task = _conf(self._spark, "spark.task.cpus") or "1"
+        gpus = _conf(self._spark, "spark.task.resource.gpu.amount")
+        need = f"spark.task.cpus={per_task}" + (
+            f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
+        )
+        if self._is_local:
+            advice = f'start the session with master("local[{size}]")'
+        else:
+            advice = (
+                "add executors or cores (spark.executor.instances, spark.executor.cores, "
+                "spark.cores.max), or raise slot_timeout if the cluster is still growing"
+            )
+        return SlotError(
+            f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self._master} has "
+            f"{there}. A slot is what one task takes: {need}. Lower np, or {advice}."
+        )
+
+    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> SparkLaunch:
+        """Start the barrier job in a thread of its own."""
+        return SparkLaunch(self._spark, job, address, wake, echo=not self._is_local)
+
+
+class SparkLaunch:
+    """One barrier job under way."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        *,
+        echo: bool,
+    ) -> None:
+        self._spark = spark
+        self._job = job
+        self._wake = wake
+        self._task = partial(_run_task, job, address, echo)
+        self._outcomes: list[Outcome] = []
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        thread = _inheriting_thread(spark)(target=self._run)
+        thread.daemon = True
+        thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._name_job()
+            self._outcomes = [
+                msgspec.msgpack.decode(bytes(row.outcome), type=Outcome)
+                for row in self._job_frame().collect()
+            ]
+        except BaseException as error:  # noqa: BLE001 - raised in the driver's thread
+            self._error = error
+        finally:
+            self._done.set()
+            self._wake()
+
+    def _job_frame(self) -> DataFrame:
+        """The barrier job as a DataFrame; nothing runs yet."""
+        size = self._job.size
+        tasks = self._spark.range(0, size, 1, size)
+        with _own_python(self._spark):
+            return tasks.mapInArrow(self._task, _OUTCOME_SCHEMA, barrier=True)
+
+    def _name_job(self) -> None:
+        context = _spark_context(self._spark)
+        if context is not None:
+            text = f"HorovodRunner np={self._job.size}"
+            context.setJobGroup(self._job.run_id, text, interruptOnCancel=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the Spark job has ended."""
+        return self._done.is_set()
+
+    def outcomes(self) -> list[Outcome]:
+        """How the ranks ended.
+
+        Raises:
+            LaunchError: Spark ended the job before the ranks did.
+        """
+        if self._error is None:
+            return self._outcomes
+        # Spark's own text is a hundred lines of Java: for the log, not for the error.
+        _log.debug("Spark ended the job of run %s", self._job.run_id, exc_info=self._error)
+        raise LaunchError(
+            f"Spark ended the barrier job of run {self._job.run_id}: {_explain(self._error)}"
+        ) from None
+
+    def cancel(self) -> None:
+        """Cancel the Spark job; Spark then kills its tasks, and the workers go with them."""
+        context = _spark_context(self._spark)
+        if context is not None:
+            context.cancelJobGroup(self._job.run_id)
+
+
+def _run_task(
+    job: Job, address: ChannelAddress, echo: bool, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """The body of one Spark task."""
+    import pyarrow as pa
+    from pyspark import BarrierTaskContext
+
+    for _ in batches:
+        pass  # one row, the task's number, which the context knows as well
+    context = BarrierTaskContext.get()
+    resources = context.resources()
+    outcome = run_rank(
+        job,
+        address,
+        context.partitionId(),
+        task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
+        path=[*sys.path, *user_path(job.path)],
+        # Not os.environ: Spark sets OMP_NUM_THREADS there by itself.
+        user_environment=job.environment,
+        echo=stderr_echo if echo else None,
+    )
+    yield pa.RecordBatch.from_arrays(
+        [
+            pa.array([outcome.task], pa.int32()),
+            pa.array([msgspec.msgpack.encode(outcome)], pa.binary()),
+        ],
+        names=["task", "outcome"],
+    )
+
+
+def find_session() -> SparkSession:
+    """The active session, or a new one as ``spark-submit`` or the defaults set it up.
+
+    Raises:
+        LaunchError: pyspark is not installed.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise LaunchError(
+            "np above 0 runs on Spark, and pyspark is not installed: "
+            "pip install horovod_runner[spark], or use np=-N for N ranks on this machine."
+        ) from error
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def _conf(spark: SparkSession, name: str) -> str | None:
+    value = spark.conf.get(name, None)
+    return None if value is None else str(value)
+
+
+def _spark_context(spark: SparkSession) -> Any:
+    """The SparkContext of a classic session; None on Spark Connect, which has none."""
+    try:
+        return spark.sparkContext
+    except Exception:  # noqa: BLE001 - Connect raises an error of its own kind
+        return None
+
+
+def _count_slots(spark: SparkSession) -> int | None:
+    """How many tasks the cluster runs at a time; None where Spark does not tell.
+
+    The one use of Spark's internals: no public call counts slots with GPUs in mind.
+    """
+    try:
+        scala_context = spark.sparkContext._jsc.sc()
+        profile = scala_context.resourceProfileManager().defaultResourceProfile()
+        return int(scala_context.maxNumConcurrentTasks(profile))
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _application_age(spark: SparkSession) -> float:
+    context = _spark_context(spark)
+    return _STARTUP_SECONDS if context is None else time.time() - context.startTime / 1000
+
+
+def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
+    """Threads that share the caller's job properties (pool, description), where Spark has them."""
+    if _spark_context(spark) is None:
+        return threading.Thread
+    from pyspark import InheritableThread
+
+    return InheritableThread
+
+
+@contextmanager
+def _own_python(spark: SparkSession) -> Iterator[None]:
+    """On ``local[n]``, let tasks run this very interpreter unless the user named one.
+
+    Left alone Spark runs the first ``python3`` on PATH, which is another environment whenever this
+    one was not activated.
+    """
+    context = _spark_context(spark)
+    named = "PYSPARK_PYTHON" in os.environ or _conf(spark, "spark.pyspark.python")
+    if context is None or named or not context.master.startswith("local"):
+        yield
+        return
+    before = context.pythonExec
+    context.pythonExec = sys.executable
+    try:
+        yield
+    finally:
+        context.pythonExec = before
+
+
+def _explain(error: BaseException) -> str:
+    """What Spark's error says, in a line or two."""
+    text = str(error)
+    if "No module named 'horovod_runner'" in text:
+        return (
+            "the executors' Python has no horovod_runner. Install it there (pip install "
+            "horovod_runner on every host), or name the Python that has it: PYSPARK_PYTHON, "
+            "spark.pyspark.python."
+        )
+    # Py4J's first line only says that something went wrong in the JVM.
+    lines = [line.strip(": ") for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith("An error occurred while calling")]
+    python_error = re.search(r"^(\w[\w.]*(Error|Exception): .*)$", text, re.MULTILINE)
+    found = [(telling or [type(error).__name__])[0]]
+    if python_error and python_error.group(1) not in found[0]:
+        found.append(python_error.group(1))
+    return f"{'; '.join(found)}. The executors' logs in Spark's UI say more."

@@ -1,0 +1,125 @@
+"""What crosses the channel, typed: a message that does not fit its type is not decoded.
+
+On the wire each message is MessagePack with its type's name in front; nothing is ever unpickled
+from here. Rank to driver: Hello, Started, Output, Log, Failed, Ended. Driver to rank: Welcome,
+Assignment, Stop, Taken.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from horovod_runner.topology import Offer, Slot
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+class Hello(Message, frozen=True):
+    """A task is up and says where it is.
+
+    Attributes:
+        rendezvous: ``host:port/token`` of the rendezvous store, from task 0 alone.
+        master_port: the port held for torch.distributed's store, from task 0 alone.
+    """
+
+    offer: Offer
+    rendezvous: str = ""
+    master_port: int = 0
+
+
+class Started(Message, frozen=True):
+    """The worker of a rank runs."""
+
+    rank: int
+    pid: int
+
+
+class Output(Message, frozen=True):
+    """A piece of what a rank printed: whole lines, but for the last piece and for size 1."""
+
+    rank: int
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+class Log(Message, frozen=True):
+    """A text that ``log_to_driver`` was called with."""
+
+    rank: int
+    text: str
+
+
+class Failed(Message, frozen=True):
+    """A rank ended badly; sent at once, while its result still travels through the launcher.
+
+    Attributes:
+        exit_code: the worker's exit code, negative for a signal.
+        error_type: the exception's type, empty when the worker died without one.
+        secondary: the error says only that another rank went away.
+    """
+
+    rank: int
+    exit_code: int
+    error_type: str = ""
+    secondary: bool = False
+
+
+class Ended(Message, frozen=True):
+    """A rank's last message: nothing follows.
+
+    Attributes:
+        sent: how many messages it sent before this one.
+    """
+
+    task: int
+    sent: int
+
+
+class Welcome(Message, frozen=True):
+    """The driver has heard the task and will answer when all are there."""
+
+
+class Assignment(Message, frozen=True):
+    """Every rank's slot, and what they need to meet."""
+
+    slots: list[Slot]
+    rendezvous: str
+    master_address: str
+    master_port: int
+
+
+class Stop(Message, frozen=True):
+    """End the worker now."""
+
+    reason: str
+
+
+class Taken(Message, frozen=True):
+    """The driver has taken everything up to Ended."""
+
+
+FromRank = Hello | Started | Output | Log | Failed | Ended
+FromDriver = Welcome | Assignment | Stop | Taken
+
+_encoder = msgspec.msgpack.Encoder()
+_from_rank = msgspec.msgpack.Decoder(FromRank)
+_from_driver = msgspec.msgpack.Decoder(FromDriver)
+
+
+def encode(message: Message) -> bytes:
+    """The message's bytes."""
+    return _encoder.encode(message)
+
+
+def decode_from_rank(data: bytes) -> FromRank:
+    """Raises :class:`msgspec.DecodeError` for anything but a rank's message."""
+    return _from_rank.decode(data)
+
+
+def decode_from_driver(data: bytes) -> FromDriver:
+    """Raises :class:`msgspec.DecodeError` for anything but a driver's message."""
+    return _from_driver.decode(data)

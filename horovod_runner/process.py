@@ -1,0 +1,201 @@
+"""One worker process: started, watched, and ended with everything that it started.
+
+    parent                                   worker
+      job file      ------ fd, read ------>  what to run
+      outcome file  <----- fd, write ------  how it ended
+      pipe          <----- framed messages   log_to_driver, reports
+      pipes         <----- stdout, stderr
+
+What a worker wrote before it died stays readable: files and pipes outlive it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from types import TracebackType
+from typing import IO, Final
+
+TERM_GRACE_SECONDS: Final = 2.0
+PIPE_BYTES: Final = 1 << 20
+# Spark's and Py4J's own secrets and ports are no business of the user's function, and a run inside
+# a rank of another run must not meet with that one's ranks.
+_WITHHELD = (
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "PYTHON_WORKER_FACTORY_SECRET",
+    "PYTHON_WORKER_FACTORY_PORT",
+    "PYSPARK_GATEWAY_SECRET",
+    "PYSPARK_GATEWAY_PORT",
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+)
+
+
+class WorkerProcess:
+    """A child process that runs ``python -m horovod_runner.worker``.
+
+    Must be started and ended by one thread that lives as long as the worker: Linux ends a child
+    with ``PR_SET_PDEATHSIG`` when the *thread* that started it ends.
+
+    Args:
+        job: the encoded :class:`~horovod_runner.job.WorkerJob`.
+        environment: variables beside those of this process.
+        directory: the working directory; this process's own if None.
+
+    Attributes:
+        stdout, stderr, frames: descriptors to read, non-blocking.
+    """
+
+    def __init__(
+        self, job: bytes, environment: Mapping[str, str], directory: str | None = None
+    ) -> None:
+        job_file = tempfile.TemporaryFile(prefix="horovod_runner-job-")
+        self._outcome_file: IO[bytes] = tempfile.TemporaryFile(prefix="horovod_runner-outcome-")
+        self.frames, frames_write = os.pipe()
+        try:
+            job_file.write(job)
+            job_file.flush()
+            passed = (job_file.fileno(), self._outcome_file.fileno(), frames_write)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "horovod_runner.worker", *map(str, passed), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                # Unbuffered, so that what a rank printed before it died has left it.
+                env={"PYTHONUNBUFFERED": "1", **inherited_environment(), **environment},
+                cwd=directory,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self.frames)
+            self._outcome_file.close()
+            raise
+        finally:
+            os.close(frames_write)
+            job_file.close()
+        self.pid = self._process.pid
+        assert self._process.stdout and self._process.stderr  # noqa: S101
+        self.stdout = self._process.stdout.fileno()
+        self.stderr = self._process.stderr.fileno()
+        for descriptor in (self.stdout, self.stderr, self.frames):
+            os.set_blocking(descriptor, False)
+            _enlarge(descriptor)
+        self._exit_descriptor = _open_pidfd(self.pid)
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def exit_descriptor(self) -> int | None:
+        """Becomes readable when the worker ends; None where the system has no such thing."""
+        return self._exit_descriptor
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, negative for a signal; None while the worker runs."""
+        return self._process.poll()
+
+    def outcome(self) -> bytes:
+        """What the worker said of its end; empty if it could not say anything."""
+        self._outcome_file.seek(0)
+        return self._outcome_file.read()
+
+    def terminate(self) -> None:
+        """Ask the worker's whole process group to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the worker's whole process group."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return  # nobody is left in the group (macOS says so with EPERM)
+
+    def close(self) -> None:
+        """Leave nothing behind: no process of the group, no descriptor. May be called twice."""
+        if self._exit_descriptor is not None:
+            os.close(self._exit_descriptor)
+            self._exit_descriptor = None
+        if self._outcome_file.closed:
+            return
+        if self.exit_code is None:
+            self.terminate()
+            try:
+                self._process.wait(TERM_GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass
+        self.kill()
+        self._process.wait()
+        self._outcome_file.close()
+        os.close(self.frames)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def inherited_environment() -> dict[str, str]:
+    """This process's environment, without what is withheld from workers."""
+    return {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+
+
+def _enlarge(descriptor: int) -> None:
+    """A larger pipe spares the worker waiting while this process is scheduled out."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except (ImportError, AttributeError, OSError):
+        return  # not Linux, or this user's pipe allowance is used up
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None  # not Linux, or a kernel before 5.3
+
+
+def process_exists(pid: int) -> bool:
+    """Whether a process with this id runs on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words, with what it usually means."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    usual = {
+        "SIGKILL": "often the out-of-memory killer: look at the host's memory",
+        "SIGABRT": "Horovod aborts so when a rank fails inside hvd.init()",
+        "SIGSEGV": "a crash in native code",
+        "SIGBUS": "a memory-mapped file was cut short, or /dev/shm is full",
+        "SIGTERM": "somebody asked it to end: a resource manager, perhaps",
+        "SIGILL": "native code built for another processor",
+    }.get(name)
+    return f"killed by {name}" + (f" ({usual})" if usual else "")
+

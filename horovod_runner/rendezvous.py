@@ -1,0 +1,174 @@
+"""The key-value store through which Horovod's Gloo controllers find each other.
+
+Horovod's side of the protocol is its ``common/gloo/http_store.cc``: plain HTTP/1.1 over IPv4, one
+connection a request, GET and PUT and DELETE of ``/scope/key``. It has no authentication, so a
+random token stands in front of the path: Horovod builds its URL as ``http://ADDR:PORT/scope/key``,
+and ``ADDR = "10.0.0.7:4711/<token>"`` makes the path ``/<token>:<port>/scope/key``.
+
+Three things make it fast as ranks grow (Gloo connects a full mesh six times over): a backlog as
+large as the storm of connections, a GET that answers when its key arrives instead of a poll every
+10 ms, and no thread a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import secrets
+import socket
+import threading
+from collections import Counter
+from types import TracebackType
+
+from horovod_runner.errors import LaunchError
+
+# Scopes and keys as gloo_context.cc and Gloo's rendezvous/context.cc form them.
+_PATH = re.compile(
+    r"/(?P<token>[\w-]+):\d+"
+    r"/(?P<scope>(global|local_[\w.-]+|cross_\d+)(_process_set_hash_[0-9a-f]+)?)"
+    r"/(?P<key>(rank_)?\d+)"
+)
+_HEAD_BYTES = 8 << 10
+_ADDRESS_BYTES = 256  # Gloo stores 136 bytes for each peer
+_STORE_BYTES = 64 << 20
+_LONG_POLL_SECONDS = 10.0
+_REQUEST_SECONDS = 30.0
+_STATUS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 413: "Too Large"}
+
+
+class Rendezvous:
+    """A store that lives in a thread of its own from construction to :meth:`close`.
+
+    Args:
+        host: the IPv4 address to listen on; no other.
+        size: the number of ranks; bounds what may be stored.
+        token: the secret part of the path; random when left out.
+
+    Attributes:
+        address: for ``HOROVOD_GLOO_RENDEZVOUS_ADDR``, the token included.
+        port: for ``HOROVOD_GLOO_RENDEZVOUS_PORT``.
+        requests: how many of each method were served.
+        refused: how many requests were answered with 400, 403 or 413.
+
+    Raises:
+        LaunchError: the address cannot be listened on.
+    """
+
+    def __init__(self, host: str, size: int, token: str | None = None) -> None:
+        self._token = token or secrets.token_urlsafe(24)
+        self._value_limit = _ADDRESS_BYTES * max(size, 16)
+        self._values: dict[str, bytes] = {}
+        self._bytes = 0
+        self._arrivals: dict[str, asyncio.Event] = {}
+        self.requests: Counter[str] = Counter()
+        self.refused = 0
+        try:
+            listener = socket.create_server((host, 0), backlog=4096)
+        except OSError as error:
+            raise LaunchError(
+                f"the rendezvous store cannot listen on {host}: {error}. "
+                "Is this the address of a network interface of this host?"
+            ) from error
+        self.port: int = listener.getsockname()[1]
+        self.address = f"{host}:{self.port}/{self._token}"
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(
+            target=self._run, args=[listener], name="horovod_runner-rendezvous", daemon=True
+        )
+        self._thread.start()
+
+    def __enter__(self) -> Rendezvous:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening and forget everything; may be called twice."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def _run(self, listener: socket.socket) -> None:
+        try:
+            self._loop.run_until_complete(self._serve(listener))
+        finally:
+            self._loop.close()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        server = await asyncio.start_server(self._answer, sock=listener, limit=_HEAD_BYTES)
+        await self._stop.wait()
+        server.close()
+        connections = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            status, body = await asyncio.wait_for(self._request(reader), _REQUEST_SECONDS)
+            head = f"HTTP/1.1 {status} {_STATUS[status]}\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await writer.drain()
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            pass  # the client went away, or never said what it wanted
+        except asyncio.LimitOverrunError:
+            self.refused += 1
+        finally:
+            writer.close()
+
+    async def _request(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        request_line, _, headers = head.partition("\r\n")
+        method, _, rest = request_line.partition(" ")
+        match = _PATH.fullmatch(rest.partition(" ")[0])
+        length = re.search(r"^content-length: *(\d{1,9})\r$", headers, re.IGNORECASE | re.MULTILINE)
+        size = int(length.group(1)) if length else 0
+        if match is None or method not in ("GET", "PUT", "DELETE"):
+            return self._refuse(400)
+        if not hmac.compare_digest(match["token"], self._token):
+            return self._refuse(403)
+        if size > self._value_limit or self._bytes + size > _STORE_BYTES:
+            return self._refuse(413)
+        self.requests[method] += 1
+        name = f"{match['scope']}/{match['key']}"
+        if method == "PUT":
+            self._put(name, await reader.readexactly(size))
+        elif method == "DELETE":
+            self._delete(name)
+        else:
+            return await self._get(name, wait=not match["key"].startswith("rank_"))
+        return 200, b""
+
+    def _refuse(self, status: int) -> tuple[int, bytes]:
+        self.refused += 1
+        return status, b""
+
+    def _put(self, name: str, value: bytes) -> None:
+        self._delete(name)
+        self._values[name] = value
+        self._bytes += len(value)
+        arrival = self._arrivals.pop(name, None)
+        if arrival is not None:
+            arrival.set()
+
+    def _delete(self, name: str) -> None:
+        # A rank that meets again after a shutdown must not find the addresses of before.
+        self._bytes -= len(self._values.pop(name, b""))
+
+    async def _get(self, name: str, *, wait: bool) -> tuple[int, bytes]:
+        if wait and name not in self._values:
+            arrival = self._arrivals.setdefault(name, asyncio.Event())
+            try:
+                await asyncio.wait_for(arrival.wait(), _LONG_POLL_SECONDS)
+            except asyncio.TimeoutError:
+                pass  # the client asks again
+        value = self._values.get(name)
+        return (404, b"") if value is None else (200, value)

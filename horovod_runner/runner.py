@@ -1,0 +1,134 @@
+"""HorovodRunner, the public call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from horovod_runner.driver import Driver
+from horovod_runner.gpu import Pinning
+from horovod_runner.job import make_job
+from horovod_runner.launchers import Launcher
+from horovod_runner.launchers.local import LocalLauncher
+from horovod_runner.launchers.spark import SparkLauncher, find_session
+from horovod_runner.sinks.terminal import TerminalSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Verbosity = Literal["all", "log_callback_only"]
+
+
+class HorovodRunner:
+    """Runs a function as Horovod ranks.
+
+    The contract of ``np``, ``driver_log_verbosity`` and :meth:`run` is that of Databricks'
+    HorovodRunner; the other arguments are this package's.
+
+    Args:
+        np: how many ranks. Above 0: the tasks of one Spark barrier job, all started together; a
+            rank takes one task slot. Below 0: ``-np`` child processes on this machine, without
+            Spark. 0: as many as Spark has slots (deprecated: the number depends on which executors
+            have registered).
+        driver_log_verbosity: "log_callback_only" shows what ``log_to_driver`` sends; "all" shows
+            everything that the ranks print. With ``np`` below 0 the output is always shown.
+        slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits while
+            the application is younger than 30 s, and on ``local[n]`` not at all.
+        gpus_per_rank: GPUs for each rank. None takes what Spark gives a task
+            (``spark.task.resource.gpu.amount``), else one each where the hosts have GPUs. Below 1,
+            ranks share; 0 trains on CPUs.
+        gpu_pinning: "current" shows a rank all GPUs of its host's ranks in local_rank order and
+            makes its own the current one; "mask" shows it its own alone.
+        env: environment variables for the ranks.
+        spark: the session for ``np`` >= 0; None takes the active one, or creates one.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has a value that means nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        np: int,
+        driver_log_verbosity: Verbosity = "log_callback_only",
+        slot_timeout: float | None = None,
+        gpus_per_rank: float | None = None,
+        gpu_pinning: Pinning = "current",
+        env: Mapping[str, str] | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        if isinstance(np, bool) or not isinstance(np, int):
+            raise TypeError(f"np must be an int, not {type(np).__name__}")
+        _one_of("driver_log_verbosity", driver_log_verbosity, get_args(Verbosity))
+        _one_of("gpu_pinning", gpu_pinning, get_args(Pinning))
+        if slot_timeout is not None and slot_timeout < 0:
+            raise ValueError(f"slot_timeout is in seconds and cannot be {slot_timeout}")
+        if gpus_per_rank is not None and (
+            gpus_per_rank < 0 or (gpus_per_rank > 1 and gpus_per_rank != int(gpus_per_rank))
+        ):
+            raise ValueError(
+                f"gpus_per_rank must be 0, a fraction below 1, or a whole number, "
+                f"not {gpus_per_rank}"
+            )
+        for name, value in (env or {}).items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"env must map str to str; {name!r} maps to {value!r}")
+        if np == 0:
+            warnings.warn(
+                "np=0 (all slots) is deprecated: the number of slots depends on which executors "
+                "have registered. Give the number of ranks.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        self._np = np
+        self._verbosity = driver_log_verbosity
+        self._slot_timeout = slot_timeout
+        self._gpus_per_rank = gpus_per_rank
+        self._gpu_pinning = gpu_pinning
+        self._env = dict(env or {})
+        self._spark = spark
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call ``main(**kwargs)`` on every rank and return rank 0's value.
+
+        ``main`` and the arguments are pickled with cloudpickle, so a function of a notebook or
+        script will do; it calls ``hvd.init()`` itself. When this returns or raises, all ranks are
+        gone.
+
+        Raises:
+            SlotError: the cluster has fewer than ``np`` slots.
+            GpuError: a host has too few GPUs for its ranks.
+            SerializationError: ``main`` or an argument cannot be pickled.
+            LaunchError: the ranks could not be started, or Spark ended them.
+            RankFailedError: a rank died without a Python exception.
+            Exception: what ``main`` raised on the first rank that failed, with a RankFailedError
+                as its ``__cause__`` that holds the remote traceback.
+        """
+        if not callable(main):
+            raise TypeError(f"main must be a function, not {type(main).__name__}")
+        launcher = self._launcher()
+        size = launcher.slots(max(0, self._np) or -self._np)
+        job = make_job(
+            main,
+            kwargs,
+            size=size,
+            environment=self._env,
+            gpus_per_rank=self._gpus_per_rank,
+            gpu_pinning=self._gpu_pinning,
+            stream_output=self._np < 0 or self._verbosity == "all",
+        )
+        return Driver(job, launcher, TerminalSink(size)).run()
+
+    def _launcher(self) -> Launcher:
+        if self._np < 0:
+            return LocalLauncher()
+        spark = self._spark or find_session()
+        return SparkLauncher(spark, self._slot_timeout, TerminalSink(1).notice)
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} must be one of {listed}, not {value!r}")

@@ -1,0 +1,175 @@
+"""The process of one rank: ``python -m horovod_runner.worker JOB OUTCOME FRAMES PARENT``.
+
+    environment (set by the parent) -> die with the parent -> sys.path and __main__
+        -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
+
+The arguments are three inherited descriptors and the parent's process id; nothing secret. This
+process holds no key of the channel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import traceback
+import types
+from typing import Any
+
+import cloudpickle
+import msgspec
+
+from horovod_runner import context, gpu, messages
+from horovod_runner.job import WorkerJob, WorkerOutcome
+
+_PR_SET_PDEATHSIG = 1
+
+# How Horovod and torch.distributed say that somebody else went away.
+_SECONDARY_TEXTS = (
+    "Horovod has been shut down",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Socket closed",
+)
+_SECONDARY_TYPES = (
+    "HorovodInternalError",
+    "UnknownError",
+    "DistBackendError",
+    "DistNetworkError",
+    "RuntimeError",
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the rank; returns the exit code."""
+    job_file, outcome_file, frames, parent = map(int, arguments)
+    _die_with(parent)
+    for descriptor in (job_file, outcome_file, frames):
+        os.set_inheritable(descriptor, False)
+    faulthandler.enable()  # a crash in native code still shows Python's stack
+    job = msgspec.msgpack.decode(_read_all(job_file), type=WorkerJob)
+    os.close(job_file)
+    rank_context = context.Context(job.rank, frames, outcome_file)
+    context.enter(rank_context)
+    sys.path[:] = job.path
+    sys.argv[:] = job.argv
+    _make_user_main()
+    gpu.pin_on_import()
+    outcome, exit_code = _run(job)
+    _write_all(outcome_file, msgspec.msgpack.encode(outcome))
+    if not outcome.ok:
+        # At once, ahead of the survivors' errors: the rest of this process's end takes time.
+        rank_context.send(
+            messages.Failed(job.rank, exit_code, outcome.error_type, outcome.secondary)
+        )
+    return exit_code
+
+
+def _die_with(parent: int) -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _make_user_main() -> None:
+    """Put an empty ``__main__`` in this module's place, for what comes from the user's."""
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def _run(job: WorkerJob) -> tuple[WorkerOutcome, int]:
+    try:
+        function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
+        _share_globals(function)
+        value = function(**kwargs)
+    except SystemExit as error:
+        return _exited(error)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must see it
+        return _failed(error), 1
+    try:
+        # Only rank 0's value is returned: the others' need not even be picklable.
+        pickled = cloudpickle.dumps(value) if job.rank == 0 else b""
+    except Exception as error:  # noqa: BLE001
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        text = (
+            f"main returned a value of type {name} on rank 0, which cannot be pickled "
+            f"({type(error).__name__}: {error}). Return plain values, arrays or a state_dict."
+        )
+        return WorkerOutcome(
+            False, error_type="horovod_runner.errors.SerializationError", traceback=text
+        ), 1
+    return WorkerOutcome(True, pickled), 0
+
+
+def _share_globals(function: Any) -> None:
+    """Make what ``main`` uses of the user's ``__main__`` importable from it.
+
+    So that ``pickle`` and ``torch.save`` find classes defined in a notebook or script.
+    """
+    own = getattr(function, "__globals__", {})
+    if getattr(function, "__module__", None) == "__main__":
+        for name, value in own.items():
+            if not name.startswith("__"):
+                setattr(sys.modules["__main__"], name, value)
+
+
+def _exited(error: SystemExit) -> tuple[WorkerOutcome, int]:
+    """``sys.exit`` in main: 0 and None end well, as in any script."""
+    if error.code is None or error.code == 0:
+        return WorkerOutcome(True, cloudpickle.dumps(None)), 0
+    code = error.code if isinstance(error.code, int) else 1
+    return _failed(error), code
+
+
+def _failed(error: BaseException) -> WorkerOutcome:
+    kind = type(error)
+    # The first frame is this module's.
+    own_frames = error.__traceback__.tb_next if error.__traceback__ else None
+    text = "".join(traceback.format_exception(kind, error, own_frames))
+    secondary = kind.__name__ in _SECONDARY_TYPES and any(
+        mark in str(error) for mark in _SECONDARY_TEXTS
+    )
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return WorkerOutcome(False, _pickle_error(error), name, text, secondary)
+
+
+def _pickle_error(error: BaseException) -> bytes:
+    """Empty for what must not be raised on the driver (SystemExit) or does not come through."""
+    if not isinstance(error, Exception):
+        return b""
+    try:
+        pickled = cloudpickle.dumps(error)
+        pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and then do not load
+    except Exception:  # noqa: BLE001
+        return b""
+    return pickled
+
+
+def _read_all(descriptor: int) -> bytes:
+    # By position: the descriptor's own position is at the end of what the parent wrote.
+    size = os.fstat(descriptor).st_size
+    data = bytearray()
+    while len(data) < size:
+        piece = os.pread(descriptor, size - len(data), len(data))
+        if not piece:
+            break
+        data += piece
+    return bytes(data)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
