@@ -14,6 +14,7 @@ once it is large; ZeroMQ's own queues hold a few batches.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterator
@@ -132,7 +133,7 @@ class Channel:
 
         Waits for at most ``timeout`` seconds (None: without end) for a message or :meth:`wake`.
         """
-        ready = dict(self._poller.poll(None if timeout is None else timeout * 1000))
+        ready = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         if self._monitor in ready:
@@ -260,7 +261,7 @@ class Link:
     def flush(self) -> bool:
         """Hand ZeroMQ what it takes now; whether it took anything."""
         took = False
-        while len(self._spool) and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLOUT:
+        while len(self._spool) and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             batch = self._spool.get()
             # POLLOUT was there, and this thread alone sends: it cannot block.
             self._socket.send(batch)

@@ -58,7 +58,7 @@ def _load(outcome: Outcome) -> Exception | None:
         return None
     try:
         error = pickle.loads(outcome.worker.value)  # noqa: S301 - came over Spark's own connection
-    except Exception:  # noqa: BLE001 - a class of a module that only the ranks have
+    except Exception:
         return None
     return error if isinstance(error, Exception) else None
 
@@ -98,7 +98,7 @@ def _others(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]
     same = [
         outcome.rank
         for outcome in outcomes
-        if outcome.rank != first.rank and outcome.rank in reported and _what(outcome) == _what(first)
+        if outcome is not first and outcome.rank in reported and _what(outcome) == _what(first)
     ]
     return f"In the same way: {ranks_text(same)}." if same else ""
 

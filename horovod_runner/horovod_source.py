@@ -41,7 +41,8 @@ EDITS = (
     Edit(
         "CMakeLists.txt",
         "# Add architecture specific optimization flags",
-        'string(REPLACE "-g " "" CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")\n'
+        'string(REPLACE "-g " "" '
+        'CMAKE_CXX_FLAGS_RELWITHDEBINFO "${CMAKE_CXX_FLAGS_RELWITHDEBINFO}")\n'
         "# Add architecture specific optimization flags",
         "debug information makes the build a third longer and the wheel ten times larger",
     ),
@@ -128,7 +129,9 @@ def mend(root: Path, *, gpu: bool) -> None:
         file = root / edit.path
         text = file.read_text()
         if edit.old not in text:
-            raise InstallError(f"{edit.path} of Horovod {VERSION} lacks the text to mend: {edit.old}")
+            raise InstallError(
+                f"{edit.path} of Horovod {VERSION} lacks the text to mend: {edit.old}"
+            )
         file.write_text(text.replace(edit.old, edit.new))
 
 

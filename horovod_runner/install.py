@@ -135,14 +135,26 @@ def _lacking_for_gpu(
     cuda_home: Path | None,
     nccl: inventory.Nccl | None,
 ) -> str | None:
-    cuda = {f.name: f.cuda for f in frameworks if f.cuda}
-    if not cuda:
-        return "a CUDA build of torch or TensorFlow; the ones here are CPU builds."
-    if len({version.split(".")[0] for version in cuda.values()}) > 1:
-        both = ", ".join(f"{name} for CUDA {version}" for name, version in cuda.items())
-        return f"frameworks built for one CUDA release, and here are {both}: name one, --frameworks."
+    """What keeps these frameworks from a GPU build; None if nothing does."""
+    frameworks = list(frameworks)
+    for framework in frameworks:
+        if framework.cuda is None:
+            return (
+                f"CUDA builds of all frameworks, and {framework.name} {framework.version} is a "
+                "CPU build: install a CUDA build, or leave it out with --frameworks."
+            )
+    majors = {f.name: str(f.cuda).split(".")[0] for f in frameworks}
+    if len(set(majors.values())) > 1:
+        both = " and ".join(f"{f.name} is for CUDA {f.cuda}" for f in frameworks)
+        return f"frameworks of one CUDA release, and {both}: name one, --frameworks."
     if cuda_home is None:
         return "nvcc and CUDA's headers: install the CUDA toolkit and set CUDA_HOME."
+    found = inventory.cuda_version(cuda_home)
+    if found.split(".")[0] not in majors.values():
+        return (
+            f"CUDA {frameworks[0].cuda}, for which {frameworks[0].name} was built, and "
+            f"{cuda_home} has {found}: set CUDA_HOME to a toolkit of that release."
+        )
     if nccl is None:
         return "NCCL's nccl.h and libnccl.so: pip install nvidia-nccl-cu12 (or -cu13)."
     return None

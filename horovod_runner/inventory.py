@@ -1,4 +1,4 @@
-"""What this Python environment and this machine hold: what `install` builds against and `doctor` shows.
+"""What this environment and this machine hold: `install` builds against it, `doctor` shows it.
 
 Frameworks are imported in a child process: importing both torch and TensorFlow here would cost
 seconds and gigabytes, and a broken one may abort the process.
@@ -95,7 +95,7 @@ def find_tool(*candidates: str, version_flag: str = "--version") -> Tool | None:
 
 
 def tool_path() -> str:
-    """PATH with this environment's own scripts first, also when the environment is not activated."""
+    """PATH with this environment's scripts first, whether or not it was activated."""
     return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
 
 
@@ -121,6 +121,14 @@ def find_cuda_home() -> Path | None:
         if home and Path(home, "bin/nvcc").exists() and Path(home, "include/cuda.h").exists():
             return Path(home)
     return None
+
+
+def cuda_version(home: Path) -> str:
+    """The CUDA version of a toolkit, as its header says ("13.0")."""
+    text = (home / "include" / "cuda.h").read_text(errors="replace")
+    match = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
+    number = int(match.group(1)) if match else 0
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 @dataclass(frozen=True)

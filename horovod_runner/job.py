@@ -1,6 +1,6 @@
 """What one run is made of: the Job that travels to every task, and how each rank came back.
 
-    Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--> driver
+Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--> driver
 """
 
 from __future__ import annotations
@@ -100,16 +100,19 @@ def user_path(path: tuple[str, ...]) -> list[str]:
     installation, which may be another Python's.
     """
     installed = tuple(filter(None, (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))))
+    entries = [os.path.abspath(entry) for entry in path]
     return [
         entry
-        for entry in (os.path.abspath(entry) for entry in path)
-        if entry not in sys.path and os.path.exists(entry) and not _is_installation(entry, installed)
+        for entry in entries
+        if entry not in sys.path
+        and os.path.exists(entry)
+        and not _is_installation(entry, installed)
     ]
 
 
 def _is_installation(entry: str, installed: tuple[str, ...]) -> bool:
-    parts = entry.split(os.sep)
-    return entry.startswith(installed) or any(p in ("site-packages", "dist-packages") for p in parts)
+    folders = {"site-packages", "dist-packages"}
+    return entry.startswith(installed) or not folders.isdisjoint(entry.split(os.sep))
 
 
 class WorkerJob(msgspec.Struct, frozen=True):
@@ -133,6 +136,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True):
 
     Attributes:
         ok: ``main`` returned.
+        exit_code: the code that the worker means to exit with.
         value: rank 0's pickled return value, or the pickled exception; may be empty.
         error_type: the exception's type, qualified.
         traceback: the formatted traceback, without this package's own frames.
@@ -140,6 +144,7 @@ class WorkerOutcome(msgspec.Struct, frozen=True):
     """
 
     ok: bool
+    exit_code: int
     value: bytes = b""
     error_type: str = ""
     traceback: str = ""
@@ -151,7 +156,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     Attributes:
         rank: -1 where the task ended before it was given one.
-        exit_code: the worker's, negative for a signal; None where no worker was started.
+        exit_code: the worker's, negative for a signal; None where no worker was started. The one
+            that it meant, where it was stopped on its way out.
         worker: what the worker said; None if it died without a word.
         tail: the last lines that the rank printed.
         problem: why no worker was started; empty otherwise.

@@ -106,8 +106,8 @@ FromRank = Hello | Started | Output | Log | Failed | Ended
 FromDriver = Welcome | Assignment | Stop | Taken
 
 _encoder = msgspec.msgpack.Encoder()
-_from_rank = msgspec.msgpack.Decoder(FromRank)
-_from_driver = msgspec.msgpack.Decoder(FromDriver)
+_from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+_from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
 
 
 def encode(message: Message) -> bytes:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import IO, Final
 
@@ -54,15 +55,16 @@ class WorkerProcess:
     def __init__(
         self, job: bytes, environment: Mapping[str, str], directory: str | None = None
     ) -> None:
-        job_file = tempfile.TemporaryFile(prefix="horovod_runner-job-")
-        self._outcome_file: IO[bytes] = tempfile.TemporaryFile(prefix="horovod_runner-outcome-")
+        job_file = _unnamed_file("job")
+        self._outcome_file = _unnamed_file("outcome")
         self.frames, frames_write = os.pipe()
         try:
             job_file.write(job)
             job_file.flush()
             passed = (job_file.fileno(), self._outcome_file.fileno(), frames_write)
+            arguments = map(str, (*passed, os.getpid()))
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "horovod_runner.worker", *map(str, passed), str(os.getpid())],
+                [sys.executable, "-m", "horovod_runner.worker", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -81,7 +83,8 @@ class WorkerProcess:
             os.close(frames_write)
             job_file.close()
         self.pid = self._process.pid
-        assert self._process.stdout and self._process.stderr  # noqa: S101
+        assert self._process.stdout is not None  # noqa: S101 - asked for above
+        assert self._process.stderr is not None  # noqa: S101
         self.stdout = self._process.stdout.fileno()
         self.stderr = self._process.stderr.fileno()
         for descriptor in (self.stdout, self.stderr, self.frames):
@@ -138,10 +141,8 @@ class WorkerProcess:
             return
         if self.exit_code is None:
             self.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(TERM_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                pass
         self.kill()
         self._process.wait()
         self._outcome_file.close()
@@ -149,6 +150,11 @@ class WorkerProcess:
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def _unnamed_file(purpose: str) -> IO[bytes]:
+    """A temporary file without a name: nobody else can open it, and it goes away by itself."""
+    return tempfile.TemporaryFile(prefix=f"horovod_runner-{purpose}-")
 
 
 def inherited_environment() -> dict[str, str]:
@@ -198,4 +204,3 @@ def describe_exit(code: int) -> str:
         "SIGILL": "native code built for another processor",
     }.get(name)
     return f"killed by {name}" + (f" ({usual})" if usual else "")
-

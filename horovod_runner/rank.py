@@ -35,7 +35,7 @@ _TAIL_LINE_CHARACTERS = 2000
 _POLL_MS = 100
 
 
-class _Stopped(Exception):
+class _CalledOffError(Exception):
     """The driver called the rank off before its worker was started."""
 
 
@@ -79,8 +79,8 @@ def run_rank(
             link.put(messages.Hello(offer, meeting.rendezvous, meeting.master_port))
             try:
                 assignment = _await_assignment(link, address)
-            except _Stopped as stopped:
-                outcome = Outcome(task, hostname=offer.hostname, problem=str(stopped))
+            except _CalledOffError as called_off:
+                outcome = Outcome(task, hostname=offer.hostname, problem=str(called_off))
             else:
                 slot = next(slot for slot in assignment.slots if slot.task == task)
                 worker_job = WorkerJob(slot.rank, slot.size, job.main, path, list(job.argv))
@@ -99,7 +99,7 @@ def run_rank(
                     outcome = watch.outcome()
         lost = _drain(link, task)
         return msgspec.structs.replace(outcome, lost=lost)
-    except Exception as error:  # noqa: BLE001 - the launcher carries it to the driver
+    except Exception as error:
         return Outcome(
             task,
             hostname=socket.gethostname(),
@@ -141,7 +141,7 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
     """Wait until all tasks are there.
 
     Raises:
-        _Stopped: the driver called the run off, or cannot be reached.
+        _CalledOffError: the driver called the run off, or cannot be reached.
     """
     deadline = time.monotonic() + REACH_SECONDS
     reached = False
@@ -151,9 +151,9 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
             if isinstance(message, Assignment):
                 return message
             if isinstance(message, messages.Stop):
-                raise _Stopped(message.reason)
+                raise _CalledOffError(message.reason)
         if not reached and time.monotonic() > deadline:
-            raise _Stopped(
+            raise _CalledOffError(
                 f"the driver did not answer at {address.host}:{address.port} within "
                 f"{REACH_SECONDS:.0f} s: a firewall between executors and driver, or a wrong "
                 "spark.driver.host"
@@ -230,7 +230,8 @@ class _Watch:
             orders = self._link.receive()
         for message in orders:
             if isinstance(message, messages.Stop) and self._kill_at is None:
-                self._worker.terminate()
+                if self._said() is None:  # else it is on its way out
+                    self._worker.terminate()
                 self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._worker.kill()
@@ -305,12 +306,10 @@ class _Watch:
     def outcome(self) -> Outcome:
         """How the rank ended; also sends Failed where the worker could not."""
         exit_code = self._worker.exit_code
-        assert exit_code is not None  # noqa: S101
-        said: WorkerOutcome | None
-        try:
-            said = msgspec.msgpack.decode(self._worker.outcome(), type=WorkerOutcome)
-        except msgspec.MsgspecError:
-            said = None
+        said = self._said()
+        if said is not None:
+            exit_code = said.exit_code
+        elif exit_code is not None:
             self._queue(messages.Failed(self._slot.rank, exit_code))
         return Outcome(
             self._slot.task,
@@ -322,6 +321,13 @@ class _Watch:
             said,
             list(self._tail),
         )
+
+    def _said(self) -> WorkerOutcome | None:
+        """The worker's own word on its end, if there is one yet."""
+        try:
+            return msgspec.msgpack.decode(self._worker.outcome(), type=WorkerOutcome)
+        except msgspec.MsgspecError:
+            return None
 
 
 class _Lines:

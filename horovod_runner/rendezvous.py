@@ -19,6 +19,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
+from contextlib import suppress
 from types import TracebackType
 
 from horovod_runner.errors import LaunchError
@@ -166,9 +167,7 @@ class Rendezvous:
     async def _get(self, name: str, *, wait: bool) -> tuple[int, bytes]:
         if wait and name not in self._values:
             arrival = self._arrivals.setdefault(name, asyncio.Event())
-            try:
+            with suppress(asyncio.TimeoutError):  # the client asks again
                 await asyncio.wait_for(arrival.wait(), _LONG_POLL_SECONDS)
-            except asyncio.TimeoutError:
-                pass  # the client asks again
         value = self._values.get(name)
         return (404, b"") if value is None else (200, value)

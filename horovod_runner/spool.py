@@ -67,7 +67,9 @@ class Spool:
 
     def _write(self, item: bytes) -> None:
         if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="horovod_runner-spool-", buffering=0)
+            self._file = tempfile.TemporaryFile(  # noqa: SIM115 - closed in close()
+                prefix="horovod_runner-spool-", buffering=0
+            )
         end = self._file.seek(0, 2)
         record = _LENGTH.pack(len(item)) + item
         try:

@@ -162,9 +162,7 @@ def _refuse_doubling(
                 )
 
 
-def _refuse_mixed(
-    hosts: dict[str, list[Offer]], gpus: dict[str, list[tuple[str, ...]]]
-) -> None:
+def _refuse_mixed(hosts: dict[str, list[Offer]], gpus: dict[str, list[tuple[str, ...]]]) -> None:
     without = [hosts[host][0].hostname for host, given in gpus.items() if not all(given)]
     if without and any(any(given) for given in gpus.values()):
         raise GpuError(

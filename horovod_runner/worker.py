@@ -60,14 +60,14 @@ def main(arguments: list[str]) -> int:
     sys.argv[:] = job.argv
     _make_user_main()
     gpu.pin_on_import()
-    outcome, exit_code = _run(job)
+    outcome = _run(job)
     _write_all(outcome_file, msgspec.msgpack.encode(outcome))
     if not outcome.ok:
         # At once, ahead of the survivors' errors: the rest of this process's end takes time.
         rank_context.send(
-            messages.Failed(job.rank, exit_code, outcome.error_type, outcome.secondary)
+            messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
         )
-    return exit_code
+    return outcome.exit_code
 
 
 def _die_with(parent: int) -> None:
@@ -83,28 +83,27 @@ def _make_user_main() -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def _run(job: WorkerJob) -> tuple[WorkerOutcome, int]:
+def _run(job: WorkerJob) -> WorkerOutcome:
     try:
         function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
         _share_globals(function)
         value = function(**kwargs)
     except SystemExit as error:
         return _exited(error)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the driver must see it
-        return _failed(error), 1
+    except BaseException as error:
+        return _failed(error, 1)
     try:
         # Only rank 0's value is returned: the others' need not even be picklable.
         pickled = cloudpickle.dumps(value) if job.rank == 0 else b""
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         text = (
             f"main returned a value of type {name} on rank 0, which cannot be pickled "
             f"({type(error).__name__}: {error}). Return plain values, arrays or a state_dict."
         )
-        return WorkerOutcome(
-            False, error_type="horovod_runner.errors.SerializationError", traceback=text
-        ), 1
-    return WorkerOutcome(True, pickled), 0
+        kind = "horovod_runner.errors.SerializationError"
+        return WorkerOutcome(False, 1, error_type=kind, traceback=text)
+    return WorkerOutcome(True, 0, pickled)
 
 
 def _share_globals(function: Any) -> None:
@@ -119,15 +118,15 @@ def _share_globals(function: Any) -> None:
                 setattr(sys.modules["__main__"], name, value)
 
 
-def _exited(error: SystemExit) -> tuple[WorkerOutcome, int]:
+def _exited(error: SystemExit) -> WorkerOutcome:
     """``sys.exit`` in main: 0 and None end well, as in any script."""
     if error.code is None or error.code == 0:
-        return WorkerOutcome(True, cloudpickle.dumps(None)), 0
+        return WorkerOutcome(True, 0, cloudpickle.dumps(None))
     code = error.code if isinstance(error.code, int) else 1
-    return _failed(error), code
+    return _failed(error, code)
 
 
-def _failed(error: BaseException) -> WorkerOutcome:
+def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
     kind = type(error)
     # The first frame is this module's.
     own_frames = error.__traceback__.tb_next if error.__traceback__ else None
@@ -138,7 +137,7 @@ def _failed(error: BaseException) -> WorkerOutcome:
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    return WorkerOutcome(False, _pickle_error(error), name, text, secondary)
+    return WorkerOutcome(False, exit_code, _pickle_error(error), name, text, secondary)
 
 
 def _pickle_error(error: BaseException) -> bytes:
@@ -146,9 +145,9 @@ def _pickle_error(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
         return b""
     try:
-        pickled = cloudpickle.dumps(error)
+        pickled: bytes = cloudpickle.dumps(error)
         pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and then do not load
-    except Exception:  # noqa: BLE001
+    except Exception:
         return b""
     return pickled
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,8 @@ class SparkLauncher:
 
     def slots(self, size: int) -> int:
         """See :class:`~horovod_runner.launchers.Launcher`."""
-        if (_conf(self._spark, "spark.dynamicAllocation.enabled") or "").lower() == "true":
+        dynamic = _conf(self._spark, "spark.dynamicAllocation.enabled") or ""
+        if dynamic.lower() == "true" and not self._is_local:
             raise SlotError(
                 "spark.dynamicAllocation.enabled is true, and Spark starts no barrier job under "
                 "dynamic allocation. Set it to false and ask for a fixed number of executors "
@@ -112,6 +114,10 @@ class SparkLauncher:
 
     def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> SparkLaunch:
         """Start the barrier job in a thread of its own."""
+        threads = _conf(self._spark, "spark.executorEnv.OMP_NUM_THREADS")
+        if threads is not None:
+            # Spark sets this variable in every task; that the user did shows here alone.
+            job = replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
         return SparkLaunch(self._spark, job, address, wake, echo=not self._is_local)
 
 
@@ -145,7 +151,7 @@ class SparkLaunch:
                 msgspec.msgpack.decode(bytes(row.outcome), type=Outcome)
                 for row in self._job_frame().collect()
             ]
-        except BaseException as error:  # noqa: BLE001 - raised in the driver's thread
+        except BaseException as error:
             self._error = error
         finally:
             self._done.set()
@@ -245,7 +251,7 @@ def _spark_context(spark: SparkSession) -> Any:
     """The SparkContext of a classic session; None on Spark Connect, which has none."""
     try:
         return spark.sparkContext
-    except Exception:  # noqa: BLE001 - Connect raises an error of its own kind
+    except Exception:
         return None
 
 
@@ -258,7 +264,7 @@ def _count_slots(spark: SparkSession) -> int | None:
         scala_context = spark.sparkContext._jsc.sc()
         profile = scala_context.resourceProfileManager().defaultResourceProfile()
         return int(scala_context.maxNumConcurrentTasks(profile))
-    except Exception:  # noqa: BLE001
+    except Exception:
         return None
 
 
@@ -273,7 +279,7 @@ def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
         return threading.Thread
     from pyspark import InheritableThread
 
-    return InheritableThread
+    return InheritableThread  # type: ignore[no-any-return]
 
 
 @contextmanager

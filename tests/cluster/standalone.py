@@ -1,0 +1,113 @@
+"""A real standalone Spark cluster on this machine, from the pip package alone.
+
+Two workers, each with two cores and two simulated GPUs of its own: a discovery script names their
+addresses, so Spark's resource scheduling is real and only the devices are not.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+import pyspark
+
+_START_SECONDS = 60.0
+
+
+class StandaloneCluster:
+    """Master and workers as child processes; use it as a context.
+
+    Args:
+        folder: for logs and work files.
+        gpus: the GPU addresses of each worker.
+    """
+
+    def __init__(self, folder: Path, gpus: tuple[tuple[str, ...], ...] = (("0", "1"), ("2", "3"))):
+        self._folder = folder
+        self._gpus = gpus
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.master = ""
+
+    def __enter__(self) -> StandaloneCluster:
+        try:
+            self.master = self._start_master()
+            for number, addresses in enumerate(self._gpus):
+                self._start_worker(number, addresses)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._processes.clear()
+
+    def _start_master(self) -> str:
+        arguments = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
+        arguments += ["--port", "0", "--webui-port", "0"]
+        log = self._start("master", arguments)
+        return self._await(log, r"Starting Spark master at (spark://\S+)")
+
+    def _start_worker(self, number: int, addresses: tuple[str, ...]) -> None:
+        script = self._folder / f"gpus-{number}.sh"
+        listed = ", ".join(f'"{address}"' for address in addresses)
+        script.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": [{listed}]}}\'\n')
+        script.chmod(0o755)
+        properties = self._folder / f"worker-{number}.conf"
+        properties.write_text(
+            f"spark.worker.resource.gpu.amount {len(addresses)}\n"
+            f"spark.worker.resource.gpu.discoveryScript {script}\n"
+        )
+        arguments = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
+        arguments += ["--cores", "2", "--memory", "1g", "--webui-port", "0"]
+        arguments += ["--work-dir", str(self._folder / f"work-{number}")]
+        arguments += ["--properties-file", str(properties), self.master]
+        log = self._start(f"worker-{number}", arguments)
+        self._await(log, r"(Successfully registered with master)")
+
+    def _start(self, name: str, arguments: list[str]) -> Path:
+        log = self._folder / f"{name}.log"
+        home = Path(pyspark.__file__).parent
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [str(home / "bin" / "spark-class"), *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return log
+
+    def _await(self, log: Path, pattern: str) -> str:
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            match = re.search(pattern, log.read_text(errors="replace"))
+            if match:
+                return match.group(1)
+            if self._processes[-1].poll() is not None:
+                break
+            time.sleep(0.1)  # a log file offers no event
+        raise RuntimeError(f"no {pattern!r} in {log}:\n{log.read_text(errors='replace')[-2000:]}")

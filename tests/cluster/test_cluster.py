@@ -1,0 +1,132 @@
+"""A standalone cluster: two executors, and GPUs as Spark schedules them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from horovod_runner import HorovodRunner, log_to_driver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture(autouse=True)
+def _only_with_the_option(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--cluster"):
+        pytest.skip("needs --cluster")
+
+
+def own_gpu() -> dict[str, Any]:
+    shown = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    return {
+        "shown": shown,
+        "own": shown[int(os.environ["HOROVOD_RUNNER_DEVICE"])],
+        "idiom": shown[int(os.environ["LOCAL_RANK"])],
+        "executor": os.getcwd(),
+    }
+
+
+def _tell() -> None:
+    log_to_driver(repr((int(os.environ["RANK"]), own_gpu())))
+
+
+def test_each_rank_has_the_gpu_that_spark_gave_its_task(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    HorovodRunner(np=4, spark=spark).run(_tell)
+    captured = capsys.readouterr()
+    seen = dict(eval(line) for line in captured.out.splitlines())
+    assert sorted(gpu["own"] for gpu in seen.values()) == ["0", "1", "2", "3"]
+    for gpu in seen.values():
+        # All four run on this one host: each sees all, in local_rank order.
+        assert sorted(gpu["shown"]) == ["0", "1", "2", "3"]
+        assert gpu["idiom"] == gpu["own"]
+        # The first worker offers 0 and 1, the second 2 and 3.
+        assert f"work-{int(gpu['own']) // 2}" in gpu["executor"]
+    assert len({gpu["executor"] for gpu in seen.values()}) == 2
+    table = [line.split() for line in captured.err.splitlines() if line.split()[1].isdigit()]
+    assert {int(row[1]): row[4] for row in table} == {r: g["own"] for r, g in seen.items()}
+
+
+def test_masking_shows_a_rank_its_own_gpu_alone(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    HorovodRunner(np=4, spark=spark, gpu_pinning="mask").run(
+        lambda: log_to_driver(os.environ["CUDA_VISIBLE_DEVICES"])
+    )
+    assert sorted(capsys.readouterr().out.split()) == ["0", "1", "2", "3"]
+
+
+def test_gpus_can_be_hidden(spark: SparkSession) -> None:
+    runner = HorovodRunner(np=2, spark=spark, gpus_per_rank=0)
+    assert runner.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == ""
+
+
+def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSession) -> None:
+    script = textwrap.dedent(
+        f"""
+        from pyspark.sql import SparkSession
+        from horovod_runner import HorovodRunner, SlotError
+        spark = (
+            SparkSession.builder.master("{spark.sparkContext.master}")
+            .config("spark.dynamicAllocation.enabled", "true")
+            .config("spark.dynamicAllocation.shuffleTracking.enabled", "true")
+            .config("spark.ui.enabled", "false")
+            .getOrCreate()
+        )
+        try:
+            HorovodRunner(np=2).run(print)
+        except SlotError as error:
+            print(error)
+        spark.stop()
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert "Set it to false" in done.stdout, done.stderr
+
+
+def test_executors_without_the_package_are_told_what_to_install(
+    spark: SparkSession, tmp_path: Any
+) -> None:
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    own = next(path for path in sys.path if path.endswith("site-packages"))
+    # What a Spark task itself needs, and not this package.
+    links = next(bare.glob("lib/python*/site-packages"))
+    for name in ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "pandas", "pytz", "dateutil"):
+        if os.path.exists(os.path.join(own, name)):
+            (links / name).symlink_to(os.path.join(own, name))
+    (links / "six.py").symlink_to(os.path.join(own, "six.py"))
+    script = textwrap.dedent(
+        """
+        from pyspark.sql import SparkSession
+        from horovod_runner import HorovodRunner
+        spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+        spark = spark.getOrCreate()
+        spark.sparkContext.setLogLevel("OFF")
+        try:
+            HorovodRunner(np=1).run(print)
+        finally:
+            spark.stop()
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYSPARK_PYTHON": str(bare / "bin" / "python")},
+        cwd=tmp_path,
+    )
+    assert "the executors' Python has no horovod_runner" in done.stderr

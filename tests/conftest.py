@@ -1,0 +1,149 @@
+"""What all tests share: sessions, launchers, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from horovod_runner import HorovodRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Spark starts its Python workers with what it finds here.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+faulthandler.enable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cluster",
+        action="store_true",
+        help="run the Spark tests on a standalone cluster with two executors",
+    )
+
+
+@pytest.fixture(scope="session")
+def spark(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SparkSession]:
+    """A session with four slots: ``local[4]``, or two executors of two slots each."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.config("spark.ui.enabled", "false").config(
+        "spark.ui.showConsoleProgress", "false"
+    )
+    if not request.config.getoption("--cluster"):
+        session = builder.master("local[4]").getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+        return
+    from tests.cluster.standalone import StandaloneCluster
+
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        session = (
+            builder.master(cluster.master)
+            .config("spark.executor.cores", "2")
+            .config("spark.executor.memory", "1g")
+            .config("spark.executor.resource.gpu.amount", "2")
+            .config("spark.task.resource.gpu.amount", "1")
+            .getOrCreate()
+        )
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
+
+
+class Ranks:
+    """Starts runs through one of the launchers."""
+
+    def __init__(self, launcher: str, spark: SparkSession | None) -> None:
+        self.launcher = launcher
+        self.spark = spark
+
+    @property
+    def on_cluster(self) -> bool:
+        return self.spark is not None and not self.spark.sparkContext.master.startswith("local")
+
+    def runner(self, size: int, **options: Any) -> HorovodRunner:
+        # The cluster's GPUs are simulated: only the tests about them may see them.
+        if self.on_cluster:
+            options.setdefault("gpus_per_rank", 0)
+        np = -size if self.spark is None else size
+        return HorovodRunner(np=np, spark=self.spark, **options)
+
+    def run(
+        self, size: int, main: Any, options: dict[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        return self.runner(size, **(options or {})).run(main, **kwargs)
+
+
+@pytest.fixture(params=["local", "spark"])
+def ranks(request: pytest.FixtureRequest) -> Ranks:
+    """Each test with this runs once on either launcher."""
+    if request.param == "local":
+        if request.config.getoption("--cluster"):
+            pytest.skip("the local launcher needs no cluster")
+        return Ranks("local", None)
+    return Ranks("spark", request.getfixturevalue("spark"))
+
+
+def _workers() -> set[int]:
+    found = set()
+    for process in psutil.process_iter(["pid", "cmdline", "status"]):
+        command = process.info["cmdline"] or []
+        if "horovod_runner.worker" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.add(process.info["pid"])
+    return found
+
+
+def _own_files() -> set[str]:
+    return {path.name for path in Path(tempfile.gettempdir()).glob("horovod_runner-*")}
+
+
+def _own_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if "horovod_runner" in thread.name}
+
+
+def _descriptors() -> Counter[str]:
+    """Open files, pipes and the like; sockets apart, for Py4J keeps some of its own."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(re.sub(r"\[\d+\]$", "", os.readlink(f"/proc/self/fd/{name}")))
+    return Counter(link for link in links if not link.startswith("socket:"))
+
+
+def _listening() -> int:
+    connections = psutil.Process().net_connections("inet")
+    return len([c for c in connections if c.status == psutil.CONN_LISTEN])
+
+
+@pytest.fixture
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No worker, thread, named file or descriptor more than before the test."""
+    if "ranks" in request.fixturenames:
+        request.getfixturevalue("ranks")  # what Spark opens is not ours to close
+    gc.collect()
+    before = _workers(), _own_files(), _own_threads(), _descriptors(), _listening()
+    yield
+    gc.collect()
+    assert _workers() <= before[0]
+    assert _own_files() <= before[1]
+    assert _own_threads() <= before[2]
+    assert _descriptors() - before[3] == Counter()
+    assert _listening() <= before[4]

@@ -1,0 +1,210 @@
+"""Real Horovod under both launchers: what it computes must be right to the last bit or so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_runner import RankFailedError
+from tests.conftest import Ranks
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.horovod,
+    pytest.mark.usefixtures("nothing_left"),
+]
+
+STEPS = 12
+GLOBAL_BATCH = 32
+FEATURES = 6
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(STEPS * GLOBAL_BATCH, FEATURES)).astype("float32")
+    y = (x @ rng.normal(size=(FEATURES, 1)) + 0.1 * rng.normal(size=(len(x), 1))).astype("float32")
+    return x, y
+
+
+def train_torch(seed_offset: int) -> list[list[list[float]]]:
+    """Every rank's weights after training; each rank starts from another seed."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(1 + seed_offset * hvd.rank())
+    model = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    x, y = data()
+    share = GLOBAL_BATCH // hvd.size()
+    for step in range(STEPS):
+        start = step * GLOBAL_BATCH + hvd.rank() * share
+        optimizer.zero_grad()
+        prediction = model(torch.from_numpy(x[start : start + share]))
+        labels = torch.from_numpy(y[start : start + share])
+        torch.nn.functional.mse_loss(prediction, labels).backward()
+        optimizer.step()
+    weights = [parameter.detach().numpy().tolist() for parameter in model.parameters()]
+    gathered: list[list[list[float]]] = hvd.allgather_object(weights)
+    return gathered
+
+
+def train_tensorflow(seed_offset: int) -> list[list[Any]]:
+    """The same in TensorFlow, with a loop of its own and plain variables."""
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    rng = np.random.default_rng(1 + seed_offset * hvd.rank())
+    shapes = [(FEATURES, 16), (16,), (16, 1), (1,)]
+    weights = [tf.Variable(rng.normal(size=s).astype("float32") * 0.3) for s in shapes]
+    hvd.broadcast_variables(weights, root_rank=0)
+    x, y = data()
+    share = GLOBAL_BATCH // hvd.size()
+
+    @tf.function
+    def step(features: Any, labels: Any) -> None:
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(features @ weights[0] + weights[1])
+            loss = tf.reduce_mean((hidden @ weights[2] + weights[3] - labels) ** 2)
+        tape = hvd.DistributedGradientTape(tape)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.05 * gradient)
+
+    for number in range(STEPS):
+        start = number * GLOBAL_BATCH + hvd.rank() * share
+        step(x[start : start + share], y[start : start + share])
+    gathered: list[list[Any]] = hvd.allgather_object([w.numpy().tolist() for w in weights])
+    return gathered
+
+
+@pytest.mark.parametrize("train", [train_torch, train_tensorflow])
+def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(
+    ranks: Ranks, train: Any
+) -> None:
+    alone = Ranks("local", None).run(1, train, seed_offset=0)[0]
+    first, second = ranks.run(2, train, seed_offset=100)
+    assert first == second
+    for ours, theirs in zip(first, alone, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_test_of_weights_can_fail() -> None:
+    """Without the broadcast's common start the comparison above would see it."""
+    one = Ranks("local", None).run(1, train_torch, seed_offset=0)[0]
+
+    def from_another_seed() -> Any:
+        import torch
+
+        manual_seed = torch.manual_seed
+        torch.manual_seed = lambda seed: manual_seed(seed + 1)
+        return train_torch(0)
+
+    other = Ranks("local", None).run(1, from_another_seed)[0]
+    assert not np.allclose(one[0], other[0], atol=1e-3)
+
+
+def test_horovod_sees_the_topology(ranks: Ranks) -> None:
+    def main() -> Any:
+        import horovod.torch as hvd
+
+        hvd.init()
+        place = hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size()
+        return hvd.allgather_object((*place, hvd.cross_rank(), hvd.cross_size()))
+
+    assert ranks.run(3, main) == [(rank, 3, rank, 3, 0, 1) for rank in range(3)]
+
+
+def test_horovod_can_be_shut_down_and_started_again(ranks: Ranks) -> None:
+    def main() -> list[float]:
+        import horovod.torch as hvd
+        import torch
+
+        totals = []
+        for _ in range(3):
+            hvd.init()
+            totals.append(float(hvd.allreduce(torch.ones(1), op=hvd.Sum)))
+            hvd.shutdown()
+        return totals
+
+    assert ranks.run(2, main) == [2.0, 2.0, 2.0]
+
+
+def test_ddp_code_runs_as_it_is(ranks: Ranks) -> None:
+    def main() -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        total = torch.ones(1) * (dist.get_rank() + 1)
+        dist.all_reduce(total)
+        dist.destroy_process_group()
+        return float(total)
+
+    assert ranks.run(2, main) == 3.0
+
+
+def test_one_rank_runs_horovod_without_a_meeting_point(ranks: Ranks) -> None:
+    def main() -> float:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        return float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+
+    assert ranks.run(1, main) == 1.0
+
+
+def test_the_rank_that_raised_is_named_and_not_its_survivors(ranks: Ranks) -> None:
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        for step in range(10_000):
+            if step == 20 and hvd.rank() == 1:
+                raise KeyError("the true cause")
+            hvd.allreduce(torch.ones(1000), name=f"step{step}")
+
+    with pytest.raises(KeyError, match="the true cause") as caught:
+        ranks.run(2, main)
+    assert "rank 1 of 2" in str(caught.value.__cause__)
+
+
+def test_an_abort_inside_horovod_is_told_as_what_it_is(ranks: Ranks) -> None:
+    def main() -> None:
+        import horovod.torch as hvd
+
+        # A port where nobody listens: Horovod's C++ throws where Python cannot catch it.
+        os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1:1/nobody"
+        hvd.init()
+
+    with pytest.raises(RankFailedError, match=r"SIGABRT.*hvd\.init") as caught:
+        ranks.run(2, main)
+    assert caught.value.exit_code == -signal.SIGABRT
+
+
+def test_the_timeline_is_written_where_the_driver_says(
+    ranks: Ranks, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timeline = tmp_path / "timeline.json"
+    monkeypatch.setenv("HOROVOD_TIMELINE", str(timeline))
+
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        hvd.allreduce(torch.ones(1), name="traced")
+
+    ranks.run(2, main)
+    assert "traced" in timeline.read_text()

@@ -1,0 +1,371 @@
+"""What a run does, over both launchers: values, environment, output, failures."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from horovod_runner import HorovodRunner, RankFailedError, SerializationError, log_to_driver
+from tests.conftest import Ranks
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+
+class BadLabelError(ValueError):
+    """An exception of the user's own."""
+
+    def __init__(self, label: int) -> None:
+        super().__init__(f"bad label {label}")
+        self.label = label
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BadLabelError, (self.label,)
+
+
+def environment(name: str) -> str:
+    return os.environ.get(name, "")
+
+
+def test_returns_the_value_of_rank_0(ranks: Ranks) -> None:
+    def main(offset: int) -> int:
+        return offset + int(os.environ["HOROVOD_RANK"])
+
+    assert ranks.run(3, main, offset=40) == 40
+
+
+def test_runs_a_single_rank_in_a_process_of_its_own(ranks: Ranks) -> None:
+    pid, size = ranks.run(1, lambda: (os.getpid(), os.environ["HOROVOD_SIZE"]))
+    assert pid != os.getpid()
+    assert size == "1"
+
+
+def test_captures_closures_and_keyword_arguments(ranks: Ranks) -> None:
+    weights = {"a": [1.0, 2.0]}
+
+    def main(**kwargs: Any) -> Any:
+        return weights, kwargs
+
+    assert ranks.run(1, main, learning_rate=0.1, layers=(3, 4)) == (
+        weights,
+        {"learning_rate": 0.1, "layers": (3, 4)},
+    )
+
+
+def test_imports_the_users_own_modules(ranks: Ranks) -> None:
+    # Pickled by name: the ranks have to import this very test module.
+    assert ranks.run(1, environment, name="HOROVOD_RANK") == "0"
+
+
+def test_ranks_know_their_place_in_horovods_and_in_torchs_terms(ranks: Ranks) -> None:
+    names = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"]
+    names += ["HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"]
+    names += ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
+    lines: list[str] = []
+
+    def main() -> None:
+        log_to_driver(" ".join(os.environ[name] for name in names))
+
+    _run_and_collect(ranks, 3, main, lines)
+    assert sorted(lines) == [f"{r} 3 {r} 3 0 1 {r} 3 {r} 3" for r in range(3)]
+
+
+def _run_and_collect(ranks: Ranks, size: int, main: Any, lines: list[str], **options: Any) -> None:
+    """Run with this process's stdout in ``lines``."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        ranks.run(size, main, options)
+    lines += output.getvalue().splitlines()
+
+
+def test_shows_log_to_driver_and_nothing_else_by_default(ranks: Ranks) -> None:
+    def main() -> None:
+        print("printed")
+        log_to_driver("logged")
+
+    lines: list[str] = []
+    _run_and_collect(ranks, 2, main, lines)
+    if ranks.launcher == "local":  # np < 0: what the ranks print belongs to the cell
+        assert sorted(lines) == ["[0] printed", "[1] printed", "logged", "logged"]
+    else:
+        assert lines == ["logged", "logged"]
+
+
+def test_shows_all_output_with_its_rank_when_asked(ranks: Ranks) -> None:
+    def main() -> None:
+        print(f"line of {os.environ['HOROVOD_RANK']}")
+
+    lines: list[str] = []
+    _run_and_collect(ranks, 2, main, lines, driver_log_verbosity="all")
+    assert sorted(lines) == ["[0] line of 0", "[1] line of 1"]
+
+
+def test_output_of_native_code_and_of_children_is_shown_too(ranks: Ranks) -> None:
+    def main() -> None:
+        os.write(1, b"from a descriptor\n")
+        subprocess.run(["/bin/echo", "from a child"], check=True)
+
+    lines: list[str] = []
+    _run_and_collect(ranks, 1, main, lines, driver_log_verbosity="all")
+    assert lines == ["from a descriptor", "from a child"]
+
+
+def test_long_and_odd_texts_arrive_whole(ranks: Ranks) -> None:
+    texts = ["x" * 300_000, "tab\tand ünïcödé 🚀", ""]
+
+    def main() -> None:
+        for text in texts:
+            log_to_driver(text)
+
+    lines: list[str] = []
+    _run_and_collect(ranks, 1, main, lines)
+    assert lines == texts
+
+
+def test_100000_lines_from_each_rank_arrive_complete_and_in_order(ranks: Ranks) -> None:
+    count = 100_000
+
+    def main() -> None:
+        rank = os.environ["HOROVOD_RANK"]
+        for number in range(count):
+            print(number)
+            log_to_driver(f"log {rank} {number}")
+
+    lines: list[str] = []
+    _run_and_collect(ranks, 2, main, lines, driver_log_verbosity="all")
+    for rank in range(2):
+        prefix = f"[{rank}] "
+        printed = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+        assert printed == [str(number) for number in range(count)]
+        prefix = f"log {rank} "
+        logged = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
+        assert logged == [str(number) for number in range(count)]
+
+
+def test_env_reaches_every_rank(ranks: Ranks) -> None:
+    def main() -> Any:
+        return os.environ["FLAVOUR"], os.environ["OMP_NUM_THREADS"]
+
+    environment = {"FLAVOUR": "sweet", "OMP_NUM_THREADS": "7"}
+    assert ranks.run(2, main, {"env": environment}) == ("sweet", "7")
+
+
+def test_horovod_settings_of_the_driver_follow_the_job(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1234")
+    assert ranks.run(1, environment, name="HOROVOD_FUSION_THRESHOLD") == "1234"
+
+
+def test_each_rank_gets_its_share_of_the_cores(ranks: Ranks) -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert ranks.run(2, environment, name="OMP_NUM_THREADS") == str(max(1, cores // 2))
+
+
+def test_secrets_of_spark_stay_out_of_the_ranks(ranks: Ranks) -> None:
+    names = ranks.run(1, lambda: [name for name in os.environ if "SECRET" in name])
+    assert names == []
+
+
+def test_no_key_of_the_channel_is_in_argv_or_environment(ranks: Ranks) -> None:
+    def main() -> tuple[list[str], list[str], dict[str, str]]:
+        own = psutil.Process()
+        return own.cmdline(), own.parent().cmdline(), own.environ()
+
+    own, parent, variables = ranks.run(1, main)
+    assert own[1:3] == ["-m", "horovod_runner.worker"]
+    assert all(argument.isdigit() for argument in own[3:])
+    assert not [name for name in variables if "CURVE" in name or "KEY" in name]
+    assert not [argument for argument in parent if len(argument) == 40 and "." not in argument]
+
+
+def test_an_exception_arrives_as_its_own_type_with_the_remote_traceback(ranks: Ranks) -> None:
+    def main() -> None:
+        print("the last words")
+        if os.environ["HOROVOD_RANK"] == "1":
+            raise BadLabelError(7)
+
+    with pytest.raises(BadLabelError, match="bad label 7") as caught:
+        ranks.run(2, main)
+    assert caught.value.label == 7
+    cause = caught.value.__cause__
+    assert isinstance(cause, RankFailedError)
+    assert cause.rank == 1
+    assert cause.exit_code == 1
+    text = str(cause)
+    assert f"rank 1 of 2 on {os.uname().nodename} (pid {cause.pid}" in text
+    assert "raise BadLabelError(7)" in text
+    assert "the last words" in text
+    assert "worker.py" not in text  # the user's frames alone
+    if sys.version_info >= (3, 11):
+        assert "rank 1 of 2" in caught.value.__notes__[0]
+
+
+def test_the_same_failure_of_all_ranks_is_told_once(ranks: Ranks) -> None:
+    def main() -> None:
+        raise BadLabelError(1)
+
+    with pytest.raises(BadLabelError) as caught:
+        ranks.run(3, main)
+    assert str(caught.value.__cause__).count("Traceback") == 2  # our heading, and Python's own
+
+
+def test_a_failing_rank_ends_those_that_would_run_on(ranks: Ranks) -> None:
+    def main() -> None:
+        if os.environ["HOROVOD_RANK"] == "0":
+            raise BadLabelError(3)
+        threading.Event().wait()
+
+    with pytest.raises(BadLabelError):
+        ranks.run(3, main)
+
+
+def test_a_killed_rank_is_named_with_its_signal(ranks: Ranks) -> None:
+    def main() -> None:
+        if os.environ["HOROVOD_RANK"] == "1":
+            print("so long", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGKILL.*memory") as caught:
+        ranks.run(2, main)
+    assert caught.value.exit_code == -signal.SIGKILL
+    assert "so long" in str(caught.value)
+
+
+def test_what_a_rank_logged_before_it_was_killed_arrives(ranks: Ranks) -> None:
+    def main() -> None:
+        log_to_driver("the last line")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with contextlib.redirect_stdout(io.StringIO()) as output, pytest.raises(RankFailedError):
+        ranks.run(1, main)
+    assert output.getvalue() == "the last line\n"
+
+
+def test_sys_exit_with_a_code_is_a_failure_and_without_one_is_none(ranks: Ranks) -> None:
+    with pytest.raises(RankFailedError, match=r"sys.exit, exit code 3"):
+        ranks.run(1, lambda: sys.exit(3))
+    assert ranks.run(1, lambda: sys.exit(0)) is None
+
+
+def test_a_value_that_cannot_be_pickled_is_named(ranks: Ranks) -> None:
+    with pytest.raises(RankFailedError, match=r"type _thread.lock.*cannot be pickled"):
+        ranks.run(1, threading.Lock)
+
+
+def test_only_rank_0_needs_a_value_that_can_be_pickled(ranks: Ranks) -> None:
+    def main() -> Any:
+        return 5 if os.environ["HOROVOD_RANK"] == "0" else threading.Lock()
+
+    assert ranks.run(2, main) == 5
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_is_launched(ranks: Ranks) -> None:
+    lock = threading.Lock()
+
+    def main() -> None:
+        lock.acquire()
+
+    with pytest.raises(SerializationError, match="cannot be pickled"):
+        ranks.run(1, main)
+
+
+def test_processes_that_a_rank_started_end_with_it(ranks: Ranks) -> None:
+    def main() -> int:
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    pid = ranks.run(1, main)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(timeout=5)  # for init to reap it
+    assert not psutil.pid_exists(pid)
+
+
+def test_classes_of_a_script_keep_their_identity_there_and_back(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import pickle, sys
+            from horovod_runner import HorovodRunner
+
+            class Point:
+                def __init__(self, x):
+                    self.x = x
+
+            class Trouble(Exception):
+                pass
+
+            def main(fail):
+                import helper
+                if fail:
+                    raise Trouble("as expected")
+                pickle.dumps(Point)  # by name: found in the rank's __main__
+                return Point(helper.VALUE), sys.argv[1]
+
+            if __name__ == "__main__":
+                point, argument = HorovodRunner(np=-1).run(main, fail=False)
+                assert isinstance(point, Point), type(point)
+                assert argument == "--flag"
+                try:
+                    HorovodRunner(np=-1).run(main, fail=True)
+                except Trouble as trouble:
+                    print("caught", trouble, point.x)
+            """
+        )
+    )
+    (tmp_path / "helper.py").write_text("VALUE = 17\n")
+    done = subprocess.run(
+        [sys.executable, str(script), "--flag"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "caught as expected 17\n", done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_working_directory_is_the_drivers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert HorovodRunner(np=-1).run(os.getcwd) == str(tmp_path)
+
+
+def test_the_rank_table_is_on_the_drivers_log(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.run(2, lambda: None)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].split() == ["HorovodRunner:", "rank", "host", "pid", "GPU"]
+    assert [line.split()[1] for line in lines[1:3]] == ["0", "1"]
+
+
+def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
+    texts = [letter * 20_000 for letter in "abcd"]
+
+    def main() -> None:
+        import multiprocessing
+
+        fork = multiprocessing.get_context("fork")
+
+        def shout(text: str) -> None:
+            for _ in range(20):
+                log_to_driver(text)
+
+        workers: list[Any] = [threading.Thread(target=shout, args=[text]) for text in texts[:2]]
+        workers += [fork.Process(target=shout, args=[text]) for text in texts[2:]]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+    lines: list[str] = []
+    _run_and_collect(ranks, 1, main, lines)
+    assert sorted(lines) == sorted(texts * 20)

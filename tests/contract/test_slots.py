@@ -1,0 +1,44 @@
+"""How many ranks fit, and what is said when they do not: before anything is launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from horovod_runner import HorovodRunner, SlotError
+from tests.conftest import Ranks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+def test_more_ranks_than_slots_are_refused_at_once(spark: SparkSession) -> None:
+    started = spark.sparkContext.statusTracker().getActiveJobsIds()
+    with pytest.raises(SlotError, match=r"np=5 asks for 5 slot\(s\).* has 4\.") as caught:
+        HorovodRunner(np=5, spark=spark, slot_timeout=0).run(print)
+    assert "spark.task.cpus=1" in str(caught.value)
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == started
+
+
+def test_waiting_for_slots_is_said_and_bounded(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SlotError):
+        HorovodRunner(np=5, spark=spark, slot_timeout=6).run(print)
+    assert "waiting for slots: 4 of 5" in capsys.readouterr().err
+
+
+def test_np_0_takes_all_slots_and_warns(spark: SparkSession, ranks: Ranks) -> None:
+    if ranks.spark is None:
+        pytest.skip("np=0 is about Spark's slots")
+    with pytest.warns(DeprecationWarning, match="np=0"):
+        runner = ranks.runner(0)
+    assert runner.run(lambda: __import__("os").environ["HOROVOD_SIZE"]) == "4"
+
+
+def test_the_active_session_is_taken(spark: SparkSession, ranks: Ranks) -> None:
+    gpus = 0 if ranks.on_cluster else None
+    assert HorovodRunner(np=1, gpus_per_rank=gpus).run(lambda: 6) == 6

@@ -1,0 +1,183 @@
+"""The channel over real sockets: order, drain, back-pressure, strangers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import zmq
+
+from horovod_runner import ChannelError, frames, messages
+from horovod_runner.channel import Channel, ChannelAddress, Link
+
+_SECONDS = 10.0
+
+
+@pytest.fixture
+def channel() -> Iterator[Channel]:
+    with Channel("127.0.0.1", size=2) as opened:
+        yield opened
+
+
+def collect(
+    channel: Channel, done: Callable[[list[messages.FromRank]], bool]
+) -> list[messages.FromRank]:
+    found: list[messages.FromRank] = []
+    deadline = time.monotonic() + _SECONDS
+    while not done(found) and time.monotonic() < deadline:
+        found += [message for _, message in channel.receive(0.1)]
+    return found
+
+
+def test_messages_arrive_in_order_and_orders_come_back(channel: Channel) -> None:
+    link = Link(channel.address, task=3)
+    sent = [messages.Log(0, str(number)) for number in range(50)]
+    for message in sent:
+        link.put(message)
+    link.wait(0)
+    found: list[messages.FromRank] = []
+    while len(found) < len(sent):
+        link.wait(0.01)
+        for task, message in channel.receive(1):
+            assert task == 3
+            found.append(message)
+    assert found == sent
+    assert channel.received(3) == len(sent)
+    channel.send(3, messages.Stop("enough"))
+    assert link.wait(_SECONDS) == [messages.Stop("enough")]
+    link.close()
+
+
+def test_what_the_driver_does_not_take_waits_with_the_rank(channel: Channel) -> None:
+    link = Link(channel.address, task=0)
+    count, text = 3000, "x" * 10_000  # 30 MB: far more than the sockets hold
+    for _ in range(count):
+        link.put(messages.Log(0, text))
+        link.flush()
+    assert link.waiting > count // 2
+    taken = 0
+    deadline = time.monotonic() + 60
+    while taken < count and time.monotonic() < deadline:
+        link.flush()
+        taken += len(list(channel.receive(0.01)))
+    assert taken == count
+    link.close()
+
+
+def _stranger(address: ChannelAddress, **keys: bytes) -> zmq.Socket[bytes]:
+    dealer = zmq.Context.instance().socket(zmq.DEALER)
+    dealer.linger = 0
+    if keys:
+        dealer.curve_serverkey = keys.get("server", address.server_key)
+        dealer.curve_publickey, dealer.curve_secretkey = keys["public"], keys["secret"]
+    dealer.connect(f"tcp://{address.host}:{address.port}")
+    return dealer
+
+
+def _wait_for_refusals(channel: Channel, count: int) -> None:
+    deadline = time.monotonic() + _SECONDS
+    while channel.refused < count and time.monotonic() < deadline:
+        assert list(channel.receive(0.1)) == []
+
+
+@pytest.mark.parametrize("kind", ["no keys", "own keys", "wrong server key"])
+def test_a_stranger_is_refused_and_counted(channel: Channel, kind: str) -> None:
+    public, secret = zmq.curve_keypair()
+    if kind == "no keys":
+        stranger = _stranger(channel.address)
+    elif kind == "own keys":
+        stranger = _stranger(channel.address, public=public, secret=secret)
+    else:
+        other = zmq.curve_keypair()[0]
+        stranger = _stranger(channel.address, public=public, secret=secret, server=other)
+    stranger.send(frames.frame(messages.encode(messages.Log(0, "from a stranger"))))
+    _wait_for_refusals(channel, 1)
+    assert channel.refused >= 1
+    stranger.close()
+
+
+def test_port_scanners_and_noise_change_nothing(channel: Channel) -> None:
+    noise = random.Random(7)
+    for number in range(200):
+        with socket.create_connection((channel.address.host, channel.address.port)) as scanner:
+            if number % 2:
+                scanner.sendall(noise.randbytes(noise.randrange(1, 300)))
+    link = Link(channel.address, task=0)
+    link.put(messages.Log(0, "still here"))
+    link.wait(0.1)
+    deadline = time.monotonic() + _SECONDS
+    found: list[messages.FromRank] = []
+    while not found and time.monotonic() < deadline:
+        link.wait(0.05)
+        found += [message for _, message in channel.receive(0.05)]
+    assert found == [messages.Log(0, "still here")]
+    link.close()
+
+
+def test_10000_random_frames_with_the_right_keys_are_dropped_and_counted(channel: Channel) -> None:
+    address, noise = channel.address, random.Random(11)
+    dealer = _stranger(address, public=address.client_public_key, secret=address.client_secret_key)
+    dealer.routing_id = b"0"
+    whole = frames.frame(messages.encode(messages.Log(0, "cut short")))
+    sent = 10_000
+    deadline = time.monotonic() + 60
+    for number in range(sent):
+        junk = noise.randbytes(noise.randrange(0, 60)) or b"\0"
+        data = whole[:-3] if number % 100 == 0 else junk
+        while time.monotonic() < deadline:
+            try:
+                dealer.send(data, zmq.NOBLOCK)
+                break
+            except zmq.Again:
+                assert list(channel.receive(0.01)) == []
+    while channel.dropped < sent and time.monotonic() < deadline:
+        assert list(channel.receive(0.1)) == []
+    assert channel.dropped == sent
+    dealer.close()
+
+
+def test_waking_returns_from_receive(channel: Channel) -> None:
+    channel.wake()
+    assert list(channel.receive(_SECONDS * 10)) == []
+    for _ in range(100_000):  # more than the wake-up pipe holds
+        channel.wake()
+
+
+def test_nothing_stays_open(channel: Channel) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with Channel("127.0.0.1", size=1) as other:
+            link = Link(other.address, 0)
+            link.put(messages.Log(0, "x"))
+            link.close()
+            link.close()
+        other.close()
+        other.wake()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_address_that_is_no_host_is_named() -> None:
+    with pytest.raises(ChannelError, match=r"spark.driver.host"):
+        Channel("no-such-host.invalid", size=1)
+
+
+def test_an_address_of_another_machine_is_stood_in_for_by_all_of_this_ones() -> None:
+    with Channel("192.0.2.77", size=1) as channel:
+        assert channel.address.host == "192.0.2.77"
+        here = dataclasses.replace(channel.address, host="127.0.0.1")
+        link = Link(here, 0)
+        link.put(messages.Log(0, "x"))
+        link.wait(0.1)
+        assert collect(channel, bool) == [messages.Log(0, "x")]
+        link.close()
+
+
+def test_keys_do_not_show_in_a_printed_address(channel: Channel) -> None:
+    text = repr(channel.address)
+    for key in (channel.address.client_secret_key, channel.address.server_key):
+        assert key.decode() not in text

@@ -1,0 +1,70 @@
+"""The command line and the doctor's report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from horovod_runner import InstallError, cli, doctor, install
+from horovod_runner.doctor import Finding
+
+
+def test_install_passes_the_users_choices_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr(install, "install", lambda *args, **options: calls.append((args, options)))
+    assert cli.main(["install"]) == 0
+    assert (
+        cli.main(["install", "--gpu", "--mpi", "--rebuild", "--frameworks", "torch, tensorflow"])
+        == 0
+    )
+    assert cli.main(["install", "--cpu"]) == 0
+    assert calls == [
+        ((None,), {"gpu": None, "mpi": False, "rebuild": False}),
+        ((["torch", "tensorflow"],), {"gpu": True, "mpi": True, "rebuild": True}),
+        ((None,), {"gpu": False, "mpi": False, "rebuild": False}),
+    ]
+
+
+def test_an_error_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise InstallError("no compiler")
+
+    monkeypatch.setattr(install, "install", fail)
+    assert cli.main(["install"]) == 1
+    assert capsys.readouterr().err == "horovod-runner: no compiler\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["install", "--gpu", "--cpu"], ["fly"]])
+def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+
+
+def test_the_report_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [
+        Finding("Python", "ok", "3.11"),
+        Finding("MPI", "absent", "not found"),
+        Finding("Horovod", "wrong", "not installed", "run: horovod-runner install"),
+    ]
+    assert doctor.report(findings, as_json=False, say=print) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[:3]] == [
+        ["ok", "Python"],
+        ["absent", "MPI"],
+        ["wrong", "Horovod"],
+    ]
+    assert lines[-1] == "Horovod: run: horovod-runner install"
+    assert doctor.report(findings[:2], as_json=False, say=print) == 0
+    assert capsys.readouterr().out.endswith("All is well.\n")
+
+
+def test_the_report_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.report([Finding("GPUs", "ok", "1\n2")], as_json=True, say=print) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "ok": True,
+        "findings": [{"name": "GPUs", "status": "ok", "detail": "1\n2", "advice": ""}],
+    }

@@ -1,0 +1,91 @@
+"""What a failed run says."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+import cloudpickle
+import pytest
+
+from horovod_runner import LaunchError, RankFailedError
+from horovod_runner.failure import ranks_text, run_error
+from horovod_runner.job import Outcome, WorkerOutcome
+
+OK = WorkerOutcome(True, 0)
+
+
+def raised(
+    error: Exception, *, secondary: bool = False, pickled: bytes | None = None
+) -> WorkerOutcome:
+    text = "".join(traceback.format_exception(error))
+    value = cloudpickle.dumps(error) if pickled is None else pickled
+    return WorkerOutcome(False, 1, value, type(error).__name__, text, secondary)
+
+
+def outcome(rank: int, worker: WorkerOutcome | None, code: int = 0, **fields: object) -> Outcome:
+    return Outcome(rank, rank, f"host{rank}", 100 + rank, code, worker=worker, **fields)  # type: ignore[arg-type]
+
+
+def test_the_first_reported_rank_is_the_cause() -> None:
+    outcomes = [outcome(r, raised(ValueError(f"of {r}"))) for r in range(3)]
+    error = run_error(outcomes, reported=[2, 0])
+    assert isinstance(error, ValueError)
+    assert str(error) == "of 2"
+    assert isinstance(error.__cause__, RankFailedError)
+    assert error.__cause__.rank == 2
+
+
+def test_survivors_are_never_the_cause() -> None:
+    survivor = raised(RuntimeError("Horovod has been shut down"), secondary=True)
+    outcomes = [outcome(0, survivor), outcome(1, None, -9, tail=["epoch 3", "epoch 4"])]
+    error = run_error(outcomes, reported=[])
+    assert isinstance(error, RankFailedError)
+    assert (error.rank, error.host, error.pid, error.exit_code) == (1, "host1", 101, -9)
+    assert "killed by SIGKILL" in str(error)
+    assert "epoch 4" in str(error)
+
+
+def test_where_all_are_survivors_the_first_of_them_is_told() -> None:
+    gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
+    error = run_error([outcome(0, OK), outcome(1, gone), outcome(2, gone)], reported=[])
+    assert isinstance(error.__cause__, RankFailedError)
+    assert error.__cause__.rank == 1
+
+
+def test_equal_failures_are_told_together() -> None:
+    outcomes = [outcome(r, raised(ValueError("same"))) for r in range(6)]
+    cause = run_error(outcomes, reported=[1, 0, 2, 3, 5]).__cause__
+    assert "In the same way: ranks 0, 2-3, 5." in str(cause)
+
+
+def test_an_exception_that_does_not_load_is_told_in_words() -> None:
+    error = run_error([outcome(0, raised(ValueError("odd"), pickled=b"junk"), 1)], reported=[0])
+    assert isinstance(error, RankFailedError)
+    assert "ValueError: odd" in str(error)
+
+
+def test_a_task_without_a_worker_is_a_launch_error() -> None:
+    error = run_error([Outcome(1, hostname="h", problem="no route")], reported=[])
+    assert isinstance(error, LaunchError)
+    assert str(error) == "task 1 of 1 on h: no route"
+
+
+def test_the_gpu_is_named() -> None:
+    error = run_error([outcome(0, None, 3, gpus=("7",))], reported=[])
+    assert "(pid 100, GPU 7) failed: its process ended with exit code 3" in str(error)
+
+
+def test_errors_survive_pickle() -> None:
+    error = RankFailedError("text", rank=3, host="h", pid=4, exit_code=-9)
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == "text"
+    assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([2, 1], "ranks 1-2"), ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8")],
+)
+def test_ranks_are_written_briefly(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text

@@ -1,0 +1,237 @@
+"""Planning a build and naming what it would miss; the build itself is made by the set-up."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_runner import InstallError, horovod_source, install, inventory
+from horovod_runner.inventory import Framework, Nccl, Tool
+
+CPU_TORCH = Framework("torch", "2.13.0+cpu")
+CUDA_TORCH = Framework("torch", "2.13.0", "13.0")
+CUDA_TF = Framework("tensorflow", "2.21.0", "12.5.1")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What the inventory finds; a test changes it before it plans."""
+    include = tmp_path / "cuda" / "include"
+    include.mkdir(parents=True)
+    (include / "cuda.h").write_text("#define CUDA_VERSION 13000\n")
+    found: dict[str, Any] = {
+        "frameworks": [CUDA_TORCH],
+        "cuda": tmp_path / "cuda",
+        "nccl": Nccl(tmp_path, tmp_path / "libnccl.so.2", "2.29.3"),
+        "mpi": Tool("/usr/bin/mpicxx", "4.1.4"),
+    }
+    monkeypatch.setattr(
+        inventory,
+        "find_framework",
+        lambda name: next((f for f in found["frameworks"] if f.name == name), None),
+    )
+    monkeypatch.setattr(inventory, "find_cuda_home", lambda: found["cuda"])
+    monkeypatch.setattr(inventory, "find_nccl", lambda: found["nccl"])
+    monkeypatch.setattr(inventory, "find_tool", lambda *names, **_: found["mpi"])
+    return found
+
+
+def test_nccl_is_chosen_where_everything_for_it_is_here(machine: dict[str, Any]) -> None:
+    plan = install.plan()
+    assert plan.gpu
+    assert plan.describe() == "Horovod 0.28.1 for torch 2.13.0, with Gloo, NCCL"
+    assert "cuda-13.0-nccl-2.29.3" in plan.key()
+
+
+@pytest.mark.parametrize(
+    ("lacking", "text"),
+    [
+        ({"frameworks": [CPU_TORCH]}, "torch 2.13.0[+]cpu is a CPU build"),
+        ({"frameworks": [CUDA_TORCH, CUDA_TF]}, "one CUDA release.*--frameworks"),
+        ({"frameworks": [CUDA_TF]}, "CUDA 12.5.1, for which tensorflow was built.*has 13.0"),
+        ({"cuda": None}, "CUDA_HOME"),
+        ({"nccl": None}, "nccl.h"),
+    ],
+)
+def test_a_cpu_build_is_chosen_where_something_lacks_and_gpu_says_what(
+    machine: dict[str, Any], lacking: dict[str, Any], text: str
+) -> None:
+    machine.update(lacking)
+    assert not install.plan().gpu
+    with pytest.raises(InstallError, match=text):
+        install.plan(gpu=True)
+
+
+def test_the_user_may_decide(machine: dict[str, Any]) -> None:
+    machine["frameworks"] = [CUDA_TORCH, CUDA_TF]
+    assert [f.name for f in install.plan(["tensorflow"]).frameworks] == ["tensorflow"]
+    assert not install.plan(gpu=False).gpu
+    assert install.plan(mpi=True).describe().endswith("with Gloo, MPI")
+
+
+@pytest.mark.parametrize(
+    ("state", "arguments", "text"),
+    [
+        ({"frameworks": []}, {}, "neither torch nor tensorflow is installed"),
+        ({"frameworks": []}, {"frameworks": ["torch"]}, "pip install torch"),
+        ({}, {"frameworks": ["mxnet"]}, "unknown framework mxnet"),
+        ({"mpi": None}, {"mpi": True}, "libopenmpi-dev"),
+        ({"frameworks": [Framework("torch", "2", error="boom")]}, {}, "does not import .boom."),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_one_line(
+    machine: dict[str, Any], state: dict[str, Any], arguments: dict[str, Any], text: str
+) -> None:
+    machine.update(state)
+    with pytest.raises(InstallError, match=text) as caught:
+        install.plan(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_another_version_of_anything_is_another_wheel(machine: dict[str, Any]) -> None:
+    keys = {install.plan().key(), install.plan(gpu=False).key(), install.plan(mpi=True).key()}
+    machine["frameworks"] = [Framework("torch", "2.12.0", "13.0")]
+    keys.add(install.plan().key())
+    machine["nccl"] = Nccl(Path(), Path(), "2.30.1")
+    keys.add(install.plan().key())
+    assert len(keys) == 5
+    assert not any("/" in key for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("missing", "text"),
+    [
+        ("find_compiler", "apt-get install g"),
+        ("make", "apt-get install make"),
+        ("cmake", "pip install 'cmake<4'"),
+        ("header", "python3-dev"),
+        ("packaging", r"horovod_runner\[build\]"),
+        ("disk", "GiB free"),
+    ],
+)
+def test_what_a_build_would_miss_is_said_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str, text: str
+) -> None:
+    find_tool = inventory.find_tool
+    version = inventory.distribution_version
+    if missing == "find_compiler":
+        monkeypatch.setattr(inventory, "find_compiler", lambda: None)
+    monkeypatch.setattr(
+        inventory, "find_tool", lambda *names: None if missing in names else find_tool(*names)
+    )
+    monkeypatch.setattr(
+        inventory, "distribution_version", lambda name: None if name == missing else version(name)
+    )
+    if missing == "header":
+        monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    if missing == "disk":
+        usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(InstallError, match=text) as caught:
+        install.check_prerequisites(install.BuildPlan((CPU_TORCH,)), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cached_wheel_is_used_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = install.plan()
+    shelf = install.cache_folder() / "wheels" / plan.key()
+    shelf.mkdir(parents=True)
+    (shelf / "horovod.whl").touch()
+    said: list[str] = []
+    assert install.build_wheel(plan, say=said.append) == shelf / "horovod.whl"
+    assert "built before" in said[0]
+
+
+def test_every_edit_is_made_and_a_foreign_source_is_refused(tmp_path: Path) -> None:
+    for edit in horovod_source.EDITS:
+        file = tmp_path / edit.path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as source:
+            source.write(f"before\n{edit.old}\nafter\n")
+    torch = tmp_path / "horovod/torch/CMakeLists.txt"
+    torch.write_text(torch.read_text() + "elseif (Pytorch_CUDA AND NOT HAVE_CUDA)\n")
+    horovod_source.mend(tmp_path, gpu=False)
+    for edit in horovod_source.EDITS:
+        assert edit.new in (tmp_path / edit.path).read_text()
+    assert "elseif (FALSE)" in torch.read_text()
+    with pytest.raises(InstallError, match="lacks the text to mend"):
+        horovod_source.mend(tmp_path, gpu=True)
+
+
+def test_a_download_that_is_not_the_release_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with tarfile.open(tmp_path / "horovod-0.28.1.tar.gz", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("horovod-0.28.1/setup.py"), io.BytesIO())
+    monkeypatch.setattr("sys.executable", "/bin/true")  # stands for a pip that brought the above
+    with pytest.raises(InstallError, match="SHA-256"):
+        horovod_source.fetch(tmp_path)
+
+
+def test_a_registry_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(InstallError, match="could not be downloaded: pip exit code 1"):
+        horovod_source.fetch(tmp_path)
+
+
+def test_a_failed_build_shows_its_first_error_and_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "build.log"
+    said: list[str] = []
+    script = "echo '[ 10%] Building CXX object a/b.cc.o'; echo 'x.cc:3: error: no such thing'; "
+    script += "echo 'make: error: 2'; exit 3"
+    assert install._run_logged(["sh", "-c", script], {}, log, said.append) == 3
+    assert said == ["   10%  b.cc.o"]
+    assert install._first_error(log) == "x.cc:3: error: no such thing"
+
+
+def test_nccl_is_found_in_a_wheel_and_staged_for_the_linker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = tmp_path / "nvidia" / "nccl"
+    (root / "include").mkdir(parents=True)
+    (root / "lib").mkdir()
+    (root / "lib" / "libnccl.so.2").touch()
+    (root / "include" / "nccl.h").write_text(
+        "#define NCCL_MAJOR 2\n#define NCCL_MINOR 29\n#define NCCL_PATCH 3\n"
+    )
+    monkeypatch.delenv("HOROVOD_NCCL_HOME", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nccl = inventory.find_nccl()
+    assert nccl is not None
+    assert nccl.version == "2.29.3"
+    staged = install._stage_nccl(nccl, tmp_path / "stage")
+    assert (staged / "lib" / "libnccl.so").resolve() == root / "lib" / "libnccl.so.2"
+    assert (staged / "include" / "nccl.h").exists()
+
+
+def test_a_gpu_build_is_told_where_everything_is(
+    machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "_gpu_architectures", lambda: "90")
+    environment = install._build_environment(install.plan(), tmp_path)
+    assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert environment["HOROVOD_CUDA_HOME"] == str(tmp_path / "cuda")
+    assert environment["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"
+    assert environment["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
+    assert environment["HOROVOD_WITHOUT_MPI"] == "1"
+
+
+def test_the_cuda_toolkit_is_found_beside_nvcc(
+    machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    (tmp_path / "cuda" / "bin").mkdir()
+    (tmp_path / "cuda" / "bin" / "nvcc").touch(mode=0o755)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "cuda" / "bin"))
+    home = inventory.find_cuda_home()
+    assert home == tmp_path / "cuda"
+    assert inventory.cuda_version(home) == "13.0"

@@ -1,0 +1,104 @@
+"""The public face: arguments, names, what is imported, and running in a plain function."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import horovod_runner
+from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner.job import user_path
+from horovod_runner.sinks.terminal import TerminalSink
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({}, TypeError, "np"),
+        ({"np": "4"}, TypeError, "np must be an int, not str"),
+        ({"np": True}, TypeError, "np must be an int, not bool"),
+        ({"np": 2.0}, TypeError, "np must be an int, not float"),
+        ({"np": 1, "driver_log_verbosity": "most"}, ValueError, "'all', 'log_callback_only'"),
+        ({"np": 1, "gpu_pinning": "none"}, ValueError, "'current', 'mask'"),
+        ({"np": 1, "slot_timeout": -1}, ValueError, "slot_timeout is in seconds"),
+        ({"np": 1, "gpus_per_rank": 1.5}, ValueError, "gpus_per_rank"),
+        ({"np": 1, "gpus_per_rank": -1}, ValueError, "gpus_per_rank"),
+        ({"np": 1, "env": {"A": 1}}, TypeError, "'A' maps to 1"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(
+    arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        HorovodRunner(**arguments)
+
+
+def test_np_is_keyword_only() -> None:
+    with pytest.raises(TypeError):
+        HorovodRunner(2)  # type: ignore[misc]
+
+
+def test_main_must_be_callable() -> None:
+    with pytest.raises(TypeError, match="main must be a function, not str"):
+        HorovodRunner(np=-1).run("train")  # type: ignore[arg-type]
+
+
+def test_every_public_name_is_there_and_no_other() -> None:
+    assert dir(horovod_runner) == sorted(horovod_runner.__all__)
+    for name in horovod_runner.__all__:
+        assert getattr(horovod_runner, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Horovodrunner'"):
+        horovod_runner.Horovodrunner  # noqa: B018
+
+
+@pytest.mark.parametrize("module", ["horovod_runner", "horovod_runner.worker"])
+def test_importing_brings_no_heavy_package(module: str) -> None:
+    heavy = ["pyspark", "torch", "tensorflow", "keras", "numpy", "pyarrow", "pandas", "zmq"]
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_log_to_driver_prints_outside_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_driver("just a test")
+    log_to_driver(12)  # type: ignore[arg-type]
+    assert capsys.readouterr().out == "just a test\n12\n"
+
+
+def test_without_pyspark_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(horovod_runner.LaunchError, match=r"pip install horovod_runner\[spark\]"):
+        HorovodRunner(np=1).run(print)
+
+
+def test_only_the_users_own_folders_follow_to_a_task(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, missing = tmp_path / "own", tmp_path / "missing"
+    installed = tmp_path / "lib" / "site-packages"
+    own.mkdir()
+    installed.mkdir(parents=True)
+    monkeypatch.chdir(own)
+    path = (str(missing), str(installed), sys.path[-1], "")
+    assert user_path(path) == [str(own)]
+
+
+def test_a_stream_that_is_gone_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    TerminalSink(1).log(0, "nobody hears this")
+
+
+def test_output_goes_to_the_stream_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = TerminalSink(2)
+    sink.output(1, "stderr", "a\nb\n")
+    sink.output(0, "stdout", "c\n")
+    TerminalSink(1).output(0, "stdout", "no newline yet")
+    captured = capsys.readouterr()
+    assert captured.err == "[1] a\n[1] b\n"
+    assert captured.out == "[0] c\nno newline yet"

@@ -1,0 +1,101 @@
+"""Ranks, slots and GPUs: pure arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_runner import GpuError
+from horovod_runner.topology import Offer, assign, describe
+
+
+def offer(task: int, host: str = "a", **fields: tuple[str, ...]) -> Offer:
+    return Offer(task, host, f"host-{host}", "10.0.0.1", "eth0", **fields)
+
+
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=40), st.randoms())
+def test_every_task_gets_one_rank_and_hosts_stay_together(hosts: list[str], random: object) -> None:
+    offers = [offer(task, host) for task, host in enumerate(hosts)]
+    random.shuffle(offers)  # type: ignore[attr-defined]
+    slots = assign(offers)
+    assert [slot.rank for slot in slots] == list(range(len(hosts)))
+    assert sorted(slot.task for slot in slots) == list(range(len(hosts)))
+    assert slots[0].task == 0
+    assert {slot.task: slot.host for slot in slots} == dict(enumerate(hosts))
+    order = [slot.host for slot in slots]
+    assert order == sorted(order, key=order.index)
+    for slot in slots:
+        local = [other for other in slots if other.host == slot.host]
+        assert (slot.local_size, slot.local_rank) == (len(local), local.index(slot))
+        # Horovod's cross communicator: the ranks of the same local_rank, in order.
+        cross = [other for other in slots if other.local_rank == slot.local_rank]
+        assert (slot.cross_size, slot.cross_rank) == (len(cross), cross.index(slot))
+
+
+def test_gpus_are_dealt_by_local_rank_where_spark_gives_none() -> None:
+    slots = assign(offer(task, host_gpus=("3", "5", "7")) for task in range(2))
+    assert [slot.gpus for slot in slots] == [("3",), ("5",)]
+    assert slots[0].host_gpus == slots[1].host_gpus == ("3", "5")
+
+
+def test_sparks_gpus_are_kept_and_shown_in_local_rank_order() -> None:
+    slots = assign([offer(0, task_gpus=("1",)), offer(1, task_gpus=("0",))])
+    assert [slot.gpus for slot in slots] == [("1",), ("0",)]
+    assert slots[0].host_gpus == ("1", "0")
+
+
+def test_of_several_gpus_a_rank_the_first_ones_come_first() -> None:
+    slots = assign([offer(task, host_gpus=("0", "1", "2", "3")) for task in range(2)], 2)
+    assert [slot.gpus for slot in slots] == [("0", "1"), ("2", "3")]
+    assert slots[0].host_gpus == ("0", "2", "1", "3")
+
+
+def test_ranks_share_a_gpu_only_when_asked() -> None:
+    offers = [offer(task, host_gpus=("0",)) for task in range(2)]
+    with pytest.raises(GpuError, match=r"has 1 GPU\(s\) and its 2 ranks need 2.*gpus_per_rank"):
+        assign(offers)
+    assert [slot.gpus for slot in assign(offers, 0.5)] == [("0",), ("0",)]
+
+
+def test_one_gpu_given_to_two_tasks_is_refused_unless_shared() -> None:
+    offers = [offer(task, task_gpus=("0",)) for task in range(2)]
+    with pytest.raises(GpuError, match="tasks 0 and 1 on host host-a were both given GPU 0"):
+        assign(offers)
+    assert len(assign(offers, 0.5)) == 2
+
+
+def test_zero_hides_all_gpus() -> None:
+    (slot,) = assign([offer(0, task_gpus=("0",))], 0)
+    assert slot.gpus == slot.host_gpus == ()
+
+
+def test_too_few_gpus_from_spark_are_named() -> None:
+    with pytest.raises(GpuError, match=r"spark.task.resource.gpu.amount"):
+        assign([offer(0, task_gpus=("0",))], 2)
+
+
+def test_gpus_demanded_on_a_host_without_any_are_named() -> None:
+    with pytest.raises(GpuError, match=r"has 0 GPU\(s\)"):
+        assign([offer(0)], 1)
+
+
+def test_gpu_and_cpu_hosts_do_not_mix() -> None:
+    with pytest.raises(GpuError, match=r"those on host-b on CPUs"):
+        assign([offer(0, "a", host_gpus=("0",)), offer(1, "b")])
+
+
+def test_the_table_names_every_rank() -> None:
+    slots = assign([offer(0, host_gpus=("4",)), offer(1, "b", host_gpus=("0",))])
+    assert describe(slots, {0: 11, 1: 12}) == (
+        "rank  host    pid  GPU\n   0  host-a  11   4\n   1  host-b  12   0"
+    )
+
+
+def test_the_table_stays_short_for_many_ranks() -> None:
+    lines = describe(assign(offer(t, "ab"[t // 50]) for t in range(100)), {}).splitlines()
+    assert [line.split() for line in lines] == [
+        ["ranks", "host", "GPUs"],
+        ["0-49", "host-a", "-"],
+        ["50-99", "host-b", "-"],
+    ]
