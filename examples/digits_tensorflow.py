@@ -110,10 +110,8 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
 
     # Every rank looks at its part of the held-out digits; the counts are summed.
     mine = slice(hvd.rank(), None, hvd.size())
-    guesses = tf.argmax(model(test_x[mine]), axis=1)
-    correct = hvd.allreduce(
-        tf.math.count_nonzero(guesses == test_y[mine]), op=hvd.Sum, name="correct"
-    )
+    hits = tf.argmax(model(test_x[mine]), axis=1) == test_y[mine]
+    correct = hvd.allreduce(tf.math.count_nonzero(hits), op=hvd.Sum, name="correct")
     return {"accuracy": int(correct) / HELD_OUT, "losses": losses}
 
 

@@ -99,8 +99,8 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
     # Every rank looks at its part of the held-out digits; the counts are summed.
     mine = slice(hvd.rank(), None, hvd.size())
     with torch.no_grad():
-        guesses = model(test_x[mine].to(device)).argmax(dim=1).cpu()
-    correct = hvd.allreduce((guesses == test_y[mine]).sum(), op=hvd.Sum, name="correct")
+        hits = model(test_x[mine].to(device)).argmax(dim=1).cpu() == test_y[mine]
+    correct = hvd.allreduce(hits.sum(), op=hvd.Sum, name="correct")
     return {"accuracy": correct.item() / HELD_OUT, "losses": losses}
 
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 # Spark starts its Python workers with what it finds here.
 os.environ["PYSPARK_PYTHON"] = sys.executable
+# Marks the workers of these tests among all that may run on this machine.
+_SESSION = "HOROVOD_RUNNER_TEST_SESSION"
+os.environ[_SESSION] = str(os.getpid())
 faulthandler.enable()
 
 
@@ -107,7 +110,9 @@ def _workers() -> set[int]:
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         command = process.info["cmdline"] or []
         if "horovod_runner.worker" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.add(process.info["pid"])
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(_SESSION) == os.environ[_SESSION]:
+                    found.add(process.info["pid"])
     return found
 
 
