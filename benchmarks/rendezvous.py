@@ -80,7 +80,10 @@ def run_rank(slot: Slot, gate: Connection) -> None:
     gate.recv()
     start = time.perf_counter()
     hvd.init()
-    gate.send(time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    if hvd.size() != slot.size:
+        raise RuntimeError(f"rank {slot.rank} met {hvd.size()} ranks instead of {slot.size}")
+    gate.send(seconds)
     gate.recv()  # a rank that leaves early makes the others complain
     hvd.shutdown()
 

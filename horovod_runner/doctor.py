@@ -154,6 +154,8 @@ def _horovod(framework: inventory.Framework) -> Iterator[Finding]:
             "this machine has GPUs and Horovod was built without NCCL: reductions go over the CPU",
             "run: horovod-runner install --gpu --rebuild",
         )
+    if framework.cuda and built["nccl"] and gpu.visible_gpus():
+        yield _say_hello(f"a GPU with {framework.name}", framework.name, np=-1)
     yield _say_hello(f"two ranks with {framework.name}", framework.name, np=-2)
 
 

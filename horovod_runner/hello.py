@@ -8,6 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from horovod_runner.gpu import visible_gpus
 from horovod_runner.runner import HorovodRunner
 
 if TYPE_CHECKING:
@@ -34,11 +35,15 @@ class Greeting:
 def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Greeting]:
     """Run the job with "torch" or "tensorflow"; returns the greetings in rank order.
 
+    On this machine (``np`` below 0) each rank takes a GPU where there are enough, else none does:
+    NCCL cannot reduce between two ranks on one GPU.
+
     Raises:
         HorovodRunnerError: as :meth:`horovod_runner.HorovodRunner.run`.
         ImportError: Horovod was not built for the framework.
     """
-    runner = HorovodRunner(np=np, spark=spark)
+    short_of_gpus = np < 0 and len(visible_gpus()) < -np
+    runner = HorovodRunner(np=np, spark=spark, gpus_per_rank=0 if short_of_gpus else None)
     # The frameworks' chatter; of a failure the error says it all.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         greetings: list[Greeting] = runner.run(_torch if framework == "torch" else _tensorflow)

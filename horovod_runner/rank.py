@@ -14,6 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -39,74 +40,77 @@ class _CalledOffError(Exception):
     """The driver called the rank off before its worker was started."""
 
 
-def run_rank(
-    job: Job,
-    address: ChannelAddress,
-    task: int,
-    *,
-    task_gpus: tuple[str, ...] = (),
-    path: list[str],
-    user_environment: Mapping[str, str],
-    directory: str | None = None,
-    echo: Callable[[str], None] | None = None,
-) -> Outcome:
-    """Run one rank of a job here, from hello to outcome; never raises for what the rank does.
+@dataclass(frozen=True)
+class Surroundings:
+    """What a launcher knows of the place where a rank is to run.
 
-    Args:
-        job: the job.
-        address: the driver's channel.
-        task: the number of this task, 0 to size - 1.
-        task_gpus: the GPUs that Spark gave this task.
+    Attributes:
+        task: the number of the task, 0 to size - 1.
         path: the worker's ``sys.path``.
         user_environment: what counts as set by the user.
+        task_gpus: the GPUs that Spark gave this task.
         directory: the worker's working directory; None for this process's.
         echo: takes each line that the rank prints, beside the driver.
     """
-    link = Link(address, task)
+
+    task: int
+    path: list[str]
+    user_environment: Mapping[str, str]
+    task_gpus: tuple[str, ...] = ()
+    directory: str | None = None
+    echo: Callable[[str], None] | None = None
+
+
+def run_rank(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
+    """Run one rank of a job here, from hello to outcome; never raises for what the rank does."""
+    link = Link(address, here.task)
     try:
-        own_address = host.address_towards(address.host)
-        offer = Offer(
-            task=task,
-            host=host.host_id(),
-            hostname=socket.gethostname(),
-            address=own_address,
-            interface=host.interface_of(own_address),
-            task_gpus=task_gpus,
-            host_gpus=() if task_gpus or job.gpus_per_rank == 0 else gpu.visible_gpus(),
-        )
-        # Task 0 becomes rank 0: the meeting points are on its host.
-        with _Meeting(own_address, job.size) if task == 0 else _NoMeeting() as meeting:
-            link.put(messages.Hello(offer, meeting.rendezvous, meeting.master_port))
-            try:
-                assignment = _await_assignment(link, address)
-            except _CalledOffError as called_off:
-                outcome = Outcome(task, hostname=offer.hostname, problem=str(called_off))
-            else:
-                slot = next(slot for slot in assignment.slots if slot.task == task)
-                worker_job = WorkerJob(slot.rank, slot.size, job.main, path, list(job.argv))
-                variables = environment.worker_variables(
-                    slot,
-                    assignment,
-                    environment.available_cores(),
-                    _gpu_variables(job, slot),
-                    user_environment,
-                )
-                with WorkerProcess(
-                    msgspec.msgpack.encode(worker_job), variables, directory
-                ) as worker:
-                    watch = _Watch(job, slot, link, worker, echo)
-                    watch.until_end()
-                    outcome = watch.outcome()
-        lost = _drain(link, task)
-        return msgspec.structs.replace(outcome, lost=lost)
-    except Exception as error:
-        return Outcome(
-            task,
-            hostname=socket.gethostname(),
-            problem=f"{type(error).__name__}: {error}",
-        )
+        try:
+            outcome = _run(job, address, here, link)
+        except Exception as error:
+            # Told at once: the others may be waiting for this rank already.
+            link.put(messages.Failed(-1, 1, type(error).__name__))
+            problem = str(error) if isinstance(error, _CalledOffError) else repr(error)
+            outcome = Outcome(here.task, hostname=socket.gethostname(), problem=problem)
+        return msgspec.structs.replace(outcome, lost=_drain(link, here.task))
     finally:
         link.close()
+
+
+def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> Outcome:
+    offer = _offer(job, address, here)
+    # Task 0 becomes rank 0: the meeting points are on its host.
+    with _Meeting(offer.address, job.size) if here.task == 0 else _NoMeeting() as meeting:
+        link.put(messages.Hello(offer, meeting.rendezvous, meeting.master_port))
+        assignment = _await_assignment(link, address)
+        slot = next(slot for slot in assignment.slots if slot.task == here.task)
+        worker_job = WorkerJob(slot.rank, slot.size, job.main, here.path, list(job.argv))
+        variables = environment.worker_variables(
+            slot,
+            assignment,
+            environment.available_cores(),
+            _gpu_variables(job, slot),
+            here.user_environment,
+        )
+        encoded = msgspec.msgpack.encode(worker_job)
+        with WorkerProcess(encoded, variables, here.directory) as worker:
+            watch = _Watch(job, slot, link, worker, here.echo)
+            watch.until_end()
+            return watch.outcome()
+
+
+def _offer(job: Job, address: ChannelAddress, here: Surroundings) -> Offer:
+    own_address = host.address_towards(address.host)
+    look_for_gpus = not here.task_gpus and job.gpus_per_rank != 0
+    return Offer(
+        task=here.task,
+        host=host.host_id(),
+        hostname=socket.gethostname(),
+        address=own_address,
+        interface=host.interface_of(own_address),
+        task_gpus=here.task_gpus,
+        host_gpus=gpu.visible_gpus() if look_for_gpus else (),
+    )
 
 
 class _NoMeeting:

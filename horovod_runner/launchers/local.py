@@ -9,7 +9,7 @@ from collections.abc import Callable
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.job import Job, Outcome
 from horovod_runner.process import inherited_environment
-from horovod_runner.rank import run_rank
+from horovod_runner.rank import Surroundings, run_rank
 
 
 class LocalLauncher:
@@ -48,14 +48,8 @@ class LocalLaunch:
             thread.start()
 
     def _run(self, task: int) -> None:
-        outcome = run_rank(
-            self._job,
-            self._address,
-            task,
-            path=self._path,
-            user_environment=self._environment,
-            directory=self._directory,
-        )
+        here = Surroundings(task, self._path, self._environment, directory=self._directory)
+        outcome = run_rank(self._job, self._address, here)
         self._outcomes.append(outcome)
         self._wake()
 

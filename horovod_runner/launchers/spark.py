@@ -25,7 +25,7 @@ import msgspec
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
-from horovod_runner.rank import run_rank, stderr_echo
+from horovod_runner.rank import Surroundings, run_rank, stderr_echo
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -207,16 +207,15 @@ def _run_task(
         pass  # one row, the task's number, which the context knows as well
     context = BarrierTaskContext.get()
     resources = context.resources()
-    outcome = run_rank(
-        job,
-        address,
+    here = Surroundings(
         context.partitionId(),
-        task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         path=[*sys.path, *user_path(job.path)],
         # Not os.environ: Spark sets OMP_NUM_THREADS there by itself.
         user_environment=job.environment,
+        task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,
     )
+    outcome = run_rank(job, address, here)
     yield pa.RecordBatch.from_arrays(
         [
             pa.array([outcome.task], pa.int32()),

@@ -1,0 +1,58 @@
+"""The examples as a user starts them: every way that the README names."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.horovod]
+
+ROOT = Path(__file__).parents[2]
+
+
+def start(*command: str, directory: Path) -> str:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=directory,
+        timeout=280,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def check(output: str) -> None:
+    losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", output)]
+    assert len(losses) >= 10
+    assert losses[-1] < losses[0] / 5
+    accuracy = re.search(r"held-out digits: (\d+\.\d)%", output)
+    assert accuracy is not None
+    assert float(accuracy.group(1)) >= 95
+
+
+@pytest.mark.parametrize("np", ["-1", "-2", "2"])
+@pytest.mark.parametrize("example", ["digits_torch.py", "digits_tensorflow.py"])
+def test_an_example_learns_the_digits(example: str, np: str, tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / example)
+    check(start(sys.executable, script, "--np", np, directory=tmp_path))
+
+
+def test_the_checkpoint_of_rank_0_is_left_where_it_was_asked_for(tmp_path: Path) -> None:
+    script = str(ROOT / "examples" / "digits_torch.py")
+    command = [sys.executable, script, "--np", "-2", "--checkpoint", "weights.pt"]
+    check(start(*command, directory=tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.pt"]
+
+
+def test_spark_submit_runs_the_same_file(tmp_path: Path) -> None:
+    submit = str(Path(sys.executable).parent / "spark-submit")
+    script = str(ROOT / "examples" / "digits_torch.py")
+    check(start(submit, "--master", "local[2]", script, "--np", "2", directory=tmp_path))
