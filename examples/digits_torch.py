@@ -118,7 +118,7 @@ def main() -> int:
     """Parse the command line, train, and say how well it went."""
     parser = argparse.ArgumentParser(description="Train on handwritten digits with Horovod.")
     parser.add_argument("--np", type=int, default=2, help="ranks; below 0: without Spark")
-    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--checkpoint", type=os.path.abspath, help="a file for the weights")
     args = parser.parse_args()
 

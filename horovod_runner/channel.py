@@ -19,7 +19,6 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 
 import msgspec
 import zmq
@@ -120,12 +119,7 @@ class Channel:
     def __enter__(self) -> Channel:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def receive(self, timeout: float | None = None) -> Iterator[tuple[int, FromRank]]:

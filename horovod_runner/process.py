@@ -18,7 +18,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Final
 
 TERM_GRACE_SECONDS: Final = 2.0
@@ -95,12 +94,7 @@ class WorkerProcess:
     def __enter__(self) -> WorkerProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -20,7 +20,6 @@ import socket
 import threading
 from collections import Counter
 from contextlib import suppress
-from types import TracebackType
 
 from horovod_runner.errors import LaunchError
 
@@ -83,12 +82,7 @@ class Rendezvous:
     def __enter__(self) -> Rendezvous:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

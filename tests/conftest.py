@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -29,6 +30,9 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 _SESSION = "HOROVOD_RUNNER_TEST_SESSION"
 os.environ[_SESSION] = str(os.getpid())
 faulthandler.enable()
+# Nothing is timed in a test; and a test that fails must fail again.
+hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("project")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

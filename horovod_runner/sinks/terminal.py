@@ -19,7 +19,8 @@ class TerminalSink:
     def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
         """A piece of what a rank printed, to the stream of the same name."""
         if self._prefixed:
-            text = "".join(f"[{rank}] {line}\n" for line in text.splitlines())
+            lines = text.removesuffix("\n").split("\n")
+            text = "".join(f"[{rank}] {line}\n" for line in lines)
         _write(sys.stdout if stream == "stdout" else sys.stderr, text)
 
     def log(self, rank: int, text: str) -> None:

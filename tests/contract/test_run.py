@@ -16,7 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import HorovodRunner, LaunchError, RankFailedError, SerializationError, log_to_driver
+from horovod_runner import (
+    HorovodRunner,
+    LaunchError,
+    RankFailedError,
+    SerializationError,
+    log_to_driver,
+)
 from tests.conftest import Ranks
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]

@@ -1,0 +1,226 @@
+"""Watches one worker: reads all that it writes, feeds the link, and ends it when told to.
+
+One loop, which never waits for the driver while the worker could be waiting for it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+import zmq
+
+from horovod_runner import frames, messages
+from horovod_runner.channel import Link
+from horovod_runner.job import Job, Outcome, WorkerOutcome
+from horovod_runner.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
+from horovod_runner.topology import Slot
+
+_READ_BYTES = 64 << 10
+_TAIL_LINES = 30
+_TAIL_LINE_CHARACTERS = 2000
+_POLL_MS = 100
+
+
+class Watch:
+    """Reads a worker's pipes, feeds the link, and ends the worker when told to."""
+
+    def __init__(
+        self,
+        job: Job,
+        slot: Slot,
+        link: Link,
+        worker: WorkerProcess,
+        echo: Callable[[str], None] | None,
+    ) -> None:
+        self._slot = slot
+        self._link = link
+        self._worker = worker
+        self._held: deque[bytes] = deque()
+        self._frames = bytearray()
+        self._kill_at: float | None = None
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._echo = echo
+        self._stream_output = job.stream_output
+        self._streams = {
+            worker.stdout: Lines("stdout", hold=job.size > 1),
+            worker.stderr: Lines("stderr", hold=job.size > 1),
+        }
+        self._poller = zmq.Poller()
+        self._poller.register(link.socket, link.wanted)
+        self._open = {worker.stdout, worker.stderr, worker.frames}
+        for descriptor in self._open:
+            self._poller.register(descriptor, zmq.POLLIN)
+        if worker.exit_descriptor is not None:
+            self._poller.register(worker.exit_descriptor, zmq.POLLIN)
+        self._queue(messages.Started(slot.rank, worker.pid))
+
+    def until_end(self) -> None:
+        """Watch until the worker has ended and all that it wrote is queued."""
+        while self._worker.exit_code is None:
+            self._step()
+        # What it started must not outlive it, nor keep its pipes open.
+        self._worker.kill()
+        for descriptor in tuple(self._open):
+            self._read_rest(descriptor)
+        for stream in self._streams.values():
+            self._print(stream, b"", final=True)
+        while self._held:
+            self._flush_held()
+            self._link.wait(_POLL_MS / 1000)
+
+    def _step(self) -> None:
+        """Wait for one thing to happen, and do what it asks for."""
+        if self._held:
+            # The disk is full. The worker's pipes must fill now: nothing read may be lost.
+            orders = self._link.wait(_POLL_MS / 1000)
+            self._flush_held()
+        else:
+            self._poller.modify(self._link.socket, self._link.wanted)
+            ready = dict(self._poller.poll(_POLL_MS if self._needs_clock() else None))
+            for descriptor in self._open & ready.keys():
+                if self._read(descriptor) is None:
+                    self._leave(descriptor)
+            self._link.flush()
+            orders = self._link.receive()
+        for message in orders:
+            if isinstance(message, messages.Stop) and self._kill_at is None:
+                if self._said() is None:  # else it is on its way out
+                    self._worker.terminate()
+                self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
+        if self._kill_at is not None and time.monotonic() > self._kill_at:
+            self._worker.kill()
+
+    def _needs_clock(self) -> bool:
+        return self._kill_at is not None or self._worker.exit_descriptor is None
+
+    def _read(self, descriptor: int) -> int | None:
+        """Read once: how many bytes, 0 if there were none yet, None at the end of the stream."""
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            return None
+        if descriptor == self._worker.frames:
+            self._forward(data)
+        else:
+            self._print(self._streams[descriptor], data)
+        return len(data)
+
+    def _read_rest(self, descriptor: int) -> None:
+        """Read what the worker left in a pipe: not more, others may still write to it."""
+        left = PIPE_BYTES
+        while left > 0 and (count := self._read(descriptor)):
+            left -= count
+
+    def _leave(self, descriptor: int) -> None:
+        self._open.discard(descriptor)
+        self._poller.unregister(descriptor)
+
+    def _forward(self, data: bytes) -> None:
+        self._frames += data
+        try:
+            end = frames.complete(self._frames)
+        except ValueError:
+            # Only a worker that overwrites its own memory comes here; its output still counts.
+            self._frames.clear()
+            self._leave(self._worker.frames)
+            return
+        if end:
+            self._queue_batch(bytes(self._frames[:end]))
+            del self._frames[:end]
+
+    def _print(self, stream: Lines, data: bytes, *, final: bool = False) -> None:
+        text, lines = stream.feed(data, final=final)
+        self._tail.extend(line[:_TAIL_LINE_CHARACTERS] for line in lines)
+        if text and self._stream_output:
+            self._queue(messages.Output(self._slot.rank, stream.name, text))
+        if self._echo is not None:
+            for line in lines:
+                self._echo(f"[{self._slot.rank}] {line}")
+
+    def _queue(self, message: messages.Message) -> None:
+        self._queue_batch(frames.frame(messages.encode(message)))
+
+    def _queue_batch(self, batch: bytes) -> None:
+        self._held.append(batch)
+        self._flush_held()
+
+    def _flush_held(self) -> None:
+        while self._held:
+            try:
+                self._link.put_batch(self._held[0])
+            except OSError:
+                return  # the disk is full: tried again when something has been sent
+            self._held.popleft()
+
+    def outcome(self) -> Outcome:
+        """How the rank ended; also sends Failed where the worker could not."""
+        exit_code = self._worker.exit_code
+        said = self._said()
+        if said is not None:
+            exit_code = said.exit_code
+        elif exit_code is not None:
+            self._queue(messages.Failed(self._slot.rank, exit_code))
+        return Outcome(
+            self._slot.task,
+            self._slot.rank,
+            self._slot.hostname,
+            self._worker.pid,
+            exit_code,
+            self._slot.gpus,
+            said,
+            list(self._tail),
+        )
+
+    def _said(self) -> WorkerOutcome | None:
+        """The worker's own word on its end, if there is one yet."""
+        try:
+            return msgspec.msgpack.decode(self._worker.outcome(), type=WorkerOutcome)
+        except msgspec.MsgspecError:
+            return None
+
+
+class Lines:
+    """Decodes one stream of a worker and finds its lines.
+
+    Args:
+        name: "stdout" or "stderr".
+        hold: show a line only when it is complete; without, text is shown as it comes, so that a
+            progress bar of a single rank moves.
+    """
+
+    def __init__(self, name: Literal["stdout", "stderr"], hold: bool) -> None:
+        self.name = name
+        self._hold = hold
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._partial = ""
+
+    def feed(self, data: bytes, *, final: bool = False) -> tuple[str, list[str]]:
+        """The text to show now, and the lines that are complete with it."""
+        text = self._decoder.decode(data, final)
+        pending = self._partial + text
+        end = pending.rfind("\n") + 1
+        if final or (end == 0 and len(pending) > _READ_BYTES):
+            end = len(pending)  # a line has to end somewhere
+        whole, self._partial = _last_overwrite(pending[:end]), pending[end:]
+        return (whole if self._hold else text), split_lines(whole)
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines of a text; unlike ``str.splitlines``, a form feed ends none."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def _last_overwrite(text: str) -> str:
+    """Of a line that was overwritten with carriage returns, what a terminal would show last."""
+    if "\r" not in text:
+        return text
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
