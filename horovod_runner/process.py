@@ -68,8 +68,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                # Unbuffered, so that what a rank printed before it died has left it.
-                env={"PYTHONUNBUFFERED": "1", **inherited_environment(), **environment},
+                env={**inherited_environment(), **environment},
                 cwd=directory,
                 pass_fds=passed,
                 start_new_session=True,

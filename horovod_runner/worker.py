@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import io
 import os
 import pickle
 import signal
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
     for descriptor in (job_file, outcome_file, frames):
         os.set_inheritable(descriptor, False)
     faulthandler.enable()  # a crash in native code still shows Python's stack
+    _print_lines_at_once()
     job = msgspec.msgpack.decode(_read_all(job_file), type=WorkerJob)
     os.close(job_file)
     rank_context = context.Context(job.rank, frames, outcome_file)
@@ -76,6 +78,14 @@ def _die_with(parent: int) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _print_lines_at_once() -> None:
+    """As on a terminal: what a rank printed before it died has left it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # The watcher reads UTF-8, whatever the locale is here.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def _make_user_main() -> None:
