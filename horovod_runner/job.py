@@ -6,7 +6,6 @@ Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -81,7 +80,7 @@ def make_job(
         if name.startswith(_FORWARDED) and "RENDEZVOUS" not in name
     }
     return Job(
-        run_id=secrets.token_hex(4),
+        run_id=os.urandom(4).hex(),
         size=size,
         main=pickled,
         environment={**forwarded, **environment},
