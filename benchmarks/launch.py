@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -117,9 +118,8 @@ def measure_all(spark: SparkSession, rounds: int) -> tuple[dict[str, list[Launch
     failures: dict[str, str] = {}
     names = list(SYSTEMS)
     for turn in range(rounds + 1):
-        # Another one begins each round, so that nobody always follows the same other.
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
+        # In another order each round: nobody shall always follow the same other.
+        for name in random.Random(turn).sample(names, len(names)):
             if name in failures:
                 continue
             try:

@@ -72,7 +72,7 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
 
     # 4. Scale the learning rate: a step averages the gradients of hvd.size() batches.
     optimizer = tf.keras.optimizers.Adam(LEARNING_RATE * hvd.size())
-    optimizer.build(model.trainable_variables)
+    optimizer.build(model.trainable_variables)  # makes its state now, for the broadcast below
 
     # Horovod reduces TensorFlow's variables; Keras 3 holds each one in its .value.
     weights = [variable.value for variable in model.trainable_variables]

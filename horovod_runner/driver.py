@@ -19,6 +19,7 @@ from horovod_runner.sinks import Sink
 
 _GATHER_SECONDS = 120.0  # between the first task's hello and the last one's
 _CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their errors
+_TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
 _STOP_SECONDS = 10.0
 
 
@@ -59,7 +60,9 @@ class Driver:
             launch = self._launcher.launch(self._job, channel.address, channel.wake)
             try:
                 self._listen(launch)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    self._sink.notice("interrupted: ending all ranks")
                 self._call_off(launch)
                 raise
             outcomes = self._outcomes(launch)
@@ -127,8 +130,7 @@ class Driver:
             self._deadline = self._deadline or time.monotonic() + _CAUSE_SECONDS
             return
         self._failed.append(message.rank)
-        # A moment for ranks that fail in the same way, to name them together.
-        self._deadline = time.monotonic() + 0.1
+        self._deadline = time.monotonic() + _TOGETHER_SECONDS
         if len(self._failed) == self._job.size:
             self._stop("all ranks failed")
 

@@ -95,10 +95,13 @@ def _what(outcome: Outcome) -> str:
 
 def _others(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:
     """One line on the ranks that failed in the same way."""
+    # A rank that ended by a signal unreported may have been stopped by us.
     same = [
         outcome.rank
         for outcome in outcomes
-        if outcome is not first and outcome.rank in reported and _what(outcome) == _what(first)
+        if outcome is not first
+        and (outcome.rank in reported or outcome.worker is not None)
+        and _what(outcome) == _what(first)
     ]
     return f"In the same way: {ranks_text(same)}." if same else ""
 

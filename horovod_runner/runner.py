@@ -107,7 +107,10 @@ class HorovodRunner:
                 as its ``__cause__`` that holds the remote traceback.
         """
         if not callable(main):
-            raise TypeError(f"main must be a function, not {type(main).__name__}")
+            raise TypeError(
+                f"main must be callable, not {type(main).__name__}: pass the function itself, "
+                "run(train), not what it returns, run(train())"
+            )
         launcher = self._launcher()
         size = launcher.slots(max(0, self._np) or -self._np)
         job = make_job(

@@ -101,7 +101,10 @@ class SparkLauncher:
             f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
         )
         if self._is_local:
-            advice = f'start the session with master("local[{size}]")'
+            advice = (
+                f'start the session with master("local[{size}]"), '
+                f"or spark-submit with --master 'local[{size}]'"
+            )
         else:
             advice = (
                 "add executors or cores (spark.executor.instances, spark.executor.cores, "

@@ -29,7 +29,10 @@ class TerminalSink:
 
     def notice(self, text: str) -> None:
         """To stderr: a program's own output stays its own."""
-        _write(sys.stderr, "".join(f"HorovodRunner: {line}\n" for line in text.splitlines()))
+        # On a terminal Spark's progress bar may stand on the line: wipe it.
+        start = "\r\x1b[K" if sys.stderr.isatty() else ""
+        lines = "".join(f"HorovodRunner: {line}\n" for line in text.splitlines())
+        _write(sys.stderr, start + lines)
 
 
 def _write(stream: TextIO, text: str) -> None:

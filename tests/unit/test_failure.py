@@ -55,6 +55,7 @@ def test_where_all_are_survivors_the_first_of_them_is_told() -> None:
 
 def test_equal_failures_are_told_together() -> None:
     outcomes = [outcome(r, raised(ValueError("same"))) for r in range(6)]
+    outcomes[4] = outcome(4, None, -15)  # stopped
     cause = run_error(outcomes, reported=[1, 0, 2, 3, 5]).__cause__
     assert "In the same way: ranks 0, 2-3, 5." in str(cause)
 

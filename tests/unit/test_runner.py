@@ -43,7 +43,7 @@ def test_np_is_keyword_only() -> None:
 
 
 def test_main_must_be_callable() -> None:
-    with pytest.raises(TypeError, match="main must be a function, not str"):
+    with pytest.raises(TypeError, match="main must be callable, not str"):
         HorovodRunner(np=-1).run("train")  # type: ignore[arg-type]
 
 
