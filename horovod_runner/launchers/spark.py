@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import struct
 import sys
 import threading
 import time
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _STARTUP_SECONDS = 30.0  # how long a new application's executors may take to register
 _PROGRESS_SECONDS = 5.0
-_OUTCOME_SCHEMA = "task int, outcome binary"
+_OUTCOME_SCHEMA = "outcome binary"
 
 
 class SparkLauncher:
@@ -203,7 +204,6 @@ def _run_task(
     job: Job, address: ChannelAddress, echo: bool, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The body of one Spark task."""
-    import pyarrow as pa
     from pyspark import BarrierTaskContext
 
     for _ in batches:
@@ -219,12 +219,20 @@ def _run_task(
         echo=stderr_echo if echo else None,
     )
     outcome = run_rank(job, address, here)
-    yield pa.RecordBatch.from_arrays(
-        [
-            pa.array([outcome.task], pa.int32()),
-            pa.array([msgspec.msgpack.encode(outcome)], pa.binary()),
-        ],
-        names=["task", "outcome"],
+    yield _batch_of(msgspec.msgpack.encode(outcome))
+
+
+def _batch_of(value: bytes) -> pa.RecordBatch:
+    """A batch of one row with one binary column.
+
+    From buffers, because ``pa.array`` imports pandas: half a second in a fresh Python worker.
+    """
+    import pyarrow as pa
+
+    offsets = struct.pack("=ii", 0, len(value))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(value)]
+    return pa.RecordBatch.from_arrays(
+        [pa.Array.from_buffers(pa.binary(), 1, buffers)], names=["outcome"]
     )
 
 
