@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
-from zmq.utils.monitor import recv_monitor_message
 
 from horovod_runner import messages
 from horovod_runner.errors import ChannelError
@@ -70,6 +68,9 @@ class Channel:
     """
 
     def __init__(self, host: str, size: int) -> None:
+        # Here, not above: a task imports this module too, and needs no asyncio.
+        from zmq.auth.thread import ThreadAuthenticator
+
         self.refused = 0
         self.dropped = 0
         self._received: dict[int, int] = {}
@@ -157,6 +158,8 @@ class Channel:
         return self._received.get(task, 0)
 
     def _count_refused(self) -> None:
+        from zmq.utils.monitor import recv_monitor_message
+
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
             self.refused += 1

@@ -9,7 +9,6 @@ are visible, and the moment torch or TensorFlow is imported the rank's own devic
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import Any, Literal
 
 from horovod_runner.topology import Slot
@@ -37,6 +36,8 @@ def visible_gpus() -> tuple[str, ...]:
 
 def list_gpus() -> list[tuple[str, str]]:
     """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without a driver."""
+    import subprocess  # here: a worker imports this module too, and lists nothing
+
     command = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
 import msgspec
 
 from horovod_runner.errors import SerializationError
@@ -64,6 +63,8 @@ def make_job(
     Raises:
         SerializationError: something that ``main`` captures or is given cannot be pickled.
     """
+    import cloudpickle  # here: a task imports this module too, and pickles nothing
+
     try:
         pickled = cloudpickle.dumps((main, dict(kwargs)))
     except Exception as error:

@@ -18,7 +18,6 @@ from horovod_runner.channel import ChannelAddress, Link
 from horovod_runner.job import Job, Outcome, WorkerJob
 from horovod_runner.messages import Assignment
 from horovod_runner.process import WorkerProcess
-from horovod_runner.rendezvous import Rendezvous
 from horovod_runner.topology import Offer, Slot
 from horovod_runner.watch import Watch
 
@@ -120,6 +119,8 @@ class _Meeting(_NoMeeting):
     """Where the ranks meet: Horovod's store, and a port held for torch.distributed's."""
 
     def __init__(self, address: str, size: int) -> None:
+        from horovod_runner.rendezvous import Rendezvous  # here: only task 0 needs asyncio
+
         self._store = Rendezvous(address, size) if size > 1 else None
         self._port = host.hold_port(address)
         self.rendezvous = self._store.address if self._store else ""
