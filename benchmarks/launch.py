@@ -122,6 +122,9 @@ def measure_all(spark: SparkSession, rounds: int) -> tuple[dict[str, list[Launch
         for name in random.Random(turn).sample(names, len(names)):
             if name in failures:
                 continue
+            # Uncounted, so that nobody finds Spark's Python workers as another left them:
+            # TorchDistributor's tasks end theirs, and the next job has to start new ones.
+            run_floor(spark, "")
             try:
                 launch = measure(SYSTEMS[name], spark)
             except Exception as error:
