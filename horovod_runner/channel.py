@@ -255,16 +255,13 @@ class Link:
         """Queue framed messages as they are; raises as :meth:`put`."""
         self._spool.put(batch)
 
-    def flush(self) -> bool:
-        """Hand ZeroMQ what it takes now; whether it took anything."""
-        took = False
+    def flush(self) -> None:
+        """Hand ZeroMQ what it takes now."""
         while len(self._spool) and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             batch = self._spool.get()
             # POLLOUT was there, and this thread alone sends: it cannot block.
             self._socket.send(batch)
             self.sent += 1
-            took = True
-        return took
 
     def receive(self) -> list[FromDriver]:
         """The driver's messages that are there."""

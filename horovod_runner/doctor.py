@@ -173,14 +173,14 @@ def _built_against(framework: inventory.Framework) -> str:
 
 
 def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = None) -> Finding:
-    from horovod_runner.hello import hello
+    from horovod_runner.hello import expected_total, hello
 
     try:
         greetings = hello(framework, np, spark)
     except Exception as error:
         detail = str(error.__cause__ or error) or type(error).__name__
         return Finding(name, "wrong", detail, "--json shows the whole error, with its traceback")
-    total = sum(range(1, len(greetings) + 1))
+    total = expected_total(greetings)
     wrong = [g.rank for g in greetings if g.total != total]
     seen = "; ".join(
         f"rank {g.rank} of {g.size}, local {g.local_rank} on {g.host} ({g.device})"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from horovod_runner.gpu import visible_gpus
 from horovod_runner.runner import HorovodRunner
@@ -59,12 +60,7 @@ def _torch() -> list[Greeting]:
     device = torch.device("cuda" if use_gpu else "cpu")
     total = hvd.allreduce(torch.ones(1, device=device) * (hvd.rank() + 1), op=hvd.Sum)
     name = torch.cuda.get_device_name() if use_gpu else "cpu"
-    greetings: list[Greeting] = hvd.allgather_object(
-        Greeting(
-            hvd.rank(), hvd.size(), hvd.local_rank(), os.uname().nodename, float(total[0]), name
-        )
-    )
-    return greetings
+    return _gather(hvd, float(total[0]), name)
 
 
 def _tensorflow() -> list[Greeting]:
@@ -80,9 +76,17 @@ def _tensorflow() -> list[Greeting]:
     if use_gpu:
         physical = tf.config.get_visible_devices("GPU")[0]
         name = tf.config.experimental.get_device_details(physical).get("device_name", "gpu")
-    greetings: list[Greeting] = hvd.allgather_object(
-        Greeting(
-            hvd.rank(), hvd.size(), hvd.local_rank(), os.uname().nodename, float(total[0]), name
-        )
-    )
+    return _gather(hvd, float(total[0]), name)
+
+
+def _gather(hvd: Any, total: float, device: str) -> list[Greeting]:
+    """Everybody's greeting, with the ``hvd`` of either framework."""
+    host = os.uname().nodename
+    own = Greeting(hvd.rank(), hvd.size(), hvd.local_rank(), host, total, device)
+    greetings: list[Greeting] = hvd.allgather_object(own)
     return greetings
+
+
+def expected_total(greetings: Sequence[Greeting]) -> int:
+    """What every rank's ``total`` must be."""
+    return sum(range(1, len(greetings) + 1))

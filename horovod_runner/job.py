@@ -125,7 +125,6 @@ class WorkerJob(msgspec.Struct, frozen=True):
     """
 
     rank: int
-    size: int
     main: bytes
     path: list[str]
     argv: list[str]

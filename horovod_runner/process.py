@@ -172,17 +172,6 @@ def _open_pidfd(pid: int) -> int | None:
         return None  # not Linux, or a kernel before 5.3
 
 
-def process_exists(pid: int) -> bool:
-    """Whether a process with this id runs on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def describe_exit(code: int) -> str:
     """An exit code in words, with what it usually means."""
     if code >= 0:

@@ -73,7 +73,7 @@ def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> O
         link.put(messages.Hello(offer, meeting.rendezvous, meeting.master_port))
         assignment = _await_assignment(link, address)
         slot = next(slot for slot in assignment.slots if slot.task == here.task)
-        worker_job = WorkerJob(slot.rank, slot.size, job.main, here.path, list(job.argv))
+        worker_job = WorkerJob(slot.rank, job.main, here.path, list(job.argv))
         variables = environment.worker_variables(
             slot,
             assignment,

@@ -23,7 +23,7 @@ from horovod_runner.process import WorkerProcess, describe_exit, inherited_envir
 
 def job(main: object, rank: int = 0, **kwargs: object) -> bytes:
     pickled = cloudpickle.dumps((main, kwargs))
-    return msgspec.msgpack.encode(WorkerJob(rank, 1, pickled, sys.path, ["script", "--flag"]))
+    return msgspec.msgpack.encode(WorkerJob(rank, pickled, sys.path, ["script", "--flag"]))
 
 
 def finish(worker: WorkerProcess) -> WorkerOutcome | None:
