@@ -9,9 +9,10 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
+from typing import TYPE_CHECKING
 
-from horovod_runner import messages
-from horovod_runner.frames import frame
+if TYPE_CHECKING:
+    from horovod_runner.messages import Message
 
 _current: Context | None = None
 
@@ -36,8 +37,11 @@ class Context:
         # Another thread may have held the lock at the moment of the fork.
         self._threads = threading.Lock()
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: Message) -> None:
         """Hand a message to the watching process."""
+        from horovod_runner import messages
+        from horovod_runner.frames import frame
+
         data = memoryview(frame(messages.encode(message)))
         # Threads take turns by the lock; processes (a DataLoader's workers) by the lock file: only
         # short writes to a pipe are atomic.
@@ -75,4 +79,6 @@ def log_to_driver(message: str) -> None:
     if context is None:
         print(text)
     else:
+        from horovod_runner import messages  # not above: a worker starts without
+
         context.send(messages.Log(context.rank, text))

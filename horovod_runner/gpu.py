@@ -9,9 +9,10 @@ are visible, and the moment torch or TensorFlow is imported the rank's own devic
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from horovod_runner.topology import Slot
+if TYPE_CHECKING:
+    from horovod_runner.topology import Slot
 
 Pinning = Literal["current", "mask"]
 

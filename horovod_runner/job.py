@@ -16,6 +16,7 @@ import msgspec
 
 from horovod_runner.errors import SerializationError
 from horovod_runner.gpu import Pinning
+from horovod_runner.handover import WorkerOutcome
 
 # The user's knobs of Horovod and of the libraries under it follow the job to every rank.
 _FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_")
@@ -113,41 +114,6 @@ def user_path(path: tuple[str, ...]) -> list[str]:
 def _is_installation(entry: str, installed: tuple[str, ...]) -> bool:
     folders = {"site-packages", "dist-packages"}
     return entry.startswith(installed) or not folders.isdisjoint(entry.split(os.sep))
-
-
-class WorkerJob(msgspec.Struct, frozen=True):
-    """What a worker is told through its job file.
-
-    Attributes:
-        main: the pickled function and its keyword arguments.
-        path: its ``sys.path``.
-        argv: its ``sys.argv``.
-    """
-
-    rank: int
-    main: bytes
-    path: list[str]
-    argv: list[str]
-
-
-class WorkerOutcome(msgspec.Struct, frozen=True):
-    """What a worker leaves in its outcome file.
-
-    Attributes:
-        ok: ``main`` returned.
-        exit_code: the code that the worker means to exit with.
-        value: rank 0's pickled return value, or the pickled exception; may be empty.
-        error_type: the exception's type, qualified.
-        traceback: the formatted traceback, without this package's own frames.
-        secondary: the error says only that another rank went away.
-    """
-
-    ok: bool
-    exit_code: int
-    value: bytes = b""
-    error_type: str = ""
-    traceback: str = ""
-    secondary: bool = False
 
 
 class Outcome(msgspec.Struct, frozen=True):

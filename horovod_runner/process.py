@@ -16,9 +16,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import IO, Final
+
+from horovod_runner import handover
+from horovod_runner.handover import WorkerJob, WorkerOutcome
 
 TERM_GRACE_SECONDS: Final = 2.0
 PIPE_BYTES: Final = 1 << 20
@@ -43,7 +46,7 @@ class WorkerProcess:
     with ``PR_SET_PDEATHSIG`` when the *thread* that started it ends.
 
     Args:
-        job: the encoded :class:`~horovod_runner.job.WorkerJob`.
+        job: what it is to do.
         environment: variables beside those of this process.
         directory: the working directory; this process's own if None.
 
@@ -52,14 +55,13 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, job: bytes, environment: Mapping[str, str], directory: str | None = None
+        self, job: WorkerJob, environment: Mapping[str, str], directory: str | None = None
     ) -> None:
         job_file = _unnamed_file("job")
         self._outcome_file = _unnamed_file("outcome")
         self.frames, frames_write = os.pipe()
         try:
-            job_file.write(job)
-            job_file.flush()
+            handover.write(job_file.fileno(), job)
             passed = (job_file.fileno(), self._outcome_file.fileno(), frames_write)
             arguments = map(str, (*passed, os.getpid()))
             self._process = subprocess.Popen(
@@ -106,10 +108,10 @@ class WorkerProcess:
         """The exit code, negative for a signal; None while the worker runs."""
         return self._process.poll()
 
-    def outcome(self) -> bytes:
-        """What the worker said of its end; empty if it could not say anything."""
-        self._outcome_file.seek(0)
-        return self._outcome_file.read()
+    def outcome(self) -> WorkerOutcome | None:
+        """What the worker said of its end; None if it has not said all of it."""
+        said = handover.read(self._outcome_file.fileno())
+        return said if isinstance(said, WorkerOutcome) else None
 
     def terminate(self) -> None:
         """Ask the worker's whole process group to end."""
@@ -152,7 +154,21 @@ def _unnamed_file(purpose: str) -> IO[bytes]:
 
 def inherited_environment() -> dict[str, str]:
     """This process's environment, without what is withheld from workers."""
-    return {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+    found = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = os.pathsep.join(
+            without_spark_core(found["PYTHONPATH"].split(os.pathsep))
+        )
+    return found
+
+
+def without_spark_core(path: Iterable[str]) -> list[str]:
+    """A Python path without the archive of Spark's own JVM classes.
+
+    Spark puts it there for its tasks. It holds no Python, and 15 MB of it are searched at every
+    start of an interpreter.
+    """
+    return [entry for entry in path if not os.path.basename(entry).startswith("spark-core_")]
 
 
 def _enlarge(descriptor: int) -> None:

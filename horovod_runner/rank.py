@@ -15,7 +15,8 @@ import msgspec
 
 from horovod_runner import environment, gpu, host, messages
 from horovod_runner.channel import ChannelAddress, Link
-from horovod_runner.job import Job, Outcome, WorkerJob
+from horovod_runner.handover import WorkerJob
+from horovod_runner.job import Job, Outcome
 from horovod_runner.messages import Assignment
 from horovod_runner.process import WorkerProcess
 from horovod_runner.topology import Offer, Slot
@@ -81,8 +82,7 @@ def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> O
             _gpu_variables(job, slot),
             here.user_environment,
         )
-        encoded = msgspec.msgpack.encode(worker_job)
-        with WorkerProcess(encoded, variables, here.directory) as worker:
+        with WorkerProcess(worker_job, variables, here.directory) as worker:
             watch = Watch(job, slot, link, worker, here.echo)
             watch.until_end()
             return watch.outcome()

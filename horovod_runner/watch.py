@@ -12,12 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Literal
 
-import msgspec
 import zmq
 
 from horovod_runner import frames, messages
 from horovod_runner.channel import Link
-from horovod_runner.job import Job, Outcome, WorkerOutcome
+from horovod_runner.job import Job, Outcome
 from horovod_runner.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
 from horovod_runner.topology import Slot
 
@@ -90,7 +89,7 @@ class Watch:
             orders = self._link.receive()
         for message in orders:
             if isinstance(message, messages.Stop) and self._kill_at is None:
-                if self._said() is None:  # else it is on its way out
+                if self._worker.outcome() is None:  # else it is on its way out
                     self._worker.terminate()
                 self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
         if self._kill_at is not None and time.monotonic() > self._kill_at:
@@ -163,7 +162,7 @@ class Watch:
     def outcome(self) -> Outcome:
         """How the rank ended; also sends Failed where the worker could not."""
         exit_code = self._worker.exit_code
-        said = self._said()
+        said = self._worker.outcome()
         if said is not None:
             exit_code = said.exit_code
         elif exit_code is not None:
@@ -178,13 +177,6 @@ class Watch:
             said,
             list(self._tail),
         )
-
-    def _said(self) -> WorkerOutcome | None:
-        """The worker's own word on its end, if there is one yet."""
-        try:
-            return msgspec.msgpack.decode(self._worker.outcome(), type=WorkerOutcome)
-        except msgspec.MsgspecError:
-            return None
 
 
 class Lines:

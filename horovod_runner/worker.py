@@ -4,7 +4,8 @@
         -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
 
 The arguments are three inherited descriptors and the parent's process id; nothing secret. This
-process holds no key of the channel.
+process holds no key of the channel. It imports what every rank needs and the rest where it is
+needed: each module here is waited for by every job.
 """
 
 from __future__ import annotations
@@ -16,15 +17,11 @@ import os
 import pickle
 import signal
 import sys
-import traceback
 import types
 from typing import Any
 
-import cloudpickle
-import msgspec
-
-from horovod_runner import context, gpu, messages
-from horovod_runner.job import WorkerJob, WorkerOutcome
+from horovod_runner import context, gpu, handover
+from horovod_runner.handover import WorkerJob, WorkerOutcome
 
 _PR_SET_PDEATHSIG = 1
 
@@ -54,7 +51,7 @@ def main(arguments: list[str]) -> int:
         os.set_inheritable(descriptor, False)
     faulthandler.enable()  # a crash in native code still shows Python's stack
     _print_lines_at_once()
-    job = msgspec.msgpack.decode(_read_all(job_file), type=WorkerJob)
+    job: WorkerJob = handover.read(job_file)
     os.close(job_file)
     rank_context = context.Context(job.rank, frames, outcome_file)
     context.enter(rank_context)
@@ -63,9 +60,11 @@ def main(arguments: list[str]) -> int:
     _make_user_main()
     gpu.pin_on_import()
     outcome = _run(job)
-    _write_all(outcome_file, msgspec.msgpack.encode(outcome))
+    handover.write(outcome_file, outcome)
     if not outcome.ok:
         # At once, ahead of the survivors' errors: the rest of this process's end takes time.
+        from horovod_runner import messages
+
         rank_context.send(
             messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
         )
@@ -104,7 +103,7 @@ def _run(job: WorkerJob) -> WorkerOutcome:
         return _failed(error, 1)
     try:
         # Only rank 0's value is returned: the others' need not even be picklable.
-        pickled = cloudpickle.dumps(value) if job.rank == 0 else b""
+        pickled = _pickle(value) if job.rank == 0 else b""
     except Exception as error:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         text = (
@@ -114,6 +113,12 @@ def _run(job: WorkerJob) -> WorkerOutcome:
         kind = "horovod_runner.errors.SerializationError"
         return WorkerOutcome(False, 1, error_type=kind, traceback=text)
     return WorkerOutcome(True, 0, pickled)
+
+
+def _pickle(value: object) -> bytes:
+    import cloudpickle
+
+    return cloudpickle.dumps(value)  # type: ignore[no-any-return]
 
 
 def _share_globals(function: Any) -> None:
@@ -131,7 +136,7 @@ def _share_globals(function: Any) -> None:
 def _exited(error: SystemExit) -> WorkerOutcome:
     """``sys.exit`` in main: 0 and None end well, as in any script."""
     if error.code is None or error.code == 0:
-        return WorkerOutcome(True, 0, cloudpickle.dumps(None))
+        return WorkerOutcome(True, 0, _pickle(None))
     code = error.code if isinstance(error.code, int) else 1
     return _failed(error, code)
 
@@ -140,6 +145,8 @@ def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
     kind = type(error)
     # The first frame is this module's.
     own_frames = error.__traceback__.tb_next if error.__traceback__ else None
+    import traceback
+
     text = "".join(traceback.format_exception(kind, error, own_frames))
     secondary = kind.__name__ in _SECONDARY_TYPES and any(
         mark in str(error) for mark in _SECONDARY_TEXTS
@@ -155,29 +162,11 @@ def _pickle_error(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
         return b""
     try:
-        pickled: bytes = cloudpickle.dumps(error)
+        pickled = _pickle(error)
         pickle.loads(pickled)  # noqa: S301 - some exceptions pickle and then do not load
     except Exception:
         return b""
     return pickled
-
-
-def _read_all(descriptor: int) -> bytes:
-    # By position: the descriptor's own position is at the end of what the parent wrote.
-    size = os.fstat(descriptor).st_size
-    data = bytearray()
-    while len(data) < size:
-        piece = os.pread(descriptor, size - len(data), len(data))
-        if not piece:
-            break
-        data += piece
-    return bytes(data)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import msgspec
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
+from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _run_task(
     resources = context.resources()
     here = Surroundings(
         context.partitionId(),
-        path=[*sys.path, *user_path(job.path)],
+        path=[*without_spark_core(sys.path), *user_path(job.path)],
         # Not os.environ: Spark sets OMP_NUM_THREADS there by itself.
         user_environment=job.environment,
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),

@@ -10,7 +10,8 @@ import pytest
 
 from horovod_runner import LaunchError, RankFailedError
 from horovod_runner.failure import ranks_text, run_error
-from horovod_runner.job import Outcome, WorkerOutcome
+from horovod_runner.handover import WorkerOutcome
+from horovod_runner.job import Outcome
 
 OK = WorkerOutcome(True, 0)
 

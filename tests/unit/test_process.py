@@ -13,24 +13,22 @@ import time
 from pathlib import Path
 
 import cloudpickle
-import msgspec
 import psutil
 import pytest
 
-from horovod_runner.job import WorkerJob, WorkerOutcome
+from horovod_runner.handover import WorkerJob, WorkerOutcome
 from horovod_runner.process import WorkerProcess, describe_exit, inherited_environment
 
 
-def job(main: object, rank: int = 0, **kwargs: object) -> bytes:
+def job(main: object, rank: int = 0, **kwargs: object) -> WorkerJob:
     pickled = cloudpickle.dumps((main, kwargs))
-    return msgspec.msgpack.encode(WorkerJob(rank, pickled, sys.path, ["script", "--flag"]))
+    return WorkerJob(rank, pickled, sys.path, ["script", "--flag"])
 
 
 def finish(worker: WorkerProcess) -> WorkerOutcome | None:
     assert worker.exit_descriptor is not None
     assert select.select([worker.exit_descriptor], [], [], 60)[0]
-    said = worker.outcome()
-    return msgspec.msgpack.decode(said, type=WorkerOutcome) if said else None
+    return worker.outcome()
 
 
 def test_a_worker_leaves_its_value_and_its_output() -> None:
@@ -125,6 +123,13 @@ def test_sparks_secrets_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment["OTHER"] == "kept"
     assert "hush" not in environment.values()
     assert "outer:1/run" not in environment.values()
+
+
+def test_sparks_own_classes_are_no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A package of the user's may well come in a jar: those stay.
+    path = ["/app", "/spark/jars/spark-core_2.12-3.5.9.jar", "/jars/graphframes.jar"]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    assert inherited_environment()["PYTHONPATH"] == os.pathsep.join([path[0], path[2]])
 
 
 @pytest.mark.parametrize(
