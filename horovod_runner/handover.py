@@ -1,0 +1,74 @@
+"""What a task and its worker hand each other: the job file and the outcome file.
+
+Pickles, in files without a name, between a process and its own child: whoever writes them runs as
+the user already. A worker has pickle loaded in any case, and another codec would take it as long to
+import as the rest of its start.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any, NamedTuple
+
+
+class WorkerJob(NamedTuple):
+    """What a worker is told through its job file.
+
+    Attributes:
+        main: the pickled function and its keyword arguments.
+        path: its ``sys.path``.
+        argv: its ``sys.argv``.
+    """
+
+    rank: int
+    main: bytes
+    path: list[str]
+    argv: list[str]
+
+
+class WorkerOutcome(NamedTuple):
+    """What a worker leaves in its outcome file.
+
+    Attributes:
+        ok: ``main`` returned.
+        exit_code: the code that the worker means to exit with.
+        value: rank 0's pickled return value, or the pickled exception; may be empty.
+        error_type: the exception's type, qualified.
+        traceback: the formatted traceback, without this package's own frames.
+        secondary: the error says only that another rank went away.
+    """
+
+    ok: bool
+    exit_code: int
+    value: bytes = b""
+    error_type: str = ""
+    traceback: str = ""
+    secondary: bool = False
+
+
+def write(descriptor: int, handed: WorkerJob | WorkerOutcome) -> None:
+    """Write to the end of a file.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    view = memoryview(pickle.dumps(handed, pickle.HIGHEST_PROTOCOL))
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def read(descriptor: int) -> Any:
+    """What was written to a file; None if that is not whole."""
+    # By position: the descriptor's own, which both processes share, is where the writing ended.
+    size = os.fstat(descriptor).st_size
+    data = bytearray()
+    while len(data) < size:
+        piece = os.pread(descriptor, size - len(data), len(data))
+        if not piece:
+            break
+        data += piece
+    try:
+        return pickle.loads(data)  # noqa: S301 - see above
+    except Exception:
+        return None
