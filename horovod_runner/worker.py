@@ -20,7 +20,7 @@ import sys
 import types
 from typing import Any
 
-from horovod_runner import context, gpu, handover
+from horovod_runner import gpu, handover, pipe
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 
 _PR_SET_PDEATHSIG = 1
@@ -53,8 +53,8 @@ def main(arguments: list[str]) -> int:
     _print_lines_at_once()
     job: WorkerJob = handover.read(job_file)
     os.close(job_file)
-    rank_context = context.Context(job.rank, frames, outcome_file)
-    context.enter(rank_context)
+    way_out = pipe.Pipe(job.rank, frames, outcome_file)
+    pipe.enter(way_out)
     sys.path[:] = job.path
     sys.argv[:] = job.argv
     _make_user_main()
@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> int:
     if not outcome.ok:
         # At once, ahead of the survivors' errors: the rest of this process's end takes time.
         from horovod_runner import messages
+        from horovod_runner.frames import frame
 
-        rank_context.send(
-            messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
-        )
+        failed = messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
+        way_out.send(frame(messages.encode(failed)))
     return outcome.exit_code
 
 
