@@ -5,6 +5,7 @@
       outcome file  <----- fd, write ------  how it ended
       pipe          <----- framed messages   log_to_driver, reports
       pipes         <----- stdout, stderr
+      lifeline      ------ order ----------> its guard, which ends it
 
 What a worker wrote before it died stays readable: files and pipes outlive it.
 """
@@ -20,11 +21,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import IO, Final
 
-from horovod_runner import handover
+from horovod_runner import guard, handover
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 
 TERM_GRACE_SECONDS: Final = 2.0
 PIPE_BYTES: Final = 1 << 20
+_GUARD_SECONDS = 10.0
 # Spark's and Py4J's own secrets and ports are no business of the user's function, and a run inside
 # a rank of another run must not meet with that one's ranks.
 _WITHHELD = (
@@ -40,10 +42,7 @@ _WITHHELD = (
 
 
 class WorkerProcess:
-    """A child process that runs ``python -m horovod_runner.worker``.
-
-    Must be started and ended by one thread that lives as long as the worker: Linux ends a child
-    with ``PR_SET_PDEATHSIG`` when the *thread* that started it ends.
+    """A worker, by way of the child that is its guard: ``python -m horovod_runner.worker``.
 
     Args:
         job: what it is to do.
@@ -52,6 +51,7 @@ class WorkerProcess:
 
     Attributes:
         stdout, stderr, frames: descriptors to read, non-blocking.
+        born: becomes readable when :attr:`pid` is known.
     """
 
     def __init__(
@@ -60,12 +60,15 @@ class WorkerProcess:
         job_file = _unnamed_file("job")
         self._outcome_file = _unnamed_file("outcome")
         self.frames, frames_write = os.pipe()
+        self.born, born_write = os.pipe()
+        lifeline, lifeline_write = os.pipe()
+        self._lifeline: int | None = lifeline_write
         try:
             handover.write(job_file.fileno(), job)
-            passed = (job_file.fileno(), self._outcome_file.fileno(), frames_write)
-            arguments = map(str, (*passed, os.getpid()))
+            outcome = self._outcome_file.fileno()
+            passed = (job_file.fileno(), outcome, frames_write, lifeline, born_write)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "horovod_runner.worker", *arguments],
+                [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -76,13 +79,15 @@ class WorkerProcess:
                 start_new_session=True,
             )
         except BaseException:
-            os.close(self.frames)
+            for descriptor in (self.frames, self.born, lifeline_write):
+                os.close(descriptor)
             self._outcome_file.close()
             raise
         finally:
-            os.close(frames_write)
+            for descriptor in (frames_write, born_write, lifeline):
+                os.close(descriptor)
             job_file.close()
-        self.pid = self._process.pid
+        self._pid: int | None = None
         assert self._process.stdout is not None  # noqa: S101 - asked for above
         assert self._process.stderr is not None  # noqa: S101
         self.stdout = self._process.stdout.fileno()
@@ -90,7 +95,7 @@ class WorkerProcess:
         for descriptor in (self.stdout, self.stderr, self.frames):
             os.set_blocking(descriptor, False)
             _enlarge(descriptor)
-        self._exit_descriptor = _open_pidfd(self.pid)
+        self._exit_descriptor = _open_pidfd(self._process.pid)
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -99,13 +104,20 @@ class WorkerProcess:
         self.close()
 
     @property
+    def pid(self) -> int:
+        """The worker's process id; waits until it has one. The guard's where it never had."""
+        if self._pid is None:
+            self._pid = int(os.read(self.born, 20) or self._process.pid)
+        return self._pid
+
+    @property
     def exit_descriptor(self) -> int | None:
-        """Becomes readable when the worker ends; None where the system has no such thing."""
+        """Becomes readable when all has ended; None where the system has no such thing."""
         return self._exit_descriptor
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, negative for a signal; None while the worker runs."""
+        """The worker's exit code, negative for a signal; None while anything of it runs."""
         return self._process.poll()
 
     def outcome(self) -> WorkerOutcome | None:
@@ -115,20 +127,18 @@ class WorkerProcess:
 
     def terminate(self) -> None:
         """Ask the worker's whole process group to end."""
-        self._signal(signal.SIGTERM)
+        if self._lifeline is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._lifeline, guard.TERMINATE)
 
     def kill(self) -> None:
-        """End the worker's whole process group."""
-        self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            return  # nobody is left in the group (macOS says so with EPERM)
+        """End the worker and all that it started."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
 
     def close(self) -> None:
-        """Leave nothing behind: no process of the group, no descriptor. May be called twice."""
+        """Leave nothing behind: no process, no descriptor. May be called twice."""
         if self._exit_descriptor is not None:
             os.close(self._exit_descriptor)
             self._exit_descriptor = None
@@ -139,9 +149,18 @@ class WorkerProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(TERM_GRACE_SECONDS)
         self.kill()
-        self._process.wait()
+        try:
+            self._process.wait(_GUARD_SECONDS)
+        except subprocess.TimeoutExpired:  # somebody stopped the guard
+            self._process.kill()
+            self._process.wait()
+        self._pid = self.pid  # while it can be read
+        if self.exit_code == -signal.SIGKILL:  # perhaps the guard's own end: nobody else is left
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
         self._outcome_file.close()
         os.close(self.frames)
+        os.close(self.born)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -55,16 +55,14 @@ class Watch:
         self._open = {worker.stdout, worker.stderr, worker.frames}
         for descriptor in self._open:
             self._poller.register(descriptor, zmq.POLLIN)
+        self._poller.register(worker.born, zmq.POLLIN)
         if worker.exit_descriptor is not None:
             self._poller.register(worker.exit_descriptor, zmq.POLLIN)
-        self._queue(messages.Started(slot.rank, worker.pid))
 
     def until_end(self) -> None:
         """Watch until the worker has ended and all that it wrote is queued."""
         while self._worker.exit_code is None:
             self._step()
-        # What it started must not outlive it, nor keep its pipes open.
-        self._worker.kill()
         for descriptor in tuple(self._open):
             self._read_rest(descriptor)
         for stream in self._streams.values():
@@ -82,6 +80,9 @@ class Watch:
         else:
             self._poller.modify(self._link.socket, self._link.wanted)
             ready = dict(self._poller.poll(_POLL_MS if self._needs_clock() else None))
+            if self._worker.born in ready:
+                self._poller.unregister(self._worker.born)
+                self._queue(messages.Started(self._slot.rank, self._worker.pid))
             for descriptor in self._open & ready.keys():
                 if self._read(descriptor) is None:
                     self._leave(descriptor)

@@ -1,29 +1,25 @@
-"""The process of one rank: ``python -m horovod_runner.worker JOB OUTCOME FRAMES PARENT``.
+"""The process of one rank: ``python -m horovod_runner.worker JOB OUTCOME FRAMES LIFELINE BORN``.
 
-    environment (set by the parent) -> die with the parent -> sys.path and __main__
+    environment (set by the task) -> forked off its guard -> sys.path and __main__
         -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
 
-The arguments are three inherited descriptors and the parent's process id; nothing secret. This
-process holds no key of the channel. It imports what every rank needs and the rest where it is
-needed: each module here is waited for by every job.
+The arguments are inherited descriptors, nothing secret. This process holds no key of the channel.
+It imports what every rank needs and the rest where it is needed: each module here is waited for by
+every job.
 """
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import io
 import os
 import pickle
-import signal
 import sys
 import types
 from typing import Any
 
-from horovod_runner import gpu, handover, pipe
+from horovod_runner import gpu, guard, handover, pipe
 from horovod_runner.handover import WorkerJob, WorkerOutcome
-
-_PR_SET_PDEATHSIG = 1
 
 # How Horovod and torch.distributed say that somebody else went away.
 _SECONDARY_TEXTS = (
@@ -45,8 +41,8 @@ _SECONDARY_TYPES = (
 
 def main(arguments: list[str]) -> int:
     """Run the rank; returns the exit code."""
-    job_file, outcome_file, frames, parent = map(int, arguments)
-    _die_with(parent)
+    job_file, outcome_file, frames, lifeline, born = map(int, arguments)
+    guard.fork(lifeline, born, (0, 1, 2, job_file, outcome_file, frames))
     for descriptor in (job_file, outcome_file, frames):
         os.set_inheritable(descriptor, False)
     faulthandler.enable()  # a crash in native code still shows Python's stack
@@ -69,14 +65,6 @@ def main(arguments: list[str]) -> int:
         failed = messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
         way_out.send(frame(messages.encode(failed)))
     return outcome.exit_code
-
-
-def _die_with(parent: int) -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the line above
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _print_lines_at_once() -> None:

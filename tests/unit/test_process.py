@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -78,17 +78,38 @@ def test_closing_ends_a_worker_that_ignores_sigterm() -> None:
     assert not psutil.pid_exists(worker.pid)
 
 
-def test_a_worker_dies_with_its_parent() -> None:
+def family() -> None:
+    """A worker with a child in its group, a daemon in a session of its own, and a deaf one."""
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"
+    children = [subprocess.Popen(["sleep", "1000"])]
+    children += [subprocess.Popen(["sleep", "1000"], start_new_session=True)]
+    children += [subprocess.Popen([sys.executable, "-c", deaf])]
+    pids = [os.getpid(), *(child.pid for child in children)]
+    os.write(1, (" ".join(map(str, pids)) + "\n").encode())  # in one piece
+    threading.Event().wait()
+
+
+def read_family(worker: WorkerProcess) -> list[psutil.Process]:
+    assert select.select([worker.stdout], [], [], 60)[0]
+    return [psutil.Process(int(pid)) for pid in os.read(worker.stdout, 1000).split()]
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_all_that_a_worker_started_ends_with_its_parent() -> None:
     script = textwrap.dedent(
         """
-        import select, time
+        import os, select, threading
         from horovod_runner.process import WorkerProcess
-        from tests.unit.test_process import job, wait_for_ever
+        from tests.unit.test_process import family, job
 
-        worker = WorkerProcess(job(wait_for_ever), {})
+        worker = WorkerProcess(job(family), {})
         select.select([worker.stdout], [], [])
-        print(worker.pid, flush=True)
-        time.sleep(1000)
+        print(os.read(worker.stdout, 1000).decode(), flush=True)
+        threading.Event().wait()
         """
     )
     command = [sys.executable, "-c", script]
@@ -96,16 +117,58 @@ def test_a_worker_dies_with_its_parent() -> None:
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     ) as parent:
         assert parent.stdout is not None
-        worker = psutil.Process(int(parent.stdout.readline()))
+        pids = parent.stdout.readline().split()
+        processes = [psutil.Process(int(pid)) for pid in pids]
+        guards = [processes[0].parent()]
         parent.kill()
-    with contextlib.suppress(psutil.TimeoutExpired):
-        worker.wait(timeout=10)
-    assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
+    assert len(pids) == 4
+    assert_gone(processes + guards)
 
 
-def wait_for_ever() -> None:
-    print("waiting", flush=True)
-    time.sleep(1000)
+@pytest.mark.parametrize("way", ["close", "kill", "the worker ends"])
+def test_all_that_a_worker_started_ends_with_it(way: str) -> None:
+    with WorkerProcess(job(family), {}) as worker:
+        processes = read_family(worker)
+        if way == "close":
+            worker.close()
+        elif way == "kill":
+            worker.kill()
+        else:
+            processes[0].kill()
+        assert_gone(processes)
+
+
+def test_a_worker_and_its_group_end_even_with_a_guard_that_was_killed() -> None:
+    with WorkerProcess(job(family), {}) as worker:
+        processes = read_family(worker)
+        own_session = processes.pop(2)
+        processes[0].parent().kill()
+        assert_gone(processes[:1])
+    assert_gone(processes)
+    own_session.kill()  # out of everybody's reach
+
+
+def test_an_order_to_end_reaches_the_workers_children() -> None:
+    def main() -> None:
+        child = subprocess.Popen(["sleep", "1000"])
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        print(child.wait(), flush=True)
+
+    with WorkerProcess(job(main), {}) as worker:
+        assert worker.pid
+        while not psutil.Process(worker.pid).children():
+            pass
+        worker.terminate()
+        said = finish(worker)
+        assert os.read(worker.stdout, 100) == b"-15\n"
+        assert said is not None
+
+
+def test_the_pid_is_the_workers_own() -> None:
+    with WorkerProcess(job(os.getpid), {}) as worker:
+        said = finish(worker)
+        assert said is not None
+        assert cloudpickle.loads(said.value) == worker.pid
 
 
 def test_a_worker_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
