@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from horovod_runner.context import log_to_driver
     from horovod_runner.errors import (
+        CancelledError,
         ChannelError,
         GpuError,
         HorovodRunnerError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from horovod_runner.runner import HorovodRunner
 
 __all__ = [
+    "CancelledError",
     "ChannelError",
     "GpuError",
     "HorovodRunner",

@@ -17,7 +17,9 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -94,6 +96,7 @@ class Channel:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
+        self._wake_lock = threading.Lock()
         self._poller = zmq.Poller()
         for source in (self._socket, self._monitor, self._wake_read):
             self._poller.register(source, zmq.POLLIN)
@@ -175,12 +178,10 @@ class Channel:
 
     def wake(self) -> None:
         """Make :meth:`receive` return; for other threads."""
-        try:
-            os.write(self._wake_write, b"w")
-        except BlockingIOError:
-            return  # it is awake already
-        except OSError:
-            return  # closed: nobody waits
+        with self._wake_lock:
+            if not self._socket.closed:  # else its number may be another file's by now
+                with suppress(BlockingIOError):  # it is awake already
+                    os.write(self._wake_write, b"w")
 
     def close(self) -> None:
         """Free the socket, the threads and the descriptors; may be called twice."""
@@ -188,11 +189,12 @@ class Channel:
             return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=200)  # ms, for the last Taken and Stop
+        with self._wake_lock:
+            self._socket.close(linger=200)  # ms, for the last Taken and Stop
+            os.close(self._wake_read)
+            os.close(self._wake_write)
         self._authenticator.stop()
         self._context.term()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
 
 class _OneKey:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -211,7 +212,7 @@ def _spark(master: str, frameworks: list[inventory.Framework]) -> Iterator[Findi
         yield Finding("Spark", "wrong", detail, "check the master's URL")
         return
     try:
-        launcher = SparkLauncher(spark, None, _say_nothing)
+        launcher = SparkLauncher(spark, None, _say_nothing, threading.Event())
         try:
             slots = launcher.slots(0)
         except HorovodRunnerError as error:

@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Callable
+from threading import Event
 from typing import Any
 
 from horovod_runner import failure, messages, topology
 from horovod_runner.channel import Channel
-from horovod_runner.errors import HorovodRunnerError, LaunchError, SerializationError
+from horovod_runner.errors import (
+    CancelledError,
+    HorovodRunnerError,
+    LaunchError,
+    SerializationError,
+)
 from horovod_runner.job import Job, Outcome
 from horovod_runner.launchers import Launch, Launcher
 from horovod_runner.sinks import Sink
@@ -30,12 +37,15 @@ class Driver:
         job: what to run.
         launcher: where.
         sink: takes what comes back.
+        cancelled: set, with a call of :meth:`wake` after it, to end the run.
     """
 
-    def __init__(self, job: Job, launcher: Launcher, sink: Sink) -> None:
+    def __init__(self, job: Job, launcher: Launcher, sink: Sink, cancelled: Event) -> None:
         self._job = job
         self._launcher = launcher
         self._sink = sink
+        self._cancelled = cancelled
+        self._wake: Callable[[], None] = lambda: None
         self._hellos: dict[int, messages.Hello] = {}
         self._slots: list[topology.Slot] = []
         self._pids: dict[int, int] = {}
@@ -52,11 +62,13 @@ class Driver:
             Exception: the user's own, from the first rank that failed.
             RankFailedError: a rank died without an exception.
             LaunchError: the ranks could not be started, or Spark ended them.
+            CancelledError: another thread asked for it.
             GpuError: a host has too few GPUs.
             SerializationError: rank 0's value cannot be loaded here.
         """
         with Channel(self._launcher.channel_host, self._job.size) as channel:
             self._channel = channel
+            self._wake = channel.wake
             launch = self._launcher.launch(self._job, channel.address, channel.wake)
             try:
                 self._listen(launch)
@@ -68,9 +80,15 @@ class Driver:
             outcomes = self._outcomes(launch)
         return self._result(outcomes)
 
+    def wake(self) -> None:
+        """Make the run look at ``cancelled``; for other threads."""
+        self._wake()
+
     def _listen(self, launch: Launch, until: float | None = None) -> None:
         """Handle messages until the launch has finished, or ``until``."""
         while not launch.finished and (until is None or time.monotonic() < until):
+            if self._cancelled.is_set() and not self._stopped:
+                raise CancelledError(f"run {self._job.run_id} was cancelled: all ranks are gone")
             deadlines = [moment for moment in (self._deadline, until) if moment is not None]
             timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
             for task, message in self._channel.receive(timeout):

@@ -5,6 +5,7 @@
     ├── GpuError           a host has too few GPUs for its ranks
     ├── SerializationError main or its arguments cannot be sent to the ranks
     ├── LaunchError        the ranks could not be started
+    ├── CancelledError     ``HorovodRunner.cancel`` ended the run
     ├── RankFailedError    a rank ended badly; also the ``__cause__`` of a user's own exception
     ├── ChannelError       the driver's message channel could not be opened
     └── InstallError       Horovod could not be built or installed
@@ -35,6 +36,10 @@ class SerializationError(HorovodRunnerError):
 
 class LaunchError(HorovodRunnerError):
     """The ranks could not be started."""
+
+
+class CancelledError(HorovodRunnerError):
+    """Another thread called ``HorovodRunner.cancel``."""
 
 
 class ChannelError(HorovodRunnerError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -89,6 +90,7 @@ class HorovodRunner:
         self._gpu_pinning = gpu_pinning
         self._env = dict(env or {})
         self._spark = spark
+        self._runs: dict[threading.Event, Driver | None] = {}
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``main(**kwargs)`` on every rank and return rank 0's value.
@@ -102,6 +104,7 @@ class HorovodRunner:
             GpuError: a host has too few GPUs for its ranks.
             SerializationError: ``main`` or an argument cannot be pickled.
             LaunchError: the ranks could not be started, or Spark ended them.
+            CancelledError: :meth:`cancel` was called.
             RankFailedError: a rank died without a Python exception.
             Exception: what ``main`` raised on the first rank that failed, with a RankFailedError
                 as its ``__cause__`` that holds the remote traceback.
@@ -111,24 +114,46 @@ class HorovodRunner:
                 f"main must be callable, not {type(main).__name__}: pass the function itself, "
                 "run(train), not what it returns, run(train())"
             )
-        launcher = self._launcher()
-        size = launcher.slots(max(0, self._np) or -self._np)
-        job = make_job(
-            main,
-            kwargs,
-            size=size,
-            environment=self._env,
-            gpus_per_rank=self._gpus_per_rank,
-            gpu_pinning=self._gpu_pinning,
-            stream_output=self._np < 0 or self._verbosity == "all",
-        )
-        return Driver(job, launcher, TerminalSink(size)).run()
+        cancelled = threading.Event()
+        self._runs[cancelled] = None
+        try:
+            launcher = self._launcher(cancelled)
+            size = launcher.slots(max(0, self._np) or -self._np)
+            job = make_job(
+                main,
+                kwargs,
+                size=size,
+                environment=self._env,
+                gpus_per_rank=self._gpus_per_rank,
+                gpu_pinning=self._gpu_pinning,
+                stream_output=self._np < 0 or self._verbosity == "all",
+            )
+            driver = Driver(job, launcher, TerminalSink(size), cancelled)
+            self._runs[cancelled] = driver
+            return driver.run()
+        finally:
+            del self._runs[cancelled]
 
-    def _launcher(self) -> Launcher:
+    def __getstate__(self) -> dict[str, Any]:
+        # A main that is a method of an object that holds its runner has to be picklable.
+        return {**self.__dict__, "_runs": {}}
+
+    def cancel(self) -> None:
+        """End the run that is under way, from another thread; without one nothing happens.
+
+        :meth:`run` then raises :class:`~horovod_runner.errors.CancelledError`, when all ranks are
+        gone.
+        """
+        for cancelled, driver in list(self._runs.items()):
+            cancelled.set()
+            if driver is not None:
+                driver.wake()
+
+    def _launcher(self, cancelled: threading.Event) -> Launcher:
         if self._np < 0:
             return LocalLauncher()
         spark = self._spark or find_session()
-        return SparkLauncher(spark, self._slot_timeout, TerminalSink(1).notice)
+        return SparkLauncher(spark, self._slot_timeout, TerminalSink(1).notice, cancelled)
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -41,6 +41,7 @@ class Launcher(Protocol):
 
         Raises:
             SlotError: they do not fit, with the numbers and the setting to change.
+            CancelledError: the run was cancelled while it waited for slots.
         """
 
     def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> Launch:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from horovod_runner.channel import ChannelAddress
-from horovod_runner.errors import LaunchError, SlotError
+from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
 from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
@@ -47,14 +47,20 @@ class SparkLauncher:
         slot_timeout: how many seconds to wait for slots that a cluster may still bring up. None
             waits only while the application is young, and on ``local[n]`` not at all.
         notice: takes a line for the user.
+        cancelled: ends the wait when it is set.
     """
 
     def __init__(
-        self, spark: SparkSession, slot_timeout: float | None, notice: Callable[[str], None]
+        self,
+        spark: SparkSession,
+        slot_timeout: float | None,
+        notice: Callable[[str], None],
+        cancelled: threading.Event,
     ) -> None:
         self._spark = spark
         self._slot_timeout = slot_timeout
         self._notice = notice
+        self._cancelled = cancelled
         self._master = _conf(spark, "spark.master") or ""
         self._is_local = self._master.startswith("local") and "cluster" not in self._master
         driver_host = _conf(spark, "spark.driver.host")
@@ -82,7 +88,8 @@ class SparkLauncher:
             if time.monotonic() - said > _PROGRESS_SECONDS:
                 said = time.monotonic()
                 self._notice(f"waiting for slots: {there} of {max(1, size)}")
-            time.sleep(0.2)  # Spark offers no event for executors that come
+            if self._cancelled.wait(0.2):  # Spark offers no event for executors that come
+                raise CancelledError("the run was cancelled while it waited for slots")
 
     def _patience(self) -> float:
         if self._slot_timeout is not None:

@@ -1,0 +1,139 @@
+"""A run that is given up: cancelled, or its driver ended. Nobody may stay behind."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from horovod_runner import CancelledError, HorovodRunner, log_to_driver
+from tests.conftest import Ranks
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+
+class Calling(io.StringIO):
+    """Calls a function when a text has come a number of times."""
+
+    def __init__(self, text: str, times: int, function: Any) -> None:
+        super().__init__()
+        self._text, self._times, self._function = text, times, function
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._text in text and self.getvalue().count(self._text) == self._times:
+            self._function()
+        return written
+
+
+def wait_for_ever() -> None:
+    log_to_driver("up")
+    threading.Event().wait()
+
+
+def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
+    runner = ranks.runner(2)
+
+    def cancel() -> None:
+        thread = threading.Thread(target=runner.cancel)
+        thread.start()
+        thread.join()
+
+    with (
+        contextlib.redirect_stdout(Calling("up", 2, cancel)),
+        pytest.raises(CancelledError, match="all ranks are gone"),
+    ):
+        runner.run(wait_for_ever)
+    assert runner.run(os.getpid) != os.getpid()  # and it runs again
+
+
+def test_cancel_without_a_run_does_nothing(ranks: Ranks) -> None:
+    runner = ranks.runner(1)
+    runner.cancel()
+    assert runner.run(int) == 0
+
+
+def test_cancel_ends_the_wait_for_slots(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    if ranks.spark is None:
+        pytest.skip("this machine's slots need no wait")
+    runner = ranks.runner(1000, slot_timeout=600)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            runner.run(print)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    while thread.is_alive():
+        runner.cancel()
+        thread.join(0.1)
+    assert isinstance(errors[0], CancelledError)
+
+
+def family() -> None:
+    """A rank with a child in a session of its own."""
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    log_to_driver(f"pids {os.getpid()} {child.pid}")
+    threading.Event().wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Signals) -> None:
+    session = ""
+    if ranks.spark is not None:
+        master = ranks.spark.sparkContext.master
+        if ranks.on_cluster:
+            pytest.skip("the cluster's slots are taken by the session of the tests")
+        session = textwrap.dedent(
+            f"""
+            from pyspark.sql import SparkSession
+            builder = SparkSession.builder.master("{master}")
+            spark = builder.config("spark.ui.enabled", "false").getOrCreate()
+            """
+        )
+    size = 2 if ranks.spark is not None else -2
+    script = f"{session}\nfrom horovod_runner import HorovodRunner\n"
+    script += f"from tests.contract.test_end import family\nHorovodRunner(np={size}).run(family)\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as driver:
+        assert driver.stdout is not None
+        try:
+            lines = [driver.stdout.readline() for _ in range(2)]
+            processes = [psutil.Process(int(pid)) for line in lines for pid in line.split()[1:]]
+        finally:
+            driver.send_signal(number)
+    assert len(processes) == 4
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def test_a_main_may_belong_to_an_object_that_holds_its_runner() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.runner = HorovodRunner(np=-1)
+
+        def main(self) -> int:
+            return 7
+
+        def fit(self) -> Any:
+            return self.runner.run(self.main)
+
+    assert Trainer().fit() == 7
