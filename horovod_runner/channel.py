@@ -17,7 +17,9 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,8 +34,10 @@ from horovod_runner.messages import FromDriver, FromRank, Message
 from horovod_runner.spool import Spool
 
 _QUEUED_BATCHES = 2048  # on the driver, over all ranks: at most 128 MiB
-_HEARTBEAT_MS = 5_000
-_HEARTBEAT_TIMEOUT_MS = 20_000
+# Together at most 13 s from a cut network to a rank that gives up.
+_HEARTBEAT_MS = 2_000
+_HEARTBEAT_TIMEOUT_MS = 6_000
+_LOST_SECONDS = 5.0
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -161,10 +165,8 @@ class Channel:
         return self._received.get(task, 0)
 
     def _count_refused(self) -> None:
-        from zmq.utils.monitor import recv_monitor_message
-
         while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
+            _recv_event(self._monitor)
             self.refused += 1
 
     def send(self, task: int, message: FromDriver) -> None:
@@ -213,6 +215,10 @@ class Link:
     Args:
         address: the driver's.
         task: the number of the task, which names this end.
+
+    Attributes:
+        sent: how many batches ZeroMQ has taken.
+        monitor: for a poller: something has happened to the connection.
     """
 
     def __init__(self, address: ChannelAddress, task: int) -> None:
@@ -228,6 +234,10 @@ class Link:
         self._socket.linger = 0
         self._socket.reconnect_ivl = 100  # ms
         _set_heartbeat(self._socket)
+        self._lost_at: float | None = None
+        self.monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
         self._socket.connect(f"tcp://{address.host}:{address.port}")
 
     @property
@@ -244,6 +254,22 @@ class Link:
     def waiting(self) -> int:
         """How many batches wait to be sent."""
         return len(self._spool)
+
+    @property
+    def shaky(self) -> bool:
+        """Whether the connection to the driver has broken off and not yet come back."""
+        while self.monitor.poll(0):
+            event = _recv_event(self.monitor)
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._lost_at = None
+            elif self._lost_at is None:
+                self._lost_at = time.monotonic()
+        return self._lost_at is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has been so for too long: the driver or the network to it is gone."""
+        return self.shaky and time.monotonic() - (self._lost_at or 0.0) > _LOST_SECONDS
 
     def put(self, message: Message) -> None:
         """Queue a message.
@@ -286,6 +312,8 @@ class Link:
         """Free the socket; what still waits is dropped. May be called twice."""
         self._spool.close()
         if not self._socket.closed:
+            self._socket.disable_monitor()
+            self.monitor.close(linger=0)
             self._socket.close(linger=0)
             self._context.term()
 
@@ -295,6 +323,12 @@ def _decode_all(batch: bytes) -> list[FromDriver]:
         return [messages.decode_from_driver(data) for data in unframe(batch)]
     except (ValueError, msgspec.MsgspecError):
         return []
+
+
+def _recv_event(monitor: zmq.Socket[bytes]) -> int:
+    """The next event of a monitor socket."""
+    event = monitor.recv_multipart()[0]  # its number, 16 bits, and a value (zmq_socket_monitor)
+    return int.from_bytes(event[:2], sys.byteorder)
 
 
 def _set_heartbeat(socket_: zmq.Socket[bytes]) -> None:

@@ -125,7 +125,7 @@ class Outcome(msgspec.Struct, frozen=True):
             that it meant, where it was stopped on its way out.
         worker: what the worker said; None if it died without a word.
         tail: the last lines that the rank printed.
-        problem: why no worker was started; empty otherwise.
+        problem: why no worker was started, or why it was ended; empty otherwise.
         lost: how many batches of messages the driver did not take.
     """
 

@@ -20,7 +20,7 @@ from horovod_runner.job import Job, Outcome
 from horovod_runner.messages import Assignment
 from horovod_runner.process import WorkerProcess
 from horovod_runner.topology import Offer, Slot
-from horovod_runner.watch import Watch
+from horovod_runner.watch import LOST_DRIVER, Watch
 
 REACH_SECONDS = 30.0
 _DRAIN_SECONDS = 30.0  # without any progress
@@ -147,6 +147,8 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
                 return message
             if isinstance(message, messages.Stop):
                 raise _CalledOffError(message.reason)
+        if link.lost:
+            raise _CalledOffError(LOST_DRIVER)
         if not reached and time.monotonic() > deadline:
             raise _CalledOffError(
                 f"the driver did not answer at {address.host}:{address.port} within "
@@ -166,7 +168,7 @@ def _drain(link: Link, task: int) -> int:
     expected = link.sent + link.waiting
     link.put(messages.Ended(task, expected))
     sent, deadline = link.sent, time.monotonic() + _DRAIN_SECONDS
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not link.lost:
         if any(isinstance(message, messages.Taken) for message in link.wait(0.5)):
             return 0
         if link.sent > sent:

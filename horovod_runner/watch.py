@@ -24,6 +24,10 @@ _READ_BYTES = 64 << 10
 _TAIL_LINES = 30
 _TAIL_LINE_CHARACTERS = 2000
 _POLL_MS = 100
+LOST_DRIVER = (
+    "the connection to the driver broke off and did not come back: the driver was killed, or the "
+    "network to it is cut"
+)
 
 
 class Watch:
@@ -43,6 +47,7 @@ class Watch:
         self._held: deque[bytes] = deque()
         self._frames = bytearray()
         self._kill_at: float | None = None
+        self._problem = ""
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._echo = echo
         self._stream_output = job.stream_output
@@ -55,6 +60,7 @@ class Watch:
         self._open = {worker.stdout, worker.stderr, worker.frames}
         for descriptor in self._open:
             self._poller.register(descriptor, zmq.POLLIN)
+        self._poller.register(link.monitor, zmq.POLLIN)
         self._poller.register(worker.born, zmq.POLLIN)
         if worker.exit_descriptor is not None:
             self._poller.register(worker.exit_descriptor, zmq.POLLIN)
@@ -88,16 +94,23 @@ class Watch:
                     self._leave(descriptor)
             self._link.flush()
             orders = self._link.receive()
-        for message in orders:
-            if isinstance(message, messages.Stop) and self._kill_at is None:
-                if self._worker.outcome() is None:  # else it is on its way out
-                    self._worker.terminate()
-                self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
+        if any(isinstance(message, messages.Stop) for message in orders):
+            self._end_worker()
+        if self._link.lost and not self._problem:
+            self._problem = LOST_DRIVER
+            self._end_worker()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._worker.kill()
 
+    def _end_worker(self) -> None:
+        if self._kill_at is None:
+            if self._worker.outcome() is None:  # else it is on its way out
+                self._worker.terminate()
+            self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
+
     def _needs_clock(self) -> bool:
-        return self._kill_at is not None or self._worker.exit_descriptor is None
+        waits = self._kill_at is not None or self._link.shaky
+        return waits or self._worker.exit_descriptor is None
 
     def _read(self, descriptor: int) -> int | None:
         """Read once: how many bytes, 0 if there were none yet, None at the end of the stream."""
@@ -177,6 +190,7 @@ class Watch:
             self._slot.gpus,
             said,
             list(self._tail),
+            self._problem,
         )
 
 

@@ -90,8 +90,11 @@ def family() -> None:
     threading.Event().wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+# A frozen driver is to its ranks what a cut network is: silence.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Signals) -> None:
+    if ranks.spark is None and number == signal.SIGSTOP:
+        pytest.skip("those who watch local ranks freeze with the driver")
     session = ""
     if ranks.spark is not None:
         master = ranks.spark.sparkContext.master
@@ -118,11 +121,12 @@ def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Sign
         try:
             lines = [driver.stdout.readline() for _ in range(2)]
             processes = [psutil.Process(int(pid)) for line in lines for pid in line.split()[1:]]
-        finally:
             driver.send_signal(number)
-    assert len(processes) == 4
-    _, alive = psutil.wait_procs(processes, timeout=10)
-    assert [process for process in alive if process.status() != psutil.STATUS_ZOMBIE] == []
+            assert len(processes) == 4
+            _, alive = psutil.wait_procs(processes, timeout=15)
+            assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+        finally:
+            driver.kill()
 
 
 def test_a_main_may_belong_to_an_object_that_holds_its_runner() -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import pickle
 import random
+import signal
 import socket
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 
@@ -153,6 +158,46 @@ def test_10000_random_frames_with_the_right_keys_are_dropped_and_counted(channel
         assert list(channel.receive(0.1)) == []
     assert channel.dropped == sent
     dealer.close()
+
+
+def test_a_driver_that_freezes_is_missed_and_one_that_comes_back_is_not(
+    connect: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in [("HEARTBEAT_MS", 100), ("HEARTBEAT_TIMEOUT_MS", 300), ("LOST_SECONDS", 1)]:
+        monkeypatch.setattr(f"horovod_runner.channel._{name}", value)
+    script = textwrap.dedent(
+        """
+        import pickle, sys
+        from horovod_runner.channel import Channel
+        with Channel("127.0.0.1", size=1) as channel:
+            sys.stdout.buffer.write(pickle.dumps(channel.address))
+            sys.stdout.flush()
+            while True:
+                list(channel.receive())
+        """
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as driver:
+        try:
+            assert driver.stdout is not None
+            link = connect(pickle.load(driver.stdout))
+            assert not link.lost  # one that was never there is another matter
+            link.wait(1)
+
+            def until(condition: Callable[[], bool]) -> None:
+                deadline = time.monotonic() + 30
+                while not condition():
+                    assert time.monotonic() < deadline
+                    link.monitor.poll(100)
+
+            driver.send_signal(signal.SIGSTOP)
+            until(lambda: link.shaky)
+            driver.send_signal(signal.SIGCONT)
+            until(lambda: not link.shaky)
+            assert not link.lost
+            driver.send_signal(signal.SIGSTOP)
+            until(lambda: link.lost)
+        finally:
+            driver.kill()
 
 
 def test_waking_returns_from_receive(channel: Channel) -> None:
