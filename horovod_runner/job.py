@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -58,24 +60,41 @@ def make_job(
     gpus_per_rank: float | None,
     gpu_pinning: Pinning,
     stream_output: bool,
+    ship_modules: Sequence[ModuleType],
+    warn_bytes: int,
 ) -> Job:
     """Pickle a function and its arguments into a job.
 
-    Raises:
-        SerializationError: something that ``main`` captures or is given cannot be pickled.
-    """
-    import cloudpickle  # here: a task imports this module too, and pickles nothing
+    Warns (UserWarning) where they take more than ``warn_bytes``.
 
+    Raises:
+        SerializationError: something that ``main`` captures or is given cannot be pickled, or is
+            too large.
+    """
+    # Here, not above: a task imports this module too, and pickles nothing.
+    from horovod_runner import diagnosis
+
+    name = getattr(main, "__qualname__", repr(main))
     try:
-        pickled = cloudpickle.dumps((main, dict(kwargs)))
+        pickled = diagnosis.pickle_for_ranks((main, dict(kwargs)), ship_modules)
     except Exception as error:
-        name = getattr(main, "__qualname__", repr(main))
+        culprit = (
+            diagnosis.find_culprit(main, kwargs, ship_modules) or f"{type(error).__name__}: {error}"
+        )
         raise SerializationError(
             f"{name} and its arguments are sent to the ranks by pickle, and something in them "
-            f"cannot be pickled: {type(error).__name__}: {error}. Create such objects (sessions, "
-            "locks, open files, database connections) inside the function instead of capturing "
-            "or passing them."
+            f"cannot be pickled: {culprit}"
         ) from error
+    if len(pickled) > min(warn_bytes, diagnosis.MAX_BYTES):
+        large, largest = diagnosis.bytes_text(len(pickled)), diagnosis.find_largest(main, kwargs)
+        told = (
+            f"{name} and its arguments take {large} as a pickle, and each rank is sent all of it. "
+            f"The largest part is {largest}. Write data to files that the ranks can read and load "
+            "it inside main"
+        )
+        if len(pickled) > diagnosis.MAX_BYTES:
+            raise SerializationError(f"{told}: a task can be sent 2 GB.")
+        warnings.warn(f"{told}, or raise warn_pickle_bytes.", stacklevel=3)
     forwarded = {
         name: value
         for name, value in os.environ.items()

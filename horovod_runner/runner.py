@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from horovod_runner.driver import Driver
@@ -42,6 +43,10 @@ class HorovodRunner:
         gpu_pinning: "current" shows a rank all GPUs of its host's ranks in local_rank order and
             makes its own the current one; "mask" shows it its own alone.
         env: environment variables for the ranks.
+        ship_modules: modules of your own that the executors lack: what ``main`` uses of them goes
+            along with it.
+        warn_pickle_bytes: above this size of ``main`` and its arguments a warning names the
+            largest part.
         spark: the session for ``np`` >= 0; None takes the active one, or creates one.
 
     Raises:
@@ -58,6 +63,8 @@ class HorovodRunner:
         gpus_per_rank: float | None = None,
         gpu_pinning: Pinning = "current",
         env: Mapping[str, str] | None = None,
+        ship_modules: Sequence[ModuleType] = (),
+        warn_pickle_bytes: int = 64 << 20,
         spark: SparkSession | None = None,
     ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
@@ -76,6 +83,12 @@ class HorovodRunner:
         for name, value in (env or {}).items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(f"env must map str to str; {name!r} maps to {value!r}")
+        for module in ship_modules:
+            if not isinstance(module, ModuleType):
+                raise TypeError(
+                    f"ship_modules must hold modules, not {type(module).__name__}: "
+                    "import mymodule, then ship_modules=[mymodule]"
+                )
         if np == 0:
             warnings.warn(
                 "np=0 (all slots) is deprecated: the number of slots depends on which executors "
@@ -89,6 +102,8 @@ class HorovodRunner:
         self._gpus_per_rank = gpus_per_rank
         self._gpu_pinning = gpu_pinning
         self._env = dict(env or {})
+        self._ship_modules = tuple(ship_modules)
+        self._warn_pickle_bytes = warn_pickle_bytes
         self._spark = spark
         self._runs: dict[threading.Event, Driver | None] = {}
 
@@ -102,7 +117,8 @@ class HorovodRunner:
         Raises:
             SlotError: the cluster has fewer than ``np`` slots.
             GpuError: a host has too few GPUs for its ranks.
-            SerializationError: ``main`` or an argument cannot be pickled.
+            SerializationError: ``main`` or an argument cannot be pickled; names the object and the
+                way to it.
             LaunchError: the ranks could not be started, or Spark ended them.
             CancelledError: :meth:`cancel` was called.
             RankFailedError: a rank died without a Python exception.
@@ -127,6 +143,8 @@ class HorovodRunner:
                 gpus_per_rank=self._gpus_per_rank,
                 gpu_pinning=self._gpu_pinning,
                 stream_output=self._np < 0 or self._verbosity == "all",
+                ship_modules=self._ship_modules,
+                warn_bytes=self._warn_pickle_bytes,
             )
             driver = Driver(job, launcher, TerminalSink(size), cancelled)
             self._runs[cancelled] = driver
@@ -136,7 +154,7 @@ class HorovodRunner:
 
     def __getstate__(self) -> dict[str, Any]:
         # A main that is a method of an object that holds its runner has to be picklable.
-        return {**self.__dict__, "_runs": {}}
+        return {**self.__dict__, "_runs": {}, "_ship_modules": ()}
 
     def cancel(self) -> None:
         """End the run that is under way, from another thread; without one nothing happens.

@@ -286,6 +286,22 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_launched(ranks: Ranks
         ranks.run(1, main)
 
 
+def test_what_lives_on_the_driver_alone_is_named_with_the_way_to_it(ranks: Ranks) -> None:
+    session = ranks.spark
+    if session is None:
+        pytest.skip("without Spark there is nothing of the kind")
+    frame = session.range(3)
+
+    def main(**kwargs: Any) -> Any:
+        assert session is not None
+        return session.version
+
+    with pytest.raises(SerializationError, match=r"main -> session is a pyspark\.sql\..*use it"):
+        ranks.run(1, main)
+    with pytest.raises(SerializationError, match=r"argument data is a pyspark\.sql\..*use it"):
+        ranks.run(1, print, data=frame)
+
+
 def test_processes_that_a_rank_started_end_with_it(ranks: Ranks) -> None:
     def main() -> int:
         return subprocess.Popen(["sleep", "1000"]).pid

@@ -1,0 +1,192 @@
+"""Every way to fail: the right rank, what happened to it, and nobody left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from horovod_runner import HorovodRunner, RankFailedError
+from tests.conftest import Ranks
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+
+def fail(ranks: Ranks, main: Any, size: int = 2, **options: Any) -> RankFailedError:
+    """Run what fails on rank 1 alone (rank 0 of one); returns the cause."""
+
+    def alone() -> None:
+        print("the last words")
+        if int(os.environ["HOROVOD_RANK"]) == size - 1:
+            main()
+        threading.Event().wait()
+
+    with pytest.raises(Exception, match=r"(?s).*") as caught:
+        ranks.run(size, alone, options)
+    error = caught.value
+    cause = error if isinstance(error, RankFailedError) else error.__cause__
+    assert isinstance(cause, RankFailedError)
+    assert cause.rank == size - 1
+    assert cause.pid
+    assert "the last words" in str(cause)
+    return cause
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def abort() -> None:
+    os.abort()
+
+
+def vanish() -> None:
+    os._exit(7)
+
+
+def vanish_well() -> None:
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("main", "code", "told"),
+    [
+        (segfault, -signal.SIGSEGV, "SIGSEGV (a crash in native code)"),
+        (abort, -signal.SIGABRT, "SIGABRT"),
+        (vanish, 7, "exit code 7 before main returned"),
+        (vanish_well, 0, "exit code 0 before main returned"),
+    ],
+)
+def test_a_process_that_ends_by_itself_is_told_by_its_exit(
+    ranks: Ranks, main: Any, code: int, told: str
+) -> None:
+    cause = fail(ranks, main)
+    assert cause.exit_code == code
+    assert told in str(cause)
+    if main is segfault:
+        assert "ctypes" in str(cause)  # the stack that faulthandler printed
+
+
+def test_memory_that_runs_out_is_pythons_own_error(ranks: Ranks) -> None:
+    def main() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        bytearray(1 << 31)
+
+    assert "MemoryError" in str(fail(ranks, main))
+
+
+def test_an_exception_that_cannot_be_pickled_is_still_told(ranks: Ranks) -> None:
+    class StubbornError(Exception):
+        def __init__(self) -> None:
+            super().__init__("as stubborn as can be")
+            self.lock = threading.Lock()
+
+    def main() -> None:
+        raise StubbornError
+
+    cause = fail(ranks, main)
+    assert "StubbornError: as stubborn as can be" in str(cause)
+
+
+def test_an_exit_code_of_main_is_kept(ranks: Ranks) -> None:
+    cause = fail(ranks, lambda: sys.exit(3))
+    assert cause.exit_code == 3
+
+
+def test_a_rank_that_closed_its_output_still_fails_well(ranks: Ranks) -> None:
+    def main() -> None:
+        sys.stdout.close()
+        os.close(1)
+        os.close(2)
+        raise ValueError("said in silence")
+
+    assert "said in silence" in str(fail(ranks, main))
+
+
+def test_output_that_is_no_utf8_is_told_with_marks(ranks: Ranks) -> None:
+    def main() -> None:
+        os.write(1, b"caf\xe9 \xff\n")
+        raise ValueError("after all that")
+
+    assert "caf\ufffd \ufffd" in str(fail(ranks, main))
+
+
+def test_a_gigabyte_of_output_is_no_obstacle(ranks: Ranks) -> None:
+    def main() -> None:
+        block = b"x" * 99 + b"\n"
+        for _ in range(1000):
+            sys.stdout.buffer.write(block * 10_000)
+        print("the last words")
+        raise ValueError("after a gigabyte")
+
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        assert "after a gigabyte" in str(fail(ranks, main))
+
+
+def test_a_frozen_rank_ends_when_another_fails(ranks: Ranks, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+
+    def main() -> None:
+        if os.environ["HOROVOD_RANK"] == "0":
+            note.write_text(f"{os.getpid()}\n")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while not note.exists() or not note.read_text().endswith("\n"):
+            pass
+        while psutil.Process(int(note.read_text())).status() != psutil.STATUS_STOPPED:
+            pass
+        raise ValueError("while the other was frozen")
+
+    with pytest.raises(ValueError, match="while the other was frozen"):
+        ranks.run(2, main)
+
+
+def test_a_rank_that_is_deaf_in_native_code_ends_when_another_fails(ranks: Ranks) -> None:
+    def main() -> None:
+        if os.environ["HOROVOD_RANK"] == "0":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            libc = ctypes.PyDLL(None)  # keeps the interpreter's lock
+            libc.pause()
+        raise ValueError("while the other was deaf")
+
+    with pytest.raises(ValueError, match="while the other was deaf"):
+        ranks.run(2, main)
+
+
+def test_50_failing_runs_leave_nothing_and_the_next_one_works(ranks: Ranks) -> None:
+    def main(way: int) -> None:
+        if os.environ["HOROVOD_RANK"] == "1":
+            if way == 0:
+                raise ValueError("one way")
+            if way == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            subprocess.Popen(["sleep", "1000"])
+            sys.exit(5)
+        threading.Event().wait()
+
+    for number in range(50):
+        with pytest.raises((ValueError, RankFailedError)):
+            ranks.run(2, main, way=number % 3)
+    assert ranks.run(2, int) == 0
+
+
+def test_a_failure_inside_hvd_init_is_told_as_an_abort() -> None:
+    def main() -> None:
+        import horovod.torch as hvd
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] += "wrong"
+        hvd.init()
+
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGABRT.*hvd.init") as caught:
+        HorovodRunner(np=-2).run(main)
+    assert caught.value.exit_code == -signal.SIGABRT

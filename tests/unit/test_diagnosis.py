@@ -1,0 +1,159 @@
+"""What cannot travel to the ranks is named, with the way to it."""
+
+from __future__ import annotations
+
+import functools
+import socket
+import sqlite3
+import sys
+import threading
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_runner import HorovodRunner, SerializationError, diagnosis
+from horovod_runner.job import make_job
+
+
+def refuse(main: Callable[..., Any], **kwargs: Any) -> str:
+    with pytest.raises(SerializationError) as caught:
+        make(main, kwargs)
+    return str(caught.value)
+
+
+def make(main: Callable[..., Any], kwargs: dict[str, Any], warn_bytes: int = 1 << 30) -> bytes:
+    job = make_job(
+        main,
+        kwargs,
+        size=1,
+        environment={},
+        gpus_per_rank=None,
+        gpu_pinning="current",
+        stream_output=False,
+        ship_modules=(),
+        warn_bytes=warn_bytes,
+    )
+    return job.main
+
+
+class Config:
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+def test_the_way_to_a_captured_object_is_named() -> None:
+    cfg = Config(session=Config(lock=threading.Lock()), rate=0.1)
+
+    def helper() -> Any:
+        return cfg.session
+
+    def main() -> Any:
+        return helper()
+
+    text = refuse(main)
+    assert "main -> helper -> cfg.session.lock is a _thread.lock (cannot pickle" in text
+    assert "Create it inside main" in text
+
+
+def test_objects_of_each_kind_are_named_with_what_to_do(tmp_path: Path) -> None:
+    with (
+        socket.socket() as connection,
+        (tmp_path / "data").open("wb") as file,
+        sqlite3.connect(":memory:") as database,
+    ):
+        cases = [
+            (connection, "socket.socket", "connect inside main"),
+            (file, "_io.BufferedWriter", "open the file inside main"),
+            (database, "sqlite3.Connection", "connect inside main"),
+            ((i for i in range(3)), "generator", "the function that makes it"),
+            (threading.Event(), "threading.Event", "inside main"),
+        ]
+        for value, name, advice in cases:
+            text = refuse(print, data=value)
+            assert f"argument data is a {name}" in text
+            assert advice in text
+    database.close()
+
+
+def test_the_way_leads_through_containers_methods_partials_and_defaults() -> None:
+    lock = threading.Lock()
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.parts = {"a": [1, (2, lock)]}
+
+        def main(self) -> None:
+            return
+
+    assert "main -> self.parts['a'][1][1] is a" in refuse(Trainer().main)
+    assert "-> key= is a" in refuse(functools.partial(print, key=lock))
+    assert "-> argument 1 is a" in refuse(functools.partial(print, 1, lock))
+
+    def with_default(own: Any = lock) -> Any:
+        return own
+
+    assert "with_default -> a default value is a" in refuse(with_default)
+
+
+def test_a_function_that_calls_itself_is_no_endless_way() -> None:
+    lock = threading.Lock()
+
+    def main(n: int) -> Any:
+        return main(n - 1) if n else lock
+
+    assert "main -> lock is a" in refuse(main)
+
+
+def test_a_stand_in_for_a_tensor_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tensor:
+        is_cuda = True
+
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
+    text = refuse(print, weights=[Tensor()])
+    assert "argument weights[0] is a" in text
+    assert "a tensor on a GPU" in text
+
+
+def test_what_no_task_can_be_sent_is_refused_before_it_is_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(diagnosis, "MAX_BYTES", 1000)
+    table = {"x": np.zeros(1000)}
+    text = refuse(lambda: table)
+    assert "-> table['x'] is a numpy.ndarray (8.0 kB, and a task" in text
+    assert "files that the ranks can read" in text
+    assert "a task can be sent 2 GB" in refuse(print, text="x" * 2000)
+
+
+def test_a_large_capture_warns_with_the_largest_part() -> None:
+    images, labels = np.zeros(100_000), np.zeros(1000)
+
+    def main() -> Any:
+        return images, labels
+
+    told = r"take 80\d\.\d kB.* main -> images, a numpy.ndarray of"
+    with pytest.warns(UserWarning, match=told):
+        make(main, {}, warn_bytes=100_000)
+    runner = HorovodRunner(np=-1, warn_pickle_bytes=100_000)
+    with pytest.warns(UserWarning, match=told) as warned:
+        runner.run(main)
+    assert warned[0].filename == __file__
+    make(main, {}, warn_bytes=1_000_000)
+
+
+def test_a_module_of_ones_own_goes_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes.py").write_text("def cook(n):\n    return n * STIRS\nSTIRS = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import recipes
+
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
+    runner = HorovodRunner(np=-1, ship_modules=[recipes])
+    assert runner.run(recipes.cook, n=5) == 15
+    with pytest.raises(Exception, match=r"no module recipes.*ship_modules=\[recipes\]"):
+        HorovodRunner(np=-1).run(recipes.cook, n=5)
+    with pytest.raises(TypeError, match="must hold modules"):
+        HorovodRunner(np=-1, ship_modules=["recipes"])
