@@ -37,14 +37,14 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
     if first.problem:
         host = f" on {first.hostname}" if first.hostname else ""
         return LaunchError(f"task {first.task} of {len(outcomes)}{host}: {first.problem}")
+    error = _load(first)
     cause = RankFailedError(
-        _describe(first, outcomes, reported),
+        _describe(first, outcomes, reported) + _advice(error, first),
         rank=first.rank,
         host=first.hostname,
         pid=first.pid,
         exit_code=first.exit_code,
     )
-    error = _load(first)
     if error is None:
         return cause
     error.__cause__ = cause
@@ -61,6 +61,21 @@ def _load(outcome: Outcome) -> Exception | None:
     except Exception:
         return None
     return error if isinstance(error, Exception) else None
+
+
+def _advice(error: Exception | None, outcome: Outcome) -> str:
+    """What to do about an error whose remedy is this package's business."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    package = error.name.partition(".")[0]
+    if package == "horovod":
+        remedy = "build it there: horovod-runner install"
+    else:
+        remedy = (
+            f"install it there: pip install {package}; or, if it is your own, let it go along: "
+            f"HorovodRunner(..., ship_modules=[{package}])"
+        )
+    return f"\n\nThe Python of {outcome.hostname} has no {error.name}: {remedy}."
 
 
 def _where(outcome: Outcome, size: int) -> str:

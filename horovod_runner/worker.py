@@ -21,8 +21,6 @@ from typing import Any
 from horovod_runner import gpu, guard, handover, pipe
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 
-_SERIALIZATION = "horovod_runner.errors.SerializationError"
-
 # How Horovod and torch.distributed say that somebody else went away.
 _SECONDARY_TEXTS = (
     "Horovod has been shut down",
@@ -85,11 +83,6 @@ def _make_user_main() -> None:
 def _run(job: WorkerJob) -> WorkerOutcome:
     try:
         function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
-    except ModuleNotFoundError as error:
-        return WorkerOutcome(False, 1, error_type=_SERIALIZATION, traceback=_missing(error))
-    except BaseException as error:
-        return _failed(error, 1)
-    try:
         _share_globals(function)
         value = function(**kwargs)
     except SystemExit as error:
@@ -105,17 +98,9 @@ def _run(job: WorkerJob) -> WorkerOutcome:
             f"main returned a value of type {name} on rank 0, which cannot be pickled "
             f"({type(error).__name__}: {error}). Return plain values, arrays or a state_dict."
         )
-        return WorkerOutcome(False, 1, error_type=_SERIALIZATION, traceback=text)
+        kind = "horovod_runner.errors.SerializationError"
+        return WorkerOutcome(False, 1, error_type=kind, traceback=text)
     return WorkerOutcome(True, 0, pickled)
-
-
-def _missing(error: ModuleNotFoundError) -> str:
-    package = (error.name or "").partition(".")[0]
-    return (
-        f"main cannot be loaded on {os.uname().nodename}, which has no module {error.name}. "
-        f"Install it there ({sys.executable} -m pip install {package}); or, if it is your own, let "
-        f"it go along: import {package}; HorovodRunner(..., ship_modules=[{package}])."
-    )
 
 
 def _pickle(value: object) -> bytes:

@@ -54,6 +54,19 @@ def test_where_all_are_survivors_the_first_of_them_is_told() -> None:
     assert error.__cause__.rank == 1
 
 
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [("horovod.torch", "horovod-runner install"), ("sklearn.svm", "pip install sklearn;")],
+)
+def test_what_a_host_lacks_is_told_with_the_command_that_installs_it(
+    module: str, remedy: str
+) -> None:
+    missing = raised(ModuleNotFoundError(f"No module named '{module}'", name=module))
+    cause = run_error([outcome(0, OK), outcome(1, missing)], reported=[1]).__cause__
+    assert f"The Python of host1 has no {module}: " in str(cause)
+    assert remedy in str(cause)
+
+
 def test_equal_failures_are_told_together() -> None:
     outcomes = [outcome(r, raised(ValueError("same"))) for r in range(6)]
     outcomes[4] = outcome(4, None, -15)  # stopped

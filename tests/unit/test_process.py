@@ -150,9 +150,8 @@ def test_a_worker_and_its_group_end_even_with_a_guard_that_was_killed() -> None:
 
 def test_an_order_to_end_reaches_the_workers_children() -> None:
     def main() -> None:
-        child = subprocess.Popen(["sleep", "1000"])
         signal.signal(signal.SIGTERM, lambda *_: None)
-        print(child.wait(), flush=True)
+        print(subprocess.Popen(["sleep", "1000"]).wait(), flush=True)
 
     with WorkerProcess(job(main), {}) as worker:
         assert worker.pid
