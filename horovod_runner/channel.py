@@ -255,21 +255,24 @@ class Link:
         """How many batches wait to be sent."""
         return len(self._spool)
 
-    @property
-    def shaky(self) -> bool:
-        """Whether the connection to the driver has broken off and not yet come back."""
+    def observe(self) -> None:
+        """Take in what :attr:`monitor` has to say; :meth:`wait` does so by itself."""
         while self.monitor.poll(0):
             event = _recv_event(self.monitor)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._lost_at = None
             elif self._lost_at is None:
                 self._lost_at = time.monotonic()
+
+    @property
+    def shaky(self) -> bool:
+        """Whether the connection to the driver has broken off and not yet come back."""
         return self._lost_at is not None
 
     @property
     def lost(self) -> bool:
         """Whether it has been so for too long: the driver or the network to it is gone."""
-        return self.shaky and time.monotonic() - (self._lost_at or 0.0) > _LOST_SECONDS
+        return self._lost_at is not None and time.monotonic() - self._lost_at > _LOST_SECONDS
 
     def put(self, message: Message) -> None:
         """Queue a message.
@@ -305,6 +308,7 @@ class Link:
         """Send what waits and return the driver's messages, after ``timeout`` seconds at most."""
         self.flush()
         self._socket.poll(round(timeout * 1000), self.wanted)
+        self.observe()
         self.flush()
         return self.receive()
 

@@ -101,9 +101,9 @@ def find_largest(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> str:
         except Exception:
             return 0
 
-    start, root = max(_roots(main, kwargs), key=lambda item: size(item[1]))
-    enough = size(root) // 2
-    path, found = _descend(start, root, lambda value: size(value) > enough)
+    roots = [(size(root), start, root) for start, root in _roots(main, kwargs)]
+    total, start, root = max(roots, key=lambda item: item[0])
+    path, found = _descend(start, root, lambda value: size(value) > total // 2)
     return f"{path}, a {_type_name(found)} of {bytes_text(size(found))}"
 
 

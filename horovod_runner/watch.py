@@ -92,6 +92,8 @@ class Watch:
             for descriptor in self._open & ready.keys():
                 if self._read(descriptor) is None:
                     self._leave(descriptor)
+            if self._link.monitor in ready:
+                self._link.observe()
             self._link.flush()
             orders = self._link.receive()
         if any(isinstance(message, messages.Stop) for message in orders):

@@ -57,13 +57,21 @@ def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
     assert runner.run(os.getpid) != os.getpid()  # and it runs again
 
 
+def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
+    def press() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
+        ranks.run(2, wait_for_ever)
+
+
 def test_cancel_without_a_run_does_nothing(ranks: Ranks) -> None:
     runner = ranks.runner(1)
     runner.cancel()
     assert runner.run(int) == 0
 
 
-def test_cancel_ends_the_wait_for_slots(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_ends_the_wait_for_slots(ranks: Ranks) -> None:
     if ranks.spark is None:
         pytest.skip("this machine's slots need no wait")
     runner = ranks.runner(1000, slot_timeout=600)

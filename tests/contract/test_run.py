@@ -396,21 +396,3 @@ def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
 def test_a_rank_that_cannot_be_started_is_told_at_once(ranks: Ranks) -> None:
     with pytest.raises(LaunchError, match=r"task \d of 2 on .*embedded null byte"):
         ranks.run(2, print, {"env": {"BROKEN": "a\0b"}})
-
-
-def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
-    class Interrupting(io.StringIO):
-        """Presses Ctrl-C when both ranks have spoken."""
-
-        def write(self, text: str) -> int:
-            written = super().write(text)
-            if self.getvalue().count("up") == 2 and "up" in text:
-                signal.raise_signal(signal.SIGINT)
-            return written
-
-    def main() -> None:
-        log_to_driver("up")
-        threading.Event().wait()
-
-    with contextlib.redirect_stdout(Interrupting()), pytest.raises(KeyboardInterrupt):
-        ranks.run(2, main)

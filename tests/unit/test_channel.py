@@ -187,7 +187,7 @@ def test_a_driver_that_freezes_is_missed_and_one_that_comes_back_is_not(
                 deadline = time.monotonic() + 30
                 while not condition():
                     assert time.monotonic() < deadline
-                    link.monitor.poll(100)
+                    link.wait(0.1)
 
             driver.send_signal(signal.SIGSTOP)
             until(lambda: link.shaky)
