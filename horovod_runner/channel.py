@@ -38,6 +38,8 @@ _QUEUED_BATCHES = 2048  # on the driver, over all ranks: at most 128 MiB
 _HEARTBEAT_MS = 2_000
 _HEARTBEAT_TIMEOUT_MS = 6_000
 _LOST_SECONDS = 5.0
+_BEAT_SECONDS = 1.0
+_ALIVE = messages.Alive()
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -68,6 +70,7 @@ class Channel:
         address: for the ranks.
         refused: handshakes that failed: strangers, port scanners, wrong keys.
         dropped: batches with right keys that were no messages.
+        broken: connections that broke off or were closed.
 
     Raises:
         ChannelError: no socket could be opened on ``host``.
@@ -79,6 +82,7 @@ class Channel:
 
         self.refused = 0
         self.dropped = 0
+        self.broken = 0
         self._received: dict[int, int] = {}
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
@@ -96,7 +100,7 @@ class Channel:
         self._socket.linger = 0
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         _set_heartbeat(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILED)
+        self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -139,7 +143,7 @@ class Channel:
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         if self._monitor in ready:
-            self._count_refused()
+            self._observe()
         if self._socket in ready:
             yield from self._take()
 
@@ -164,10 +168,12 @@ class Channel:
         """How many batches came from a task."""
         return self._received.get(task, 0)
 
-    def _count_refused(self) -> None:
+    def _observe(self) -> None:
         while self._monitor.poll(0):
-            _recv_event(self._monitor)
-            self.refused += 1
+            if _recv_event(self._monitor) == zmq.EVENT_DISCONNECTED:
+                self.broken += 1
+            else:
+                self.refused += 1
 
     def send(self, task: int, message: FromDriver) -> None:
         """Send to one task; silently nothing where it has gone."""
@@ -235,6 +241,7 @@ class Link:
         self._socket.reconnect_ivl = 100  # ms
         _set_heartbeat(self._socket)
         self._lost_at: float | None = None
+        self._beat_at = 0.0
         self.monitor = self._socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
@@ -274,6 +281,14 @@ class Link:
         """Whether it has been so for too long: the driver or the network to it is gone."""
         return self._lost_at is not None and time.monotonic() - self._lost_at > _LOST_SECONDS
 
+    def beat(self, activity: messages.Alive = _ALIVE) -> None:
+        """Tell the driver that this end is alive, if it is time to; :meth:`wait` does so too."""
+        now = time.monotonic()
+        # What still waits to be sent says as much.
+        if now - self._beat_at >= _BEAT_SECONDS and not len(self._spool):
+            self._beat_at = now
+            self.put(activity)
+
     def put(self, message: Message) -> None:
         """Queue a message.
 
@@ -306,6 +321,7 @@ class Link:
 
     def wait(self, timeout: float) -> list[FromDriver]:
         """Send what waits and return the driver's messages, after ``timeout`` seconds at most."""
+        self.beat()
         self.flush()
         self._socket.poll(round(timeout * 1000), self.wanted)
         self.observe()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from threading import Event
 from typing import Any
 
@@ -22,12 +22,16 @@ from horovod_runner.errors import (
 )
 from horovod_runner.job import Job, Outcome
 from horovod_runner.launchers import Launch, Launcher
+from horovod_runner.liveness import Liveness
 from horovod_runner.sinks import Sink
+from horovod_runner.watchdog import Watchdog
 
 _GATHER_SECONDS = 120.0  # between the first task's hello and the last one's
 _CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their errors
 _TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
 _STOP_SECONDS = 10.0
+_TICK_SECONDS = 1.0
+_CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
 
 
 class Driver:
@@ -46,9 +50,18 @@ class Driver:
         self._sink = sink
         self._cancelled = cancelled
         self._wake: Callable[[], None] = lambda: None
+        self._liveness = Liveness()
+        self._tick_at = 0.0
+        self._watchdog = Watchdog(job, sink, lambda: self._send_all(messages.ShowStacks()))
+        self._stacks_wanted = Event()
         self._hellos: dict[int, messages.Hello] = {}
         self._slots: list[topology.Slot] = []
+        self._rank_of: dict[int, int] = {}
         self._pids: dict[int, int] = {}
+        self._lost: set[int] = set()
+        self._ended = 0
+        self._strange = 0
+        self._give_up_at: float | None = None
         self._failed: list[int] = []
         self._felt: list[int] = []
         self._stopped = False
@@ -62,6 +75,7 @@ class Driver:
             Exception: the user's own, from the first rank that failed.
             RankFailedError: a rank died without an exception.
             LaunchError: the ranks could not be started, or Spark ended them.
+            HangError: the ranks made no progress for too long.
             CancelledError: another thread asked for it.
             GpuError: a host has too few GPUs.
             SerializationError: rank 0's value cannot be loaded here.
@@ -72,6 +86,7 @@ class Driver:
             launch = self._launcher.launch(self._job, channel.address, channel.wake)
             try:
                 self._listen(launch)
+                self._settle(launch)
             except BaseException as error:
                 if isinstance(error, KeyboardInterrupt):
                     self._sink.notice("interrupted: ending all ranks")
@@ -84,25 +99,74 @@ class Driver:
         """Make the run look at ``cancelled``; for other threads."""
         self._wake()
 
+    def show_stacks(self) -> None:
+        """Print all ranks' Python stacks; for other threads."""
+        self._stacks_wanted.set()
+        self._wake()
+
     def _listen(self, launch: Launch, until: float | None = None) -> None:
         """Handle messages until the launch has finished, or ``until``."""
         while not launch.finished and (until is None or time.monotonic() < until):
             if self._cancelled.is_set() and not self._stopped:
                 raise CancelledError(f"run {self._job.run_id} was cancelled: all ranks are gone")
-            deadlines = [moment for moment in (self._deadline, until) if moment is not None]
-            timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-            for task, message in self._channel.receive(timeout):
-                self._handle(task, message)
-            if self._deadline is not None and time.monotonic() > self._deadline:
-                self._deadline = None
-                self._on_deadline(launch)
+            if self._stacks_wanted.is_set():
+                self._stacks_wanted.clear()
+                self._watchdog.show_stacks()
+            self._listen_once(launch, until)
+
+    def _listen_once(self, launch: Launch, until: float | None) -> None:
+        tick = self._tick_at if self._hellos else None
+        moments = [moment for moment in (self._deadline, until, tick) if moment is not None]
+        timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
+        for task, message in self._channel.receive(timeout):
+            self._handle(task, message)
+        now = time.monotonic()
+        if self._deadline is not None and now > self._deadline:
+            self._deadline = None
+            self._on_deadline(launch)
+        if tick is not None and now >= tick:
+            self._tick_at = now + _TICK_SECONDS
+            self._tick(launch)
+
+    def _tick(self, launch: Launch) -> None:
+        """Once a second: is everybody still there, and does it go on?"""
+        # A task that ends closes its connection; any other end of one is strange.
+        if self._channel.broken - self._ended > self._strange:
+            self._strange = self._channel.broken - self._ended
+            self._liveness.suspect()
+        lost = self._liveness.tick()
+        if lost:
+            self._on_lost(lost)
+        if self._lost and not self._liveness.present and self._give_up_at is None:
+            # Spark waits two minutes for an executor that went away without a word.
+            self._give_up_at = time.monotonic() + _CANCEL_SECONDS
+            launch.cancel()
+        if self._give_up_at is not None and time.monotonic() > self._give_up_at:
+            raise self._problem or LaunchError("Spark does not end the job that it was asked to")
+        if not self._stopped and (hang := self._watchdog.tick()):
+            self._problem = hang
+            self._stop("no progress")
+
+    def _on_lost(self, lost: Iterable[int]) -> None:
+        self._lost |= set(lost)
+        if self._stopped:
+            return
+        self._problem = failure.lost_error(sorted(self._lost), self._slots, self._pids)
+        self._stop("a rank was lost")
 
     def _handle(self, task: int, message: messages.FromRank) -> None:
+        if isinstance(message, messages.Hello) and task in self._hellos:
+            self._on_rerun(task)
+            return
+        self._liveness.heard(task)
+        if task in self._rank_of:
+            self._watchdog.handle(self._rank_of[task], message)
         match message:
             case messages.Hello():
                 self._on_hello(task, message)
             case messages.Started():
                 self._pids[message.rank] = message.pid
+                self._watchdog.started(message.rank)
                 if len(self._pids) == self._job.size > 1:
                     self._sink.notice(topology.describe(self._slots, self._pids))
             case messages.Output():
@@ -115,9 +179,8 @@ class Driver:
                 self._on_ended(task, message)
 
     def _on_hello(self, task: int, hello: messages.Hello) -> None:
-        if self._stopped or task in self._hellos:
-            # A second hello is a stage that Spark runs again by itself: never train twice.
-            self._channel.send(task, messages.Stop("this run has already started"))
+        if self._stopped:
+            self._channel.send(task, messages.Stop("this run is over"))
             return
         self._hellos[task] = hello
         self._channel.send(task, messages.Welcome())
@@ -133,12 +196,19 @@ class Driver:
             self._problem = error
             self._stop("the ranks cannot be placed")
             return
+        self._rank_of = {slot.task: slot.rank for slot in self._slots}
         first = self._hellos[0]
         assignment = messages.Assignment(
             self._slots, first.rendezvous, first.offer.address, first.master_port
         )
         for other in self._hellos:
             self._channel.send(other, assignment)
+
+    def _on_rerun(self, task: int) -> None:
+        """Spark lost an executor and runs the stage again by itself: never train twice unseen."""
+        self._channel.send(task, messages.Stop("this run has already started"))
+        if not self._stopped:
+            self._on_lost(self._liveness.most_silent())
 
     def _on_failed(self, message: messages.Failed) -> None:
         if self._stopped:
@@ -153,8 +223,12 @@ class Driver:
             self._stop("all ranks failed")
 
     def _on_deadline(self, launch: Launch) -> None:
+        if self._felt and not self._failed and self._liveness.suspicious:
+            # They may feel the end of a rank that is lost, of which nobody tells.
+            self._deadline = time.monotonic() + _TICK_SECONDS
+            return
         if self._failed or self._felt:
-            ranks = failure.ranks_text(self._failed or self._felt)
+            ranks = topology.ranks_text(self._failed or self._felt)
             self._stop(f"{ranks} failed")
             return
         missing = sorted(set(range(self._job.size)) - set(self._hellos))
@@ -171,11 +245,28 @@ class Driver:
         if lost > 0:
             self._sink.notice(f"{lost} batches of messages from task {task} were lost on the way")
         self._channel.send(task, messages.Taken())
+        self._ended += 1
+        self._liveness.leave(task)
+        if task in self._rank_of:
+            self._watchdog.ended(self._rank_of[task])
 
     def _stop(self, reason: str) -> None:
         self._stopped = True
+        self._send_all(messages.Stop(reason))
+
+    def _send_all(self, message: messages.FromDriver) -> None:
         for task in self._hellos:
-            self._channel.send(task, messages.Stop(reason))
+            self._channel.send(task, message)
+
+    def _settle(self, launch: Launch) -> None:
+        """Wait for tasks that outlive their launch: Spark does not wait for those it cancels."""
+        for task, message in self._channel.receive(0):
+            self._handle(task, message)
+        until = time.monotonic() + _STOP_SECONDS
+        if self._liveness.present and not self._stopped:
+            self._stop("the launch has ended")
+        while self._liveness.present and time.monotonic() < until:
+            self._listen_once(launch, until)
 
     def _call_off(self, launch: Launch) -> None:
         """End a run that the caller gave up; all ranks are gone when this returns."""
@@ -187,8 +278,6 @@ class Driver:
             self._listen(launch, until=time.monotonic() + _STOP_SECONDS)
 
     def _outcomes(self, launch: Launch) -> list[Outcome]:
-        for task, message in self._channel.receive(0):
-            self._handle(task, message)
         try:
             return launch.outcomes()
         except LaunchError:

@@ -6,6 +6,7 @@
     ├── SerializationError main or its arguments cannot be sent to the ranks
     ├── LaunchError        the ranks could not be started
     ├── CancelledError     ``HorovodRunner.cancel`` ended the run
+    ├── HangError          the ranks made no progress for ``hang_timeout`` seconds
     ├── RankFailedError    a rank ended badly; also the ``__cause__`` of a user's own exception
     ├── ChannelError       the driver's message channel could not be opened
     └── InstallError       Horovod could not be built or installed
@@ -40,6 +41,10 @@ class LaunchError(HorovodRunnerError):
 
 class CancelledError(HorovodRunnerError):
     """Another thread called ``HorovodRunner.cancel``."""
+
+
+class HangError(HorovodRunnerError):
+    """The ranks made no progress for ``hang_timeout`` seconds; says who waits, and where."""
 
 
 class ChannelError(HorovodRunnerError):

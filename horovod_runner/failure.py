@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from horovod_runner.errors import LaunchError, RankFailedError
+from horovod_runner.errors import HorovodRunnerError, LaunchError, RankFailedError
 from horovod_runner.job import Outcome
 from horovod_runner.process import describe_exit
+from horovod_runner.topology import Slot, ranks_text
 
 
 def first_failed(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Outcome:
@@ -37,6 +38,9 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
     if first.problem:
         host = f" on {first.hostname}" if first.hostname else ""
         return LaunchError(f"task {first.task} of {len(outcomes)}{host}: {first.problem}")
+    early = [outcome for outcome in outcomes if outcome.ok]
+    if early and first.worker is not None and first.worker.secondary:
+        return _early_return(early, first, outcomes, reported)
     error = _load(first)
     cause = RankFailedError(
         _describe(first, outcomes, reported) + _advice(error, first),
@@ -51,6 +55,54 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
     if hasattr(error, "add_note"):  # Python 3.11
         error.add_note(f"[raised on {_where(first, len(outcomes))}; its traceback is above]")
     return error
+
+
+def _early_return(
+    early: Sequence[Outcome], first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]
+) -> RankFailedError:
+    """The exception for ranks that waited for others which had returned already."""
+    waiting = ranks_text([outcome.rank for outcome in outcomes if not outcome.ok])
+    return RankFailedError(
+        f"{ranks_text([outcome.rank for outcome in early])} returned from main while {waiting} "
+        "still waited in a collective: the ranks did not do the same number of steps. Give each "
+        "rank as many batches as the others (drop_last does not do that for shards of unequal "
+        "length), or let those that are done call hvd.join().\n\n"
+        f"{_describe(first, outcomes, reported)}",
+        rank=early[0].rank,
+        host=early[0].hostname,
+        pid=early[0].pid,
+        exit_code=0,
+    )
+
+
+def lost_error(
+    tasks: Sequence[int], slots: Sequence[Slot], pids: Mapping[int, int]
+) -> HorovodRunnerError:
+    """The exception for tasks that fell silent.
+
+    Args:
+        tasks: their numbers.
+        slots: all ranks' slots; empty where they were not assigned yet.
+        pids: the workers' process ids by rank.
+    """
+    lost = [slot for slot in slots if slot.task in tasks]
+    why = (
+        "Nothing is heard of it any more: its executor was killed (memory, preemption, a node that "
+        "went down), or the network to it is cut. The executor's log in Spark's UI says more."
+    )
+    if not lost:
+        return LaunchError(f"task {tasks[0]} was lost before its rank could start. {why}")
+    first = lost[0]
+    others = f" (so were {ranks_text([slot.rank for slot in lost[1:]])})" if lost[1:] else ""
+    pid = pids.get(first.rank)
+    gpus = f", GPU {','.join(first.gpus)}" if first.gpus else ""
+    return RankFailedError(
+        f"rank {first.rank} of {first.size} on {first.hostname} (pid {pid}{gpus}) was lost{others}."
+        f" {why}",
+        rank=first.rank,
+        host=first.hostname,
+        pid=pid,
+    )
 
 
 def _load(outcome: Outcome) -> Exception | None:
@@ -119,18 +171,6 @@ def _others(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]
         and _what(outcome) == _what(first)
     ]
     return f"In the same way: {ranks_text(same)}." if same else ""
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks for people, with runs of neighbours drawn together: "ranks 1, 3-6"."""
-    groups: list[list[int]] = []
-    for rank in sorted(ranks):
-        if groups and rank == groups[-1][-1] + 1:
-            groups[-1].append(rank)
-        else:
-            groups.append([rank])
-    spans = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"
 
 
 def _indent(text: str) -> str:

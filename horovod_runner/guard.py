@@ -19,7 +19,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NoReturn
 
-TERMINATE: Final = b"T"  # the one order on the lifeline; closing it means: kill
+# The orders on the lifeline; closing it means: kill.
+TERMINATE: Final = b"T"
+SHOW_STACKS: Final = b"S"
+# One that no program uses: a real-time one, or on macOS the terminal's own "status, please".
+STACKS_SIGNAL: Final[int] = getattr(signal, "SIGINFO", None) or signal.SIGRTMAX - 2
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -38,6 +42,7 @@ def fork(lifeline: int, born: int, others: Iterable[int]) -> None:
     for descriptor in (wake_read, wake_write):
         os.set_blocking(descriptor, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # only to be woken by it
+    signal.signal(STACKS_SIGNAL, signal.SIG_IGN)  # until the worker can answer it
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     guard, worker = os.getpid(), os.fork()
     if worker:
@@ -78,9 +83,13 @@ def _wait(worker: int, lifeline: int, wake: int) -> int | None:
         if wake in ready:
             os.read(wake, 4096)
         if lifeline in ready:
-            if os.read(lifeline, 1) != TERMINATE:
+            order = os.read(lifeline, 1)
+            if order == TERMINATE:
+                _signal_group(worker, signal.SIGTERM)
+            elif order == SHOW_STACKS:
+                os.kill(worker, STACKS_SIGNAL)
+            else:
                 return None
-            _signal_group(worker, signal.SIGTERM)
         status = _reap(worker)
         if status is not None:
             return status

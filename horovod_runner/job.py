@@ -16,12 +16,14 @@ from typing import Any
 
 import msgspec
 
+from horovod_runner import hang
 from horovod_runner.errors import SerializationError
 from horovod_runner.gpu import Pinning
 from horovod_runner.handover import WorkerOutcome
 
 # The user's knobs of Horovod and of the libraries under it follow the job to every rank.
 _FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_")
+_STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Job:
         gpus_per_rank: as given to HorovodRunner.
         gpu_pinning: as given to HorovodRunner.
         stream_output: whether what the ranks print goes to the driver as it comes.
+        hang_timeout: as given to HorovodRunner.
     """
 
     run_id: str
@@ -49,6 +52,13 @@ class Job:
     gpus_per_rank: float | None = None
     gpu_pinning: Pinning = "current"
     stream_output: bool = False
+    hang_timeout: float | None = None
+
+    @property
+    def stall_seconds(self) -> int:
+        """How long a collective may wait before somebody looks; the user's own number wins."""
+        own = self.environment.get(_STALL_CHECK, "")
+        return int(own) if own.isdigit() and int(own) else hang.WARN_SECONDS
 
 
 def make_job(
@@ -60,6 +70,7 @@ def make_job(
     gpus_per_rank: float | None,
     gpu_pinning: Pinning,
     stream_output: bool,
+    hang_timeout: float | None,
     ship_modules: Sequence[ModuleType],
     warn_bytes: int,
 ) -> Job:
@@ -100,16 +111,18 @@ def make_job(
         for name, value in os.environ.items()
         if name.startswith(_FORWARDED) and "RENDEZVOUS" not in name
     }
+    check = hang.check_seconds(hang_timeout)
     return Job(
         run_id=os.urandom(4).hex(),
         size=size,
         main=pickled,
-        environment={**forwarded, **environment},
+        environment={_STALL_CHECK: str(check), **forwarded, **environment},
         path=tuple(sys.path),
         argv=tuple(getattr(sys, "argv", ())),
         gpus_per_rank=gpus_per_rank,
         gpu_pinning=gpu_pinning,
         stream_output=stream_output,
+        hang_timeout=hang_timeout,
     )
 
 

@@ -1,8 +1,10 @@
 """What crosses the channel, typed: a message that does not fit its type is not decoded.
 
 On the wire each message is MessagePack with its type's name in front; nothing is ever unpickled
-from here. Rank to driver: Hello, Started, Output, Log, Failed, Ended. Driver to rank: Welcome,
-Assignment, Stop, Taken.
+from here.
+
+    rank to driver: Hello, Started, Output, Log, Alive, Stalled, Stacks, Failed, Ended
+    driver to rank: Welcome, Assignment, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ class Hello(Message, frozen=True):
     Attributes:
         rendezvous: ``host:port/token`` of the rendezvous store, from task 0 alone.
         master_port: the port held for torch.distributed's store, from task 0 alone.
+        software: the versions of what has to fit the driver's and the other hosts'.
     """
 
     offer: Offer
     rendezvous: str = ""
     master_port: int = 0
+    software: dict[str, str] = {}
 
 
 class Started(Message, frozen=True):
@@ -48,6 +52,45 @@ class Output(Message, frozen=True):
 
 class Log(Message, frozen=True):
     """A text that ``log_to_driver`` was called with."""
+
+    rank: int
+    text: str
+
+
+class Alive(Message, frozen=True):
+    """Sent every second: a task of which nothing is heard is lost.
+
+    Attributes:
+        quiet: for how many seconds the worker has printed and reported nothing.
+        idle: for how many of them it has not computed either.
+        frozen: the worker is stopped (SIGSTOP, a debugger).
+    """
+
+    quiet: float = 0.0
+    idle: float = 0.0
+    frozen: bool = False
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """A tensor that some ranks have handed to a collective and others have not.
+
+    Attributes:
+        tensor: Horovod's name for it, its operation in front: "allreduce.grad.fc1".
+        missing: the ranks that it waits for.
+    """
+
+    tensor: str
+    missing: tuple[int, ...]
+
+
+class Stalled(Message, frozen=True):
+    """What Horovod's stall inspector found; it says so again while it lasts."""
+
+    stalls: list[Stall]
+
+
+class Stacks(Message, frozen=True):
+    """A rank's Python stacks, as faulthandler writes them; empty where it gave no answer."""
 
     rank: int
     text: str
@@ -92,6 +135,10 @@ class Assignment(Message, frozen=True):
     master_port: int
 
 
+class ShowStacks(Message, frozen=True):
+    """Answer with Stacks."""
+
+
 class Stop(Message, frozen=True):
     """End the worker now."""
 
@@ -102,8 +149,8 @@ class Taken(Message, frozen=True):
     """The driver has taken everything up to Ended."""
 
 
-FromRank = Hello | Started | Output | Log | Failed | Ended
-FromDriver = Welcome | Assignment | Stop | Taken
+FromRank = Hello | Started | Output | Log | Alive | Stalled | Stacks | Failed | Ended
+FromDriver = Welcome | Assignment | ShowStacks | Stop | Taken
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

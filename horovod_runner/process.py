@@ -4,6 +4,7 @@
       job file      ------ fd, read ------>  what to run
       outcome file  <----- fd, write ------  how it ended
       pipe          <----- framed messages   log_to_driver, reports
+      pipe          <----- stacks            when asked for
       pipes         <----- stdout, stderr
       lifeline      ------ order ----------> its guard, which ends it
 
@@ -50,7 +51,7 @@ class WorkerProcess:
         directory: the working directory; this process's own if None.
 
     Attributes:
-        stdout, stderr, frames: descriptors to read, non-blocking.
+        stdout, stderr, frames, stacks: descriptors to read, non-blocking.
         born: becomes readable when :attr:`pid` is known.
     """
 
@@ -61,12 +62,13 @@ class WorkerProcess:
         self._outcome_file = _unnamed_file("outcome")
         self.frames, frames_write = os.pipe()
         self.born, born_write = os.pipe()
+        self.stacks, stacks_write = os.pipe()
         lifeline, lifeline_write = os.pipe()
         self._lifeline: int | None = lifeline_write
         try:
             handover.write(job_file.fileno(), job)
             outcome = self._outcome_file.fileno()
-            passed = (job_file.fileno(), outcome, frames_write, lifeline, born_write)
+            passed = (job_file.fileno(), outcome, frames_write, stacks_write, lifeline, born_write)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
                 stdin=subprocess.DEVNULL,
@@ -79,12 +81,12 @@ class WorkerProcess:
                 start_new_session=True,
             )
         except BaseException:
-            for descriptor in (self.frames, self.born, lifeline_write):
+            for descriptor in (self.frames, self.stacks, self.born, lifeline_write):
                 os.close(descriptor)
             self._outcome_file.close()
             raise
         finally:
-            for descriptor in (frames_write, born_write, lifeline):
+            for descriptor in (frames_write, stacks_write, born_write, lifeline):
                 os.close(descriptor)
             job_file.close()
         self._pid: int | None = None
@@ -92,7 +94,7 @@ class WorkerProcess:
         assert self._process.stderr is not None  # noqa: S101
         self.stdout = self._process.stdout.fileno()
         self.stderr = self._process.stderr.fileno()
-        for descriptor in (self.stdout, self.stderr, self.frames):
+        for descriptor in (self.stdout, self.stderr, self.frames, self.stacks):
             os.set_blocking(descriptor, False)
             _enlarge(descriptor)
         self._exit_descriptor = _open_pidfd(self._process.pid)
@@ -131,6 +133,12 @@ class WorkerProcess:
             with suppress(BrokenPipeError):
                 os.write(self._lifeline, guard.TERMINATE)
 
+    def show_stacks(self) -> None:
+        """Ask the worker for its Python stacks; they come over :attr:`stacks`."""
+        if self._lifeline is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._lifeline, guard.SHOW_STACKS)
+
     def kill(self) -> None:
         """End the worker and all that it started."""
         if self._lifeline is not None:
@@ -159,8 +167,8 @@ class WorkerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._outcome_file.close()
-        os.close(self.frames)
-        os.close(self.born)
+        for descriptor in (self.frames, self.stacks, self.born):
+            os.close(descriptor)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from horovod_runner.driver import Driver
 from horovod_runner.gpu import Pinning
+from horovod_runner.hang import DEFAULT_SECONDS
 from horovod_runner.job import make_job
 from horovod_runner.launchers import Launcher
 from horovod_runner.launchers.local import LocalLauncher
@@ -42,6 +43,8 @@ class HorovodRunner:
             ranks share; 0 trains on CPUs.
         gpu_pinning: "current" shows a rank all GPUs of its host's ranks in local_rank order and
             makes its own the current one; "mask" shows it its own alone.
+        hang_timeout: seconds without any progress after which the run ends with a HangError; a
+            warning that says who waits for whom comes earlier. None never ends it.
         env: environment variables for the ranks.
         ship_modules: modules of your own that the executors lack: what ``main`` uses of them goes
             along with it.
@@ -62,6 +65,7 @@ class HorovodRunner:
         slot_timeout: float | None = None,
         gpus_per_rank: float | None = None,
         gpu_pinning: Pinning = "current",
+        hang_timeout: float | None = DEFAULT_SECONDS,
         env: Mapping[str, str] | None = None,
         ship_modules: Sequence[ModuleType] = (),
         warn_pickle_bytes: int = 64 << 20,
@@ -73,6 +77,8 @@ class HorovodRunner:
         _one_of("gpu_pinning", gpu_pinning, get_args(Pinning))
         if slot_timeout is not None and slot_timeout < 0:
             raise ValueError(f"slot_timeout is in seconds and cannot be {slot_timeout}")
+        if hang_timeout is not None and not hang_timeout > 0:
+            raise ValueError(f"hang_timeout is in seconds, above 0, and cannot be {hang_timeout}")
         if gpus_per_rank is not None and (
             gpus_per_rank < 0 or (gpus_per_rank > 1 and gpus_per_rank != int(gpus_per_rank))
         ):
@@ -101,6 +107,7 @@ class HorovodRunner:
         self._slot_timeout = slot_timeout
         self._gpus_per_rank = gpus_per_rank
         self._gpu_pinning = gpu_pinning
+        self._hang_timeout = hang_timeout
         self._env = dict(env or {})
         self._ship_modules = tuple(ship_modules)
         self._warn_pickle_bytes = warn_pickle_bytes
@@ -121,6 +128,7 @@ class HorovodRunner:
                 way to it.
             LaunchError: the ranks could not be started, or Spark ended them.
             CancelledError: :meth:`cancel` was called.
+            HangError: the ranks made no progress for ``hang_timeout`` seconds.
             RankFailedError: a rank died without a Python exception.
             Exception: what ``main`` raised on the first rank that failed, with a RankFailedError
                 as its ``__cause__`` that holds the remote traceback.
@@ -143,6 +151,7 @@ class HorovodRunner:
                 gpus_per_rank=self._gpus_per_rank,
                 gpu_pinning=self._gpu_pinning,
                 stream_output=self._np < 0 or self._verbosity == "all",
+                hang_timeout=self._hang_timeout,
                 ship_modules=self._ship_modules,
                 warn_bytes=self._warn_pickle_bytes,
             )
@@ -166,6 +175,16 @@ class HorovodRunner:
             cancelled.set()
             if driver is not None:
                 driver.wake()
+
+    def dump_stacks(self) -> None:
+        """Print every rank's Python stacks, from another thread; without a run nothing happens.
+
+        They are printed where ``run`` prints, within some seconds, also of ranks that are stuck in
+        native code. The ranks go on undisturbed.
+        """
+        for driver in list(self._runs.values()):
+            if driver is not None:
+                driver.show_stacks()
 
     def _launcher(self, cancelled: threading.Event) -> Launcher:
         if self._np < 0:

@@ -201,3 +201,15 @@ def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Ranks for people, with runs of neighbours drawn together: "ranks 1, 3-6"."""
+    groups: list[list[int]] = []
+    for rank in sorted(ranks):
+        if groups and rank == groups[-1][-1] + 1:
+            groups[-1].append(rank)
+        else:
+            groups.append([rank])
+    spans = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"

@@ -15,15 +15,20 @@ from typing import Literal
 import zmq
 
 from horovod_runner import frames, messages
+from horovod_runner.activity import Activity
 from horovod_runner.channel import Link
 from horovod_runner.job import Job, Outcome
 from horovod_runner.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
+from horovod_runner.stall import StallReader
 from horovod_runner.topology import Slot
 
 _READ_BYTES = 64 << 10
 _TAIL_LINES = 30
 _TAIL_LINE_CHARACTERS = 2000
 _POLL_MS = 100
+_BEAT_MS = 1000
+_ACTIVITY_SECONDS = 5.0  # between two looks at what the worker does
+_STACKS_SECONDS = 2.0  # for the first of a worker's stacks to come, and a tenth for the rest
 LOST_DRIVER = (
     "the connection to the driver broke off and did not come back: the driver was killed, or the "
     "network to it is cut"
@@ -48,6 +53,11 @@ class Watch:
         self._frames = bytearray()
         self._kill_at: float | None = None
         self._problem = ""
+        self._activity: Activity | None = None
+        self._activity_seconds = min(_ACTIVITY_SECONDS, job.stall_seconds / 2)
+        self._stalls = StallReader()
+        self._stacks = b""
+        self._stacks_until: float | None = None
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._echo = echo
         self._stream_output = job.stream_output
@@ -57,7 +67,7 @@ class Watch:
         }
         self._poller = zmq.Poller()
         self._poller.register(link.socket, link.wanted)
-        self._open = {worker.stdout, worker.stderr, worker.frames}
+        self._open = {worker.stdout, worker.stderr, worker.frames, worker.stacks}
         for descriptor in self._open:
             self._poller.register(descriptor, zmq.POLLIN)
         self._poller.register(link.monitor, zmq.POLLIN)
@@ -85,24 +95,44 @@ class Watch:
             self._flush_held()
         else:
             self._poller.modify(self._link.socket, self._link.wanted)
-            ready = dict(self._poller.poll(_POLL_MS if self._needs_clock() else None))
+            ready = dict(self._poller.poll(_POLL_MS if self._needs_clock() else _BEAT_MS))
             if self._worker.born in ready:
                 self._poller.unregister(self._worker.born)
                 self._queue(messages.Started(self._slot.rank, self._worker.pid))
+                self._activity = Activity(self._worker.pid, self._activity_seconds)
             for descriptor in self._open & ready.keys():
                 if self._read(descriptor) is None:
                     self._leave(descriptor)
             if self._link.monitor in ready:
                 self._link.observe()
+            self._tell()
             self._link.flush()
             orders = self._link.receive()
-        if any(isinstance(message, messages.Stop) for message in orders):
-            self._end_worker()
+        for order in orders:
+            if isinstance(order, messages.Stop):
+                self._end_worker()
+            elif isinstance(order, messages.ShowStacks):
+                self._stacks, self._stacks_until = b"", time.monotonic() + _STACKS_SECONDS
+                self._worker.show_stacks()
         if self._link.lost and not self._problem:
             self._problem = LOST_DRIVER
             self._end_worker()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._worker.kill()
+
+    def _tell(self) -> None:
+        """What the driver is told without anything having happened."""
+        if self._activity is not None:
+            self._activity.look()
+            self._link.beat(self._activity.told())
+        if self._stacks_until is not None and time.monotonic() > self._stacks_until:
+            text = self._stacks.decode(errors="replace")
+            self._queue(messages.Stacks(self._slot.rank, text))
+            self._stacks_until = None
+
+    def _touch(self) -> None:
+        if self._activity is not None:
+            self._activity.touch()
 
     def _end_worker(self) -> None:
         if self._kill_at is None:
@@ -111,7 +141,7 @@ class Watch:
             self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
 
     def _needs_clock(self) -> bool:
-        waits = self._kill_at is not None or self._link.shaky
+        waits = self._kill_at is not None or self._stacks_until is not None or self._link.shaky
         return waits or self._worker.exit_descriptor is None
 
     def _read(self, descriptor: int) -> int | None:
@@ -122,7 +152,12 @@ class Watch:
             return 0
         if not data:
             return None
-        if descriptor == self._worker.frames:
+        if descriptor == self._worker.stacks:
+            self._stacks += data
+            if self._stacks_until is not None:  # soon complete: it is written in one go
+                self._stacks_until = time.monotonic() + _STACKS_SECONDS / 10
+        elif descriptor == self._worker.frames:
+            self._touch()
             self._forward(data)
         else:
             self._print(self._streams[descriptor], data)
@@ -154,6 +189,11 @@ class Watch:
     def _print(self, stream: Lines, data: bytes, *, final: bool = False) -> None:
         text, lines = stream.feed(data, final=final)
         self._tail.extend(line[:_TAIL_LINE_CHARACTERS] for line in lines)
+        stalls, others = self._stalls.feed(lines)
+        if stalls:
+            self._queue(messages.Stalled(stalls))
+        if others:
+            self._touch()
         if text and self._stream_output:
             self._queue(messages.Output(self._slot.rank, stream.name, text))
         if self._echo is not None:

@@ -1,11 +1,11 @@
-"""The process of one rank: ``python -m horovod_runner.worker JOB OUTCOME FRAMES LIFELINE BORN``.
+"""The process of one rank: ``python -m horovod_runner.worker`` and six descriptors.
 
     environment (set by the task) -> forked off its guard -> sys.path and __main__
         -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
 
-The arguments are inherited descriptors, nothing secret. This process holds no key of the channel.
-It imports what every rank needs and the rest where it is needed: each module here is waited for by
-every job.
+The descriptors are inherited, their numbers nothing secret. This process holds no key of the
+channel. It imports what every rank needs and the rest where it is needed: each module here is
+waited for by every job.
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ _SECONDARY_TYPES = (
 
 def main(arguments: list[str]) -> int:
     """Run the rank; returns the exit code."""
-    job_file, outcome_file, frames, lifeline, born = map(int, arguments)
-    guard.fork(lifeline, born, (0, 1, 2, job_file, outcome_file, frames))
-    for descriptor in (job_file, outcome_file, frames):
+    job_file, outcome_file, frames, stacks, lifeline, born = map(int, arguments)
+    guard.fork(lifeline, born, (0, 1, 2, job_file, outcome_file, frames, stacks))
+    for descriptor in (job_file, outcome_file, frames, stacks):
         os.set_inheritable(descriptor, False)
     faulthandler.enable()  # a crash in native code still shows Python's stack
+    os.set_blocking(stacks, False)  # better half a stack than a worker that waits
+    faulthandler.register(guard.STACKS_SIGNAL, file=stacks)
     _print_lines_at_once()
     job: WorkerJob = handover.read(job_file)
     os.close(job_file)

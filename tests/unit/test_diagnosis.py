@@ -34,6 +34,7 @@ def make(main: Callable[..., Any], kwargs: dict[str, Any], warn_bytes: int = 1 <
         gpus_per_rank=None,
         gpu_pinning="current",
         stream_output=False,
+        hang_timeout=None,
         ship_modules=(),
         warn_bytes=warn_bytes,
     )

@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from horovod_runner import LaunchError, RankFailedError
-from horovod_runner.failure import ranks_text, run_error
+from horovod_runner.failure import run_error
 from horovod_runner.handover import WorkerOutcome
 from horovod_runner.job import Outcome
 
@@ -49,9 +49,18 @@ def test_survivors_are_never_the_cause() -> None:
 
 def test_where_all_are_survivors_the_first_of_them_is_told() -> None:
     gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
-    error = run_error([outcome(0, OK), outcome(1, gone), outcome(2, gone)], reported=[])
+    error = run_error([outcome(2, gone), outcome(1, gone)], reported=[])
     assert isinstance(error.__cause__, RankFailedError)
     assert error.__cause__.rank == 1
+
+
+def test_a_rank_that_returned_early_is_the_cause_of_the_others_errors() -> None:
+    gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
+    error = run_error([outcome(0, gone), outcome(1, OK), outcome(2, gone)], reported=[])
+    assert isinstance(error, RankFailedError)
+    assert error.rank == 1
+    assert "rank 1 returned from main while ranks 0, 2 still waited" in str(error)
+    assert "Connection closed by peer" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +105,3 @@ def test_errors_survive_pickle() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == "text"
     assert vars(copy) == vars(error)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([3], "rank 3"), ([2, 1], "ranks 1-2"), ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8")],
-)
-def test_ranks_are_written_briefly(ranks: list[int], text: str) -> None:
-    assert ranks_text(ranks) == text

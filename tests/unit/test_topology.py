@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import GpuError
-from horovod_runner.topology import Offer, assign, describe
+from horovod_runner.topology import Offer, assign, describe, ranks_text
 
 
 def offer(task: int, host: str = "a", **fields: tuple[str, ...]) -> Offer:
@@ -99,3 +99,11 @@ def test_the_table_stays_short_for_many_ranks() -> None:
         ["0-49", "host-a", "-"],
         ["50-99", "host-b", "-"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([3], "rank 3"), ([2, 1], "ranks 1-2"), ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8")],
+)
+def test_ranks_are_written_briefly(ranks: list[int], text: str) -> None:
+    assert ranks_text(ranks) == text
