@@ -21,7 +21,7 @@ from horovod_runner.errors import (
     SerializationError,
 )
 from horovod_runner.job import Job, Outcome
-from horovod_runner.launchers import Launch, Launcher
+from horovod_runner.launchers import Launch, Launcher, TaskLostError
 from horovod_runner.liveness import Liveness
 from horovod_runner.sinks import Sink
 from horovod_runner.watchdog import Watchdog
@@ -280,9 +280,12 @@ class Driver:
     def _outcomes(self, launch: Launch) -> list[Outcome]:
         try:
             return launch.outcomes()
-        except LaunchError:
+        except LaunchError as error:
             if self._problem is not None:
                 raise self._problem from None
+            if isinstance(error, TaskLostError):
+                told = failure.lost_error([error.task], self._slots, self._pids, str(error))
+                raise told from None
             raise
 
     def _result(self, outcomes: list[Outcome]) -> Any:

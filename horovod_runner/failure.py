@@ -76,7 +76,7 @@ def _early_return(
 
 
 def lost_error(
-    tasks: Sequence[int], slots: Sequence[Slot], pids: Mapping[int, int]
+    tasks: Sequence[int], slots: Sequence[Slot], pids: Mapping[int, int], said: str = ""
 ) -> HorovodRunnerError:
     """The exception for tasks that fell silent.
 
@@ -84,11 +84,13 @@ def lost_error(
         tasks: their numbers.
         slots: all ranks' slots; empty where they were not assigned yet.
         pids: the workers' process ids by rank.
+        said: what the launcher has to say of it.
     """
     lost = [slot for slot in slots if slot.task in tasks]
     why = (
-        "Nothing is heard of it any more: its executor was killed (memory, preemption, a node that "
-        "went down), or the network to it is cut. The executor's log in Spark's UI says more."
+        f"{said or 'Nothing is heard of it any more.'} Either its executor was killed (memory, "
+        "preemption, a node that went down) or the network to it is cut: the executor's log in "
+        "Spark's UI says more."
     )
     if not lost:
         return LaunchError(f"task {tasks[0]} was lost before its rank could start. {why}")

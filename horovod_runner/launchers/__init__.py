@@ -6,7 +6,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 from horovod_runner.channel import ChannelAddress
+from horovod_runner.errors import LaunchError
 from horovod_runner.job import Job, Outcome
+
+
+class TaskLostError(LaunchError):
+    """A task went away without an outcome.
+
+    Attributes:
+        task: its number.
+    """
+
+    def __init__(self, task: int, reason: str) -> None:
+        super().__init__(reason)
+        self.task = task
 
 
 class Launch(Protocol):
@@ -20,7 +33,8 @@ class Launch(Protocol):
         """How the ranks ended, one outcome each, in any order; once finished.
 
         Raises:
-            LaunchError: the launcher itself broke (a Spark job was cancelled, an executor lost).
+            TaskLostError: a task went away (its executor was killed).
+            LaunchError: the launcher itself broke (a Spark job was cancelled).
         """
 
     def cancel(self) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
+from horovod_runner.launchers import TaskLostError
 from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
 
@@ -37,6 +38,10 @@ _log = logging.getLogger(__name__)
 _STARTUP_SECONDS = 30.0  # how long a new application's executors may take to register
 _PROGRESS_SECONDS = 5.0
 _OUTCOME_SCHEMA = "outcome binary"
+# "...barrier task ResultTask(7, 3) finished unsuccessfully.\nExecutorLostFailure (executor 1 ..."
+_LOST_TASK = re.compile(
+    r"barrier task \w+\(\d+, (?P<task>\d+)\) finished unsuccessfully\.\s*(?P<reason>.*)"
+)
 
 
 class SparkLauncher:
@@ -191,12 +196,16 @@ class SparkLaunch:
         """How the ranks ended.
 
         Raises:
+            TaskLostError: an executor was lost.
             LaunchError: Spark ended the job before the ranks did.
         """
         if self._error is None:
             return self._outcomes
         # Spark's own text is a hundred lines of Java: for the log, not for the error.
         _log.debug("Spark ended the job of run %s", self._job.run_id, exc_info=self._error)
+        lost = _LOST_TASK.search(str(self._error))
+        if lost:
+            raise TaskLostError(int(lost["task"]), f"Spark says: {lost['reason'].strip()}.")
         raise LaunchError(
             f"Spark ended the barrier job of run {self._job.run_id}: {_explain(self._error)}"
         ) from None

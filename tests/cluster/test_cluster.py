@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
+import threading
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
-from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner import HorovodRunner, RankFailedError, log_to_driver
+from tests.contract.test_end import Calling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,3 +134,32 @@ def test_executors_without_the_package_are_told_what_to_install(
         cwd=tmp_path,
     )
     assert "the executors' Python has no horovod_runner" in done.stderr
+
+
+def _wait_for_ever() -> None:
+    log_to_driver(f"up {os.environ['RANK']} {os.getcwd()}")
+    threading.Event().wait()
+
+
+def test_a_killed_executor_is_told_as_the_loss_of_its_rank(spark: SparkSession) -> None:
+    killed: list[str] = []
+
+    def kill() -> None:
+        # The second worker's: the log lines tell the executors' folders.
+        folder = sorted({line.split()[2] for line in shown.getvalue().splitlines()})[-1]
+        for process in psutil.process_iter(["name"]):
+            with contextlib.suppress(psutil.Error):
+                if process.info["name"] == "java" and process.cwd() == folder:
+                    process.kill()
+                    killed.append(folder)
+
+    shown = Calling("up", 4, kill)
+    runner = HorovodRunner(np=4, spark=spark, gpus_per_rank=0, slot_timeout=120)
+    with contextlib.redirect_stdout(shown), pytest.raises(RankFailedError) as caught:
+        runner.run(_wait_for_ever)
+    folders = {int(line.split()[1]): line.split()[2] for line in shown.getvalue().splitlines()}
+    assert killed == [folders[caught.value.rank]]
+    assert f"rank {caught.value.rank} of 4" in str(caught.value)
+    assert "was lost" in str(caught.value)
+    assert "ExecutorLostFailure" in str(caught.value)
+    assert runner.run(int) == 0  # Spark brings up another one

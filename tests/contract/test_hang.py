@@ -1,0 +1,172 @@
+"""Runs that hang: who waits for whom is named, the stacks are shown, and the run ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from horovod_runner import HangError, RankFailedError, log_to_driver
+from tests.conftest import Ranks
+from tests.contract.test_end import Calling
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+hangs = {"hang_timeout": 4.0}
+
+
+def reduce_for_ever() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    while True:
+        hvd.allreduce(torch.ones(3), name="gradient")
+
+
+def hang_in_python() -> None:
+    while True:
+        pass
+
+
+def hang_in_native_code() -> None:
+    re.match(r"(a+)+$", "a" * 60 + "b")  # keeps the interpreter's lock for years
+
+
+def hang_in_a_lock() -> None:
+    lock = threading.Lock()
+    with lock, lock:
+        pass
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("hang", [hang_in_python, hang_in_native_code, hang_in_a_lock])
+def test_a_rank_that_the_others_wait_for_is_named_with_its_stack(
+    ranks: Ranks, hang: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = hang.__name__  # type: ignore[attr-defined]
+
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        for _ in range(10):
+            hvd.allreduce(torch.ones(3), name="gradient")
+        if hvd.rank() == 1:
+            hang()  # type: ignore[operator]
+        reduce_for_ever()
+
+    with pytest.raises(HangError) as caught:
+        ranks.run(2, main, hangs)
+    told = str(caught.value)
+    assert "rank 0 waits in allreduce.gradient for rank 1" in told
+    stacks = dict(re.findall(r"Stack of rank (\d):\n((?:  \|.*\n?)+)", told))
+    assert "in reduce_for_ever" in stacks["0"]
+    assert f"in {name}" in stacks["1"]
+    assert "horovod_runner/worker.py" not in told
+    warned = capsys.readouterr().err
+    assert "no progress for" in warned
+    assert re.search(rf"rank 1: test_hang.py:\d+ in {name}", warned)
+
+
+@pytest.mark.horovod
+def test_ranks_that_call_different_collectives_are_named_both(ranks: Ranks) -> None:
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        hvd.allreduce(torch.ones(3), name=f"tensor{hvd.rank()}")
+
+    with pytest.raises(HangError) as caught:
+        ranks.run(2, main, hangs)
+    assert "rank 0 waits in allreduce.tensor0 for rank 1" in str(caught.value)
+    assert "rank 1 waits in allreduce.tensor1 for rank 0" in str(caught.value)
+    assert "the same collectives" in str(caught.value)
+
+
+@pytest.mark.horovod
+def test_a_rank_that_returns_early_is_named_as_the_cause(ranks: Ranks) -> None:
+    def main() -> None:
+        import horovod.torch as hvd
+
+        hvd.init()
+        if hvd.rank() == 0:
+            reduce_for_ever()
+
+    with pytest.raises(RankFailedError, match="rank 1 returned from main while rank 0 still"):
+        ranks.run(2, main)
+
+
+def test_a_frozen_rank_is_named(ranks: Ranks) -> None:
+    def main() -> None:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        hang_in_python()
+
+    with pytest.raises(HangError, match="rank 1 is stopped") as caught:
+        ranks.run(2, main, hangs)
+    assert "no answer" in str(caught.value)
+
+
+def test_idle_ranks_are_ended_with_their_stacks(ranks: Ranks) -> None:
+    def main() -> None:
+        subprocess.run(["sleep", "1000"], check=True)
+
+    with pytest.raises(HangError, match="no rank computes or prints") as caught:
+        ranks.run(1, main, hangs)
+    assert "Stack of rank 0" in str(caught.value)
+    assert "subprocess.py" in str(caught.value)
+
+
+def test_ranks_that_compute_print_or_let_others_compute_do_not_hang(ranks: Ranks) -> None:
+    def main() -> str:
+        end = time.monotonic() + 8
+        rank = os.environ["RANK"]
+        if rank == "0":
+            while time.monotonic() < end:
+                log_to_driver("still here")
+                time.sleep(0.5)
+        elif rank == "1":
+            while time.monotonic() < end:
+                pass
+        else:
+            code = f"import time\nwhile time.monotonic() < {end}: pass"
+            subprocess.run([sys.executable, "-c", code], check=True)
+        return "done"
+
+    assert ranks.run(3, main, {"hang_timeout": 2.0}) == "done"
+
+
+def test_stacks_are_shown_on_request_and_the_run_goes_on(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = ranks.runner(2)
+
+    def main() -> int:
+        end = time.monotonic() + 6
+        log_to_driver("up")
+        while time.monotonic() < end:
+            time.sleep(0.1)
+        return 7
+
+    def ask() -> None:
+        thread = threading.Thread(target=runner.dump_stacks)
+        thread.start()
+        thread.join()
+
+    with contextlib.redirect_stdout(Calling("up", 2, ask)):
+        assert runner.run(main) == 7
+    shown = capsys.readouterr().err
+    assert "Stack of ranks 0-1:" in shown
+    assert re.search(r'test_hang.py", line \d+ in main', shown)
+
+
+def test_asking_for_stacks_without_a_run_does_nothing(ranks: Ranks) -> None:
+    ranks.runner(1).dump_stacks()

@@ -1,0 +1,156 @@
+"""When a run hangs, who waits for whom, and how stacks are read: pure logic, told the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_runner import stacks
+from horovod_runner.hang import HangWatch, check_seconds
+from horovod_runner.messages import Alive, Stall
+from horovod_runner.stall import StallReader
+
+MAIN = 'File "/home/me/train.py", line {line} in step'
+
+
+def dump(line: int, *, other: int = 0) -> str:
+    """What faulthandler writes of a worker with two threads."""
+    thread = f'Thread 0x01 (most recent call first):\n  File "/lib/q.py", line {other} in get\n'
+    own = 'File "/x/site-packages/horovod_runner/worker.py", line 3 in main'
+    inner = 'File "/x/site-packages/horovod/torch/mpi_ops.py", line 5 in synchronize'
+    frames = [inner, MAIN.format(line=line), own]
+    return thread + "Current thread 0x02 (most recent call first):\n  " + "\n  ".join(frames) + "\n"
+
+
+class Clock:
+    """Runs a HangWatch for ranks that answer with the given stacks."""
+
+    def __init__(self, size: int, timeout: float | None = 10.0, check: float = 2.0) -> None:
+        self.watch = HangWatch(timeout, check)
+        self.now = 1000.0
+        self.size = size
+        self.steps: list[tuple[float, str]] = []
+        for rank in range(size):
+            self.watch.started(rank)
+
+    def run(self, seconds: int, *, stalls: bool = True, changing: bool = False, **alive: float):
+        start = self.now
+        for second in range(seconds):
+            self.now = start + second
+            for rank in range(self.size):
+                self.watch.alive(rank, Alive(**{"quiet": 1e6, **alive}), self.now)
+            if stalls and second % 2 == 0:
+                self.watch.stalled([Stall("allreduce.a", (1,))], self.now)
+            step = self.watch.step(self.now)
+            if step == "look":
+                for rank in range(self.size):
+                    line = second if changing and rank == 1 else rank
+                    self.watch.shown(rank, dump(line), self.now)
+            if step:
+                self.steps.append((self.now - start, step))
+            if step == "end":
+                return
+
+
+def test_a_stalled_tensor_is_warned_of_and_ends_the_run_at_the_timeout() -> None:
+    clock = Clock(3)
+    clock.run(60)
+    names = [name for _, name in clock.steps]
+    assert names[:2] == ["look", "warn"]
+    assert names.count("warn") == 1
+    assert names[-1] == "end"
+    assert 8 <= clock.steps[-1][0] <= 10  # it had waited for 2 when it was told
+    assert clock.watch.describe(3) == "ranks 0, 2 wait in allreduce.a for rank 1"
+    assert "rank 1: train.py:1 in step, inside synchronize" in clock.watch.places()
+
+
+def test_a_rank_whose_stack_changes_makes_progress() -> None:
+    clock = Clock(2)
+    clock.run(60, changing=True)
+    assert "end" not in [name for _, name in clock.steps]
+
+
+def test_a_rank_that_prints_makes_progress() -> None:
+    clock = Clock(2)
+    clock.run(60, quiet=1.0)
+    assert "end" not in [name for _, name in clock.steps]
+
+
+def test_without_a_timeout_there_is_a_warning_only() -> None:
+    clock = Clock(2, timeout=None)
+    clock.run(4000)
+    assert [name for _, name in clock.steps if name != "look"] == ["warn"]
+
+
+def test_a_stall_that_dissolves_is_forgotten_and_the_next_is_warned_of() -> None:
+    clock = Clock(2, timeout=1000)
+    clock.run(10)
+    clock.run(20, stalls=False)
+    assert clock.watch.seconds(clock.now) == 0
+    clock.run(10)
+    assert [name for _, name in clock.steps if name == "warn"] == ["warn", "warn"]
+
+
+def test_idle_ranks_hang_and_one_that_computes_keeps_them_from_it() -> None:
+    clock = Clock(2)
+    clock.run(60, stalls=False, idle=20.0)
+    assert clock.steps[-1][1] == "end"
+    assert clock.watch.describe(2) == "no rank computes or prints"
+    busy = Clock(2)
+    busy.run(60, stalls=False, idle=0.0)
+    assert busy.steps == []
+
+
+def test_a_rank_that_ended_is_told_and_no_longer_asked() -> None:
+    clock = Clock(2)
+    clock.watch.ended(1)
+    clock.run(60, stalls=False, idle=20.0)
+    assert clock.steps[-1][1] == "end"
+    assert clock.watch.describe(2).endswith("rank 1 returned from main before")
+
+
+def test_many_tensors_that_wait_for_the_same_ranks_are_told_together() -> None:
+    watch = HangWatch(10, 2)
+    for rank in range(4):
+        watch.started(rank)
+    watch.stalled([Stall(f"t{number}", (2, 3)) for number in range(5)], 0)
+    assert watch.describe(4) == "ranks 0-1 wait in t0, t1, t2 and 2 more for ranks 2-3"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "seconds"), [(None, 60), (1800.0, 60), (30.0, 15), (3.0, 1), (0.5, 1)]
+)
+def test_the_first_look_comes_well_before_the_timeout(timeout: float | None, seconds: int) -> None:
+    assert check_seconds(timeout) == seconds
+
+
+def test_the_main_threads_stack_comes_first_and_ends_where_the_users_code_does() -> None:
+    main, other = stacks.threads(dump(41, other=7))
+    assert [frame.rpartition(" in ")[2] for frame in main] == ["synchronize", "step"]
+    assert other == ['File "/lib/q.py", line 7 in get']
+
+
+def test_a_place_names_the_users_line_and_the_innermost_function() -> None:
+    assert stacks.place(dump(41)) == "train.py:41 in step, inside synchronize"
+    assert stacks.place("") == stacks.NO_ANSWER
+
+
+def test_ranks_with_the_same_stacks_are_shown_together() -> None:
+    shown = stacks.show({0: dump(1), 1: dump(2), 2: dump(1), 3: ""})
+    assert [line for line in shown.splitlines() if line.startswith("Stack")] == [
+        "Stack of ranks 0, 2:",
+        "Stack of rank 1:",
+        "Stack of rank 3:",
+    ]
+    assert stacks.NO_ANSWER in shown
+
+
+def test_what_horovods_stall_inspector_prints_is_read_also_in_pieces() -> None:
+    reader = StallReader()
+    head = "[2026-01-31 12:00:00.1: W /b/common/stall_inspector.cc:107] One or more tensors were "
+    assert reader.feed(["epoch 1"]) == ([], True)
+    assert reader.feed([head, "Missing ranks:"]) == ([], False)
+    stalls, other = reader.feed(["1: [allreduce.a, allreduce.b]", "3!: [allreduce.a ...]"])
+    assert not other
+    assert stalls == [Stall("allreduce.a", (1, 3)), Stall("allreduce.b", (1,))]
+    assert reader.feed(["4: [not of this]", "epoch 2"]) == ([Stall("not of this", (4,))], True)
+    assert reader.feed(["5: [nor this]"]) == ([], True)

@@ -1,0 +1,63 @@
+"""Which tasks are lost: ticks and silence."""
+
+from __future__ import annotations
+
+from horovod_runner.liveness import Liveness
+
+
+def ticks_until_lost(liveness: Liveness, alive: tuple[int, ...] = ()) -> tuple[int, list[int]]:
+    for tick in range(1, 100):
+        for task in alive:
+            liveness.heard(task)
+        lost = liveness.tick()
+        if lost:
+            return tick, lost
+    raise AssertionError("nobody was lost in 100 ticks")
+
+
+def test_a_silent_task_is_lost_and_the_others_are_not() -> None:
+    liveness = Liveness()
+    for task in range(3):
+        liveness.heard(task)
+    ticks, lost = ticks_until_lost(liveness, alive=(0, 2))
+    assert lost == [1]
+    assert 10 <= ticks <= 13
+
+
+def test_a_broken_connection_shortens_the_wait() -> None:
+    liveness = Liveness()
+    liveness.heard(0)
+    liveness.heard(1)
+    liveness.suspect()
+    assert liveness.suspicious
+    ticks, lost = ticks_until_lost(liveness, alive=(0,))
+    assert (ticks, lost) == (4, [1])
+    assert not liveness.suspicious
+
+
+def test_a_task_that_is_back_after_its_connection_broke_is_not_lost() -> None:
+    liveness = Liveness()
+    liveness.heard(0)
+    liveness.suspect()
+    for _ in range(3):
+        assert liveness.tick() == []
+    liveness.heard(0)
+    assert [liveness.tick() for _ in range(8)] == [[]] * 8
+
+
+def test_a_task_that_has_left_is_neither_lost_nor_heard_again() -> None:
+    liveness = Liveness()
+    liveness.heard(0)
+    liveness.leave(0)
+    liveness.heard(0)  # a beat that was under way
+    assert not liveness.present
+    assert [liveness.tick() for _ in range(30)] == [[]] * 30
+
+
+def test_the_most_silent_are_those_that_went_first() -> None:
+    liveness = Liveness()
+    for task in range(3):
+        liveness.heard(task)
+    liveness.tick()
+    liveness.heard(1)
+    assert liveness.most_silent() == [0, 2]
