@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from threading import Event
 from typing import Any
 
-from horovod_runner import failure, messages, topology
+from horovod_runner import failure, messages, software, topology
 from horovod_runner.channel import Channel
 from horovod_runner.errors import (
     CancelledError,
@@ -189,6 +189,7 @@ class Driver:
             return
         self._deadline = None
         try:
+            self._compare_software()
             self._slots = topology.assign(
                 (hello.offer for hello in self._hellos.values()), self._job.gpus_per_rank
             )
@@ -203,6 +204,11 @@ class Driver:
         )
         for other in self._hellos:
             self._channel.send(other, assignment)
+
+    def _compare_software(self) -> None:
+        hosts = {hello.offer.hostname: hello.software for hello in self._hellos.values()}
+        for warning in software.compare(software.installed(), hosts, self._job.main):
+            self._sink.notice(warning)
 
     def _on_rerun(self, task: int) -> None:
         """Spark lost an executor and runs the stage again by itself: never train twice unseen."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from horovod_runner import environment, gpu, host, messages
+from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
 from horovod_runner.handover import WorkerJob
 from horovod_runner.job import Job, Outcome
@@ -71,7 +71,10 @@ def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> O
     offer = _offer(job, address, here)
     # Task 0 becomes rank 0: the meeting points are on its host.
     with _Meeting(offer.address, job.size) if here.task == 0 else _NoMeeting() as meeting:
-        link.put(messages.Hello(offer, meeting.rendezvous, meeting.master_port))
+        hello = messages.Hello(
+            offer, meeting.rendezvous, meeting.master_port, software.installed(here.path)
+        )
+        link.put(hello)
         assignment = _await_assignment(link, address)
         slot = next(slot for slot in assignment.slots if slot.task == here.task)
         worker_job = WorkerJob(slot.rank, job.main, here.path, list(job.argv))
