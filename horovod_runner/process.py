@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import IO, Final
 
 from horovod_runner import guard, handover
+from horovod_runner.errors import LaunchError
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 
 TERM_GRACE_SECONDS: Final = 2.0
@@ -66,7 +67,7 @@ class WorkerProcess:
         lifeline, lifeline_write = os.pipe()
         self._lifeline: int | None = lifeline_write
         try:
-            handover.write(job_file.fileno(), job)
+            _write_job(job_file, job)
             outcome = self._outcome_file.fileno()
             passed = (job_file.fileno(), outcome, frames_write, stacks_write, lifeline, born_write)
             self._process = subprocess.Popen(
@@ -172,6 +173,16 @@ class WorkerProcess:
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()
+
+
+def _write_job(file: IO[bytes], job: WorkerJob) -> None:
+    try:
+        handover.write(file.fileno(), job)
+    except OSError as error:
+        raise LaunchError(
+            f"the {len(job.main)} bytes of main and its arguments could not be written to "
+            f"{tempfile.gettempdir()}: {error}. Free space there, or set TMPDIR."
+        ) from error
 
 
 def _unnamed_file(purpose: str) -> IO[bytes]:

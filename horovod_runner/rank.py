@@ -15,6 +15,7 @@ import msgspec
 
 from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.handover import WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.messages import Assignment
@@ -60,7 +61,8 @@ def run_rank(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
         except Exception as error:
             # Told at once: the others may be waiting for this rank already.
             link.put(messages.Failed(-1, 1, type(error).__name__))
-            problem = str(error) if isinstance(error, _CalledOffError) else repr(error)
+            told = isinstance(error, _CalledOffError | HorovodRunnerError)
+            problem = str(error) if told else repr(error)
             outcome = Outcome(here.task, hostname=socket.gethostname(), problem=problem)
         return msgspec.structs.replace(outcome, lost=_drain(link, here.task))
     finally:

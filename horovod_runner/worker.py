@@ -58,7 +58,13 @@ def main(arguments: list[str]) -> int:
     _make_user_main()
     gpu.pin_on_import()
     outcome = _run(job)
-    handover.write(outcome_file, outcome)
+    try:
+        handover.write(outcome_file, outcome)
+    except OSError as error:
+        outcome = _no_room(outcome, error)
+        os.ftruncate(outcome_file, 0)
+        os.lseek(outcome_file, 0, os.SEEK_SET)
+        handover.write(outcome_file, outcome)
     if not outcome.ok:
         # At once, ahead of the survivors' errors: the rest of this process's end takes time.
         from horovod_runner import messages
@@ -103,6 +109,18 @@ def _run(job: WorkerJob) -> WorkerOutcome:
         kind = "horovod_runner.errors.SerializationError"
         return WorkerOutcome(False, 1, error_type=kind, traceback=text)
     return WorkerOutcome(True, 0, pickled)
+
+
+def _no_room(outcome: WorkerOutcome, error: OSError) -> WorkerOutcome:
+    """What is left to say where the disk has no room for what ``main`` returned or raised."""
+    # Not tempfile's word: it looks for another folder once this one is full.
+    folder = os.environ.get("TMPDIR", "the system's folder for temporary files")
+    text = (
+        f"{outcome.traceback}\nThe {len(outcome.value)} bytes that main returned or raised could "
+        f"not be written to {folder}: {error}. Free space there, or set TMPDIR to another folder."
+    )
+    kind = outcome.error_type or "OSError"
+    return WorkerOutcome(False, outcome.exit_code or 1, b"", kind, text.strip())
 
 
 def _pickle(value: object) -> bytes:

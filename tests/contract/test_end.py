@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, HorovodRunner, log_to_driver
+from horovod_runner import CancelledError, HorovodRunner, LaunchError, log_to_driver
 from tests.conftest import Ranks
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
@@ -63,6 +63,24 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
 
     with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
         ranks.run(2, wait_for_ever)
+
+
+def test_a_spark_job_that_is_cancelled_ends_all_ranks(ranks: Ranks) -> None:
+    if ranks.spark is None:
+        pytest.skip("has no Spark job")
+    context = ranks.spark.sparkContext
+
+    def cancel() -> None:
+        thread = threading.Thread(target=context.cancelAllJobs)
+        thread.start()
+        thread.join()
+
+    with (
+        contextlib.redirect_stdout(Calling("up", 2, cancel)),
+        pytest.raises(LaunchError, match="cancelled"),
+    ):
+        ranks.run(2, wait_for_ever)
+    assert ranks.run(2, int) == 0
 
 
 def test_cancel_without_a_run_does_nothing(ranks: Ranks) -> None:

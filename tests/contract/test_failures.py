@@ -9,7 +9,10 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
+import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +25,13 @@ from tests.conftest import Ranks
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
 
-def fail(ranks: Ranks, main: Any) -> RankFailedError:
+def fail(ranks: Ranks, main: Any, **kwargs: Any) -> RankFailedError:
     """Run what fails on rank 1 of two; returns the cause."""
 
     def alone() -> None:
         print("the last words")
         if os.environ["HOROVOD_RANK"] == "1":
-            main()
+            main(**kwargs)
         threading.Event().wait()
 
     with pytest.raises(Exception, match=r"(?s).*") as caught:
@@ -83,6 +86,94 @@ def test_memory_that_runs_out_is_pythons_own_error(ranks: Ranks) -> None:
         bytearray(1 << 31)
 
     assert "MemoryError" in str(fail(ranks, main))
+
+
+@contextlib.contextmanager
+def memory_limit(limit: int) -> Iterator[Path]:
+    """A control group of the kernel's; yields the file that takes its members' process ids."""
+    root = Path("/sys/fs/cgroup")
+    old = (root / "memory").is_dir()
+    group = root / ("memory" if old else "") / f"horovod_runner-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
+    except OSError as error:
+        pytest.skip(f"no memory limit can be set here: {error}")
+    try:
+        yield group / "cgroup.procs"
+    finally:
+        group.rmdir()
+
+
+def test_the_out_of_memory_killer_is_named(ranks: Ranks) -> None:
+    def main(members: Path) -> None:
+        members.write_text(str(os.getpid()))
+        hoard = [b"x" * (1 << 20) for _ in range(1000)]
+        raise AssertionError(len(hoard))
+
+    with memory_limit(200 << 20) as members:
+        cause = fail(ranks, main, members=members)
+    assert cause.exit_code == -signal.SIGKILL
+    assert "often the out-of-memory killer" in str(cause)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(tmp_path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no disk of a known size can be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
+    ranks: Ranks, small_disk: Path
+) -> None:
+    if ranks.on_cluster:
+        pytest.skip("the cluster's executors have their own idea of TMPDIR")
+    session = ""
+    if ranks.spark is not None:
+        session = textwrap.dedent(
+            f"""
+            from pyspark.sql import SparkSession
+            builder = SparkSession.builder.master("{ranks.spark.sparkContext.master}")
+            builder = builder.config("spark.ui.enabled", "false")
+            builder = builder.config("spark.local.dir", "{tempfile.gettempdir()}")
+            builder = builder.config("spark.driver.extraJavaOptions", "-XX:-UsePerfData")
+            builder.getOrCreate().sparkContext.setLogLevel("OFF")
+            """
+        )
+    script = textwrap.dedent(
+        f"""
+        from horovod_runner import HorovodRunner, RankFailedError, LaunchError
+        runner = HorovodRunner(np={2 if ranks.spark is not None else -2})
+        for number, (main, kwargs) in enumerate([
+            (lambda: b"x" * (4 << 20), {{}}),
+            (lambda data: len(data), {{"data": bytearray(4 << 20)}}),
+            (lambda: print("line\\n" * 2_000_000), {{}}),
+        ]):
+            try:
+                runner.run(main, **kwargs)
+                print(f"case {{number}}: well")
+            except (RankFailedError, LaunchError) as error:
+                print(f"case {{number}}: {{type(error).__name__}} {{error}}")
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", session + script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        env={**os.environ, "TMPDIR": str(small_disk)},
+    )
+    told = [line for line in done.stdout.splitlines() if line.startswith("case ")]
+    assert len(told) == 3, done.stderr
+    assert "case 0: RankFailedError" in told[0]
+    assert f"returned or raised could not be written to {small_disk}" in done.stdout
+    assert "case 1: LaunchError" in told[1]
+    assert f"could not be written to {small_disk}: [Errno 28]" in told[1]
+    assert told[2] == "case 2: well"
 
 
 def test_an_exception_that_cannot_be_pickled_is_still_told(ranks: Ranks) -> None:
