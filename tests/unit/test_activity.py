@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 
+import psutil
 import pytest
 
 from horovod_runner.activity import Activity
@@ -35,6 +36,8 @@ def watch(code: str, done: Callable[[Alive], bool], between: Callable[[int], Non
                     break
             return told
         finally:
+            for child in psutil.Process(process.pid).children():
+                child.kill()
             process.kill()
 
 
