@@ -14,7 +14,7 @@ import psutil
 from horovod_runner.messages import Alive
 
 _MAIN_SHARE = 0.01  # of a core
-_THREAD_SHARE = 0.3  # Horovod's threads take up to 0.12 each
+_THREAD_SHARE = 0.15  # Horovod's threads take up to 0.11 each
 
 
 class Activity:

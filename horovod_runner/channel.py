@@ -34,6 +34,10 @@ from horovod_runner.messages import FromDriver, FromRank, Message
 from horovod_runner.spool import Spool
 
 _QUEUED_BATCHES = 2048  # on the driver, over all ranks: at most 128 MiB
+# A larger batch travels in parts: what bounds a part bounds what a stranger, who has shaken no
+# hands yet, makes the driver hold.
+_PART_BYTES = 1 << 20
+_ENCRYPTION_BYTES = 1 << 10  # far more than CURVE adds to a part
 # Together at most 13 s from a cut network to a rank that gives up.
 _HEARTBEAT_MS = 2_000
 _HEARTBEAT_TIMEOUT_MS = 6_000
@@ -68,8 +72,9 @@ class Channel:
 
     Attributes:
         address: for the ranks.
-        refused: handshakes that failed: strangers, port scanners, wrong keys.
-        dropped: batches with right keys that were no messages.
+        refused: handshakes that failed: strangers, wrong keys.
+        dropped: batches with right keys that were no messages or came from none of the run's
+            tasks, and messages that the caller dropped.
         broken: connections that broke off or were closed.
 
     Raises:
@@ -83,7 +88,8 @@ class Channel:
         self.refused = 0
         self.dropped = 0
         self.broken = 0
-        self._received: dict[int, int] = {}
+        self._received = dict.fromkeys(range(size), 0)
+        self._tasks = {_routing_id(task): task for task in range(size)}
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
         self._context = zmq.Context()
@@ -98,15 +104,24 @@ class Channel:
         self._socket.curve_secretkey = server_secret
         self._socket.rcvhwm = max(2, _QUEUED_BATCHES // max(1, size))
         self._socket.linger = 0
+        self._socket.maxmsgsize = _PART_BYTES + _ENCRYPTION_BYTES
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         _set_heartbeat(self._socket)
-        self._monitor = self._socket.get_monitor_socket(_HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(
+            _HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+        )
+        # In a thread of its own: ZeroMQ stands still for all when nobody takes these events, and
+        # the one that receives may be busy with a slow terminal.
+        self._counter = threading.Thread(
+            target=self._count_events, name="horovod_runner-events", daemon=True
+        )
+        self._counter.start()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         self._wake_lock = threading.Lock()
         self._poller = zmq.Poller()
-        for source in (self._socket, self._monitor, self._wake_read):
+        for source in (self._socket, self._wake_read):
             self._poller.register(source, zmq.POLLIN)
         try:
             port = self._bind(host)
@@ -142,8 +157,6 @@ class Channel:
         ready = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
-        if self._monitor in ready:
-            self._observe()
         if self._socket in ready:
             yield from self._take()
 
@@ -154,23 +167,23 @@ class Channel:
             except zmq.Again:
                 return
             try:
-                sender, batch = parts
-                task = int(sender)
+                task = self._tasks[parts[0]]
+                batch = b"".join(parts[1:])
                 found = [messages.decode_from_rank(data) for data in unframe(batch)]
-            except (ValueError, msgspec.MsgspecError):
+            except (KeyError, ValueError, msgspec.MsgspecError):
                 self.dropped += 1
                 continue
-            self._received[task] = self._received.get(task, 0) + 1
+            self._received[task] += 1
             for message in found:
                 yield task, message
 
     def received(self, task: int) -> int:
         """How many batches came from a task."""
-        return self._received.get(task, 0)
+        return self._received[task]
 
-    def _observe(self) -> None:
-        while self._monitor.poll(0):
-            if _recv_event(self._monitor) == zmq.EVENT_DISCONNECTED:
+    def _count_events(self) -> None:
+        while (event := _recv_event(self._monitor)) != zmq.EVENT_MONITOR_STOPPED:
+            if event == zmq.EVENT_DISCONNECTED:
                 self.broken += 1
             else:
                 self.refused += 1
@@ -179,7 +192,7 @@ class Channel:
         """Send to one task; silently nothing where it has gone."""
         try:
             batch = frame(messages.encode(message))
-            self._socket.send_multipart([str(task).encode(), batch], zmq.NOBLOCK)
+            self._socket.send_multipart([_routing_id(task), batch], zmq.NOBLOCK)
         except zmq.Again:
             # Only a task that takes nothing at all has a full queue of these few messages.
             return
@@ -196,6 +209,7 @@ class Channel:
         if self._socket.closed:
             return
         self._socket.disable_monitor()
+        self._counter.join()
         self._monitor.close(linger=0)
         with self._wake_lock:
             self._socket.close(linger=200)  # ms, for the last Taken and Stop
@@ -232,7 +246,7 @@ class Link:
         self._spool = Spool()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.routing_id = str(task).encode()
+        self._socket.routing_id = _routing_id(task)
         self._socket.curve_serverkey = address.server_key
         self._socket.curve_publickey = address.client_public_key
         self._socket.curve_secretkey = address.client_secret_key
@@ -305,8 +319,9 @@ class Link:
         """Hand ZeroMQ what it takes now."""
         while len(self._spool) and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             batch = self._spool.get()
+            parts = [batch[at : at + _PART_BYTES] for at in range(0, len(batch), _PART_BYTES)]
             # POLLOUT was there, and this thread alone sends: it cannot block.
-            self._socket.send(batch)
+            self._socket.send_multipart(parts)
             self.sent += 1
 
     def receive(self) -> list[FromDriver]:
@@ -336,6 +351,10 @@ class Link:
             self.monitor.close(linger=0)
             self._socket.close(linger=0)
             self._context.term()
+
+
+def _routing_id(task: int) -> bytes:
+    return str(task).encode()
 
 
 def _decode_all(batch: bytes) -> list[FromDriver]:

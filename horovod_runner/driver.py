@@ -56,14 +56,15 @@ class Driver:
         self._stacks_wanted = Event()
         self._hellos: dict[int, messages.Hello] = {}
         self._slots: list[topology.Slot] = []
-        self._rank_of: dict[int, int] = {}
+        self._ranks: dict[int, int] = {}  # of the tasks
         self._pids: dict[int, int] = {}
         self._lost: set[int] = set()
         self._ended = 0
         self._strange = 0
         self._give_up_at: float | None = None
-        self._failed: list[int] = []
-        self._felt: list[int] = []
+        # The ranks that failed, by task, in the order of their reports.
+        self._failed: dict[int, int] = {}
+        self._felt: dict[int, int] = {}
         self._stopped = False
         self._problem: HorovodRunnerError | None = None
         self._deadline: float | None = None
@@ -159,26 +160,31 @@ class Driver:
             self._on_rerun(task)
             return
         self._liveness.heard(task)
-        if task in self._rank_of:
-            self._watchdog.handle(self._rank_of[task], message)
         match message:
             case messages.Hello():
                 self._on_hello(task, message)
+            case messages.Ended():
+                self._on_ended(task, message)
+            case messages.Failed(rank=-1):  # before it was given a rank
+                self._on_failed(task, message)
+            case messages.Alive() | messages.Stalled() | messages.Stacks():
+                if task in self._ranks:
+                    self._watchdog.handle(self._ranks[task], message)
+            case _ if message.rank != self._ranks.get(task):
+                self._channel.dropped += 1  # no task speaks for another's rank
             case messages.Started():
-                self._pids[message.rank] = message.pid
-                self._watchdog.started(message.rank)
-                if len(self._pids) == self._job.size > 1:
-                    self._sink.notice(topology.describe(self._slots, self._pids))
+                self._on_started(message)
             case messages.Output():
                 self._sink.output(message.rank, message.stream, message.text)
             case messages.Log():
                 self._sink.log(message.rank, message.text)
             case messages.Failed():
-                self._on_failed(message)
-            case messages.Ended():
-                self._on_ended(task, message)
+                self._on_failed(task, message)
 
     def _on_hello(self, task: int, hello: messages.Hello) -> None:
+        if hello.offer.task != task:
+            self._channel.dropped += 1
+            return
         if self._stopped:
             self._channel.send(task, messages.Stop("this run is over"))
             return
@@ -197,7 +203,7 @@ class Driver:
             self._problem = error
             self._stop("the ranks cannot be placed")
             return
-        self._rank_of = {slot.task: slot.rank for slot in self._slots}
+        self._ranks = {slot.task: slot.rank for slot in self._slots}
         first = self._hellos[0]
         assignment = messages.Assignment(
             self._slots, first.rendezvous, first.offer.address, first.master_port
@@ -216,14 +222,22 @@ class Driver:
         if not self._stopped:
             self._on_lost(self._liveness.most_silent())
 
-    def _on_failed(self, message: messages.Failed) -> None:
-        if self._stopped:
+    def _on_started(self, message: messages.Started) -> None:
+        if message.rank in self._pids:
+            return
+        self._pids[message.rank] = message.pid
+        self._watchdog.started(message.rank)
+        if len(self._pids) == self._job.size > 1:
+            self._sink.notice(topology.describe(self._slots, self._pids))
+
+    def _on_failed(self, task: int, message: messages.Failed) -> None:
+        if self._stopped or task in self._failed:
             return
         if message.secondary:
-            self._felt.append(message.rank)
+            self._felt[task] = message.rank
             self._deadline = self._deadline or time.monotonic() + _CAUSE_SECONDS
             return
-        self._failed.append(message.rank)
+        self._failed[task] = message.rank
         self._deadline = time.monotonic() + _TOGETHER_SECONDS
         if len(self._failed) == self._job.size:
             self._stop("all ranks failed")
@@ -234,7 +248,7 @@ class Driver:
             self._deadline = time.monotonic() + _TICK_SECONDS
             return
         if self._failed or self._felt:
-            ranks = topology.ranks_text(self._failed or self._felt)
+            ranks = topology.ranks_text(list((self._failed or self._felt).values()))
             self._stop(f"{ranks} failed")
             return
         missing = sorted(set(range(self._job.size)) - set(self._hellos))
@@ -253,8 +267,8 @@ class Driver:
         self._channel.send(task, messages.Taken())
         self._ended += 1
         self._liveness.leave(task)
-        if task in self._rank_of:
-            self._watchdog.ended(self._rank_of[task])
+        if task in self._ranks:
+            self._watchdog.ended(self._ranks[task])
 
     def _stop(self, reason: str) -> None:
         self._stopped = True
@@ -304,7 +318,7 @@ class Driver:
                     "batches of messages are missing here"
                 )
         if not all(outcome.ok for outcome in outcomes):
-            raise failure.run_error(outcomes, self._failed)
+            raise failure.run_error(outcomes, list(self._failed.values()))
         first = next(outcome for outcome in outcomes if outcome.rank == 0)
         assert first.worker is not None  # noqa: S101 - it is ok
         try:

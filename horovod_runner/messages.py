@@ -9,7 +9,7 @@ from here.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -92,7 +92,6 @@ class Stalled(Message, frozen=True):
 class Stacks(Message, frozen=True):
     """A rank's Python stacks, as faulthandler writes them; empty where it gave no answer."""
 
-    rank: int
     text: str
 
 
@@ -155,6 +154,7 @@ FromDriver = Welcome | Assignment | ShowStacks | Stop | Taken
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
+_T = TypeVar("_T")
 
 
 def encode(message: Message) -> bytes:
@@ -164,9 +164,16 @@ def encode(message: Message) -> bytes:
 
 def decode_from_rank(data: bytes) -> FromRank:
     """Raises :class:`msgspec.DecodeError` for anything but a rank's message."""
-    return _from_rank.decode(data)
+    return _decode(_from_rank, data)
 
 
 def decode_from_driver(data: bytes) -> FromDriver:
     """Raises :class:`msgspec.DecodeError` for anything but a driver's message."""
-    return _from_driver.decode(data)
+    return _decode(_from_driver, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except RecursionError as error:  # lists in lists in lists, where nothing was asked for
+        raise msgspec.DecodeError("nested too deeply") from error

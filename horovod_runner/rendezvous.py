@@ -20,6 +20,8 @@ import socket
 import threading
 from collections import Counter
 from contextlib import suppress
+from typing import Any
+from weakref import WeakValueDictionary
 
 from horovod_runner.errors import LaunchError
 
@@ -27,11 +29,15 @@ from horovod_runner.errors import LaunchError
 _PATH = re.compile(
     r"/(?P<token>[\w-]+):\d+"
     r"/(?P<scope>(global|local_[\w.-]+|cross_\d+)(_process_set_hash_[0-9a-f]+)?)"
-    r"/(?P<key>(rank_)?\d+)"
+    r"/(?P<key>(rank_)?\d+)",
+    re.ASCII,
 )
 _HEAD_BYTES = 8 << 10
 _ADDRESS_BYTES = 256  # Gloo stores 136 bytes for each peer
+_ENTRY_BYTES = 256  # what a key costs beside its value
 _STORE_BYTES = 64 << 20
+_BACKLOG = 4096
+_STRANGERS = 256  # connections that have not shown the token yet, beside two for each rank
 _LONG_POLL_SECONDS = 10.0
 _REQUEST_SECONDS = 30.0
 _STATUS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 413: "Too Large"}
@@ -60,11 +66,15 @@ class Rendezvous:
         self._value_limit = _ADDRESS_BYTES * max(size, 16)
         self._values: dict[str, bytes] = {}
         self._bytes = 0
-        self._arrivals: dict[str, asyncio.Event] = {}
+        # Gone with the last GET that waits for it.
+        self._arrivals: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._connections: set[asyncio.Task[Any]] = set()
+        self._strangers: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self._strangers_limit = _STRANGERS + 2 * size
         self.requests: Counter[str] = Counter()
         self.refused = 0
         try:
-            listener = socket.create_server((host, 0), backlog=4096)
+            listener = socket.create_server((host, 0), backlog=_BACKLOG)
         except OSError as error:
             raise LaunchError(
                 f"the rendezvous store cannot listen on {host}: {error}. "
@@ -99,38 +109,64 @@ class Rendezvous:
 
     async def _serve(self, listener: socket.socket) -> None:
         server = await asyncio.start_server(self._answer, sock=listener, limit=_HEAD_BYTES)
+        # Again: start_server has set its own, which also is how many it takes before it looks at
+        # any; that one must stay small.
+        listener.listen(_BACKLOG)
         await self._stop.wait()
         server.close()
-        connections = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for connection in self._connections:
+                connection.cancel()
+            await asyncio.wait(others)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._stop.is_set():
+            writer.close()
+            return
+        connection = asyncio.current_task()
+        assert connection is not None  # noqa: S101 - a coroutine runs in one
+        self._connections.add(connection)
+        self._strangers[writer] = None
+        if len(self._strangers) > self._strangers_limit:
+            # A rank says what it wants at once; whoever has waited longest is none.
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
         try:
-            status, body = await asyncio.wait_for(self._request(reader), _REQUEST_SECONDS)
-            head = f"HTTP/1.1 {status} {_STATUS[status]}\r\nContent-Length: {len(body)}\r\n\r\n"
-            writer.write(head.encode() + body)
-            await writer.drain()
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
-            pass  # the client went away, or never said what it wanted
+            await asyncio.wait_for(self._exchange(reader, writer), _REQUEST_SECONDS)
+        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # The client went away, stood still, or was sent away; or the store closes.
+            writer.transport.abort()
         except asyncio.LimitOverrunError:
             self.refused += 1
         finally:
+            self._connections.discard(connection)
+            self._strangers.pop(writer, None)
             writer.close()
 
-    async def _request(self, reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        status, body = await self._request(reader, writer)
+        head = f"HTTP/1.1 {status} {_STATUS[status]}\r\nContent-Length: {len(body)}\r\n\r\n"
+        writer.transport.set_write_buffer_limits(high=0)  # drained: all is with the kernel
+        writer.write(head.encode() + body)
+        await writer.drain()
+
+    async def _request(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[int, bytes]:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         request_line, _, headers = head.partition("\r\n")
         method, _, rest = request_line.partition(" ")
         match = _PATH.fullmatch(rest.partition(" ")[0])
-        length = re.search(r"^content-length: *(\d{1,9})\r$", headers, re.IGNORECASE | re.MULTILINE)
-        size = int(length.group(1)) if length else 0
+        length = re.search(r"^content-length: *(\d+)\r$", headers, re.IGNORECASE | re.MULTILINE)
+        size = int(length.group(1)[:10]) if length else 0  # more digits are too large as well
         if match is None or method not in ("GET", "PUT", "DELETE"):
             return self._refuse(400)
         if not hmac.compare_digest(match["token"], self._token):
             return self._refuse(403)
-        if size > self._value_limit or self._bytes + size > _STORE_BYTES:
+        self._strangers.pop(writer, None)
+        cost = _ENTRY_BYTES + size
+        if method == "PUT" and (size > self._value_limit or self._bytes + cost > _STORE_BYTES):
             return self._refuse(413)
         self.requests[method] += 1
         name = f"{match['scope']}/{match['key']}"
@@ -149,14 +185,15 @@ class Rendezvous:
     def _put(self, name: str, value: bytes) -> None:
         self._delete(name)
         self._values[name] = value
-        self._bytes += len(value)
+        self._bytes += _ENTRY_BYTES + len(value)
         arrival = self._arrivals.pop(name, None)
         if arrival is not None:
             arrival.set()
 
     def _delete(self, name: str) -> None:
         # A rank that meets again after a shutdown must not find the addresses of before.
-        self._bytes -= len(self._values.pop(name, b""))
+        if name in self._values:
+            self._bytes -= _ENTRY_BYTES + len(self._values.pop(name))
 
     async def _get(self, name: str, *, wait: bool) -> tuple[int, bytes]:
         if wait and name not in self._values:

@@ -52,6 +52,8 @@ def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> lis
     """
     warnings = []
     for host, there in hosts.items():
+        if not there:
+            continue  # it does not tell
         _refuse(host, there, driver)
         for package in _FRAMEWORKS:
             if package in driver and package not in there and package.encode() in main:
@@ -85,9 +87,10 @@ def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> lis
 
 
 def _refuse(host: str, there: Software, driver: Software) -> None:
-    if _minor(there["python"]) != _minor(driver["python"]):
+    python = there.get("python", driver["python"])
+    if _minor(python) != _minor(driver["python"]):
         raise LaunchError(
-            f"host {host} runs Python {there['python']} and the driver {driver['python']}: a "
+            f"host {host} runs Python {python} and the driver {driver['python']}: a "
             f"function does not go from one to the other. Set spark.pyspark.python (or "
             f"PYSPARK_PYTHON) to a Python {_minor(driver['python'])} on every host."
         )

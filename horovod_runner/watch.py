@@ -127,7 +127,7 @@ class Watch:
             self._link.beat(self._activity.told())
         if self._stacks_until is not None and time.monotonic() > self._stacks_until:
             text = self._stacks.decode(errors="replace")
-            self._queue(messages.Stacks(self._slot.rank, text))
+            self._queue(messages.Stacks(text))
             self._stacks_until = None
 
     def _touch(self) -> None:

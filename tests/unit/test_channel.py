@@ -52,7 +52,7 @@ def collect(
 def test_messages_arrive_in_order_and_orders_come_back(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
-    link = connect(task=3)
+    link = connect(task=1)
     sent = [messages.Log(0, str(number)) for number in range(50)]
     for message in sent:
         link.put(message)
@@ -61,11 +61,11 @@ def test_messages_arrive_in_order_and_orders_come_back(
     while len(found) < len(sent):
         link.wait(0.01)
         for task, message in channel.receive(1):
-            assert task == 3
+            assert task == 1
             found.append(message)
     assert found == sent
-    assert channel.received(3) == len(sent)
-    channel.send(3, messages.Stop("enough"))
+    assert channel.received(1) == len(sent)
+    channel.send(1, messages.Stop("enough"))
     assert link.wait(_SECONDS) == [messages.Stop("enough")]
 
 
@@ -90,6 +90,8 @@ def test_what_the_driver_does_not_take_waits_with_the_rank(
 def _stranger(address: ChannelAddress, **keys: bytes) -> zmq.Socket[bytes]:
     dealer = zmq.Context.instance().socket(zmq.DEALER)
     dealer.linger = 0
+    if "routing_id" in keys:
+        dealer.routing_id = keys["routing_id"]  # counts from the next connect on
     if keys:
         dealer.curve_serverkey = keys.get("server", address.server_key)
         dealer.curve_publickey, dealer.curve_secretkey = keys["public"], keys["secret"]
@@ -138,10 +140,79 @@ def test_port_scanners_and_noise_change_nothing(
     assert found == [messages.Log(0, "still here")]
 
 
+def test_a_batch_larger_than_a_part_arrives_whole(
+    channel: Channel, connect: Callable[..., Link]
+) -> None:
+    link = connect()
+    sent = [messages.Log(0, letter * 3_000_000) for letter in "ab"]
+    for message in sent:
+        link.put(message)
+    found: list[messages.FromRank] = []
+    deadline = time.monotonic() + _SECONDS
+    while len(found) < len(sent) and time.monotonic() < deadline:
+        link.wait(0.01)
+        found += [message for _, message in channel.receive(0.01)]
+    assert found == sent
+    assert channel.received(0) == len(sent)
+
+
+def test_a_stranger_cannot_make_the_driver_hold_more_than_a_part(channel: Channel) -> None:
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with socket.create_connection((channel.address.host, channel.address.port)) as stranger:
+        stranger.settimeout(_SECONDS)
+        stranger.sendall(greeting + b"\x06" + (2 << 20).to_bytes(8, "big"))  # a command of 2 MB
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1000):
+                pass  # its greeting; then it hangs up
+
+
+def test_strangers_by_the_thousand_cost_a_busy_driver_none_of_its_ranks(
+    channel: Channel, connect: Callable[..., Link]
+) -> None:
+    link = connect()
+    link.put(messages.Log(0, "before"))
+    assert link.monitor.poll(_SECONDS * 1000)  # they have shaken hands
+    link.wait(0)
+    no_keys = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
+    count = 3000
+    for _ in range(count):  # the driver, all the while, takes nothing
+        with socket.create_connection((channel.address.host, channel.address.port)) as stranger:
+            stranger.settimeout(_SECONDS)
+            stranger.sendall(no_keys)
+            with contextlib.suppress(ConnectionResetError):
+                while stranger.recv(1000):
+                    pass
+    link.put(messages.Log(0, "after"))
+    link.wait(0)
+    assert collect(channel, lambda found: len(found) == 2) == [
+        messages.Log(0, "before"),
+        messages.Log(0, "after"),
+    ]
+    _wait_for_refusals(channel, count)
+    assert channel.refused == count
+
+
+@pytest.mark.parametrize(
+    "name", [b"2", b"-1", b"1000000000", b"00", b" 1", b"1_0", b"x", b"1" * 255]
+)
+def test_who_is_none_of_the_runs_tasks_is_dropped_and_counted(
+    channel: Channel, name: bytes
+) -> None:
+    address = channel.address
+    public, secret = address.client_public_key, address.client_secret_key
+    dealer = _stranger(address, public=public, secret=secret, routing_id=name)
+    dealer.send(frames.frame(messages.encode(messages.Log(0, "from nobody"))))
+    deadline = time.monotonic() + _SECONDS
+    while not channel.dropped and time.monotonic() < deadline:
+        assert list(channel.receive(0.1)) == []
+    assert channel.dropped == 1
+    dealer.close()
+
+
 def test_10000_random_frames_with_the_right_keys_are_dropped_and_counted(channel: Channel) -> None:
     address, noise = channel.address, random.Random(11)
-    dealer = _stranger(address, public=address.client_public_key, secret=address.client_secret_key)
-    dealer.routing_id = b"0"
+    public, secret = address.client_public_key, address.client_secret_key
+    dealer = _stranger(address, public=public, secret=secret, routing_id=b"0")
     whole = frames.frame(messages.encode(messages.Log(0, "cut short")))
     sent = 10_000
     deadline = time.monotonic() + 60

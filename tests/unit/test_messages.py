@@ -57,3 +57,11 @@ def test_random_bytes_are_no_message(data: bytes) -> None:
 def test_a_drivers_order_is_not_taken_from_a_rank() -> None:
     with pytest.raises(msgspec.ValidationError):
         messages.decode_from_rank(messages.encode(messages.Stop("x")))
+
+
+@pytest.mark.parametrize("level", [b"\x91", b"\x81\xa0"], ids=["lists", "maps"])
+def test_a_message_that_is_nested_as_deep_as_it_is_long_is_none(level: bytes) -> None:
+    # Where one field too many stands, which a later version may send, anything may stand.
+    data = b"\x94\xa3Log\x00\xa1x" + level * 100_000 + b"\xc0"
+    with pytest.raises(msgspec.DecodeError, match="nested too deeply"):
+        messages.decode_from_rank(data)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import random
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +113,109 @@ def test_closing_ends_those_who_wait(store: Rendezvous) -> None:
 def test_an_address_of_no_interface_is_named() -> None:
     with pytest.raises(LaunchError, match=r"cannot listen on 192\.0\.2\.77"):
         Rendezvous("192.0.2.77", size=2)
+
+
+@pytest.mark.parametrize("token", ["é", "²", "\xff" * 32])
+def test_a_token_of_odd_letters_is_refused_like_any_other(
+    store: Rendezvous, caplog: pytest.LogCaptureFixture, token: str
+) -> None:
+    with socket.create_connection(("127.0.0.1", store.port), timeout=20) as stranger:
+        stranger.sendall(f"GET /{token}:1/global/0 HTTP/1.1\r\n\r\n".encode("latin-1"))
+        assert stranger.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("length", ["10001", "9999999999", "9" * 5000])
+def test_a_length_that_is_too_large_is_refused_however_large(
+    store: Rendezvous, length: str
+) -> None:
+    token = store.address.partition("/")[2]
+    with socket.create_connection(("127.0.0.1", store.port), timeout=20) as client:
+        head = f"PUT /{token}:1/global/0 HTTP/1.1\r\nContent-Length: {length}\r\n\r\n"
+        client.sendall(head.encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+    assert ask(store, "GET", "global/rank_0") == (404, b"")
+
+
+def test_a_storm_of_connections_finds_room(store: Rendezvous) -> None:
+    # Of a listening socket the kernel shows the length of its queue in the second column.
+    shown = subprocess.run(["ss", "-ltn"], capture_output=True, text=True, check=True).stdout
+    (line,) = [line for line in shown.splitlines() if f"127.0.0.1:{store.port} " in line]
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    assert int(line.split()[2]) == min(4096, most)
+
+
+def test_silent_strangers_are_sent_away_before_they_are_many(store: Rendezvous) -> None:
+    token = store.address.partition("/")[2]
+    before = len(os.listdir("/proc/self/fd"))
+    with contextlib.ExitStack() as opened:
+
+        def connect() -> socket.socket:
+            return opened.enter_context(socket.create_connection(("127.0.0.1", store.port)))
+
+        waiting = connect()  # a rank's: the oldest of all, and it knows the token
+        waiting.sendall(f"GET /{token}:1/global/9 HTTP/1.1\r\n\r\n".encode())
+        while not store.requests["GET"]:
+            time.sleep(0.01)
+        strangers = [connect() for _ in range(1000)]
+        strangers[0].settimeout(20)
+        assert strangers[0].recv(1) == b""
+        assert ask(store, "PUT", "global/9", b"still here") == (200, b"")
+        waiting.settimeout(20)
+        assert waiting.recv(100).endswith(b"still here")
+        assert len(os.listdir("/proc/self/fd")) - before - len(strangers) < 300
+
+
+def test_closing_among_strangers_is_silent(
+    store: Rendezvous, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = store.address.partition("/")[2]
+    with contextlib.ExitStack() as opened:
+        for number in range(100):
+            client = socket.create_connection(("127.0.0.1", store.port))
+            opened.enter_context(client)
+            if number % 2:
+                client.sendall(f"GET /{token}:1/global/{number} HTTP/1.1\r\n\r\n".encode())
+        while store.requests["GET"] < 25:
+            time.sleep(0.01)
+        store.close()
+    assert caplog.records == []
+
+
+def test_keys_without_values_fill_the_store_too(
+    store: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod_runner.rendezvous._STORE_BYTES", 10_000)
+    answers = [ask(store, "PUT", f"global/{key}")[0] for key in range(50)]
+    assert answers == [200] * answers.count(200) + [413] * answers.count(413)
+    assert 0 < answers.count(200) < 50
+    assert ask(store, "DELETE", "global/0") == (200, b"")
+    assert ask(store, "PUT", "global/99") == (200, b"")
+
+
+def test_a_key_that_never_comes_leaves_nothing_behind(
+    store: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod_runner.rendezvous._LONG_POLL_SECONDS", 0.01)
+    for key in range(20):
+        assert ask(store, "GET", f"global/{key}") == (404, b"")
+    assert dict(store._arrivals) == {}
+
+
+def test_a_client_that_never_reads_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("horovod_runner.rendezvous._REQUEST_SECONDS", 0.5)
+    size = 60_000  # values of 15 MB, more than any socket holds
+    with Rendezvous("127.0.0.1", size=size) as store:
+        assert ask(store, "PUT", "global/0", bytes(15_000_000)) == (200, b"")
+        token = store.address.partition("/")[2]
+        with socket.create_connection(("127.0.0.1", store.port), timeout=20) as client:
+            client.sendall(f"GET /{token}:1/global/0 HTTP/1.1\r\n\r\n".encode())
+            while store._connections or store.requests["GET"] < 1:
+                time.sleep(0.01)
+            received = 0
+            with contextlib.suppress(ConnectionResetError):
+                while data := client.recv(1 << 20):
+                    received += len(data)
+            assert received < 15_000_000

@@ -1,0 +1,183 @@
+"""The driver among tasks that say what they like: the test speaks for them."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from horovod_runner import messages
+from horovod_runner.channel import ChannelAddress, Link
+from horovod_runner.driver import Driver
+from horovod_runner.handover import WorkerOutcome
+from horovod_runner.job import Job, Outcome
+from horovod_runner.topology import Offer
+
+_SECONDS = 30.0
+
+
+class Launched:
+    """A launcher that starts nothing, and the launch. Over when it is told so."""
+
+    channel_host = "127.0.0.1"
+
+    def __init__(self) -> None:
+        self.address: SimpleQueue[ChannelAddress] = SimpleQueue()
+        self.finished = False
+
+    def slots(self, size: int) -> int:
+        return size
+
+    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> Launched:
+        self._wake = wake
+        self.address.put(address)
+        return self
+
+    def end(self) -> None:
+        self.finished = True
+        self._wake()
+
+    def outcomes(self) -> list[Outcome]:
+        done = WorkerOutcome(True, 0, pickle.dumps("done"))
+        return [Outcome(task, task, worker=done) for task in range(2)]
+
+    def cancel(self) -> None:
+        return
+
+
+class Heard:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.shown: list[tuple[Any, ...]] = []
+
+    def output(self, rank: int, stream: str, text: str) -> None:
+        self.shown.append((rank, stream, text))
+
+    def log(self, rank: int, text: str) -> None:
+        self.shown.append((rank, text))
+
+    def notice(self, text: str) -> None:
+        self.shown.append((text,))
+
+
+class Run:
+    """A run of two tasks, whose ends of the channel are the test's."""
+
+    def __init__(self, links: contextlib.ExitStack) -> None:
+        launched, self._heard = Launched(), Heard()
+        self.driver = Driver(Job("test", 2, b""), launched, self._heard, threading.Event())
+        self.result: SimpleQueue[object] = SimpleQueue()
+        self._thread = threading.Thread(target=lambda: self.result.put(self.driver.run()))
+        self._thread.start()
+        self._launched = launched
+        address = launched.address.get(timeout=_SECONDS)
+        self.links = [
+            links.enter_context(contextlib.closing(Link(address, task))) for task in range(2)
+        ]
+
+    def say(self, task: int, *said: messages.Message) -> list[messages.FromDriver]:
+        """Send; returns all that the driver has answered when it has taken it."""
+        link = self.links[task]
+        for message in said:
+            link.put(message)
+        link.put(messages.Ended(task, 0))
+        answers: list[messages.FromDriver] = []
+        while messages.Taken() not in answers:
+            answers += link.wait(_SECONDS)
+        return answers
+
+    def gather(self) -> None:
+        """Both tasks say hello, and have their ranks."""
+        for task in range(2):
+            self.say(task, hello(task))
+        assert [slot.task for slot in self.driver._slots] == [0, 1]
+
+    def end(self) -> list[tuple[Any, ...]]:
+        """End the run well; returns what it showed."""
+        self._launched.end()
+        self._thread.join(_SECONDS)
+        assert self.result.get(timeout=_SECONDS) == "done"
+        return self._heard.shown
+
+
+def hello(task: int) -> messages.Hello:
+    return messages.Hello(Offer(task, "h", "h", "127.0.0.1", "lo"), "127.0.0.1:1/token", 1)
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    with contextlib.ExitStack() as links:
+        opened = Run(links)
+        yield opened
+        opened._launched.end()
+        opened._thread.join(_SECONDS)
+
+
+@pytest.mark.parametrize("rank", [0, 2, -1, 10**9, 2**64 - 1])
+@pytest.mark.parametrize(
+    "claim",
+    [
+        lambda rank: messages.Started(rank, 4711),
+        lambda rank: messages.Output(rank, "stdout", "not mine"),
+        lambda rank: messages.Log(rank, "not mine"),
+    ],
+    ids=["Started", "Output", "Log"],
+)
+def test_what_a_task_says_of_another_rank_is_dropped_and_counted(
+    run: Run, claim: Callable[[int], messages.Message], rank: int
+) -> None:
+    run.gather()
+    run.say(1, claim(rank), messages.Log(1, "mine"))
+    assert run.driver._channel.dropped == 1
+    assert run.driver._pids == {}
+    assert run.end() == [(1, "mine")]
+
+
+def test_no_rank_fails_by_another_ones_word(run: Run) -> None:
+    run.gather()
+    answers = run.say(1, messages.Failed(0, 1), messages.Failed(10**9, 1, secondary=True))
+    assert answers == [messages.Taken()]
+    assert run.driver._failed == run.driver._felt == {}
+    assert run.driver._channel.dropped == 2
+    run.end()
+
+
+def test_a_rank_fails_once_and_cannot_put_the_end_off(run: Run) -> None:
+    run.gather()
+    run.say(1, messages.Failed(1, 1))
+    deadline = run.driver._deadline
+    answers = run.say(1, *[messages.Failed(1, 1)] * 100)
+    assert run.driver._failed == {1: 1}
+    assert run.driver._deadline in (deadline, None)  # None: it has come
+    while not any(isinstance(answer, messages.Stop) for answer in answers):
+        answers = run.links[0].wait(_SECONDS)
+    run.end()
+
+
+def test_before_it_has_a_rank_a_task_can_only_fail(run: Run) -> None:
+    run.say(1, messages.Log(1, "too early"), messages.Started(1, 4711))
+    assert run.driver._channel.dropped == 2
+    run.say(1, messages.Failed(-1, 1))
+    assert run.driver._failed == {1: -1}
+    assert run.end() == []
+
+
+def test_no_task_says_hello_for_another(run: Run) -> None:
+    assert run.say(1, hello(0), hello(10**9)) == [messages.Taken()]
+    assert run.driver._channel.dropped == 2
+    run.gather()
+    run.end()
+
+
+def test_the_table_of_ranks_is_shown_once(run: Run) -> None:
+    run.gather()
+    for _ in range(3):
+        for task in range(2):
+            run.say(task, messages.Started(task, 4711 + task))
+    assert len(run.end()) == 1
