@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -144,15 +145,12 @@ def test_ranks_that_compute_print_or_let_others_compute_do_not_hang(ranks: Ranks
     assert ranks.run(3, main, {"hang_timeout": 2.0}) == "done"
 
 
-def test_stacks_are_shown_on_request_and_the_run_goes_on(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runner = ranks.runner(2)
+def test_stacks_are_shown_on_request_and_the_run_goes_on(ranks: Ranks, tmp_path: Path) -> None:
+    runner, seen = ranks.runner(2), tmp_path / "seen"
 
     def main() -> int:
-        end = time.monotonic() + 6
         log_to_driver("up")
-        while time.monotonic() < end:
+        while not seen.exists():
             time.sleep(0.1)
         return 7
 
@@ -161,11 +159,14 @@ def test_stacks_are_shown_on_request_and_the_run_goes_on(
         thread.start()
         thread.join()
 
-    with contextlib.redirect_stdout(Calling("up", 2, ask)):
+    shown = Calling("Stack of", 1, seen.touch)
+    with (
+        contextlib.redirect_stdout(Calling("up", 2, ask)),
+        contextlib.redirect_stderr(shown),
+    ):
         assert runner.run(main) == 7
-    shown = capsys.readouterr().err
-    assert "Stack of ranks 0-1:" in shown
-    assert re.search(r'test_hang.py", line \d+ in main', shown)
+    assert "Stack of ranks 0-1:" in shown.getvalue()
+    assert re.search(r'test_hang.py", line \d+ in main', shown.getvalue())
 
 
 def test_asking_for_stacks_without_a_run_does_nothing(ranks: Ranks) -> None:
