@@ -36,6 +36,7 @@ test-main: $(MAIN)/.ready
 	rm -f .coverage*
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/unit tests/contract tests/real --cov
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract tests/cluster --cluster --cov --cov-append
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/hosts --hosts --cov --cov-append
 	$(MAIN)/bin/coverage report --fail-under=90
 
 # Another Spark, pandas, NumPy and Arrow: what depends on them.
@@ -53,14 +54,14 @@ bench: $(MAIN)/.ready
 clean:
 	rm -rf $(MAIN) $(LATEST) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
-$(MAIN)/.ready: setup.cfg constraints/petastorm.txt
+$(MAIN)/.ready: setup.cfg constraints/petastorm.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(MAIN)
 	$(MAIN)/bin/pip install --quiet --constraint constraints/petastorm.txt \
 		--editable '.[spark,torch,tensorflow,petastorm,build,examples,dev]'
 	$(MAIN)/bin/horovod-runner install
 	touch $@
 
-$(LATEST)/.ready: setup.cfg constraints/latest.txt
+$(LATEST)/.ready: setup.cfg constraints/latest.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(LATEST)
 	$(LATEST)/bin/pip install --quiet --constraint constraints/latest.txt \
 		--editable '.[spark,torch,tensorflow,build,examples,dev]'

@@ -67,7 +67,7 @@ class Channel:
 
     Args:
         host: the IPv4 address or name by which the ranks reach this machine. Listened on alone
-            where it is an address of this machine, else on all.
+            where it is an address of this machine that others can reach, else on all.
         size: how many ranks there are; bounds the memory that each may take.
 
     Attributes:
@@ -135,6 +135,9 @@ class Channel:
 
     def _bind(self, host: str) -> int:
         address = socket.gethostbyname(host)
+        if address.startswith("127.") and host not in (address, "localhost"):
+            # The machine's own name, as many set it up; elsewhere it leads to a real address.
+            address = "0.0.0.0"  # noqa: S104 - CURVE guards it
         try:
             self._socket.bind(f"tcp://{address}:*")
         except zmq.ZMQError:
@@ -302,6 +305,10 @@ class Link:
         if now - self._beat_at >= _BEAT_SECONDS and not len(self._spool):
             self._beat_at = now
             self.put(activity)
+
+    def give_up(self) -> None:
+        """Count the driver as lost from here on."""
+        self._lost_at = -math.inf
 
     def put(self, message: Message) -> None:
         """Queue a message.

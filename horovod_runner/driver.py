@@ -312,7 +312,7 @@ class Driver:
         if self._problem is not None:
             raise self._problem
         for outcome in outcomes:
-            if outcome.lost:
+            if outcome.lost and outcome.rank >= 0:  # else its problem says it all
                 self._sink.notice(
                     f"the driver lost touch with rank {outcome.rank}: its last {outcome.lost} "
                     "batches of messages are missing here"

@@ -25,7 +25,6 @@ def horovod_variables(slot: Slot, assignment: Assignment) -> dict[str, str]:
         "HOROVOD_HOSTNAME": slot.host,
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": slot.interface,
     }
     if slot.size > 1:
         # Without an address Horovod takes itself for a single process.
@@ -49,8 +48,9 @@ def torch_distributed_variables(slot: Slot, assignment: Assignment) -> dict[str,
 
 
 def interface_variables(slot: Slot) -> dict[str, str]:
-    """Keep NCCL and torch's Gloo on the job's network interface."""
-    return {"NCCL_SOCKET_IFNAME": slot.interface, "GLOO_SOCKET_IFNAME": slot.interface}
+    """Keep Horovod's Gloo, NCCL and torch's Gloo on the job's network interface."""
+    names = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    return dict.fromkeys(names, slot.interface)
 
 
 def thread_variables(slot: Slot, cores: int) -> dict[str, str]:

@@ -1,8 +1,9 @@
 """Horovod's source: fetched from the package registry, checked, and mended before it is built.
 
-Horovod 0.28.1 is the last release. It does not compile against today's frameworks, and one slip in
-it keeps its stall inspector dead under Gloo. Each edit below is ours, is made to the unpacked
-source and says why; none changes what a collective computes.
+Horovod 0.28.1 is the last release. It does not compile against today's frameworks, and slips in it
+keep its stall inspector dead under Gloo and its process sets off the job's network interface. Each
+edit below is ours, is made to the unpacked source and says why; none changes what a collective
+computes.
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ EDITS = (
         "global_ranks_.reserve(size_);",
         "global_ranks_.resize(size_);",
         "the vector stayed empty, which left the stall inspector without ranks: silent hangs",
+    ),
+    Edit(
+        "horovod/common/gloo/gloo_context.cc",
+        "  assert(global_context.IsEnabled());\n",
+        "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
+        "process sets, and every job has one, took the address that the hostname leads to and not "
+        "HOROVOD_GLOO_IFACE's: 127.0.1.1 on many hosts, where no other host reaches it",
     ),
 )
 

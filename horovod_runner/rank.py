@@ -155,6 +155,7 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
         if link.lost:
             raise _CalledOffError(LOST_DRIVER)
         if not reached and time.monotonic() > deadline:
+            link.give_up()
             raise _CalledOffError(
                 f"the driver did not answer at {address.host}:{address.port} within "
                 f"{REACH_SECONDS:.0f} s: a firewall between executors and driver, or a wrong "

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from horovod_runner.errors import GpuError
+from horovod_runner.errors import GpuError, LaunchError
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -74,10 +74,12 @@ def assign(offers: Iterable[Offer], gpus_per_rank: float | None = None) -> list[
     Raises:
         GpuError: a host has too few GPUs, two ranks would share one unasked, or some hosts have
             GPUs and others have none.
+        LaunchError: a host has an address that the others cannot reach.
     """
     hosts: dict[str, list[Offer]] = {}
     for offer in sorted(offers, key=lambda offer: offer.task):
         hosts.setdefault(offer.host, []).append(offer)
+    _refuse_loopback([local[0] for local in hosts.values()])
     gpus = {host: _share_gpus(local, gpus_per_rank) for host, local in hosts.items()}
     _refuse_mixed(hosts, gpus)
     size = sum(len(local) for local in hosts.values())
@@ -105,6 +107,18 @@ def assign(offers: Iterable[Offer], gpus_per_rank: float | None = None) -> list[
                 )
             )
     return slots
+
+
+def _refuse_loopback(hosts: Sequence[Offer]) -> None:
+    """Refuse a host that the others cannot reach; each is given by one of its offers."""
+    hidden = [offer for offer in hosts if offer.address.startswith("127.")]
+    if hidden and len(hidden) < len(hosts):  # else all share one machine
+        raise LaunchError(
+            f"host {hidden[0].hostname} reaches the driver by its own loopback address, "
+            f"{hidden[0].address}, where the ranks of {len(hosts) - 1} other host(s) cannot reach "
+            "it: the driver runs there, and its name leads to itself. Set spark.driver.host to "
+            "the driver's IPv4 address, or mend /etc/hosts there."
+        )
 
 
 def _share_gpus(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str, ...]]:

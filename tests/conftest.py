@@ -41,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the Spark tests on a standalone cluster with two executors",
     )
+    parser.addoption(
+        "--hosts", action="store_true", help="run the tests over several hosts; takes root"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -124,6 +124,11 @@ class SparkLauncher:
                 "add executors or cores (spark.executor.instances, spark.executor.cores, "
                 "spark.cores.max), or raise slot_timeout if the cluster is still growing"
             )
+            if there == 0:
+                advice += (
+                    ". Without a single one, look whether executors can reach the driver at "
+                    f"spark.driver.host={self.channel_host}"
+                )
         return SlotError(
             f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self._master} has "
             f"{there}. A slot is what one task takes: {need}. Lower np, or {advice}."

@@ -1,7 +1,8 @@
 """A real standalone Spark cluster on this machine, from the pip package alone.
 
-Two workers, each with two cores and two simulated GPUs of its own: a discovery script names their
-addresses, so Spark's resource scheduling is real and only the devices are not.
+Unless told otherwise two workers, each with two cores and two simulated GPUs of its own: a
+discovery script names their addresses, so Spark's resource scheduling is real and only the devices
+are not.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -19,25 +22,49 @@ import pyspark
 _START_SECONDS = 60.0
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a daemon runs.
+
+    Attributes:
+        address: it listens there.
+        enter: what stands before its command.
+        gpus: the GPU addresses that a worker offers.
+        cores: those that a worker offers, with half a gigabyte of memory each.
+    """
+
+    address: str = "127.0.0.1"
+    enter: Sequence[str] = ()
+    gpus: Sequence[str] = ()
+    cores: int = 2
+
+
 class StandaloneCluster:
     """Master and workers as child processes; use it as a context.
 
     Args:
         folder: for logs and work files.
-        gpus: the GPU addresses of each worker.
+        workers: where they run.
+        master: where the master runs.
     """
 
-    def __init__(self, folder: Path, gpus: tuple[tuple[str, ...], ...] = (("0", "1"), ("2", "3"))):
+    def __init__(
+        self,
+        folder: Path,
+        workers: Sequence[Place] = (Place(gpus=("0", "1")), Place(gpus=("2", "3"))),
+        master: Place = Place(),
+    ):
         self._folder = folder
-        self._gpus = gpus
+        self._workers = workers
+        self._master = master
         self._processes: list[subprocess.Popen[bytes]] = []
         self.master = ""
 
     def __enter__(self) -> StandaloneCluster:
         try:
             self.master = self._start_master()
-            for number, addresses in enumerate(self._gpus):
-                self._start_worker(number, addresses)
+            for number, place in enumerate(self._workers):
+                self._start_worker(number, place)
         except BaseException:
             self.close()
             raise
@@ -53,12 +80,22 @@ class StandaloneCluster:
         self._processes.clear()
 
     def _start_master(self) -> str:
-        arguments = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
+        arguments = ["org.apache.spark.deploy.master.Master", "--host", self._master.address]
         arguments += ["--port", "0", "--webui-port", "0"]
-        log = self._start("master", arguments)
+        log = self._start("master", self._master, arguments)
         return self._await(log, r"Starting Spark master at (spark://\S+)")
 
-    def _start_worker(self, number: int, addresses: tuple[str, ...]) -> None:
+    def _start_worker(self, number: int, place: Place) -> None:
+        arguments = ["org.apache.spark.deploy.worker.Worker", "--host", place.address]
+        arguments += ["--cores", str(place.cores), "--memory", f"{place.cores * 512}m"]
+        arguments += ["--webui-port", "0"]
+        arguments += ["--work-dir", str(self._folder / f"work-{number}")]
+        if place.gpus:
+            arguments += ["--properties-file", str(self._simulate_gpus(number, place.gpus))]
+        log = self._start(f"worker-{number}", place, [*arguments, self.master])
+        self._await(log, r"(Successfully registered with master)")
+
+    def _simulate_gpus(self, number: int, addresses: Sequence[str]) -> Path:
         script = self._folder / f"gpus-{number}.sh"
         listed = ", ".join(f'"{address}"' for address in addresses)
         script.write_text(f'#!/bin/sh\necho \'{{"name": "gpu", "addresses": [{listed}]}}\'\n')
@@ -68,25 +105,20 @@ class StandaloneCluster:
             f"spark.worker.resource.gpu.amount {len(addresses)}\n"
             f"spark.worker.resource.gpu.discoveryScript {script}\n"
         )
-        arguments = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1"]
-        arguments += ["--cores", "2", "--memory", "1g", "--webui-port", "0"]
-        arguments += ["--work-dir", str(self._folder / f"work-{number}")]
-        arguments += ["--properties-file", str(properties), self.master]
-        log = self._start(f"worker-{number}", arguments)
-        self._await(log, r"(Successfully registered with master)")
+        return properties
 
-    def _start(self, name: str, arguments: list[str]) -> Path:
+    def _start(self, name: str, place: Place, arguments: list[str]) -> Path:
         log = self._folder / f"{name}.log"
         home = Path(pyspark.__file__).parent
         environment = {
             **os.environ,
             "SPARK_HOME": str(home),
             "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_LOCAL_IP": place.address,
         }
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), *arguments],
+                [*place.enter, str(home / "bin" / "spark-class"), *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment,

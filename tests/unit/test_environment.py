@@ -51,10 +51,11 @@ def test_the_cores_are_shared_among_the_ranks_of_a_host() -> None:
 
 
 def test_the_user_wins_over_defaults_but_not_over_the_rank() -> None:
-    user = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "HOROVOD_RANK": "9"}
-    found = variables(2, 1, user | {"CUDA_VISIBLE_DEVICES": "5"})
+    user = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "HOROVOD_GLOO_IFACE": "ib1"}
+    found = variables(2, 1, user | {"HOROVOD_RANK": "9", "CUDA_VISIBLE_DEVICES": "5"})
     assert found["OMP_NUM_THREADS"] == "3"
     assert found["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert found["HOROVOD_GLOO_IFACE"] == "ib1"
     assert found["HOROVOD_RANK"] == "1"
     assert found["CUDA_VISIBLE_DEVICES"] == "0"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner import GpuError
+from horovod_runner import GpuError, LaunchError
 from horovod_runner.topology import Offer, assign, describe, ranks_text
 
 
@@ -83,6 +83,14 @@ def test_gpus_demanded_on_a_host_without_any_are_named() -> None:
 def test_gpu_and_cpu_hosts_do_not_mix() -> None:
     with pytest.raises(GpuError, match=r"those on host-b on CPUs"):
         assign([offer(0, "a", host_gpus=("0",)), offer(1, "b")])
+
+
+def test_a_host_that_the_others_cannot_reach_is_refused() -> None:
+    hidden = Offer(0, "a", "host-a", "127.0.0.1", "lo")
+    with pytest.raises(LaunchError, match=r"host-a .*127\.0\.0\.1.* 1 other .*spark\.driver\.host"):
+        assign([hidden, offer(1, "b")])
+    # Containers that share one machine's network are hosts to each other, and reach each other so.
+    assert len(assign([hidden, Offer(1, "b", "host-b", "127.0.0.1", "lo")])) == 2
 
 
 def test_the_table_names_every_rank() -> None:

@@ -1,0 +1,106 @@
+"""A driver on a host of its own, which runs what a test sends it.
+
+The test's end is :class:`Driver`; at the other, ``python -m tests.hosts.drive DESCRIPTOR``, is the
+Spark session. Between them is a pair of sockets, which no namespace parts.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from tests.hosts.network import Host
+
+
+class Driver:
+    """A process with a Spark session; use it as a context.
+
+    Args:
+        host: where it runs.
+        folder: for its log.
+        conf: the session's.
+    """
+
+    def __init__(self, host: Host, folder: Path, conf: dict[str, str]) -> None:
+        self._log = folder / "driver.log"
+        self._connection, other_end = Pipe()
+        descriptor = other_end.fileno()
+        with other_end, self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*host.enter, sys.executable, "-m", "tests.hosts.drive", str(descriptor)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                pass_fds=[descriptor],
+            )
+        self._connection.send(conf)
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()  # it then ends by itself, and its coverage is kept
+        try:
+            self._process.wait(timeout=30)
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def start(self, np: int, main: Callable[..., Any], **options: Any) -> None:
+        """Begin a run of ``main``, a function of a module."""
+        self._connection.send((np, main, options))
+
+    def wait_for(self, text: str) -> None:
+        """Wait until the run that was started prints a text."""
+        while text not in self._log.read_text():
+            assert not self._connection.poll(0.1), self.result()  # a log file offers no event
+
+    def result(self) -> tuple[Any, str]:
+        """Wait for the end of the run: its value, and the text of what it raised."""
+        try:
+            value, error = self._connection.recv()
+        except EOFError:
+            raise AssertionError(f"the driver died:\n{self._log.read_text()[-3000:]}") from None
+        return value, error
+
+    def run(self, np: int, main: Callable[..., Any], **options: Any) -> Any:
+        """The value of ``main`` on rank 0."""
+        self.start(np, main, **options)
+        value, error = self.result()
+        assert not error, error
+        return value
+
+    def error(self, np: int, main: Callable[..., Any], **options: Any) -> str:
+        """The text of the error with which a run of ``main`` ends."""
+        self.start(np, main, **options)
+        value, error = self.result()
+        assert error, f"the run returned {value!r}"
+        return error
+
+
+def _serve(connection: Connection) -> None:
+    """Run what comes until the other end closes."""
+    from pyspark.sql import SparkSession
+
+    from horovod_runner import HorovodRunner
+
+    spark = SparkSession.builder.config(map=connection.recv()).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    while True:
+        np, main, options = connection.recv()
+        value, error = None, ""
+        try:
+            value = HorovodRunner(np=np, spark=spark, **options).run(main)
+        except Exception as raised:
+            error = f"{type(raised).__name__}: {raised}\n{raised.__cause__ or ''}"
+        connection.send((value, error))
+
+
+if __name__ == "__main__":
+    with suppress(EOFError), Connection(int(sys.argv[1])) as own_end:
+        _serve(own_end)

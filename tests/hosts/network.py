@@ -1,0 +1,185 @@
+"""Hosts on one machine: network namespaces, each with a hostname of its own, on one switch.
+
+    driver  eth0 10.77.0.1  --+        +-- eth0 10.77.0.11 host-a
+                              | switch |
+    master  eth0 10.77.0.2  --+        +-- eth0 10.77.0.12 host-b
+
+Each host also has what a choice of interface can fall for: ``docker0`` with the same address
+everywhere, IPv6 beside IPv4, and a name that leads it to itself, 127.0.1.1, as Debian sets it up.
+
+The namespaces have no names. They end with their last process, and those end with this one: nothing
+is left for a later run to stumble upon.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+ADDRESSES = {
+    "driver": "10.77.0.1",
+    "master": "10.77.0.2",
+    "host-a": "10.77.0.11",
+    "host-b": "10.77.0.12",
+}
+NOWHERE = "10.99.0.1"  # every host's own docker0
+_TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
+_NAMESPACES = ("--net", "--uts", "--mount")
+# The host's first process says that all is set up, and waits for this one's end.
+_INIT = """
+hostname "$1" && mount --bind "$2" /etc/hosts && mount -t sysfs sysfs /sys && ip link set lo up \
+    && echo ready && exec cat
+"""
+
+
+def missing() -> str:
+    """Why this machine cannot have such hosts; empty if it can."""
+    absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
+    if absent:
+        return f"no {', '.join(absent)} on PATH: install iproute2 and util-linux"
+    tried = subprocess.run(
+        ["unshare", *_NAMESPACES, "sh", "-c", "mount -t sysfs sysfs /sys"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if tried.returncode:
+        return f"network namespaces are not allowed here (root may): {tried.stderr.strip()}"
+    return ""
+
+
+class Host:
+    """A network namespace with a hostname and an ``/etc/hosts``.
+
+    Args:
+        name: its hostname.
+        names: its ``/etc/hosts``.
+    """
+
+    def __init__(self, name: str, names: Path) -> None:
+        self.name = name
+        self._init = subprocess.Popen(
+            ["unshare", *_NAMESPACES, "sh", "-c", _INIT, "sh", name, str(names)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._init.pid
+        assert self._init.stdout is not None
+        if not self._init.stdout.readline():
+            _, said = self._init.communicate()
+            raise RuntimeError(f"host {name} could not be set up: {said}")
+        self._namespace = os.readlink(f"/proc/{self.pid}/ns/net")
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """What stands before a command to run it here, and to end it with who started it."""
+        nsenter = ("nsenter", f"--target={self.pid}", *_NAMESPACES, "--wd=.")
+        return (*nsenter, "setpriv", "--pdeathsig=KILL")
+
+    def ip(self, command: str) -> None:
+        """Run ``ip`` here."""
+        done = subprocess.run(
+            [*self.enter, "ip", *command.split()], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"ip {command} on {self.name}: {done.stderr.strip()}")
+
+    @contextmanager
+    def losing(self, address: str, ports: str) -> Iterator[None]:
+        """Lose what is sent to an address's TCP ports, as behind a firewall that drops."""
+        rule = f"to {address} ipproto tcp dport {ports} lookup 99"
+        self.ip(f"route add {address} dev docker0 table 99")
+        self.ip(f"neighbour add {address} lladdr 02:00:00:00:00:01 dev docker0")
+        self.ip(f"rule add {rule}")
+        try:
+            yield
+        finally:
+            self.ip(f"rule del {rule}")
+
+    def processes(self) -> list[psutil.Process]:
+        """All that runs here, its first process apart."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(OSError, psutil.Error):
+                here = os.readlink(f"/proc/{process.pid}/ns/net") == self._namespace
+                if here and process.pid != self.pid:
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        """End all that runs here; the namespaces go with it."""
+        while left := self.processes():
+            for process in left:
+                with suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1)
+        self._init.communicate()
+
+
+class Network:
+    """The hosts and the switch between them; use it as a context.
+
+    Args:
+        folder: for the hosts' ``/etc/hosts``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._all: list[Host] = []
+
+    def __enter__(self) -> Network:
+        try:
+            self._switch = self._add("switch")
+            self._switch.ip("link add br0 type bridge")
+            self._switch.ip("link set br0 up")
+            self.driver, self.master, *self.workers = map(self._plug_in, ADDRESSES)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the hosts and all that runs on them."""
+        while self._all:
+            self._all.pop().close()
+
+    def _add(self, name: str) -> Host:
+        names = self._folder / f"{name}.hosts"
+        lines = ["127.0.0.1 localhost", "::1 localhost", f"127.0.1.1 {name}"]
+        for other, address in ADDRESSES.items():
+            if other != name:
+                lines += [f"{_ipv6(address)} {other}", f"{address} {other}"]
+        names.write_text("\n".join(lines) + "\n")
+        self._all.append(Host(name, names))
+        return self._all[-1]
+
+    def _plug_in(self, name: str) -> Host:
+        host = self._add(name)
+        host.ip("link add docker0 type bridge")
+        host.ip(f"address add {NOWHERE}/24 dev docker0")
+        host.ip("link set docker0 up")
+        self._switch.ip(f"link add name {name} type veth peer name eth0 netns {host.pid}")
+        self._switch.ip(f"link set dev {name} master br0 up")
+        host.ip(f"address add {ADDRESSES[name]}/24 dev eth0")
+        host.ip(f"address add {_ipv6(ADDRESSES[name])}/64 dev eth0 nodad")
+        host.ip("link set eth0 up")
+        return host
+
+    def unplug(self, host: Host) -> None:
+        """Cut a host's cable at the switch: what is sent is lost, and nobody is told."""
+        self._switch.ip(f"link set dev {host.name} down")
+
+
+def _ipv6(address: str) -> str:
+    return f"fd00:77::{address.rpartition('.')[2]}"

@@ -1,0 +1,179 @@
+"""Several hosts: what only a network between the ranks can show."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import psutil
+import pytest
+
+from horovod_runner import log_to_driver
+from tests.cluster.standalone import Place, StandaloneCluster
+from tests.hosts.drive import Driver
+from tests.hosts.network import ADDRESSES, NOWHERE, Network, missing
+
+pytestmark = [pytest.mark.hosts, pytest.mark.spark, pytest.mark.horovod]
+
+_SPARK_PORT, _BLOCK_PORT = 20001, 20002
+
+
+@pytest.fixture(scope="module")
+def network(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Network]:
+    if not request.config.getoption("--hosts"):
+        pytest.skip("needs --hosts")
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    with Network(tmp_path_factory.mktemp("network")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def start_driver(
+    network: Network, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., AbstractContextManager[Driver]]]:
+    """Starts drivers with settings of their own; two fit beside each other."""
+    workers = [Place(ADDRESSES[host.name], host.enter, cores=4) for host in network.workers]
+    master = Place(ADDRESSES["master"], network.master.enter)
+    with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers, master) as cluster:
+
+        def start(settings: dict[str, str]) -> Driver:
+            conf = {
+                "spark.master": cluster.master,
+                "spark.cores.max": "4",
+                "spark.executor.cores": "2",
+                "spark.executor.memory": "1g",
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                **settings,
+            }
+            return Driver(network.driver, tmp_path_factory.mktemp("driver"), conf)
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def driver(start_driver: Callable[..., AbstractContextManager[Driver]]) -> Iterator[Driver]:
+    settings = {
+        "spark.driver.host": ADDRESSES["driver"],
+        "spark.driver.port": str(_SPARK_PORT),
+        "spark.driver.blockManager.port": str(_BLOCK_PORT),
+    }
+    with start_driver(settings) as started:
+        yield started
+
+
+def meet() -> list[dict[str, Any]]:
+    """What every rank sees, in rank order."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    total = hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum)
+    connections = psutil.Process().net_connections("tcp")
+    interfaces = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    own = {
+        "host": socket.gethostname(),
+        "place": (hvd.rank(), hvd.local_rank(), hvd.cross_rank()),
+        "sizes": (hvd.size(), hvd.local_size(), hvd.cross_size()),
+        "total": float(total),
+        "interfaces": {os.environ[name] for name in interfaces},
+        "addresses": {c.laddr.ip for c in connections if c.status == psutil.CONN_ESTABLISHED},
+    }
+    gathered: list[dict[str, Any]] = hvd.allgather_object(own)
+    return gathered
+
+
+def check(seen: list[dict[str, Any]]) -> None:
+    hosts = [rank["host"] for rank in seen]
+    assert sorted(hosts) == ["host-a", "host-a", "host-b", "host-b"]
+    assert hosts[0] == hosts[1]
+    assert [rank["place"] for rank in seen] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
+    for rank in seen:
+        assert rank["sizes"] == (4, 2, 2)
+        assert rank["total"] == 1 + 2 + 3 + 4
+        assert rank["interfaces"] == {"eth0"}
+        assert rank["addresses"] == {ADDRESSES[rank["host"]]}
+
+
+def test_ranks_of_a_host_are_neighbours_and_meet_on_the_interface_that_leads_to_the_others(
+    driver: Driver,
+) -> None:
+    check(driver.run(4, meet))
+
+
+def reduce_with_ddp() -> tuple[float, str]:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.ones(1) * (dist.get_rank() + 1)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return float(total), os.environ["MASTER_ADDR"]
+
+
+def test_ddp_code_runs_over_both_hosts(driver: Driver) -> None:
+    total, address = driver.run(4, reduce_with_ddp)
+    assert total == 1 + 2 + 3 + 4
+    assert address in (ADDRESSES["host-a"], ADDRESSES["host-b"])
+
+
+def test_a_driver_is_found_by_a_name_that_leads_itself_to_its_loopback(
+    start_driver: Callable[..., AbstractContextManager[Driver]],
+) -> None:
+    settings = {"spark.driver.host": "driver", "spark.driver.bindAddress": "0.0.0.0"}
+    with start_driver(settings) as driver:
+        check(driver.run(4, meet))
+
+
+def test_a_driver_host_that_no_executor_reaches_is_named(
+    start_driver: Callable[..., AbstractContextManager[Driver]],
+) -> None:
+    with start_driver({"spark.driver.host": NOWHERE}) as driver:
+        error = driver.error(4, meet, slot_timeout=1)
+    assert "asks for 4 slot(s)" in error
+    assert f"spark.driver.host={NOWHERE}" in error
+
+
+def test_a_firewall_that_lets_spark_alone_through_is_told(driver: Driver, network: Network) -> None:
+    with ExitStack() as firewalls:
+        for host in network.workers:
+            firewalls.enter_context(host.losing(ADDRESSES["driver"], f"{_BLOCK_PORT + 1}-65534"))
+        error = driver.error(4, meet)
+    assert f"the driver did not answer at {ADDRESSES['driver']}:" in error
+    assert "firewall" in error
+    check(driver.run(4, meet))
+
+
+def train_for_ever() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    weights = torch.ones(1000)
+    for step in range(1 << 40):
+        hvd.allreduce(weights, name="weights")
+        if step == 100 and hvd.rank() == 0:
+            log_to_driver("in the middle of the training")
+
+
+def test_a_host_that_goes_silent_ends_the_run_which_names_it(
+    driver: Driver, network: Network
+) -> None:
+    """The last one here: Spark does not use that host again."""
+    lost = network.workers[1]
+    driver.start(4, train_for_ever)
+    driver.wait_for("in the middle of the training")
+    network.unplug(lost)
+    _, error = driver.result()
+    assert lost.name in error
+    found = [process for host in network.workers for process in host.processes()]
+    ranks = [process for process in found if "horovod_runner.worker" in process.cmdline()]
+    assert psutil.wait_procs(ranks, timeout=15)[1] == []
