@@ -10,7 +10,7 @@ import zmq
 
 from horovod_runner import rank
 from horovod_runner.channel import ChannelAddress
-from horovod_runner.job import make_job
+from horovod_runner.job import Job
 
 
 def test_a_rank_that_never_reaches_the_driver_does_not_wait_for_it_twice(
@@ -18,17 +18,7 @@ def test_a_rank_that_never_reaches_the_driver_does_not_wait_for_it_twice(
 ) -> None:
     monkeypatch.setattr(rank, "REACH_SECONDS", 0.1)
     monkeypatch.setattr(rank, "_DRAIN_SECONDS", math.inf)
-    job = make_job(
-        print,
-        {},
-        size=2,
-        environment={},
-        gpus_per_rank=0,
-        gpu_pinning="current",
-        stream_output=False,
-        ship_modules=(),
-        warn_bytes=1 << 20,
-    )
+    job = Job("test", 2, b"", gpus_per_rank=0)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         port = silent.getsockname()[1]
