@@ -39,9 +39,11 @@ test-main: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/hosts --hosts --cov --cov-append
 	$(MAIN)/bin/coverage report --fail-under=90
 
-# Another Spark, pandas, NumPy and Arrow: what depends on them.
+# Another Spark, pandas, NumPy and Arrow: what depends on them; and Spark Connect, whose server
+# pyspark's own package has from 4.0 on.
 test-latest: $(LATEST)/.ready
 	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract
+	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract tests/connect --connect
 
 format: $(MAIN)/.ready
 	$(MAIN)/bin/ruff check --fix .
@@ -64,6 +66,6 @@ $(MAIN)/.ready: setup.cfg constraints/petastorm.txt horovod_runner/horovod_sourc
 $(LATEST)/.ready: setup.cfg constraints/latest.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(LATEST)
 	$(LATEST)/bin/pip install --quiet --constraint constraints/latest.txt \
-		--editable '.[spark,torch,tensorflow,build,examples,dev]'
+		--editable '.[spark,connect,torch,tensorflow,build,examples,dev]'
 	$(LATEST)/bin/horovod-runner install
 	touch $@

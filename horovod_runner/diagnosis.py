@@ -48,6 +48,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         numpy = sys.modules.get("numpy")
         if numpy is not None and isinstance(obj, numpy.ndarray) and obj.nbytes > MAX_BYTES:
             raise RefusedError(f"{bytes_text(obj.nbytes)}, and a task can be sent 2 GB")
+        if type(obj).__module__.startswith("pyspark.sql.connect."):
+            # They pickle, as references to a session that no rank has.
+            raise RefusedError("it belongs to this process's connection to Spark")
         return super().reducer_override(obj)
 
 

@@ -85,6 +85,8 @@ class Driver:
             self._channel = channel
             self._wake = channel.wake
             launch = self._launcher.launch(self._job, channel.address, channel.wake)
+            if launch.start_seconds is not None:
+                self._deadline = time.monotonic() + launch.start_seconds
             try:
                 self._listen(launch)
                 self._settle(launch)
@@ -191,7 +193,8 @@ class Driver:
         self._hellos[task] = hello
         self._channel.send(task, messages.Welcome())
         if len(self._hellos) < self._job.size:
-            self._deadline = self._deadline or time.monotonic() + _GATHER_SECONDS
+            if len(self._hellos) == 1 and not self._failed:
+                self._deadline = time.monotonic() + _GATHER_SECONDS
             return
         self._deadline = None
         try:
@@ -251,6 +254,12 @@ class Driver:
             ranks = topology.ranks_text(list((self._failed or self._felt).values()))
             self._stop(f"{ranks} failed")
             return
+        if not self._hellos:
+            self._problem = launch.not_started()
+            if self._problem is not None:
+                self._stop("no task started in time")  # for those that yet come
+                launch.cancel()
+            return
         missing = sorted(set(range(self._job.size)) - set(self._hellos))
         self._problem = LaunchError(
             f"{len(missing)} of {self._job.size} tasks did not report within "
@@ -292,6 +301,8 @@ class Driver:
         """End a run that the caller gave up; all ranks are gone when this returns."""
         self._stop("the driver gave the run up")
         self._deadline = None
+        if not self._hellos:
+            launch.cancel()  # there is nobody to hear the above
         self._listen(launch, until=time.monotonic() + _STOP_SECONDS)
         if not launch.finished:
             launch.cancel()

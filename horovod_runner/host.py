@@ -49,6 +49,16 @@ def address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def is_own(name: str) -> bool:
+    """Whether an IPv4 address, or a name of one, is this host's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((name, 0))
+        except OSError:
+            return False
+    return True
+
+
 def interface_of(address: str) -> str:
     """The network interface that has an IPv4 address.
 

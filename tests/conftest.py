@@ -44,6 +44,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--hosts", action="store_true", help="run the tests over several hosts; takes root"
     )
+    parser.addoption(
+        "--connect",
+        action="store_true",
+        help="run the Spark tests through a Spark Connect server",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -51,31 +56,35 @@ def spark(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SparkSession]:
     """A session with four slots: ``local[4]``, or two executors of two slots each."""
+    with contextlib.ExitStack() as stack:
+        master, conf = "local[4]", {}
+        if request.config.getoption("--cluster"):
+            from tests.cluster.standalone import CONF, StandaloneCluster
+
+            folder = tmp_path_factory.mktemp("cluster")
+            master, conf = stack.enter_context(StandaloneCluster(folder)).master, CONF
+        if request.config.getoption("--connect"):
+            from tests.connect.server import ConnectServer
+
+            folder = tmp_path_factory.mktemp("connect")
+            session = stack.enter_context(ConnectServer(folder, master, conf)).session()
+        else:
+            session = _classic_session(master, conf)
+        yield session
+        session.stop()
+
+
+def _classic_session(master: str, conf: dict[str, str]) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.config("spark.ui.enabled", "false").config(
-        "spark.ui.showConsoleProgress", "false"
-    )
-    if not request.config.getoption("--cluster"):
-        session = builder.master("local[4]").getOrCreate()
-        session.sparkContext.setLogLevel("OFF")
-        yield session
-        session.stop()
-        return
-    from tests.cluster.standalone import StandaloneCluster
-
-    with StandaloneCluster(tmp_path_factory.mktemp("cluster")) as cluster:
-        session = (
-            builder.master(cluster.master)
-            .config("spark.executor.cores", "2")
-            .config("spark.executor.memory", "1g")
-            .config("spark.executor.resource.gpu.amount", "2")
-            .config("spark.task.resource.gpu.amount", "1")
-            .getOrCreate()
-        )
-        session.sparkContext.setLogLevel("OFF")
-        yield session
-        session.stop()
+    builder = SparkSession.builder.master(master)
+    builder = builder.config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
 
 
 class Ranks:
@@ -87,7 +96,24 @@ class Ranks:
 
     @property
     def on_cluster(self) -> bool:
-        return self.spark is not None and not self.spark.sparkContext.master.startswith("local")
+        return self.spark is not None and not self.master.startswith("local")
+
+    @property
+    def on_connect(self) -> bool:
+        return self.spark is not None and type(self.spark).__module__.startswith(
+            "pyspark.sql.connect"
+        )
+
+    @property
+    def url(self) -> str:
+        """The Connect server's."""
+        assert self.spark is not None
+        return f"sc://{self.spark.client._builder.endpoint}"
+
+    @property
+    def master(self) -> str:
+        assert self.spark is not None
+        return str(self.spark.conf.get("spark.master"))
 
     def runner(self, size: int, **options: Any) -> HorovodRunner:
         # The cluster's GPUs are simulated: only the tests about them may see them.
@@ -106,8 +132,8 @@ class Ranks:
 def ranks(request: pytest.FixtureRequest) -> Ranks:
     """Each test with this runs once on either launcher."""
     if request.param == "local":
-        if request.config.getoption("--cluster"):
-            pytest.skip("the local launcher needs no cluster")
+        if request.config.getoption("--cluster") or request.config.getoption("--connect"):
+            pytest.skip("the local launcher needs no Spark")
         return Ranks("local", None)
     return Ranks("spark", request.getfixturevalue("spark"))
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from horovod_runner.channel import ChannelAddress
-from horovod_runner.errors import LaunchError
+from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.job import Job, Outcome
 
 
@@ -23,7 +23,17 @@ class TaskLostError(LaunchError):
 
 
 class Launch(Protocol):
-    """One launch of all ranks, under way."""
+    """One launch of all ranks, under way.
+
+    Attributes:
+        start_seconds: how long all tasks may be silent at first before :meth:`not_started` is
+            asked; None: for ever.
+    """
+
+    start_seconds: float | None
+
+    def not_started(self) -> HorovodRunnerError | None:
+        """Why no task has said hello yet; None where the tasks run."""
 
     @property
     def finished(self) -> bool:

@@ -29,6 +29,8 @@ class LocalLauncher:
 class LocalLaunch:
     """The ranks of one run on this machine."""
 
+    start_seconds: float | None = None
+
     def __init__(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> None:
         self._job = job
         self._address = address
@@ -52,6 +54,9 @@ class LocalLaunch:
         outcome = run_rank(self._job, self._address, here)
         self._outcomes.append(outcome)
         self._wake()
+
+    def not_started(self) -> None:
+        """Threads start at once."""
 
     @property
     def finished(self) -> bool:

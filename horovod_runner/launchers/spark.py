@@ -3,7 +3,8 @@
 ``range(size).mapInArrow(task, barrier=True)`` starts all tasks together, and carries each one's
 outcome back as a row over Spark's own authenticated connections. A task never raises for what its
 rank does: it returns the outcome, so Spark has nothing to retry. Only DataFrame calls that Spark
-Connect has too; what needs the JVM is marked and guarded.
+Connect has too; what needs the JVM is marked and guarded, and what Connect needs is in
+:mod:`~horovod_runner.launchers.connect`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ import msgspec
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
-from horovod_runner.launchers import TaskLostError
+from horovod_runner.launchers import TaskLostError, connect
+from horovod_runner.launchers.connect import conf_of
 from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _STARTUP_SECONDS = 30.0  # how long a new application's executors may take to register
 _PROGRESS_SECONDS = 5.0
+_FIRST_TASK_SECONDS = 60.0
 _OUTCOME_SCHEMA = "outcome binary"
 # "...barrier task ResultTask(7, 3) finished unsuccessfully.\nExecutorLostFailure (executor 1 ..."
 _LOST_TASK = re.compile(
@@ -66,14 +69,17 @@ class SparkLauncher:
         self._slot_timeout = slot_timeout
         self._notice = notice
         self._cancelled = cancelled
-        self._master = _conf(spark, "spark.master") or ""
+        self._master = conf_of(spark, "spark.master") or ""
         self._is_local = self._master.startswith("local") and "cluster" not in self._master
-        driver_host = _conf(spark, "spark.driver.host")
-        self.channel_host = "127.0.0.1" if self._is_local else driver_host or "127.0.0.1"
+        self._is_connect = _spark_context(spark) is None
+        named = None if self._is_local else conf_of(spark, "spark.driver.host")
+        self.channel_host = named or "127.0.0.1"
+        if self._is_connect:
+            self.channel_host = connect.driver_host(spark, self.channel_host)
 
     def slots(self, size: int) -> int:
         """See :class:`~horovod_runner.launchers.Launcher`."""
-        dynamic = _conf(self._spark, "spark.dynamicAllocation.enabled") or ""
+        dynamic = conf_of(self._spark, "spark.dynamicAllocation.enabled") or ""
         if dynamic.lower() == "true" and not self._is_local:
             raise SlotError(
                 "spark.dynamicAllocation.enabled is true, and Spark starts no barrier job under "
@@ -82,8 +88,9 @@ class SparkLauncher:
             )
         deadline = time.monotonic() + self._patience()
         said = time.monotonic()
+        count = connect.count_slots if self._is_connect else _count_slots
         while True:
-            there = _count_slots(self._spark)
+            there = count(self._spark)
             if there is None:
                 return self._unknown_slots(size)
             if there >= max(1, size):
@@ -93,7 +100,8 @@ class SparkLauncher:
             if time.monotonic() - said > _PROGRESS_SECONDS:
                 said = time.monotonic()
                 self._notice(f"waiting for slots: {there} of {max(1, size)}")
-            if self._cancelled.wait(0.2):  # Spark offers no event for executors that come
+            # Spark offers no event for executors that come.
+            if self._cancelled.wait(1.0 if self._is_connect else 0.2):
                 raise CancelledError("the run was cancelled while it waited for slots")
 
     def _patience(self) -> float:
@@ -101,7 +109,9 @@ class SparkLauncher:
             return self._slot_timeout
         if self._is_local:
             return 0.0
-        return max(0.0, _STARTUP_SECONDS - _application_age(self._spark))
+        started = conf_of(self._spark, "spark.app.startTime")
+        age = time.time() - int(started) / 1000 if started else _STARTUP_SECONDS
+        return min(_STARTUP_SECONDS, max(0.0, _STARTUP_SECONDS - age))
 
     def _unknown_slots(self, size: int) -> int:
         if size == 0:
@@ -109,12 +119,9 @@ class SparkLauncher:
         return size
 
     def _too_few(self, size: int, there: int) -> SlotError:
-        per_task = _conf(self._spark, "spark.task.cpus") or "1"
-        gpus = _conf(self._spark, "spark.task.resource.gpu.amount")
-        need = f"spark.task.cpus={per_task}" + (
-            f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
-        )
-        if self._is_local:
+        if self._is_local and self._is_connect:
+            advice = f"start the Connect server with --master 'local[{size}]'"
+        elif self._is_local:
             advice = (
                 f'start the session with master("local[{size}]"), '
                 f"or spark-submit with --master 'local[{size}]'"
@@ -131,20 +138,40 @@ class SparkLauncher:
                 )
         return SlotError(
             f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self._master} has "
-            f"{there}. A slot is what one task takes: {need}. Lower np, or {advice}."
+            f"{there}. A slot is what one task takes: {self._need()}. Lower np, or {advice}."
+        )
+
+    def _need(self) -> str:
+        gpus = conf_of(self._spark, "spark.task.resource.gpu.amount")
+        return f"spark.task.cpus={conf_of(self._spark, 'spark.task.cpus') or '1'}" + (
+            f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
         )
 
     def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> SparkLaunch:
         """Start the barrier job in a thread of its own."""
-        threads = _conf(self._spark, "spark.executorEnv.OMP_NUM_THREADS")
+        threads = conf_of(self._spark, "spark.executorEnv.OMP_NUM_THREADS")
         if threads is not None:
             # Spark sets this variable in every task; that the user did shows here alone.
             job = replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
-        return SparkLaunch(self._spark, job, address, wake, echo=not self._is_local)
+        if not self._is_connect:
+            return SparkLaunch(self._spark, job, address, wake, echo=not self._is_local)
+        seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
+        late = SlotError(
+            f"np={job.size}: Spark has started no task within {seconds:.0f} s. It starts all tasks "
+            f"of a barrier job together: {self._master} has fewer than {job.size} free slots, "
+            f"because it is too small or because other jobs hold them. A slot is what one task "
+            f"takes: {self._need()}. Lower np, add executors or cores, or raise slot_timeout "
+            "to wait longer."
+        )
+        return ConnectLaunch(
+            self._spark, job, address, wake, echo=not self._is_local, late=late, seconds=seconds
+        )
 
 
 class SparkLaunch:
     """One barrier job under way."""
+
+    start_seconds: float | None = None  # a SparkContext counts the slots exactly: they are there
 
     def __init__(
         self,
@@ -170,14 +197,16 @@ class SparkLaunch:
         try:
             self._name_job()
             self._outcomes = [
-                msgspec.msgpack.decode(bytes(row.outcome), type=Outcome)
-                for row in self._job_frame().collect()
+                msgspec.msgpack.decode(bytes(row.outcome), type=Outcome) for row in self._collect()
             ]
         except BaseException as error:
             self._error = error
         finally:
             self._done.set()
             self._wake()
+
+    def _collect(self) -> list[Any]:
+        return self._job_frame().collect()  # type: ignore[no-any-return]
 
     def _job_frame(self) -> DataFrame:
         """The barrier job as a DataFrame; nothing runs yet."""
@@ -187,10 +216,13 @@ class SparkLaunch:
             return tasks.mapInArrow(self._task, _OUTCOME_SCHEMA, barrier=True)
 
     def _name_job(self) -> None:
-        context = _spark_context(self._spark)
-        if context is not None:
-            text = f"HorovodRunner np={self._job.size}"
-            context.setJobGroup(self._job.run_id, text, interruptOnCancel=True)
+        text = f"HorovodRunner np={self._job.size}"
+        context = self._spark.sparkContext
+        context.setJobGroup(self._job.run_id, text, interruptOnCancel=True)
+
+    def not_started(self) -> LaunchError | SlotError | None:
+        """See :class:`~horovod_runner.launchers.Launch`."""
+        return None
 
     @property
     def finished(self) -> bool:
@@ -208,6 +240,8 @@ class SparkLaunch:
             return self._outcomes
         # Spark's own text is a hundred lines of Java: for the log, not for the error.
         _log.debug("Spark ended the job of run %s", self._job.run_id, exc_info=self._error)
+        if isinstance(self._error, LaunchError):
+            raise self._error
         lost = _LOST_TASK.search(str(self._error))
         if lost:
             raise TaskLostError(int(lost["task"]), f"Spark says: {lost['reason'].strip()}.")
@@ -217,9 +251,62 @@ class SparkLaunch:
 
     def cancel(self) -> None:
         """Cancel the Spark job; Spark then kills its tasks, and the workers go with them."""
-        context = _spark_context(self._spark)
-        if context is not None:
-            context.cancelJobGroup(self._job.run_id)
+        self._spark.sparkContext.cancelJobGroup(self._job.run_id)
+
+
+class ConnectLaunch(SparkLaunch):
+    """One barrier job that a Connect server runs for this process.
+
+    Args:
+        late: what to say if no task has started within ``seconds``.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        *,
+        echo: bool,
+        late: SlotError,
+        seconds: float,
+    ) -> None:
+        self.start_seconds = seconds
+        self._late = late
+        self._tag = f"horovod_runner-{job.run_id}"
+        self._tags = {*spark.getTags(), self._tag}
+        self._progress = connect.TaskProgress(spark, job.size)
+        super().__init__(spark, job, address, wake, echo=echo)
+        endpoint = connect.server_endpoint(spark)
+        if endpoint is not None:
+            connect.Lookout(endpoint, self._done, self._lost_server)
+
+    def _name_job(self) -> None:
+        for tag in self._tags:  # a tag belongs to the thread that sets it
+            self._spark.addTag(tag)
+
+    def _collect(self) -> list[Any]:
+        with self._progress:
+            return super()._collect()
+
+    def _lost_server(self, error: LaunchError) -> None:
+        self._error = error
+        self._done.set()
+        self._wake()
+
+    def not_started(self) -> SlotError | None:
+        """See :class:`~horovod_runner.launchers.Launch`."""
+        return self._late if self._progress.started is False else None
+
+    def cancel(self) -> None:
+        """Have the server cancel the job."""
+        # In a thread: of a server that does not answer the client asks again for ten minutes.
+        threading.Thread(target=self._interrupt, daemon=True).start()
+
+    def _interrupt(self) -> None:
+        with suppress(Exception):  # the session or the server has ended, and with it the job
+            self._spark.interruptTag(self._tag)
 
 
 def _run_task(
@@ -271,12 +358,10 @@ def find_session() -> SparkSession:
             "np above 0 runs on Spark, and pyspark is not installed: "
             "pip install horovod_runner[spark], or use np=-N for N ranks on this machine."
         ) from error
-    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
-
-
-def _conf(spark: SparkSession, name: str) -> str | None:
-    value = spark.conf.get(name, None)
-    return None if value is None else str(value)
+    try:
+        return SparkSession.active()
+    except Exception:  # none, and no class of its own for that in all versions
+        return SparkSession.builder.getOrCreate()
 
 
 def _spark_context(spark: SparkSession) -> Any:
@@ -300,13 +385,8 @@ def _count_slots(spark: SparkSession) -> int | None:
         return None
 
 
-def _application_age(spark: SparkSession) -> float:
-    context = _spark_context(spark)
-    return _STARTUP_SECONDS if context is None else time.time() - context.startTime / 1000
-
-
 def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
-    """Threads that share the caller's job properties (pool, description), where Spark has them."""
+    """Threads that share the caller's job properties (pool, description), where there are any."""
     if _spark_context(spark) is None:
         return threading.Thread
     from pyspark import InheritableThread
@@ -322,7 +402,7 @@ def _own_python(spark: SparkSession) -> Iterator[None]:
     one was not activated.
     """
     context = _spark_context(spark)
-    named = "PYSPARK_PYTHON" in os.environ or _conf(spark, "spark.pyspark.python")
+    named = "PYSPARK_PYTHON" in os.environ or conf_of(spark, "spark.pyspark.python")
     if context is None or named or not context.master.startswith("local"):
         yield
         return
@@ -340,14 +420,29 @@ def _explain(error: BaseException) -> str:
     if "No module named 'horovod_runner'" in text:
         return (
             "the executors' Python has no horovod_runner. Install it there (pip install "
-            "horovod_runner on every host), or name the Python that has it: PYSPARK_PYTHON, "
-            "spark.pyspark.python."
+            "horovod_runner on every host), or name the Python that has it: PYSPARK_PYTHON "
+            "(with Spark Connect, in the server's environment), spark.pyspark.python."
+        )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return (
+            "the executors run another minor version of Python than the "
+            f"{sys.version_info[0]}.{sys.version_info[1]} here, and PySpark wants the same. Name "
+            "one that fits by PYSPARK_PYTHON (with Spark Connect, in the server's environment), "
+            "or start this process with theirs."
+        )
+    closed = re.search(r'^\s*details = "(.*)"$', text, re.MULTILINE)
+    if closed:  # gRPC's own
+        return (
+            f"the connection to the Spark Connect server has ended: {closed.group(1)} "
+            "Was the session stopped?"
         )
     # Py4J's first line only says that something went wrong in the JVM.
     lines = [line.strip(": ") for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("An error occurred while calling")]
-    python_error = re.search(r"^(\w[\w.]*(Error|Exception): .*)$", text, re.MULTILINE)
     found = [(telling or [type(error).__name__])[0]]
-    if python_error and python_error.group(1) not in found[0]:
-        found.append(python_error.group(1))
-    return f"{'; '.join(found)}. The executors' logs in Spark's UI say more."
+    errors = re.findall(r"^(\w[\w.]*(?:Error|Exception): .*)$", text, re.MULTILINE)
+    of_python = [line for line in errors if not line.startswith(("org.", "java.", "py4j."))]
+    for line in of_python[-1:] or errors[:1]:
+        if line not in found[0]:
+            found.append(line)
+    return f"{'; '.join(found)} The executors' logs in Spark's UI say more."

@@ -20,6 +20,13 @@ from pathlib import Path
 import pyspark
 
 _START_SECONDS = 60.0
+# An application's: two executors of two slots each, which have a GPU each.
+CONF = {
+    "spark.executor.cores": "2",
+    "spark.executor.memory": "1g",
+    "spark.executor.resource.gpu.amount": "2",
+    "spark.task.resource.gpu.amount": "1",
+}
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,12 @@ def _only_with_the_option(request: pytest.FixtureRequest) -> None:
         pytest.skip("needs --cluster")
 
 
+@pytest.fixture
+def _classic(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--connect"):
+        pytest.skip("starts a session of its own, a classic one")
+
+
 def own_gpu() -> dict[str, Any]:
     shown = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     return {
@@ -74,13 +80,14 @@ def test_gpus_can_be_hidden(spark: SparkSession) -> None:
     assert runner.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == ""
 
 
+@pytest.mark.usefixtures("_classic")
 def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSession) -> None:
     script = textwrap.dedent(
         f"""
         from pyspark.sql import SparkSession
         from horovod_runner import HorovodRunner, SlotError
         spark = (
-            SparkSession.builder.master("{spark.sparkContext.master}")
+            SparkSession.builder.master("{spark.conf.get("spark.master")}")
             .config("spark.dynamicAllocation.enabled", "true")
             .config("spark.dynamicAllocation.shuffleTracking.enabled", "true")
             .config("spark.ui.enabled", "false")
@@ -99,6 +106,7 @@ def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSe
     assert "Set it to false" in done.stdout, done.stderr
 
 
+@pytest.mark.usefixtures("_classic")
 def test_executors_without_the_package_are_told_what_to_install(
     spark: SparkSession, tmp_path: Any
 ) -> None:

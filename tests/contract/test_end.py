@@ -68,16 +68,17 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
 def test_a_spark_job_that_is_cancelled_ends_all_ranks(ranks: Ranks) -> None:
     if ranks.spark is None:
         pytest.skip("has no Spark job")
-    context = ranks.spark.sparkContext
+    spark = ranks.spark
+    cancel_all = spark.interruptAll if ranks.on_connect else spark.sparkContext.cancelAllJobs
 
     def cancel() -> None:
-        thread = threading.Thread(target=context.cancelAllJobs)
+        thread = threading.Thread(target=cancel_all)
         thread.start()
         thread.join()
 
     with (
         contextlib.redirect_stdout(Calling("up", 2, cancel)),
-        pytest.raises(LaunchError, match="cancelled"),
+        pytest.raises(LaunchError, match=r"(?i)cancel|interrupt"),
     ):
         ranks.run(2, wait_for_ever)
     assert ranks.run(2, int) == 0
@@ -123,13 +124,13 @@ def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Sign
         pytest.skip("those who watch local ranks freeze with the driver")
     session = ""
     if ranks.spark is not None:
-        master = ranks.spark.sparkContext.master
-        if ranks.on_cluster:
+        if ranks.on_cluster and not ranks.on_connect:
             pytest.skip("the cluster's slots are taken by the session of the tests")
+        to = f"remote('{ranks.url}')" if ranks.on_connect else f"master('{ranks.master}')"
         session = textwrap.dedent(
             f"""
             from pyspark.sql import SparkSession
-            builder = SparkSession.builder.master("{master}")
+            builder = SparkSession.builder.{to}
             spark = builder.config("spark.ui.enabled", "false").getOrCreate()
             """
         )

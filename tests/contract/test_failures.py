@@ -129,14 +129,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
     ranks: Ranks, small_disk: Path
 ) -> None:
-    if ranks.on_cluster:
-        pytest.skip("the cluster's executors have their own idea of TMPDIR")
+    if ranks.on_cluster or ranks.on_connect:
+        pytest.skip("executors elsewhere have their own idea of TMPDIR")
     session = ""
     if ranks.spark is not None:
         session = textwrap.dedent(
             f"""
             from pyspark.sql import SparkSession
-            builder = SparkSession.builder.master("{ranks.spark.sparkContext.master}")
+            builder = SparkSession.builder.master("{ranks.master}")
             builder = builder.config("spark.ui.enabled", "false")
             builder = builder.config("spark.local.dir", "{tempfile.gettempdir()}")
             builder = builder.config("spark.driver.extraJavaOptions", "-XX:-UsePerfData")

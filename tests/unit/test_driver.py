@@ -25,6 +25,7 @@ class Launched:
     """A launcher that starts nothing, and the launch. Over when it is told so."""
 
     channel_host = "127.0.0.1"
+    start_seconds = None
 
     def __init__(self) -> None:
         self.address: SimpleQueue[ChannelAddress] = SimpleQueue()
@@ -45,6 +46,9 @@ class Launched:
     def outcomes(self) -> list[Outcome]:
         done = WorkerOutcome(True, 0, pickle.dumps("done"))
         return [Outcome(task, task, worker=done) for task in range(2)]
+
+    def not_started(self) -> None:
+        return
 
     def cancel(self) -> None:
         return

@@ -1,0 +1,143 @@
+"""A real Spark Connect server on this machine, from the pip package alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_START_SECONDS = 90.0
+_STOP_SECONDS = 30.0
+_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+class ConnectServer:
+    """The server as a child process, on a free port of 127.0.0.1; use it as a context.
+
+    Args:
+        folder: for its log and work files.
+        master: what it runs on.
+        conf: settings of Spark's.
+        environment: variables beside those of this process.
+
+    Attributes:
+        url: for ``SparkSession.builder.remote``.
+        port: where it listens.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        master: str = "local[4]",
+        conf: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._folder = folder
+        self._master = master
+        self._conf = {
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": "0",
+            "spark.ui.enabled": "false",
+            **(conf or {}),
+        }
+        self._environment = environment or {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        self.port = 0
+
+    @staticmethod
+    def there() -> bool:
+        """Whether the pip package brings the server: from pyspark 4.0 on it does."""
+        return any((Path(pyspark.__file__).parent / "jars").glob("spark-connect_*.jar"))
+
+    def __enter__(self) -> ConnectServer:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        home = Path(pyspark.__file__).parent
+        command = [str(home / "bin" / "spark-class"), "org.apache.spark.deploy.SparkSubmit"]
+        command += ["--class", _CLASS, "--master", self._master]
+        for name, value in self._conf.items():
+            command += ["--conf", f"{name}={value}"]
+        log = self._folder / "connect-server.log"
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "spark-internal"],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                env={
+                    **os.environ,
+                    "SPARK_HOME": str(home),
+                    "PYSPARK_PYTHON": sys.executable,
+                    "SPARK_LOCAL_IP": "127.0.0.1",
+                    # The checkout that is tested, as its own interpreter finds it.
+                    "PYTHONPATH": str(Path(__file__).parents[2]),
+                    **self._environment,
+                },
+                start_new_session=True,
+            )
+        self.port = int(self._await(log, r"Spark Connect server started at: \S+?:(\d+)"))
+        self.url = f"sc://127.0.0.1:{self.port}"
+
+    def _await(self, log: Path, pattern: str) -> str:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline and self._process.poll() is None:
+            match = re.search(pattern, log.read_text(errors="replace"))
+            if match:
+                return match.group(1)
+            time.sleep(0.1)  # a log file offers no event
+        raise RuntimeError(f"no {pattern!r} in {log}:\n{log.read_text(errors='replace')[-2000:]}")
+
+    def session(self) -> SparkSession:
+        """A session on this server."""
+        from pyspark.sql import SparkSession
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # pyspark's, about the newest pandas
+            return SparkSession.builder.remote(self.url).getOrCreate()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def close(self) -> None:
+        """Stop the server and all that it started; may be called twice."""
+        if self._process is None:
+            return
+        children: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        for child in children:  # Spark's Python daemon, in a process group of its own
+            with suppress(psutil.NoSuchProcess):
+                child.kill()

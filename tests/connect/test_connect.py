@@ -1,0 +1,222 @@
+"""What only Spark Connect does: a server between driver and executors, with an end of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from horovod_runner import CancelledError, HorovodRunner, LaunchError, SlotError
+from horovod_runner.launchers import connect
+from horovod_runner.launchers import spark as spark_launcher
+from tests.conftest import Ranks
+from tests.contract.test_end import Calling, wait_for_ever
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.fixture(autouse=True)
+def _only_with_the_option(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--connect"):
+        pytest.skip("needs --connect")
+
+
+def test_slots_are_counted_by_the_cores_that_have_registered(spark: SparkSession) -> None:
+    assert connect.count_slots(spark) == 4
+
+
+def test_a_server_that_says_how_to_cut_ranges_tells_no_slots(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.leafNodeDefaultParallelism", "17")
+    try:
+        assert connect.count_slots(spark) is None
+        with pytest.raises(SlotError, match="give np as a number"), pytest.warns():
+            HorovodRunner(np=0, spark=spark).run(print)
+    finally:
+        spark.conf.unset("spark.sql.leafNodeDefaultParallelism")
+
+
+def test_another_thread_finds_the_session(spark: SparkSession, ranks: Ranks) -> None:
+    values: list[Any] = []
+
+    def run() -> None:
+        values.append(HorovodRunner(np=1, gpus_per_rank=0).run(lambda: 6))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert values == [6]
+
+
+class Busy:
+    """Holds all slots of a cluster with somebody else's job."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._end = folder / "end"
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        folder, end = str(self._folder), str(self._end)
+
+        def task(batches: Iterator[Any]) -> Iterator[Any]:
+            import time
+
+            for _ in batches:
+                pass
+            Path(folder, f"busy-{os.getpid()}").touch()
+            while not os.path.exists(end):
+                time.sleep(0.1)
+            yield from ()
+
+        self._spark.range(0, 4, 1, 4).mapInArrow(task, "id long").collect()
+
+    def __enter__(self) -> Busy:
+        self._thread.start()
+        while len(list(self._folder.glob("busy-*"))) < 4:
+            self._thread.join(0.1)
+            assert self._thread.is_alive()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.touch()
+        self._thread.join()
+
+
+def test_slots_that_do_not_come_free_are_waited_for_so_long_and_told(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ranks.spark is not None
+    monkeypatch.setattr(spark_launcher, "_FIRST_TASK_SECONDS", 2.0)
+    trace = tmp_path / "trace"
+    with Busy(ranks.spark, tmp_path):
+        with pytest.raises(SlotError, match=r"np=2: Spark has started no task within 2 s.*np"):
+            ranks.run(2, trace.touch)
+        monkeypatch.undo()
+        runner = ranks.runner(2)
+        run = in_thread(lambda: runner.run(trace.touch))
+        while run.is_alive():
+            runner.cancel()
+            run.join(0.5)
+        assert isinstance(run.error, CancelledError)
+    assert ranks.run(4, int) == 0
+    assert not trace.exists()  # neither job started when the slots came free
+
+
+class in_thread(threading.Thread):  # noqa: N801 - reads as a call
+    """Calls a function in a thread that keeps its error."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self._function = function
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self.error = error
+
+
+def test_a_session_that_is_stopped_ends_its_run(ranks: Ranks) -> None:
+    from pyspark.sql import SparkSession
+
+    other = SparkSession.builder.remote(ranks.url).create()
+    runner = HorovodRunner(np=2, spark=other, gpus_per_rank=0)
+
+    def stop() -> None:
+        threading.Thread(target=other.stop).start()
+
+    with (
+        contextlib.redirect_stdout(Calling("up", 2, stop)),
+        pytest.raises(LaunchError, match=r"(?i)session was (closed|stopped)"),
+    ):
+        runner.run(wait_for_ever)
+
+
+def test_a_job_that_the_user_interrupts_ends_its_run(ranks: Ranks) -> None:
+    assert ranks.spark is not None
+    interrupt = ranks.spark.interruptTag
+    ranks.spark.addTag("the user's own")
+
+    def press() -> None:
+        threading.Thread(target=interrupt, args=["the user's own"]).start()
+
+    try:
+        with (
+            contextlib.redirect_stdout(Calling("up", 2, press)),
+            pytest.raises(LaunchError, match="OPERATION_CANCELED"),
+        ):
+            ranks.run(2, wait_for_ever)
+        assert ranks.spark.getTags() == {"the user's own"}
+    finally:
+        ranks.spark.removeTag("the user's own")
+
+
+def test_another_python_on_the_executors_is_told(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
+    with pytest.raises(LaunchError, match=r"another minor version of Python than the 3\.99 here"):
+        ranks.run(1, print)
+
+
+def test_a_server_that_is_killed_takes_its_ranks_along(ranks: Ranks, tmp_path: Path) -> None:
+    if ranks.on_cluster:
+        pytest.skip("the cluster's slots are taken by the server of the tests")
+    # In a process of its own: this one's client would ask for the server for ten minutes.
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import os
+            import sys
+            from pathlib import Path
+            from horovod_runner import HorovodRunner, LaunchError
+            from tests.connect.server import ConnectServer
+            from tests.contract.test_end import family
+
+            server = ConnectServer(Path(sys.argv[1])).__enter__()
+            print("server", server.pid, flush=True)
+            try:
+                HorovodRunner(np=2, spark=server.session()).run(family)
+            except LaunchError as error:
+                print(error, flush=True)
+            os._exit(0)
+            """
+        )
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as driver:
+        assert driver.stdout is not None
+        server = psutil.Process(int(driver.stdout.readline().split()[1]))
+        try:
+            lines = [driver.stdout.readline() for _ in range(2)]
+            processes = [psutil.Process(int(pid)) for line in lines for pid in line.split()[1:]]
+            processes += server.children(recursive=True)
+            server.kill()
+            _, alive = psutil.wait_procs(processes, timeout=15)
+            assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+            assert "has ended in the middle of the run" in driver.stdout.read()
+        finally:
+            driver.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server.kill()
