@@ -1,0 +1,276 @@
+"""What is sent to the sockets: noise, mutations of real traffic, and lies that keep to the grammar.
+
+Every generator draws from the random numbers that it is given alone: a failure fails again.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import msgspec
+
+from horovod_runner import frames
+
+# Where lengths and counts go wrong.
+_SIZES = (0, 1, 7, 8, 127, 128, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**63, 2**64)
+_NUMBERS = (0, 1, -1, 2, 3, 255, -128, 10**9, -(10**9), 2**31, 2**53, 2**63, 2**64 - 1, -(2**63))
+_TEXTS = ("", "x", "0", "stdout", "stderr", "\0", "\n", "\r", "\x1b[2J", "é", "\U0001f4a9", "a" * 9)
+
+
+def mutated(dice: random.Random, valid: bytes) -> bytes:
+    """Valid traffic with a few bytes changed, lost, doubled or moved."""
+    data = bytearray(valid)
+    for _ in range(dice.randint(1, 6)):
+        at = dice.randrange(len(data) + 1)
+        end = min(len(data), at + dice.choice((1, 1, 2, 4, 8, 64)))
+        match dice.randrange(7):
+            case 0 if at < len(data):
+                data[at] ^= 1 << dice.randrange(8)
+            case 1:
+                data[at:end] = dice.randbytes(end - at)
+            case 2:
+                del data[at:end]
+            case 3:
+                data[at:at] = data[at:end] * dice.choice((1, 2, 50))
+            case 4:
+                data[at:at] = dice.randbytes(dice.choice((1, 2, 8, 64)))
+            case 5:
+                data[at:end] = dice.choice((b"\xff", b"\0")) * (end - at)
+            case 6:
+                del data[at:]  # cut off
+    return bytes(data)
+
+
+def noise(dice: random.Random) -> bytes:
+    """Random bytes, mostly few."""
+    return dice.randbytes(dice.choice((0, 1, 2, 9, 10, 11, 64, dice.randrange(300), 3000)))
+
+
+# The message channel's wire: ZMTP 3.1 (rfc.zeromq.org/spec/37).
+
+_MECHANISMS = (b"CURVE", b"NULL", b"PLAIN", b"GSSAPI", b"", b"CURVE\0X", b"\xff" * 20, b"A" * 20)
+_COMMANDS = (b"HELLO", b"WELCOME", b"INITIATE", b"READY", b"ERROR", b"MESSAGE", b"PING", b"PONG")
+# What a port scanner tries: HTTP, TLS, SSH, Redis, and the two older ZMTPs.
+_OTHER_PROTOCOLS = (
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(100)),
+    b"SSH-2.0-OpenSSH_9.6\r\n",
+    b"*1\r\n$4\r\nINFO\r\n",
+    b"\x01\x00\x02\x00x",
+    b"\xff\0\0\0\0\0\0\0\x01\x7f\x01\x05\x00\x00",
+)
+
+
+def _greeting(dice: random.Random) -> bytes:
+    if dice.random() < 0.7:
+        version, mechanism, server = b"\x03\x01", b"CURVE", 0
+    else:
+        version = bytes((dice.choice((0, 1, 2, 3, 4, 255)), dice.choice((0, 1, 2, 255))))
+        mechanism, server = dice.choice(_MECHANISMS), dice.choice((0, 1, 2, 255))
+    signature = b"\xff" + dice.choice((bytes(7) + b"\x01", dice.randbytes(8))) + b"\x7f"
+    return signature + version + mechanism[:20].ljust(20, b"\0") + bytes([server]) + bytes(31)
+
+
+def _zmtp_frame(dice: random.Random) -> bytes:
+    name = dice.choice((*_COMMANDS, dice.randbytes(3)))
+    body = bytes([dice.choice((len(name), len(name), 0, 255))]) + name
+    # HELLO is 200 bytes, INITIATE 257 and more: the right lengths go further.
+    body += dice.randbytes(dice.choice((0, 3, 194, 248, 300, dice.randrange(600))))
+    size = len(body) if dice.random() < 0.8 else dice.choice(_SIZES)
+    flags = dice.choice((4, 4, 4, 0, 1, 2, 3, 6, 255))
+    if flags & 2 or size > 255:
+        return bytes([flags | 2]) + struct.pack(">Q", size % 2**64) + body
+    return bytes([flags]) + struct.pack(">B", size) + body
+
+
+def stranger(dice: random.Random, captured: Sequence[bytes]) -> bytes:
+    """What somebody without keys might send to the channel.
+
+    Args:
+        captured: what real ranks sent to this very channel, a connection each.
+    """
+    match dice.randrange(8):
+        case 0:
+            return noise(dice)
+        case 1:
+            return _greeting(dice) + noise(dice)
+        case 2:
+            return mutated(dice, dice.choice(_OTHER_PROTOCOLS))
+        case 3:
+            valid = dice.choice(captured)
+            return valid[: dice.randrange(len(valid) + 1)]
+        case 4 | 5:
+            return mutated(dice, dice.choice(captured))
+        case _:
+            return _greeting(dice) + b"".join(_zmtp_frame(dice) for _ in range(dice.randint(1, 4)))
+
+
+# The channel's messages, from somebody who has the keys.
+
+
+def _number(dice: random.Random) -> int:
+    return dice.choice(_NUMBERS) if dice.random() < 0.5 else dice.randrange(4)
+
+
+def _text(dice: random.Random) -> str:
+    return dice.choice(_TEXTS)
+
+
+def _offer(dice: random.Random) -> object:
+    gpus = [_text(dice) for _ in range(dice.choice((0, 0, 1, 2, 30)))]
+    names = ("host", "hostname", "address", "interface")
+    offer: dict[str, object] = {"task": _number(dice), **{name: _text(dice) for name in names}}
+    offer |= {"task_gpus": gpus} if dice.random() < 0.3 else {}
+    offer |= {"host_gpus": gpus} if dice.random() < 0.3 else {}
+    return offer
+
+
+def _anything(dice: random.Random, depth: int = 0) -> object:
+    """Any value that MessagePack knows."""
+    kinds: list[Callable[[], object]] = [
+        lambda: _number(dice),
+        lambda: _text(dice),
+        lambda: dice.choice((None, True, False, 0.5, -1e300, float("nan"), float("inf"))),
+        lambda: dice.randbytes(dice.randrange(20)),
+        lambda: _offer(dice),
+        lambda: [_anything(dice, depth + 1) for _ in range(dice.randrange(5))],
+        lambda: {_text(dice): _anything(dice, depth + 1) for _ in range(dice.randrange(4))},
+    ]
+    return dice.choice(kinds if depth < 4 else kinds[:5])()
+
+
+_FIELDS: dict[str, Sequence[Callable[[random.Random], object]]] = {
+    "Hello": (_offer, _text, _number),
+    "Started": (_number, _number),
+    "Output": (_number, lambda dice: dice.choice(("stdout", "stderr")), _text),
+    "Log": (_number, _text),
+    "Failed": (_number, _number, _text, lambda dice: dice.random() < 0.5),
+    "Ended": (_number, _number),
+}
+_NAMES = (*_FIELDS, "Welcome", "Assignment", "Stop", "Taken", "Message", "")
+
+
+def message(dice: random.Random, spared: Collection[str] = ()) -> bytes:
+    """One message, most often well typed, whatever it claims; none of a type that is spared."""
+    name = dice.choice([name for name in _FIELDS if name not in spared])
+    values = [field(dice) for field in _FIELDS[name]]
+    match dice.randrange(8):
+        case 0:  # one field of a wrong type
+            values[dice.randrange(len(values))] = _anything(dice)
+        case 1:  # too few, or too many
+            values = dice.choice((values[:-1], values + [_anything(dice)] * 3))
+        case 2:
+            name = dice.choice([name for name in _NAMES if name not in spared])
+        case 3:
+            return msgspec.msgpack.encode(_anything(dice))
+        case _:
+            pass
+    return msgspec.msgpack.encode([name, *values])
+
+
+def _nested(dice: random.Random) -> bytes:
+    """A message with one field too many, which is as deep as it is long."""
+    level = dice.choice((b"\x91", b"\x81\xa0"))  # a list of one, a map of one
+    return b"\x94\xa3Log\x00\xa1x" + level * dice.choice((10, 1000, 20_000)) + b"\xc0"
+
+
+def batch(dice: random.Random) -> bytes:
+    """What a rank whose program somebody else has written might send."""
+    whole = b"".join(frames.frame(message(dice)) for _ in range(dice.choice((1, 1, 1, 2, 5))))
+    match dice.randrange(12):
+        case 0:
+            return noise(dice)
+        case 1 | 2:
+            return mutated(dice, whole)
+        case 3:
+            return struct.pack("<I", dice.choice(_SIZES) % 2**32) + whole
+        case 4 if dice.random() < 0.1:
+            return frames.frame(_nested(dice))
+        case _:
+            return whole
+
+
+def routing_id(dice: random.Random, size: int) -> bytes:
+    """A name for a connection that belongs to no task of a run of this size."""
+    task = dice.randrange(size)
+    near = (" N", "N ", "0N", "+N", "-1N", "N_0", "N.0", "N\0", "1N", "N" * 255, "٣N")
+    if dice.random() < 0.5:
+        return dice.choice(near).replace("N", str(task)).encode()
+    return b"r" + dice.randbytes(dice.randrange(1, 255))
+
+
+# The rendezvous store's HTTP.
+
+_METHODS = ("GET", "PUT", "DELETE", "POST", "HEAD", "OPTIONS", "get", "", "G\0T", "GET GET", "PRI")
+_SCOPES = ("global", "local_h-0af3", "cross_3", "global_process_set_hash_1f", "..", "", "local_é")
+_KEYS = ("0", "1", "rank_0", "99", "-1", "x", "", "0" * 300, "²", "1/2", "%30")
+_HEADERS = (
+    "Content-Length: {}",
+    "content-length:{}",
+    "Content-Length:  +{}",
+    "Transfer-Encoding: chunked",
+    "Connection: keep-alive",
+    "Expect: 100-continue",
+    "Upgrade: websocket",
+    "X: {}",
+    ": {}",
+    "\0",
+    " folded",
+)
+
+
+def lying_request(dice: random.Random, token: str, port: int) -> bytes:
+    """A request with a lie or two: mostly one that is refused for them alone."""
+    method = dice.choice(_METHODS if dice.random() < 0.2 else _METHODS[:3])
+    scope = dice.choice(_SCOPES if dice.random() < 0.2 else _SCOPES[:4])
+    key = dice.choice(_KEYS if dice.random() < 0.2 else _KEYS[:3])
+    path = f"/{token}:{port}/{scope}/{key}"
+    if dice.random() < 0.1:
+        path = dice.choice((f"//{path}", f"http://x{path}", f"/{scope}/{key}", "*", "/" * 99))
+    version = dice.choice((" HTTP/1.1", " HTTP/1.1", " HTTP/1.0", " HTTP/9.9", "", " "))
+    count = 900 if dice.random() < 0.01 else dice.choice((0, 1, 1, 2, 3, 20))
+    values = (*_SIZES, *_TEXTS)
+    headers = [dice.choice(_HEADERS).format(dice.choice(values)) for _ in range(count)]
+    end = "\r\n" if dice.random() < 0.8 else dice.choice(("\n", "\r", ""))
+    text = end.join((f"{method} {path}{version}", *headers, end))
+    return text.encode("utf-8", "replace") + noise(dice)
+
+
+def token(dice: random.Random, right: str) -> str:
+    """Wrong ones, some of them nearly right."""
+    near = (right[:-1], right + "x", right.swapcase(), right[::-1], "é" * 32, "", "²" * 32, "-")
+    return dice.choice((*near, "guess", "x" * len(right)))
+
+
+def request(dice: random.Random, captured: Sequence[bytes], right: str, port: int) -> bytes:
+    """What somebody without the token might send to the store.
+
+    Args:
+        captured: what Horovod sent to a store, a connection each.
+        right: the token that must not be in it.
+        port: the store's.
+    """
+    wrong = token(dice, right)
+    match dice.randrange(8):
+        case 0:
+            return noise(dice)
+        case 1:
+            return noise(dice) + b"\r\n\r\n" + noise(dice)
+        case 2:
+            valid = dice.choice(captured)
+            return valid[: dice.randrange(len(valid) + 1)]
+        case 3 | 4:
+            return mutated(dice, dice.choice(captured))
+        case 5:  # one after the other on one connection
+            return b"".join(lying_request(dice, wrong, port) for _ in range(dice.randint(2, 5)))
+        case _:
+            return lying_request(dice, wrong, port)
+
+
+def repeat(seed: int, count: int, make: Callable[[random.Random], bytes]) -> Iterator[bytes]:
+    """``count`` inputs, the same ones for the same seed."""
+    dice = random.Random(seed)
+    for _ in range(count):
+        yield make(dice)

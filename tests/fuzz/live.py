@@ -1,0 +1,201 @@
+"""A run that goes on while its sockets are fuzzed.
+
+Its driver is a process of its own, so that its memory and descriptors are its alone, with the
+limit of 1024 descriptors that most systems set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import re
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner.channel import Channel, ChannelAddress
+
+_DESCRIPTORS = 1024
+_SECONDS = 60.0  # for what takes a second or two on an idle machine
+_STEPS_BETWEEN_INITS = 100
+_DRIVER = "import sys; from tests.fuzz import live; live.drive(sys.argv[1])"
+
+
+@dataclass(frozen=True)
+class Sockets:
+    """What the run listens on, and its secrets."""
+
+    channel: ChannelAddress
+    store_port: int
+    store_token: str
+    master_port: int
+
+
+def train(stop: str) -> int:
+    """Check every sum and log every step, until the file ``stop`` is there; returns the steps."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    step = 0
+    while True:
+        mine = torch.tensor([float(step * (hvd.rank() + 1)), float(os.path.exists(stop))])
+        handle = hvd.allreduce_async(mine, op=hvd.Sum, name="step")
+        while not hvd.poll(handle):
+            time.sleep(0.005)  # synchronize alone would take a whole processor while it waits
+        total, stopping = hvd.synchronize(handle).tolist()
+        if total != step * 3:
+            raise ArithmeticError(f"step {step}: {total} is not {step * 3}")
+        log_to_driver(f"{hvd.rank()} {step}")
+        step += 1
+        if stopping:
+            return step
+        if step % _STEPS_BETWEEN_INITS == 0:  # through the rendezvous store, over and over
+            hvd.shutdown()
+            hvd.init()
+
+
+def _announce(runner: HorovodRunner, channels: list[Channel]) -> None:
+    """Print where the run listens, as soon as it does."""
+    while not (drivers := [driver for driver in runner._runs.values() if driver]):
+        time.sleep(0.01)
+    while len(drivers[0]._pids) < 2:
+        time.sleep(0.01)
+    channels.append(drivers[0]._channel)
+    hello = drivers[0]._hellos[0]
+    where, _, token = hello.rendezvous.partition("/")
+    port = int(where.rpartition(":")[2])
+    sockets = Sockets(channels[0].address, port, token, hello.master_port)
+    print("sockets", pickle.dumps(sockets).hex(), flush=True)
+
+
+def drive(stop: str) -> None:
+    """The driver's process."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, hard))
+    # One cycle is one step, and most of the processors are left to those who fuzz.
+    runner = HorovodRunner(np=-2, env={"HOROVOD_CYCLE_TIME": "10"})
+    channels: list[Channel] = []
+    threading.Thread(target=_announce, args=[runner, channels], daemon=True).start()
+    steps = runner.run(train, stop=stop)
+    print("end", steps, channels[0].refused, channels[0].dropped, flush=True)
+
+
+class LiveRun:
+    """Two ranks under a driver of their own.
+
+    Attributes:
+        sockets: what they listen on.
+        driver: the driver's process.
+        steps, refused, dropped: what ``train`` returned, and what the channel has counted; at the
+            end.
+    """
+
+    steps: int
+    refused: int
+    dropped: int
+
+    def __init__(self, folder: Path) -> None:
+        self._stop = folder / "stop"
+        self._errors = folder / "stderr"
+        self._logged = {0: 0, 1: 0}
+        self._strays: list[str] = []
+        self._announced: list[Sockets] = []
+        self._moved = threading.Condition()
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _DRIVER, str(self._stop)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=Path(__file__).parents[2],
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.driver = psutil.Process(self._process.pid)
+        try:
+            self._wait(lambda: self._announced and min(self._logged.values()) > 0)
+            self.sockets = self._announced[0]
+            self._before = self.driver.num_fds(), self.driver.memory_info().rss
+        except BaseException:
+            self._process.kill()
+            raise
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            word, _, rest = line.rstrip("\n").partition(" ")
+            with self._moved:
+                if word == "sockets":
+                    self._announced.append(pickle.loads(bytes.fromhex(rest)))
+                elif word == "end":
+                    self.steps, self.refused, self.dropped = map(int, rest.split())
+                elif word in ("0", "1") and rest == str(self._logged[int(word)]):
+                    self._logged[int(word)] += 1  # each once, and in order
+                else:
+                    self._strays.append(line)
+                self._moved.notify_all()
+        with self._moved:
+            self._moved.notify_all()
+
+    def _wait(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + _SECONDS
+        with self._moved:
+            while not condition():
+                assert self._process.poll() is None, self._told()
+                assert time.monotonic() < deadline, f"no step for {_SECONDS:.0f} s\n{self._told()}"
+                self._moved.wait(1.0)
+
+    def _told(self) -> str:
+        return f"{self._strays[:20]}\n{self._errors.read_text()[-5000:]}"
+
+    def goes_on(self) -> None:
+        """Wait until both ranks are some steps, and a start of Horovod, further."""
+        then = {rank: steps + _STEPS_BETWEEN_INITS + 1 for rank, steps in self._logged.items()}
+        self._wait(lambda: all(self._logged[rank] >= then[rank] for rank in then))
+
+    def grown(self) -> tuple[int, int]:
+        """By how many descriptors and bytes of memory the driver has grown."""
+        descriptors, memory = self._before
+        return self.driver.num_fds() - descriptors, self.driver.memory_info().rss - memory
+
+    def settles(self, memory: int) -> None:
+        """Wait until the driver has no descriptor more than at the start; ``memory`` bytes at most.
+
+        Horovod starts again while we look, hence the wait.
+        """
+        deadline = time.monotonic() + _SECONDS
+        while self.grown()[0] > 0:
+            assert time.monotonic() < deadline, f"{self.grown()[0]} descriptors more"
+            time.sleep(0.1)
+        assert self.grown()[1] < memory
+
+    def ends_well(self) -> None:
+        """End the run: every message has come once and in order."""
+        self._stop.touch()
+        assert self._process.wait(_SECONDS) == 0, self._told()
+        self._reader.join(_SECONDS)
+        assert self._strays == []
+        assert [self.steps] * 2 == list(self._logged.values())
+        told = self._errors.read_text()
+        assert not re.search("Traceback|Exception|lost", told), told[-5000:]
+
+    def __enter__(self) -> LiveRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(psutil.Error):
+            self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
