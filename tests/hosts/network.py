@@ -33,8 +33,13 @@ _TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
 _NAMESPACES = ("--net", "--uts", "--mount")
 # The host's first process says that all is set up, and waits for this one's end.
 _INIT = """
-hostname "$1" && mount --bind "$2" /etc/hosts && mount -t sysfs sysfs /sys && ip link set lo up \
-    && echo ready && exec cat
+set -e
+echo "$1" > /proc/sys/kernel/hostname
+mount --bind "$2" /etc/hosts
+mount -t sysfs sysfs /sys
+ip link set lo up
+echo ready
+exec cat
 """
 
 
