@@ -1,14 +1,14 @@
 """Decides when a run hangs, and says who waits for whom. Pure: it is told the time.
 
-A rank makes progress when it prints, reports, computes, or when its Python stack changes. There is
-reason to look closer once Horovod's stall inspector finds a tensor that some ranks wait for, once
-all ranks are idle, or one is frozen. From then on the stacks are looked at: if nothing changes
-for ``timeout`` seconds, the run hangs.
+There is reason to look closer once Horovod's stall inspector finds a tensor that some ranks wait
+for, once all ranks are idle, or one is frozen. If that lasts for ``timeout`` seconds in which no
+rank prints or reports anything, the run hangs. What a rank computes meanwhile is no sign of
+progress: a loop that polls for what never comes looks like one that evaluates a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -20,6 +20,7 @@ DEFAULT_SECONDS: Final = 1800.0  # as long as torch.distributed waits for a coll
 WARN_SECONDS: Final = 60  # after which Horovod itself warns
 _IDLE_WARN_SECONDS = 300.0  # a download may be quiet for minutes
 _ANSWER_SECONDS = 3.0
+_SLACK_SECONDS = 2.0
 _SHOWN_TENSORS = 3
 
 Step = Literal["look", "warn", "end"]
@@ -33,8 +34,7 @@ def check_seconds(timeout: float | None) -> int:
 @dataclass
 class _Rank:
     activity: Alive = field(default_factory=Alive)
-    stack: str | None = None  # None: asked for
-    frames: Sequence[Sequence[str]] = ()
+    stack: str | None = None  # None: asked for, or never
 
 
 class HangWatch:
@@ -79,20 +79,16 @@ class HangWatch:
         for stall in stalls:
             self._stalls[stall.tensor] = (stall, now)
 
-    def shown(self, rank: int, text: str, now: float) -> None:
+    def shown(self, rank: int, text: str) -> None:
         """A rank's stacks have come."""
-        known = self._ranks.get(rank)
-        if known is None:
-            return
-        frames = stacks.threads(text)
-        if known.frames and frames != known.frames:
-            self._progress(now)
-        known.stack, known.frames = text, frames
+        if rank in self._ranks:
+            self._ranks[rank].stack = text
 
     def step(self, now: float) -> Step | None:
         """What is to be done now, if anything: look at all stacks, warn, or end the run."""
-        # Horovod repeats itself while a tensor waits; a cached tensor's first word comes late.
-        lately = now - 2.5 * self._check - 1
+        # Horovod repeats itself at every check while a tensor waits. After a gap it is another
+        # step's: slow steps are no hang.
+        lately = now - 1.5 * self._check - _SLACK_SECONDS
         self._stalls = {name: one for name, one in self._stalls.items() if one[1] > lately}
         waited = self._waited()
         if waited is None:
@@ -101,23 +97,28 @@ class HangWatch:
             return None
         if self._since is None:
             self._since = now - waited
-        if self._looked is None:
-            return self._look(now)
-        answered = all(rank.stack is not None for rank in self._ranks.values())
-        if not answered and now - self._looked < _ANSWER_SECONDS:
-            return None
-        if self._timeout is not None and now - self._since >= self._timeout:
-            return "end"
-        if not self._warned:
-            self._warned = True
-            return "warn"
-        return self._look(now) if now - self._looked >= self._check else None
+        if self._looked is not None:
+            return self._say(now, self._looked)
+        if self._is_over(now) or not self._warned:
+            self._looked = now
+            for rank in self._ranks.values():
+                rank.stack = None
+            return "look"
+        return None
 
-    def _look(self, now: float) -> Step:
-        self._looked = now
-        for rank in self._ranks.values():
-            rank.stack = None
-        return "look"
+    def _say(self, now: float, looked: float) -> Step | None:
+        """Warn first, then end, when the ranks have shown their stacks."""
+        answered = all(rank.stack is not None for rank in self._ranks.values())
+        if not answered and now - looked < _ANSWER_SECONDS:
+            return None
+        self._looked = None
+        if self._warned:
+            return "end" if self._is_over(now) else None
+        self._warned = True
+        return "warn"
+
+    def _is_over(self, now: float) -> bool:
+        return self._timeout is not None and self.seconds(now) >= self._timeout
 
     def _waited(self) -> float | None:
         """For how long the ranks have waited at least, where there is reason to look closer."""

@@ -54,7 +54,7 @@ class Watchdog:
             case messages.Stalled():
                 self._hang.stalled(message.stalls, now)
             case messages.Stacks():
-                self._hang.shown(rank, message.text, now)
+                self._hang.shown(rank, message.text)
                 self._stacks[rank] = message.text
 
     def show_stacks(self) -> None:
