@@ -95,7 +95,8 @@ def lost_error(
     if not lost:
         return LaunchError(f"task {tasks[0]} was lost before its rank could start. {why}")
     first = lost[0]
-    others = f" (so were {ranks_text([slot.rank for slot in lost[1:]])})" if lost[1:] else ""
+    rest = [slot.rank for slot in lost[1:]]
+    others = f" (with it {ranks_text(rest)})" if rest else ""
     pid = pids.get(first.rank)
     gpus = f", GPU {','.join(first.gpus)}" if first.gpus else ""
     return RankFailedError(

