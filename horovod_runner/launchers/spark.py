@@ -43,7 +43,8 @@ _FIRST_TASK_SECONDS = 60.0
 _OUTCOME_SCHEMA = "outcome binary"
 # "...barrier task ResultTask(7, 3) finished unsuccessfully.\nExecutorLostFailure (executor 1 ..."
 _LOST_TASK = re.compile(
-    r"barrier task \w+\(\d+, (?P<task>\d+)\) finished unsuccessfully\.\s*(?P<reason>.*)"
+    r"barrier task \w+\(\d+, (?P<task>\d+)\) finished unsuccessfully\.\s*"
+    r"(?P<reason>ExecutorLostFailure.*|.*Python worker exited unexpectedly.*)"
 )
 
 
