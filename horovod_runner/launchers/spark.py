@@ -437,6 +437,8 @@ def _explain(error: BaseException) -> str:
             f"the connection to the Spark Connect server has ended: {closed.group(1)} "
             "Was the session stopped?"
         )
+    if "Channel closed" in text or "closed channel" in text:  # the same, met a moment later
+        return "the session was stopped in the middle of the run."
     # Py4J's first line only says that something went wrong in the JVM.
     lines = [line.strip(": ") for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("An error occurred while calling")]
