@@ -129,7 +129,8 @@ class Channel:
             self.close()
             raise ChannelError(
                 f"no socket could be opened on {host} for the ranks' messages: {error}. "
-                "On Spark the address is spark.driver.host; set it to one of this machine's."
+                "On Spark the address is spark.driver.host, on Spark Connect "
+                "HOROVOD_RUNNER_DRIVER_HOST; set it to one of this machine's."
             ) from error
         self.address = ChannelAddress(host, port, server_public, client_public, client_secret)
 
@@ -246,6 +247,7 @@ class Link:
 
     def __init__(self, address: ChannelAddress, task: int) -> None:
         self.sent = 0
+        self._reached = False
         self._spool = Spool()
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -279,11 +281,20 @@ class Link:
         """How many batches wait to be sent."""
         return len(self._spool)
 
+    def reaches(self, seconds: float) -> bool:
+        """Whether the driver answers within so many seconds; asked before anything is sent."""
+        deadline = time.monotonic() + seconds
+        while not self._reached and (left := deadline - time.monotonic()) > 0:
+            self.monitor.poll(math.ceil(left * 1000))
+            self.observe()
+        return self._reached
+
     def observe(self) -> None:
         """Take in what :attr:`monitor` has to say; :meth:`wait` does so by itself."""
         while self.monitor.poll(0):
             event = _recv_event(self.monitor)
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._reached = True
                 self._lost_at = None
             elif self._lost_at is None:
                 self._lost_at = time.monotonic()

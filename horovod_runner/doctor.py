@@ -205,7 +205,10 @@ def _spark(master: str, frameworks: list[inventory.Framework]) -> Iterator[Findi
         )
         return
     try:
-        spark = SparkSession.builder.master(master).appName("horovod-runner doctor").getOrCreate()
+        builder = SparkSession.builder.appName("horovod-runner doctor")
+        is_connect = master.startswith("sc://")
+        builder = builder.remote(master) if is_connect else builder.master(master)
+        spark = builder.getOrCreate()
     except Exception as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         detail = f"no session on {master}: {first}"

@@ -20,7 +20,7 @@ from horovod_runner.errors import (
     LaunchError,
     SerializationError,
 )
-from horovod_runner.job import Job, Outcome
+from horovod_runner.job import Job, Outcome, Record
 from horovod_runner.launchers import Launch, Launcher, TaskLostError
 from horovod_runner.liveness import Liveness
 from horovod_runner.sinks import Sink
@@ -66,6 +66,8 @@ class Driver:
         self._failed: dict[int, int] = {}
         self._felt: dict[int, int] = {}
         self._stopped = False
+        self._apart = False
+        self._said_unreached = False
         self._problem: HorovodRunnerError | None = None
         self._deadline: float | None = None
 
@@ -85,8 +87,6 @@ class Driver:
             self._channel = channel
             self._wake = channel.wake
             launch = self._launcher.launch(self._job, channel.address, channel.wake)
-            if launch.start_seconds is not None:
-                self._deadline = time.monotonic() + launch.start_seconds
             try:
                 self._listen(launch)
                 self._settle(launch)
@@ -114,12 +114,16 @@ class Driver:
                 raise CancelledError(f"run {self._job.run_id} was cancelled: all ranks are gone")
             if self._stacks_wanted.is_set():
                 self._stacks_wanted.clear()
-                self._watchdog.show_stacks()
+                if self._said_unreached:
+                    self._sink.notice("the ranks cannot be asked for their stacks from here")
+                else:
+                    self._watchdog.show_stacks()
             self._listen_once(launch, until)
 
     def _listen_once(self, launch: Launch, until: float | None) -> None:
         tick = self._tick_at if self._hellos else None
-        moments = [moment for moment in (self._deadline, until, tick) if moment is not None]
+        expected = self._expected(launch)
+        moments = [each for each in (self._deadline, until, tick, expected) if each is not None]
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
         for task, message in self._channel.receive(timeout):
             self._handle(task, message)
@@ -127,9 +131,16 @@ class Driver:
         if self._deadline is not None and now > self._deadline:
             self._deadline = None
             self._on_deadline(launch)
+        elif expected is not None and now > expected:
+            self._on_silence(launch)
         if tick is not None and now >= tick:
             self._tick_at = now + _TICK_SECONDS
             self._tick(launch)
+
+    def _expected(self, launch: Launch) -> float | None:
+        """The moment by which some task should have said hello."""
+        unneeded = self._hellos or self._apart or self._stopped or self._said_unreached
+        return None if unneeded else launch.expected
 
     def _tick(self, launch: Launch) -> None:
         """Once a second: is everybody still there, and does it go on?"""
@@ -161,6 +172,8 @@ class Driver:
         if isinstance(message, messages.Hello) and task in self._hellos:
             self._on_rerun(task)
             return
+        if self._apart and not isinstance(message, messages.Hello):
+            return  # the last words to this driver
         self._liveness.heard(task)
         match message:
             case messages.Hello():
@@ -190,11 +203,13 @@ class Driver:
         if self._stopped:
             self._channel.send(task, messages.Stop("this run is over"))
             return
+        if self._apart:
+            self._channel.send(task, messages.Apart())
+            return
         self._hellos[task] = hello
         self._channel.send(task, messages.Welcome())
         if len(self._hellos) < self._job.size:
-            if len(self._hellos) == 1 and not self._failed:
-                self._deadline = time.monotonic() + _GATHER_SECONDS
+            self._deadline = self._deadline or time.monotonic() + _GATHER_SECONDS
             return
         self._deadline = None
         try:
@@ -216,14 +231,14 @@ class Driver:
 
     def _compare_software(self) -> None:
         hosts = {hello.offer.hostname: hello.software for hello in self._hellos.values()}
-        for warning in software.compare(software.installed(), hosts, self._job.main):
+        for warning in software.compare(self._job.software, hosts, self._job.main):
             self._sink.notice(warning)
 
     def _on_rerun(self, task: int) -> None:
         """Spark lost an executor and runs the stage again by itself: never train twice unseen."""
         self._channel.send(task, messages.Stop("this run has already started"))
         if not self._stopped:
-            self._on_lost(self._liveness.most_silent())
+            self._on_lost(self._liveness.most_silent() or [task])
 
     def _on_started(self, message: messages.Started) -> None:
         if message.rank in self._pids:
@@ -254,11 +269,12 @@ class Driver:
             ranks = topology.ranks_text(list((self._failed or self._felt).values()))
             self._stop(f"{ranks} failed")
             return
-        if not self._hellos:
-            self._problem = launch.not_started()
-            if self._problem is not None:
-                self._stop("no task started in time")  # for those that yet come
-                launch.cancel()
+        if launch.running:
+            self._say_unreached()
+            self._apart = True
+            self._send_all(messages.Apart())
+            self._hellos.clear()
+            self._liveness = Liveness()
             return
         missing = sorted(set(range(self._job.size)) - set(self._hellos))
         self._problem = LaunchError(
@@ -268,6 +284,46 @@ class Driver:
         )
         self._stop("some tasks did not report")
         launch.cancel()
+
+    def _on_silence(self, launch: Launch) -> None:
+        if launch.running:
+            self._say_unreached()
+            return
+        self._problem = launch.late
+        self._stop("no task started in time")  # for those that yet come
+        launch.cancel()
+
+    def _say_unreached(self) -> None:
+        if self._said_unreached:
+            return
+        self._said_unreached = True
+        address = self._channel.address
+        self._sink.notice(
+            f"executors cannot reach this process at {address.host}:{address.port}. The ranks do "
+            "without: what they print comes at the end of the run, and until then is in the "
+            "executors' logs. For live output set HOROVOD_RUNNER_DRIVER_HOST to an address of this "
+            "machine that executors reach, and let TCP connections through."
+        )
+
+    def _replay(self, record: Record) -> None:
+        """Take in what the deputy heard and saw."""
+        self._say_unreached()
+        self._apart = False
+        self._slots = record.slots
+        self._ranks = {slot.task: slot.rank for slot in self._slots}
+        if record.problem:
+            # Over the launcher's connection.
+            self._problem = self._problem or pickle.loads(record.problem)  # noqa: S301
+        for task, message in record.said:
+            if isinstance(message, str):
+                self._sink.notice(message)
+            else:
+                self._handle(task, message)
+        if record.cut:
+            self._sink.notice(
+                f"{record.cut} characters of what the ranks printed were too many to keep: the "
+                "first ones are missing above, and are in the executors' logs"
+            )
 
     def _on_ended(self, task: int, message: messages.Ended) -> None:
         lost = message.sent - self._channel.received(task) + 1
@@ -310,7 +366,7 @@ class Driver:
 
     def _outcomes(self, launch: Launch) -> list[Outcome]:
         try:
-            return launch.outcomes()
+            outcomes = launch.outcomes()
         except LaunchError as error:
             if self._problem is not None:
                 raise self._problem from None
@@ -318,6 +374,10 @@ class Driver:
                 told = failure.lost_error([error.task], self._slots, self._pids, str(error))
                 raise told from None
             raise
+        for outcome in outcomes:
+            if outcome.record is not None:
+                self._replay(outcome.record)
+        return outcomes
 
     def _result(self, outcomes: list[Outcome]) -> Any:
         if self._problem is not None:

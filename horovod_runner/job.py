@@ -16,10 +16,12 @@ from typing import Any
 
 import msgspec
 
-from horovod_runner import hang
+from horovod_runner import hang, software
 from horovod_runner.errors import SerializationError
 from horovod_runner.gpu import Pinning
 from horovod_runner.handover import WorkerOutcome
+from horovod_runner.messages import Failed, Log, Output
+from horovod_runner.topology import Slot
 
 # The user's knobs of Horovod and of the libraries under it follow the job to every rank.
 _FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_")
@@ -41,6 +43,7 @@ class Job:
         gpu_pinning: as given to HorovodRunner.
         stream_output: whether what the ranks print goes to the driver as it comes.
         hang_timeout: as given to HorovodRunner.
+        software: what the driver has installed.
     """
 
     run_id: str
@@ -53,6 +56,7 @@ class Job:
     gpu_pinning: Pinning = "current"
     stream_output: bool = False
     hang_timeout: float | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stall_seconds(self) -> int:
@@ -123,6 +127,7 @@ def make_job(
         gpu_pinning=gpu_pinning,
         stream_output=stream_output,
         hang_timeout=hang_timeout,
+        software=software.installed(),
     )
 
 
@@ -148,6 +153,22 @@ def _is_installation(entry: str, installed: tuple[str, ...]) -> bool:
     return entry.startswith(installed) or not folders.isdisjoint(entry.split(os.sep))
 
 
+class Record(msgspec.Struct, frozen=True):
+    """What became of ranks that could not reach the driver, as its deputy kept it (deputy.py).
+
+    Attributes:
+        slots: where the ranks were placed; none if they could not be.
+        said: in order, with the number of the task; a text alone is a notice for the user.
+        cut: how many characters of output in front were too many to keep.
+        problem: the pickled error that ended the run, if any.
+    """
+
+    slots: list[Slot]
+    said: list[tuple[int, Output | Log | Failed | str]]
+    cut: int = 0
+    problem: bytes = b""
+
+
 class Outcome(msgspec.Struct, frozen=True):
     """How one rank ended, as its task reports it through the launcher.
 
@@ -159,6 +180,7 @@ class Outcome(msgspec.Struct, frozen=True):
         tail: the last lines that the rank printed.
         problem: why no worker was started, or why it was ended; empty otherwise.
         lost: how many batches of messages the driver did not take.
+        record: from task 0 of ranks that could not reach the driver.
     """
 
     task: int
@@ -171,6 +193,7 @@ class Outcome(msgspec.Struct, frozen=True):
     tail: list[str] = []
     problem: str = ""
     lost: int = 0
+    record: Record | None = None
 
     @property
     def ok(self) -> bool:

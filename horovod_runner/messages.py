@@ -4,7 +4,7 @@ On the wire each message is MessagePack with its type's name in front; nothing i
 from here.
 
     rank to driver: Hello, Started, Output, Log, Alive, Stalled, Stacks, Failed, Ended
-    driver to rank: Welcome, Assignment, ShowStacks, Stop, Taken
+    driver to rank: Welcome, Apart, Assignment, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
@@ -125,6 +125,10 @@ class Welcome(Message, frozen=True):
     """The driver has heard the task and will answer when all are there."""
 
 
+class Apart(Message, frozen=True):
+    """Some tasks cannot reach the driver: do without it, all of you."""
+
+
 class Assignment(Message, frozen=True):
     """Every rank's slot, and what they need to meet."""
 
@@ -149,7 +153,7 @@ class Taken(Message, frozen=True):
 
 
 FromRank = Hello | Started | Output | Log | Alive | Stalled | Stacks | Failed | Ended
-FromDriver = Welcome | Assignment | ShowStacks | Stop | Taken
+FromDriver = Welcome | Apart | Assignment | ShowStacks | Stop | Taken
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

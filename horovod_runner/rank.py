@@ -9,7 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -24,11 +25,16 @@ from horovod_runner.topology import Offer, Slot
 from horovod_runner.watch import LOST_DRIVER, Watch
 
 REACH_SECONDS = 30.0
+_APART_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0  # without any progress
 
 
 class _CalledOffError(Exception):
     """The driver called the rank off before its worker was started."""
+
+
+class _ApartError(Exception):
+    """The tasks have to do without the driver."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,8 @@ class Surroundings:
         task_gpus: the GPUs that Spark gave this task.
         directory: the worker's working directory; None for this process's.
         echo: takes each line that the rank prints, beside the driver.
+        apart: how to go on where the driver cannot be reached: all tasks enter it, are given the
+            address of the driver's deputy, and leave it together. None: not at all.
     """
 
     task: int
@@ -50,14 +58,33 @@ class Surroundings:
     task_gpus: tuple[str, ...] = ()
     directory: str | None = None
     echo: Callable[[str], None] | None = None
+    apart: AbstractContextManager[ChannelAddress] | None = None
 
 
 def run_rank(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
-    """Run one rank of a job here, from hello to outcome; never raises for what the rank does."""
+    """Run one rank of a job here, from hello to outcome; never raises for what the rank does.
+
+    Raises:
+        LaunchError: the driver cannot be reached, and the tasks did not meet without it.
+    """
+    try:
+        return _run_linked(job, address, here)
+    except _ApartError:
+        assert here.apart is not None  # noqa: S101 - raised for it alone
+    with here.apart as deputy:
+        return _run_linked(job, deputy, replace(here, apart=None))
+
+
+def _run_linked(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
     link = Link(address, here.task)
     try:
+        # Before the hello: once all have said it the driver starts them, and none may be missing.
+        if here.apart is not None and not link.reaches(_APART_SECONDS):
+            raise _ApartError
         try:
             outcome = _run(job, address, here, link)
+        except _ApartError:
+            raise
         except Exception as error:
             # Told at once: the others may be waiting for this rank already.
             link.put(messages.Failed(-1, 1, type(error).__name__))
@@ -152,6 +179,8 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
                 return message
             if isinstance(message, messages.Stop):
                 raise _CalledOffError(message.reason)
+            if isinstance(message, messages.Apart):
+                raise _ApartError
         if link.lost:
             raise _CalledOffError(LOST_DRIVER)
         if not reached and time.monotonic() > deadline:
@@ -159,7 +188,8 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
             raise _CalledOffError(
                 f"the driver did not answer at {address.host}:{address.port} within "
                 f"{REACH_SECONDS:.0f} s: a firewall between executors and driver, or a wrong "
-                "spark.driver.host"
+                "spark.driver.host (with Spark Connect, where task 0 stands in for a driver that "
+                "cannot be reached, between the executors)"
             )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from horovod_runner.deputy import Deputy
 from horovod_runner.driver import Driver
 from horovod_runner.gpu import Pinning
 from horovod_runner.hang import DEFAULT_SECONDS
@@ -190,7 +191,8 @@ class HorovodRunner:
         if self._np < 0:
             return LocalLauncher()
         spark = self._spark or find_session()
-        return SparkLauncher(spark, self._slot_timeout, TerminalSink(1).notice, cancelled)
+        notice = TerminalSink(1).notice
+        return SparkLauncher(spark, self._slot_timeout, notice, cancelled, Deputy)
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -23,17 +23,19 @@ class TaskLostError(LaunchError):
 
 
 class Launch(Protocol):
-    """One launch of all ranks, under way.
+    """One launch of all ranks, under way."""
 
-    Attributes:
-        start_seconds: how long all tasks may be silent at first before :meth:`not_started` is
-            asked; None: for ever.
-    """
+    @property
+    def late(self) -> HorovodRunnerError | None:
+        """What to say when the tasks have not started in time."""
 
-    start_seconds: float | None
+    @property
+    def expected(self) -> float | None:
+        """By when some task should have said hello, by the monotonic clock; None: some day."""
 
-    def not_started(self) -> HorovodRunnerError | None:
-        """Why no task has said hello yet; None where the tasks run."""
+    @property
+    def running(self) -> bool:
+        """Whether the tasks are known to run, and can do without the driver (deputy.py)."""
 
     @property
     def finished(self) -> bool:

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -140,30 +141,34 @@ class Lookout:
 
 
 class TaskProgress:
-    """Whether Spark has started the tasks of a job, as it reports to Connect clients from 4.0 on.
+    """When Spark started the tasks of a job, as it reports to Connect clients from 4.0 on.
 
     Attributes:
-        started: None where Spark does not tell.
+        told: whether Spark tells at all.
+        started: by the monotonic clock; None before.
     """
 
-    def __init__(self, spark: Any, size: int) -> None:
-        self.started: bool | None = None
+    def __init__(self, spark: Any, size: int, wake: Callable[[], None]) -> None:
+        self.told = hasattr(spark, "registerProgressHandler")
+        self.started: float | None = None
         self._spark = spark
         self._size = size
+        self._wake = wake
 
     def __enter__(self) -> TaskProgress:
         """Observe the job that the calling thread runs inside this context."""
         self._thread = threading.get_ident()
-        if hasattr(self._spark, "registerProgressHandler"):
-            self.started = False
+        if self.told:
             self._spark.registerProgressHandler(self._on_progress)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.started is not None:
+        if self.told:
             self._spark.removeProgressHandler(self._on_progress)
 
     def _on_progress(self, *, inflight_tasks: int, **_: Any) -> None:
         # The session's handlers hear of all its jobs, each in the thread that waits for it.
-        if threading.get_ident() == self._thread and inflight_tasks >= self._size:
-            self.started = True
+        here = threading.get_ident() == self._thread
+        if here and self.started is None and inflight_tasks >= self._size:
+            self.started = time.monotonic()
+            self._wake()

@@ -29,7 +29,9 @@ class LocalLauncher:
 class LocalLaunch:
     """The ranks of one run on this machine."""
 
-    start_seconds: float | None = None
+    late = None
+    expected = None
+    running = False
 
     def __init__(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> None:
         self._job = job
@@ -54,9 +56,6 @@ class LocalLaunch:
         outcome = run_rank(self._job, self._address, here)
         self._outcomes.append(outcome)
         self._wake()
-
-    def not_started(self) -> None:
-        """Threads start at once."""
 
     @property
     def finished(self) -> bool:

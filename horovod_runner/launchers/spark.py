@@ -27,7 +27,7 @@ import msgspec
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
-from horovod_runner.launchers import TaskLostError, connect
+from horovod_runner.launchers import TaskLostError, apart, connect
 from horovod_runner.launchers.connect import conf_of
 from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _STARTUP_SECONDS = 30.0  # how long a new application's executors may take to register
 _PROGRESS_SECONDS = 5.0
 _FIRST_TASK_SECONDS = 60.0
+_HELLO_SECONDS = 30.0  # from a task's start to its hello; a Python worker may start slowly
 _OUTCOME_SCHEMA = "outcome binary"
 # "...barrier task ResultTask(7, 3) finished unsuccessfully.\nExecutorLostFailure (executor 1 ..."
 _LOST_TASK = re.compile(
@@ -57,6 +58,7 @@ class SparkLauncher:
             waits only while the application is young, and on ``local[n]`` not at all.
         notice: takes a line for the user.
         cancelled: ends the wait when it is set.
+        deputy: stands in for the driver, in a task, where no task can reach it (Spark Connect).
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class SparkLauncher:
         slot_timeout: float | None,
         notice: Callable[[str], None],
         cancelled: threading.Event,
+        deputy: Callable[[Job, str], apart.Deputy] | None = None,
     ) -> None:
+        self._deputy = deputy
         self._spark = spark
         self._slot_timeout = slot_timeout
         self._notice = notice
@@ -154,8 +158,11 @@ class SparkLauncher:
         if threads is not None:
             # Spark sets this variable in every task; that the user did shows here alone.
             job = replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
+        deputy = self._deputy if self._is_connect else None
+        echo = self._is_connect or not self._is_local  # else it is this process's own terminal
+        task = partial(_run_task, job, address, echo, deputy)
         if not self._is_connect:
-            return SparkLaunch(self._spark, job, address, wake, echo=not self._is_local)
+            return SparkLaunch(self._spark, job, task, wake)
         seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
         late = SlotError(
             f"np={job.size}: Spark has started no task within {seconds:.0f} s. It starts all tasks "
@@ -164,29 +171,24 @@ class SparkLauncher:
             f"takes: {self._need()}. Lower np, add executors or cores, or raise slot_timeout "
             "to wait longer."
         )
-        return ConnectLaunch(
-            self._spark, job, address, wake, echo=not self._is_local, late=late, seconds=seconds
-        )
+        return ConnectLaunch(self._spark, job, task, wake, late=late, seconds=seconds)
 
 
 class SparkLaunch:
     """One barrier job under way."""
 
-    start_seconds: float | None = None  # a SparkContext counts the slots exactly: they are there
+    late: SlotError | None = None
+    # A SparkContext counts the slots exactly: the tasks start when other jobs let them.
+    expected: float | None = None
+    running = False
 
     def __init__(
-        self,
-        spark: SparkSession,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        *,
-        echo: bool,
+        self, spark: SparkSession, job: Job, task: Callable[..., Any], wake: Callable[[], None]
     ) -> None:
         self._spark = spark
         self._job = job
+        self._task = task
         self._wake = wake
-        self._task = partial(_run_task, job, address, echo)
         self._outcomes: list[Outcome] = []
         self._error: BaseException | None = None
         self._done = threading.Event()
@@ -220,10 +222,6 @@ class SparkLaunch:
         text = f"HorovodRunner np={self._job.size}"
         context = self._spark.sparkContext
         context.setJobGroup(self._job.run_id, text, interruptOnCancel=True)
-
-    def not_started(self) -> LaunchError | SlotError | None:
-        """See :class:`~horovod_runner.launchers.Launch`."""
-        return None
 
     @property
     def finished(self) -> bool:
@@ -266,19 +264,18 @@ class ConnectLaunch(SparkLaunch):
         self,
         spark: SparkSession,
         job: Job,
-        address: ChannelAddress,
+        task: Callable[..., Any],
         wake: Callable[[], None],
         *,
-        echo: bool,
         late: SlotError,
         seconds: float,
     ) -> None:
-        self.start_seconds = seconds
-        self._late = late
+        self.late = late
+        self._start_by = time.monotonic() + seconds
         self._tag = f"horovod_runner-{job.run_id}"
         self._tags = {*spark.getTags(), self._tag}
-        self._progress = connect.TaskProgress(spark, job.size)
-        super().__init__(spark, job, address, wake, echo=echo)
+        self._progress = connect.TaskProgress(spark, job.size, wake)
+        super().__init__(spark, job, task, wake)
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             connect.Lookout(endpoint, self._done, self._lost_server)
@@ -296,9 +293,17 @@ class ConnectLaunch(SparkLaunch):
         self._done.set()
         self._wake()
 
-    def not_started(self) -> SlotError | None:
-        """See :class:`~horovod_runner.launchers.Launch`."""
-        return self._late if self._progress.started is False else None
+    @property
+    def running(self) -> bool:  # type: ignore[override]
+        """Whether Spark has told that all tasks have been started."""
+        return self._progress.started is not None
+
+    @property
+    def expected(self) -> float | None:  # type: ignore[override]
+        """By when a task should have said hello; None where Spark does not tell that it started."""
+        if self._progress.started is not None:
+            return self._progress.started + _HELLO_SECONDS
+        return self._start_by if self._progress.told else None
 
     def cancel(self) -> None:
         """Have the server cancel the job."""
@@ -311,7 +316,11 @@ class ConnectLaunch(SparkLaunch):
 
 
 def _run_task(
-    job: Job, address: ChannelAddress, echo: bool, batches: Iterator[pa.RecordBatch]
+    job: Job,
+    address: ChannelAddress,
+    echo: bool,
+    deputy: Callable[[Job, str], apart.Deputy] | None,
+    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The body of one Spark task."""
     from pyspark import BarrierTaskContext
@@ -320,6 +329,7 @@ def _run_task(
         pass  # one row, the task's number, which the context knows as well
     context = BarrierTaskContext.get()
     resources = context.resources()
+    without_driver = None if deputy is None else apart.Apart(job, context, deputy)
     here = Surroundings(
         context.partitionId(),
         path=[*without_spark_core(sys.path), *user_path(job.path)],
@@ -327,8 +337,11 @@ def _run_task(
         user_environment=job.environment,
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,
+        apart=without_driver,
     )
     outcome = run_rank(job, address, here)
+    if without_driver is not None:
+        outcome = msgspec.structs.replace(outcome, record=without_driver.record)
     yield _batch_of(msgspec.msgpack.encode(outcome))
 
 

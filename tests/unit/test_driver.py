@@ -14,6 +14,7 @@ import pytest
 from horovod_runner import messages
 from horovod_runner.channel import ChannelAddress, Link
 from horovod_runner.driver import Driver
+from horovod_runner.errors import RankFailedError
 from horovod_runner.handover import WorkerOutcome
 from horovod_runner.job import Job, Outcome
 from horovod_runner.topology import Offer
@@ -25,7 +26,9 @@ class Launched:
     """A launcher that starts nothing, and the launch. Over when it is told so."""
 
     channel_host = "127.0.0.1"
-    start_seconds = None
+    late = None
+    expected = None
+    running = False
 
     def __init__(self) -> None:
         self.address: SimpleQueue[ChannelAddress] = SimpleQueue()
@@ -46,9 +49,6 @@ class Launched:
     def outcomes(self) -> list[Outcome]:
         done = WorkerOutcome(True, 0, pickle.dumps("done"))
         return [Outcome(task, task, worker=done) for task in range(2)]
-
-    def not_started(self) -> None:
-        return
 
     def cancel(self) -> None:
         return
@@ -77,13 +77,19 @@ class Run:
         launched, self._heard = Launched(), Heard()
         self.driver = Driver(Job("test", 2, b""), launched, self._heard, threading.Event())
         self.result: SimpleQueue[object] = SimpleQueue()
-        self._thread = threading.Thread(target=lambda: self.result.put(self.driver.run()))
+        self._thread = threading.Thread(target=self._work)
         self._thread.start()
         self._launched = launched
         address = launched.address.get(timeout=_SECONDS)
         self.links = [
             links.enter_context(contextlib.closing(Link(address, task))) for task in range(2)
         ]
+
+    def _work(self) -> None:
+        try:
+            self.result.put(self.driver.run())
+        except Exception as error:
+            self.result.put(error)
 
     def say(self, task: int, *said: messages.Message) -> list[messages.FromDriver]:
         """Send; returns all that the driver has answered when it has taken it."""
@@ -177,6 +183,16 @@ def test_no_task_says_hello_for_another(run: Run) -> None:
     assert run.driver._channel.dropped == 2
     run.gather()
     run.end()
+
+
+def test_a_task_that_runs_again_is_called_off_and_ends_the_run(run: Run) -> None:
+    run.gather()
+    again = run.say(1, hello(1))
+    assert messages.Stop("this run has already started") in again
+    run._launched.end()
+    error = run.result.get(timeout=_SECONDS)
+    assert isinstance(error, RankFailedError)
+    assert "rank 1 of 2 on h" in str(error)
 
 
 def test_the_table_of_ranks_is_shown_once(run: Run) -> None:

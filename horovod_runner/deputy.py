@@ -1,0 +1,107 @@
+"""The driver's deputy: does its work beside rank 0 where no task can reach the driver itself.
+
+    driver  X--- no way ---X  tasks --channel--> Deputy, beside task 0
+       ^------ Outcome, with the deputy's Record, through Spark ------'
+
+It is a Driver: it places the ranks, and ends all when one fails. What a driver shows, it keeps.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import Literal
+
+from horovod_runner.channel import Channel
+from horovod_runner.driver import Driver
+from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.job import Job, Outcome, Record
+from horovod_runner.launchers.local import LocalLauncher
+from horovod_runner.messages import Failed, FromRank, Log, Output
+from horovod_runner.rank import stderr_echo
+
+_KEPT_CHARACTERS = 16 << 20
+_KEPT_MESSAGES = 500_000
+
+
+class Deputy(Driver):
+    """Works in a thread of its own from construction to :meth:`close`.
+
+    Args:
+        job: what the ranks run.
+        host: an address of this host that all tasks reach.
+
+    Attributes:
+        address: of its channel, for the tasks.
+
+    Raises:
+        ChannelError: no socket could be opened.
+    """
+
+    # Its Launch, as far as one is asked for: the tasks were started by the driver.
+    late = None
+    expected = None
+    running = False
+    finished = False
+
+    def __init__(self, job: Job, host: str) -> None:
+        super().__init__(job, LocalLauncher(), self, threading.Event())
+        self._facts: list[tuple[int, Failed | str]] = []
+        self._texts: deque[tuple[int, Output | Log]] = deque()
+        self._characters = 0
+        self._cut = 0
+        self._channel = Channel(host, job.size)
+        self.address = self._channel.address
+        self._thread = threading.Thread(
+            target=self._work, name="horovod_runner-deputy", daemon=True
+        )
+        self._thread.start()
+
+    def _work(self) -> None:
+        with suppress(HorovodRunnerError):  # all are lost: Spark says so, sooner or later
+            self._listen(self)
+
+    def _handle(self, task: int, message: FromRank) -> None:
+        match message:
+            case Output() | Log():
+                self._keep(task, message)
+            case Failed() if not self._stopped:  # else it was ended from here
+                self._facts.append((task, message))
+        super()._handle(task, message)
+
+    def _keep(self, task: int, message: Output | Log) -> None:
+        self._texts.append((task, message))
+        self._characters += len(message.text)
+        while self._characters > _KEPT_CHARACTERS or len(self._texts) > _KEPT_MESSAGES:
+            _, first = self._texts.popleft()
+            self._characters -= len(first.text)
+            self._cut += len(first.text)
+
+    def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
+        """Kept as the message that it came in."""
+
+    def log(self, rank: int, text: str) -> None:
+        """Kept as the message that it came in."""
+
+    def notice(self, text: str) -> None:
+        """Keep what a driver would tell the user; until then it is in this executor's log."""
+        stderr_echo(text)
+        self._facts.append((-1, text))
+
+    def cancel(self) -> None:
+        """Nothing to add to the channel's Stop: the tasks end by themselves."""
+
+    def outcomes(self) -> list[Outcome]:
+        """The driver gets them, through Spark."""
+        return []
+
+    def close(self) -> Record:
+        """Leave, when all ranks have ended; returns what the driver is to know."""
+        self.finished = True
+        self._channel.wake()
+        self._thread.join()
+        self._channel.close()
+        problem = b"" if self._problem is None else pickle.dumps(self._problem)
+        return Record(self._slots, [*self._facts, *self._texts], self._cut, problem)

@@ -1,0 +1,165 @@
+"""A driver that no executor can reach: behind NAT, or with a firewall in front."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from horovod_runner import CancelledError, GpuError, RankFailedError, log_to_driver
+from tests.conftest import Ranks
+from tests.connect.server import ConnectServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+NOWHERE = "192.0.2.1"  # an address that nobody has
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.config.getoption("--connect"):
+        pytest.skip("needs --connect")
+    monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
+
+
+def test_what_ranks_say_arrives_at_the_end(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> Any:
+        print("printed")
+        log_to_driver("logged")
+        return os.environ["WORLD_SIZE"]
+
+    assert ranks.run(2, main, {"driver_log_verbosity": "all"}) == "2"
+    captured = capsys.readouterr()
+    lines = sorted(captured.out.splitlines())
+    assert lines == ["[0] printed", "[1] printed", "logged", "logged"]
+    assert captured.err.count(f"executors cannot reach this process at {NOWHERE}:") == 1
+    assert "HOROVOD_RUNNER_DRIVER_HOST" in captured.err
+    assert captured.err.splitlines()[-3].split()[1:] == ["rank", "host", "pid", "GPU"]
+
+
+@pytest.mark.horovod
+def test_horovod_works_as_ever(ranks: Ranks) -> None:
+    def main() -> float:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        return float(hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum))
+
+    assert ranks.run(4, main) == 10.0
+
+
+def test_a_failing_rank_ends_the_others(ranks: Ranks) -> None:
+    def main() -> None:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+    with pytest.raises(RankFailedError, match=r"rank 1 of 3.*SIGKILL"):
+        ranks.run(3, main)
+
+
+def test_ranks_that_cannot_be_placed_are_told(ranks: Ranks) -> None:
+    with pytest.raises(GpuError, match="gpus_per_rank=16"):
+        ranks.run(2, print, {"gpus_per_rank": 16})
+
+
+class Pids:
+    """Ranks write theirs where the test can see it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self) -> None:
+        whole = self._folder / f"new-{os.environ['RANK']}"
+        whole.write_text(str(os.getpid()))
+        whole.rename(self._folder / f"pid-{os.environ['RANK']}")
+        threading.Event().wait()
+
+    def wait(self, count: int, alive: Any) -> list[psutil.Process]:
+        while len(found := list(self._folder.glob("pid-*"))) < count:
+            assert alive()
+            threading.Event().wait(0.1)
+        return [psutil.Process(int(path.read_text())) for path in found]
+
+
+def test_cancel_ends_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    runner, pids = ranks.runner(2), Pids(tmp_path)
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            runner.run(pids)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    processes = pids.wait(2, thread.is_alive)
+    runner.cancel()
+    thread.join()
+    assert isinstance(errors[0], CancelledError)
+    assert psutil.wait_procs(processes, timeout=15)[1] == []
+
+
+def test_a_killed_driver_takes_its_ranks_along_when_the_server_misses_it(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    if ranks.on_cluster:
+        pytest.skip("the cluster's slots are taken by the server of the tests")
+    script = textwrap.dedent(
+        """
+        import sys
+        from pathlib import Path
+        from pyspark.sql import SparkSession
+        from horovod_runner import HorovodRunner
+        from tests.connect.test_apart import Pids
+        spark = SparkSession.builder.remote(sys.argv[1]).getOrCreate()
+        HorovodRunner(np=2, spark=spark).run(Pids(Path(sys.argv[2])))
+        """
+    )
+    conf = {  # else it takes the server up to eight minutes
+        "spark.connect.execute.manager.detachedTimeout": "2s",
+        "spark.connect.execute.manager.maintenanceInterval": "1s",
+        "spark.connect.execute.reattachable.senderMaxStreamDuration": "5s",
+    }
+    with (
+        ConnectServer(tmp_path, "local[2]", conf) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", script, server.url, str(tmp_path)],
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        ) as driver,
+    ):
+        try:
+            processes = Pids(tmp_path).wait(2, lambda: driver.poll() is None)
+        finally:
+            driver.kill()
+        assert psutil.wait_procs(processes, timeout=60)[1] == []
+
+
+def test_a_million_lines_are_cut_to_the_last_ones(ranks: Ranks) -> None:
+    def main() -> None:
+        for number in range(600_000):
+            log_to_driver(str(number))
+
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as output,
+        contextlib.redirect_stderr(io.StringIO()) as notices,
+    ):
+        ranks.run(1, main)
+    numbers = [int(line) for line in output.getvalue().splitlines()]
+    assert numbers == list(range(100_000, 600_000))
+    assert "too many to keep" in notices.getvalue()

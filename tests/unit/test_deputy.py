@@ -1,0 +1,183 @@
+"""Ranks that cannot reach the driver: tasks are threads; driver, deputy and workers are real."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from horovod_runner import GpuError, HangError, LaunchError, deputy, driver, log_to_driver, rank
+from horovod_runner.channel import ChannelAddress
+from horovod_runner.deputy import Deputy
+from horovod_runner.driver import Driver
+from horovod_runner.job import Job, make_job
+from horovod_runner.launchers.apart import Apart
+from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
+from horovod_runner.rank import Surroundings, run_rank
+from horovod_runner.sinks.terminal import TerminalSink
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "_APART_SECONDS", 0.5)
+    monkeypatch.setattr(driver, "_GATHER_SECONDS", 1.0)
+
+
+class Meeting:
+    """Where threads meet, as Spark's barrier tasks do."""
+
+    def __init__(self, size: int) -> None:
+        self.told = [""] * size
+        self.barrier = threading.Barrier(size)
+
+    def task(self, number: int, attempt: int = 0) -> Any:
+        def gather(text: str) -> list[str]:
+            self.told[number] = text
+            self.barrier.wait()
+            heard = list(self.told)
+            self.barrier.wait()
+            return heard
+
+        return SimpleNamespace(
+            partitionId=lambda: number,
+            attemptNumber=lambda: attempt,
+            getTaskInfos=lambda: [SimpleNamespace(address="127.0.0.1:1")],
+            allGather=gather,
+        )
+
+
+class Blind(LocalLauncher):
+    """Starts ranks of which some cannot reach the driver."""
+
+    def __init__(self, blind: set[int]) -> None:
+        self._blind = blind
+
+    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> LocalLaunch:
+        return BlindLaunch(job, address, wake, self._blind)
+
+
+class BlindLaunch(LocalLaunch):
+    running = True
+
+    def __init__(
+        self, job: Job, address: ChannelAddress, wake: Callable[[], None], blind: set[int]
+    ) -> None:
+        self._blind = blind
+        self._meeting = Meeting(job.size)
+        super().__init__(job, address, wake)
+
+    def _run(self, task: int) -> None:
+        apart = Apart(self._job, self._meeting.task(task), Deputy)
+        here = Surroundings(task, self._path, self._environment, apart=apart)
+        # Port 1 of this host: nobody listens.
+        address = replace(self._address, port=1) if task in self._blind else self._address
+        outcome = run_rank(self._job, address, here)
+        self._outcomes.append(msgspec.structs.replace(outcome, record=apart.record))
+        self._wake()
+
+
+def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
+    job = make_job(
+        main,
+        {},
+        size=size,
+        environment={},
+        gpus_per_rank=options.get("gpus_per_rank", 0),
+        gpu_pinning="current",
+        stream_output=True,
+        hang_timeout=options.get("hang_timeout"),
+        ship_modules=(),
+        warn_bytes=1 << 30,
+    )
+    return Driver(job, Blind(blind), TerminalSink(size), threading.Event()).run()
+
+
+def talk() -> int:
+    print("printed")
+    log_to_driver(f"logged {os.environ['RANK']}")
+    return 10 + int(os.environ["RANK"])
+
+
+@pytest.mark.parametrize("blind", [{0, 1}, {0}, {1}])
+def test_ranks_that_cannot_reach_the_driver_run_all_the_same(
+    blind: set[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(talk, blind) == 10
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == [
+        "[0] printed",
+        "[1] printed",
+        "logged 0",
+        "logged 1",
+    ]
+    assert captured.err.count("executors cannot reach this process at 127.0.0.1:") == 1
+    assert "HOROVOD_RUNNER_DRIVER_HOST" in captured.err
+    table = [line.split()[1] for line in captured.err.splitlines()[-3:]]
+    assert table == ["rank", "0", "1"]
+
+
+def test_all_that_reach_the_driver_need_no_deputy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(talk, set()) == 10
+    assert "cannot reach" not in capsys.readouterr().err
+
+
+def test_a_failing_rank_ends_the_others_without_the_driver() -> None:
+    def main() -> None:
+        if os.environ["RANK"] == "1":
+            raise KeyError("the true cause")
+        threading.Event().wait()
+
+    with pytest.raises(KeyError, match="the true cause") as caught:
+        run(main, {0, 1, 2}, size=3)
+    assert "rank 1 of 3" in str(caught.value.__cause__)
+
+
+def test_gpus_that_are_too_few_are_told_without_the_driver() -> None:
+    with pytest.raises(GpuError, match="at gpus_per_rank=32"):
+        run(print, {0, 1}, gpus_per_rank=32)
+
+
+def test_a_hang_ends_without_the_driver() -> None:
+    def main() -> None:
+        threading.Event().wait()
+
+    with pytest.raises(HangError, match=r"threading\.py"):
+        run(main, {0, 1}, hang_timeout=1.0)
+
+
+def test_output_beyond_the_limit_is_cut_in_front_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(deputy, "_KEPT_CHARACTERS", 1000)
+
+    def main() -> None:
+        for number in range(100):
+            log_to_driver(f"{number:100}")
+
+    run(main, {0}, size=1)
+    captured = capsys.readouterr()
+    assert [int(line) for line in captured.out.splitlines()] == list(range(90, 100))
+    assert "9000 characters of what the ranks printed were too many" in captured.err
+
+
+def test_a_task_that_spark_starts_again_never_goes_on_alone() -> None:
+    with pytest.raises(LaunchError, match="started this task again"):
+        Apart(Job("test", 1, b""), Meeting(1).task(0, attempt=1), Deputy).__enter__()
+
+
+def test_tasks_that_do_not_all_meet_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod_runner.launchers import apart
+
+    monkeypatch.setattr(apart, "_MEET_SECONDS", 0.1)
+    meeting = Meeting(2)
+    with pytest.raises(LaunchError, match="not all 2 tasks met"):
+        Apart(Job("test", 2, b""), meeting.task(0), Deputy).__enter__()
+    meeting.barrier.abort()
