@@ -1,7 +1,9 @@
 """Decides when a run hangs, and says who waits for whom. Pure: it is told the time.
 
 There is reason to look closer once Horovod's stall inspector finds a tensor that some ranks wait
-for, once all ranks are idle, or one is frozen. If that lasts for ``timeout`` seconds in which no
+for, once all ranks are idle, or one is frozen; or an idle one is found in the middle of a
+collective: native code that keeps the interpreter's lock may stop Horovod's own thread, and with it
+the stall inspector. If that lasts for ``timeout`` seconds in which no
 rank prints or reports anything, the run hangs. What a rank computes meanwhile is no sign of
 progress: a loop that polls for what never comes looks like one that evaluates a model.
 """
@@ -35,6 +37,7 @@ def check_seconds(timeout: float | None) -> int:
 class _Rank:
     activity: Alive = field(default_factory=Alive)
     stack: str | None = None  # None: asked for, or never
+    waits: bool = False  # in a collective, idle
 
 
 class HangWatch:
@@ -54,6 +57,7 @@ class HangWatch:
         self._stalls: dict[str, tuple[Stall, float]] = {}
         self._since: float | None = None
         self._looked: float | None = None
+        self._peeked: float | None = None
         self._warned = False
 
     def started(self, rank: int) -> None:
@@ -68,6 +72,7 @@ class HangWatch:
         """What a rank does."""
         if rank in self._ranks:
             self._ranks[rank].activity = activity
+            self._ranks[rank].waits &= activity.idle >= self._idle_limit
             self._progress(now - activity.quiet)
 
     def _progress(self, moment: float) -> None:
@@ -82,7 +87,9 @@ class HangWatch:
     def shown(self, rank: int, text: str) -> None:
         """A rank's stacks have come."""
         if rank in self._ranks:
-            self._ranks[rank].stack = text
+            known = self._ranks[rank]
+            known.stack = text
+            known.waits = known.activity.idle >= self._idle_limit and stacks.in_collective(text)
 
     def step(self, now: float) -> Step | None:
         """What is to be done now, if anything: look at all stacks, warn, or end the run."""
@@ -94,7 +101,7 @@ class HangWatch:
         if waited is None:
             self._since = self._looked = None
             self._warned = False
-            return None
+            return self._peek(now)
         if self._since is None:
             self._since = now - waited
         if self._looked is not None:
@@ -105,6 +112,15 @@ class HangWatch:
                 rank.stack = None
             return "look"
         return None
+
+    def _peek(self, now: float) -> Step | None:
+        """Look what an idle rank does while others compute; not too often."""
+        idle = any(rank.activity.idle >= self._idle_limit for rank in self._ranks.values())
+        recent = self._peeked is not None and now - self._peeked < self._idle_limit
+        if not idle or recent:
+            return None
+        self._peeked = now
+        return "look"
 
     def _say(self, now: float, looked: float) -> Step | None:
         """Warn first, then end, when the ranks have shown their stacks."""
@@ -125,7 +141,13 @@ class HangWatch:
         if self._stalls or any(rank.activity.frozen for rank in self._ranks.values()):
             return self._check
         idle = min((rank.activity.idle for rank in self._ranks.values()), default=0.0)
-        return idle if idle >= self._idle_limit else None
+        if idle >= self._idle_limit:
+            return idle
+        return max((self._ranks[rank].activity.idle for rank in self._waiting()), default=None)
+
+    def _waiting(self) -> list[int]:
+        """The ranks that wait in a collective, as their stacks tell."""
+        return [rank for rank, known in self._ranks.items() if known.waits]
 
     def seconds(self, now: float) -> float:
         """For how long there has been no progress."""
@@ -147,6 +169,11 @@ class HangWatch:
         if frozen:
             verb = "is" if len(frozen) == 1 else "are"
             lines.append(f"{ranks_text(frozen)} {verb} stopped (SIGSTOP, or a debugger)")
+        waiting = self._waiting()
+        others = [rank for rank in self._ranks if rank not in waiting]
+        if not lines and waiting and others:
+            verb = "waits" if len(waiting) == 1 else "wait"
+            lines.append(f"{ranks_text(waiting)} {verb} in a collective for {ranks_text(others)}")
         if not lines:
             lines.append("no rank computes or prints")
         gone = [rank for rank in range(size) if rank not in self._ranks]
@@ -158,7 +185,7 @@ class HangWatch:
         """What usually is the cause."""
         if any(rank.activity.frozen for rank in self._ranks.values()):
             return "SIGCONT lets a stopped process go on."
-        if not self._stalls:
+        if not self._stalls and not self._waiting():
             return "The stacks below say where it waits: a lock, a queue, a file or a connection."
         return (
             "All ranks have to call the same collectives, as often and in the same order: unequal "

@@ -1,9 +1,9 @@
 """Horovod's source: fetched from the package registry, checked, and mended before it is built.
 
-Horovod 0.28.1 is the last release. It does not compile against today's frameworks, and slips in it
-keep its stall inspector dead under Gloo and its process sets off the job's network interface. Each
-edit below is ours, is made to the unpacked source and says why; none changes what a collective
-computes.
+Horovod 0.28.1 is the last release. It does not compile against today's frameworks, slips in it
+keep its stall inspector dead under Gloo and its process sets off the job's network interface, and
+whoever waits for a collective burns a core. Each edit below is ours, is made to the unpacked source
+and says why; none changes what a collective computes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import subprocess
 import sys
 import tarfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from horovod_runner.errors import InstallError
@@ -28,7 +28,7 @@ class Edit:
     path: str
     old: str
     new: str
-    why: str
+    why: str = field(repr=False)  # no part of what names a build
 
 
 EDITS = (
@@ -98,6 +98,67 @@ EDITS = (
         "  assert(global_context.IsEnabled());\n  gloo_iface_ = global_context.gloo_iface_;\n",
         "process sets, and every job has one, took the address that the hostname leads to and not "
         "HOROVOD_GLOO_IFACE's: 127.0.1.1 on many hosts, where no other host reaches it",
+    ),
+    Edit(
+        "horovod/torch/mpi_ops_v2.cc",
+        """  while (true) {
+    if (handle_manager.PollHandle(handle)) break;
+    {
+      py::gil_scoped_release release_python_gil;
+      std::this_thread::yield();
+    }
+  }
+""",
+        """  {
+    py::gil_scoped_release release_python_gil;
+    handle_manager.WaitHandle(handle);
+  }
+""",
+        "it polled without a pause: a core and the interpreter's lock for as long as a rank waits "
+        "for the others, which looked like work, too",
+    ),
+    Edit(
+        "horovod/torch/handle_manager.h",
+        "  bool PollHandle(int handle);\n",
+        "  bool PollHandle(int handle);\n  void WaitHandle(int handle);\n",
+        "what it calls instead",
+    ),
+    Edit(
+        "horovod/torch/handle_manager.h",
+        "  std::mutex mutex_;\n",
+        "  std::mutex mutex_;\n"
+        "  // Never freed: a thread that still waits would keep the process from its exit.\n"
+        "  std::condition_variable& done_ = *new std::condition_variable;\n",
+        "what it waits for",
+    ),
+    Edit(
+        "horovod/torch/handle_manager.h",
+        "#include <atomic>\n",
+        "#include <atomic>\n#include <condition_variable>\n",
+        "its header",
+    ),
+    Edit(
+        "horovod/torch/handle_manager.cc",
+        "  results_[handle] = std::make_shared<Status>(status);\n}\n",
+        """  results_[handle] = std::make_shared<Status>(status);
+  done_.notify_all();
+}
+
+void HandleManager::WaitHandle(int handle) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait(lock, [&] {
+    auto found = results_.find(handle);
+    return found == results_.end() || found->second != nullptr;
+  });
+}
+""",
+        "waits as the others wait for a lock",
+    ),
+    Edit(
+        "horovod/torch/handle_manager.cc",
+        "  results_.clear();\n",
+        "  results_.clear();\n  done_.notify_all();\n",
+        "a handle that is gone is waited for no more",
     ),
 )
 

@@ -15,6 +15,9 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$
 # From here on down a stack is this package's, and Python's way to start it.
 _OURS = re.compile(r"horovod_runner[/\\]worker\.py$|^<frozen runpy>$")
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|^<frozen ")
+_COLLECTIVE = re.compile(
+    r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
+)
 NO_ANSWER = "no answer: it is frozen, or waits in the kernel for a disk"
 
 
@@ -37,6 +40,14 @@ def place(text: str) -> str:
     own = next((frame for frame in frames if not _LIBRARY.search(frame)), frames[0])
     inner = "" if own == frames[0] else f", inside {_name(frames[0])}"
     return f"{_short(own)}{inner}"
+
+
+def in_collective(text: str) -> bool:
+    """Whether any thread is inside a call of Horovod or torch.distributed.
+
+    TensorFlow calls Horovod from native code: all that is seen is that it executes something.
+    """
+    return any(_COLLECTIVE.search(frame) for frames in threads(text) for frame in frames)
 
 
 def _short(frame: str) -> str:

@@ -24,6 +24,8 @@ def dump(line: int, *, other: int = 0) -> str:
 class Clock:
     """Runs a HangWatch for ranks that answer with the given stacks."""
 
+    dump = staticmethod(dump)
+
     def __init__(self, size: int, timeout: float | None = 10.0, check: float = 2.0) -> None:
         self.watch = HangWatch(timeout, check)
         self.now = 1000.0
@@ -32,18 +34,19 @@ class Clock:
         for rank in range(size):
             self.watch.started(rank)
 
-    def run(self, seconds: int, *, every: int = 2, **alive: float):
+    def run(self, seconds: int, *, every: int = 2, busy: int | None = None, **alive: float):
         start = self.now
         for second in range(seconds):
             self.now = start + second
             for rank in range(self.size):
-                self.watch.alive(rank, Alive(**{"quiet": 1e6, **alive}), self.now)
+                own = {"idle": 0.0} if rank == busy else {}
+                self.watch.alive(rank, Alive(**{"quiet": 1e6, **alive, **own}), self.now)
             if every and second % every == 0:
                 self.watch.stalled([Stall("allreduce.a", (1,))], self.now)
             step = self.watch.step(self.now)
             if step == "look":
                 for rank in range(self.size):
-                    self.watch.shown(rank, dump(rank))
+                    self.watch.shown(rank, self.dump(rank))
             if step:
                 self.steps.append((self.now - start, step))
             if step == "end":
@@ -97,6 +100,31 @@ def test_idle_ranks_hang_and_one_that_computes_keeps_them_from_it() -> None:
     busy = Clock(2)
     busy.run(60, every=0, idle=0.0)
     assert busy.steps == []
+
+
+def test_an_idle_rank_in_a_collective_waits_for_one_that_computes() -> None:
+    clock = Clock(2)
+    clock.run(60, every=0, idle=20.0, busy=1)
+    assert [name for _, name in clock.steps] == ["look", "look", "warn", "look", "end"]
+    assert clock.watch.describe(2) == "rank 0 waits in a collective for rank 1"
+    assert "the same collectives" in clock.watch.advice()
+
+
+def test_an_idle_rank_elsewhere_lets_the_others_compute() -> None:
+    clock = Clock(2)
+    clock.dump = lambda rank: dump(rank).replace("horovod/torch", "queue")
+    clock.run(60, every=0, idle=20.0, busy=1)
+    assert {name for _, name in clock.steps} == {"look"}
+    assert clock.watch.seconds(clock.now) == 0
+
+
+def test_a_rank_that_leaves_its_collective_no_longer_waits() -> None:
+    clock = Clock(2)
+    clock.run(5, every=0, idle=5.0, busy=1)
+    assert clock.steps[-1][1] == "warn"
+    clock.run(60, every=0, idle=0.5)
+    assert clock.steps[-1][1] == "warn"
+    assert clock.watch.seconds(clock.now) == 0
 
 
 def test_a_rank_that_ended_is_told_and_no_longer_asked() -> None:
