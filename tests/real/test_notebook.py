@@ -104,7 +104,7 @@ def notebook() -> Iterator[Notebook]:
 @pytest.mark.spark
 @pytest.mark.parametrize("np", [-2, 2], ids=["local", "spark"])
 def test_interrupt_ends_all_ranks_and_the_kernel_goes_on(notebook: Notebook, np: int) -> None:
-    notebook.start(f"HorovodRunner(np={np}).run(wait)")
+    notebook.start(f'HorovodRunner(np={np}, driver_log_verbosity="all").run(wait)')
     notebook.read_until(r"(?s)pids \d+.*pids \d+ \d+\n")
     pids = [int(n) for pair in re.findall(r"pids (\d+) (\d+)", notebook.shown) for n in pair]
     ranks = [psutil.Process(pid) for pid in pids]
@@ -114,7 +114,7 @@ def test_interrupt_ends_all_ranks_and_the_kernel_goes_on(notebook: Notebook, np:
     assert "interrupted: ending all ranks" in notebook.shown
     _, alive = psutil.wait_procs(ranks, timeout=10)
     assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
-    notebook.start(f"HorovodRunner(np={np}).run(main, x=2)")
+    notebook.start(f'HorovodRunner(np={np}, driver_log_verbosity="all").run(main, x=2)')
     assert notebook.wait() == ("6", "")
     assert "[1] printed by 1" in notebook.shown
 
@@ -122,7 +122,7 @@ def test_interrupt_ends_all_ranks_and_the_kernel_goes_on(notebook: Notebook, np:
 @pytest.mark.spark
 @pytest.mark.parametrize("np", [-2, 2], ids=["local", "spark"])
 def test_a_cell_shows_the_users_own_error_with_its_rank(notebook: Notebook, np: int) -> None:
-    notebook.start(f"HorovodRunner(np={np}).run(fail)")
+    notebook.start(f'HorovodRunner(np={np}, driver_log_verbosity="all").run(fail)')
     assert notebook.wait()[1] == "Trouble"
     assert "rank one is unhappy" in notebook.shown
     assert "of 2 on" in notebook.shown
