@@ -85,7 +85,7 @@ def test_a_hang_that_stops_horovods_own_thread_is_told_too(ranks: Ranks) -> None
 
         hvd.init()
         hvd.allreduce(torch.ones(3), name="first")
-        hvd.allreduce_async(torch.ones(3), name="gradient")
+        hvd.allreduce_async(torch.ones(3), name="last")
         if hvd.rank() == 1:
             hang_in_native_code()
         reduce_for_ever()
