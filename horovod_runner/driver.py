@@ -21,7 +21,7 @@ from horovod_runner.errors import (
     SerializationError,
 )
 from horovod_runner.job import Job, Outcome, Record
-from horovod_runner.launchers import Launch, Launcher, TaskLostError
+from horovod_runner.launchers import Launch, Launcher, LaunchLostError, TaskLostError
 from horovod_runner.liveness import Liveness
 from horovod_runner.sinks import Sink
 from horovod_runner.watchdog import Watchdog
@@ -368,6 +368,8 @@ class Driver:
         try:
             outcomes = launch.outcomes()
         except LaunchError as error:
+            if isinstance(error, LaunchLostError):
+                raise LaunchError(str(error)) from None
             if self._problem is not None:
                 raise self._problem from None
             if isinstance(error, TaskLostError):

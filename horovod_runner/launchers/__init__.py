@@ -22,6 +22,10 @@ class TaskLostError(LaunchError):
         self.task = task
 
 
+class LaunchLostError(LaunchError):
+    """What had launched the ranks went away, and all of them with it."""
+
+
 class Launch(Protocol):
     """One launch of all ranks, under way."""
 
@@ -46,6 +50,7 @@ class Launch(Protocol):
 
         Raises:
             TaskLostError: a task went away (its executor was killed).
+            LaunchLostError: all went away.
             LaunchError: the launcher itself broke (a Spark job was cancelled).
         """
 

@@ -19,7 +19,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner import host
-from horovod_runner.errors import LaunchError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,7 +106,7 @@ class Lookout:
         self,
         endpoint: tuple[str, int],
         done: threading.Event,
-        gone: Callable[[LaunchError], None],
+        gone: Callable[[str], None],
     ) -> None:
         self._endpoint = endpoint
         self._done = done
@@ -123,11 +122,9 @@ class Lookout:
                 return
             refusals = refusals + 1 if self._refuses() else 0
         self._gone(
-            LaunchError(
-                "the Spark Connect server at {}:{} has ended in the middle of the run: its port "
-                "refuses connections. With it went the executors and the ranks; its log says "
-                "why.".format(*self._endpoint)
-            )
+            "the Spark Connect server at {}:{} has ended in the middle of the run: its port "
+            "refuses connections. With it went the executors and the ranks; its log says "
+            "why.".format(*self._endpoint)
         )
 
     def _refuses(self) -> bool:

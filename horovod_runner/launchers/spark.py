@@ -27,7 +27,7 @@ import msgspec
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
-from horovod_runner.launchers import TaskLostError, apart, connect
+from horovod_runner.launchers import LaunchLostError, TaskLostError, apart, connect
 from horovod_runner.launchers.connect import conf_of
 from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
@@ -288,8 +288,8 @@ class ConnectLaunch(SparkLaunch):
         with self._progress:
             return super()._collect()
 
-    def _lost_server(self, error: LaunchError) -> None:
-        self._error = error
+    def _lost_server(self, reason: str) -> None:
+        self._error = LaunchLostError(reason)
         self._done.set()
         self._wake()
 
