@@ -2,6 +2,7 @@
 
     HorovodRunnerError (RuntimeError)
     ├── SlotError          the cluster has too few slots, or none that fit
+    ├── DataError          a dataset cannot be read, packed or made into tensors
     ├── GpuError           a host has too few GPUs for its ranks
     ├── SerializationError main or its arguments cannot be sent to the ranks
     ├── LaunchError        the ranks could not be started
@@ -25,6 +26,10 @@ class HorovodRunnerError(RuntimeError):
 
 class SlotError(HorovodRunnerError):
     """The cluster has fewer slots than ranks were asked for, or runs in a mode that has none."""
+
+
+class DataError(HorovodRunnerError):
+    """A dataset cannot be read, packed or made into tensors."""
 
 
 class GpuError(HorovodRunnerError):

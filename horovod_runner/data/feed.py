@@ -1,0 +1,179 @@
+"""From a store to batches, in a thread beside the training.
+
+    Order --row numbers--> Store --rows--> Fields --values--> [queue] --batches--> main
+
+What crosses the queue is a chunk of many batches: handing over each small batch by itself would
+take longer than gathering it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from horovod_runner.data.columns import Rows
+from horovod_runner.data.fields import Field
+from horovod_runner.data.order import Order
+from horovod_runner.data.store import Store
+from horovod_runner.errors import DataError
+
+T = TypeVar("T")
+# One chunk is in use, one waits and one is being made.
+_CHUNK_BYTES = 4 << 20
+_MAX_CHUNK_STEPS = 256
+
+
+class Feed(Generic[T]):
+    """The batches of one rank; each iteration is an epoch.
+
+    The first iteration is epoch 0, or goes on where :meth:`load_state_dict` says. One that is left
+    early counts as its epoch.
+
+    Args:
+        store: opened.
+        order: of the rows.
+        place: this rank's number, and the number of ranks.
+        fields: what a batch is made of.
+        make: turns the fields' values of some steps into as many batches. A field's values are an
+            array of shape (steps, rows, ...), or a list with an entry for each step.
+        state: what must be the same where a saved state is loaded.
+        prefetch: how many chunks of batches wait ready, at most.
+
+    Attributes:
+        real: how many rows of the last batch are no padding; they come first in it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        order: Order,
+        place: tuple[int, int],
+        fields: Sequence[Field],
+        make: Callable[[list[Any], int], list[T]],
+        state: Mapping[str, Any],
+        prefetch: int = 1,
+    ) -> None:
+        self.real = 0
+        self._store = store
+        self._order = order
+        self._place = place
+        self._fields = fields
+        self._make = make
+        self._same = dict(state)
+        self._prefetch = prefetch
+        self._epoch = self._step = 0
+        self._begun = False
+        self._names = list(dict.fromkeys(c.name for f in fields for c in f.columns))
+
+    def __len__(self) -> int:
+        """Steps per epoch, the same on every rank."""
+        return self._order.steps
+
+    def __iter__(self) -> Iterator[T]:
+        if self._begun:  # and was left early
+            self._epoch, self._step = self._epoch + 1, 0
+        self._begun = True
+        ahead = Ahead(self._chunks(self._epoch, self._step), self._prefetch)
+        try:
+            for batches in ahead:
+                for batch in batches:
+                    self.real = self._order.real(self._step, *self._place)
+                    self._step += 1
+                    yield batch
+        finally:
+            ahead.close()
+        self._epoch, self._step, self._begun = self._epoch + 1, 0, False
+
+    def _chunks(self, epoch: int, step: int) -> Iterator[list[T]]:
+        steps = self._steps_of_a_chunk()
+        while step < self._order.steps:
+            rows = self._order.take(epoch, step, steps, *self._place)
+            taken = self._store.take(rows.ravel(), self._names)
+            values = [_by_step(field, taken, len(rows)) for field in self._fields]
+            yield self._make(values, len(rows))
+            step += len(rows)
+
+    def _steps_of_a_chunk(self) -> int:
+        if not self._order.steps:
+            return 1
+        rows = self._order.take(0, 0, 1, *self._place).size
+        size = sum(self._store.row_bytes(name) for name in self._names)
+        return int(min(max(1, _CHUNK_BYTES // max(1, size * rows)), _MAX_CHUNK_STEPS))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the feed is, in a few plain values."""
+        return {**self._same, "epoch": self._epoch, "step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another feed was, of any number of ranks.
+
+        Raises:
+            DataError: that was over other data, with another seed or another global batch.
+        """
+        for name, own in self._same.items():
+            if state[name] != own:
+                raise DataError(
+                    f"this feed cannot go on where the saved one was: {name} is {own!r} here and "
+                    f"was {state[name]!r} there"
+                )
+        self._epoch, self._step, self._begun = int(state["epoch"]), int(state["step"]), False
+
+
+def _by_step(field: Field, taken: Mapping[str, Rows], steps: int) -> Any:
+    """A field's values: an array (steps, rows, ...) where all are alike, else a list."""
+    if field.is_uniform:
+        values = field.of(taken)
+        return values.reshape(steps, -1, *values.shape[1:])
+    name = field.columns[0].name
+    rows = taken[name]
+    assert rows.lengths is not None  # noqa: S101 - it is ragged
+    lengths = rows.lengths.reshape(steps, -1)
+    ends = np.cumsum(lengths.sum(axis=1))[:-1]
+    parts = zip(np.split(rows.values, ends), lengths, strict=True)
+    return [field.of({name: Rows(values, own)}) for values, own in parts]
+
+
+class Ahead(Iterator[T]):
+    """Runs an iterator in a thread of its own, some items ahead.
+
+    Args:
+        items: the iterator; what it raises is raised here.
+        ahead: how many items wait, at most.
+    """
+
+    def __init__(self, items: Iterator[T], ahead: int) -> None:
+        self._items = items
+        self._queue: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(max(1, ahead))
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="horovod_runner-feed", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            for item in self._items:
+                self._queue.put((item, None))
+                if self._closed.is_set():
+                    return
+            self._queue.put((None, StopIteration()))
+        except BaseException as error:
+            self._queue.put((None, error))
+
+    def __next__(self) -> T:
+        item, error = self._queue.get()
+        if error is not None:
+            self._queue.put((None, StopIteration()))  # for who asks again
+            raise error
+        return item  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """Stop the thread; may be called twice."""
+        self._closed.set()
+        while self._thread.is_alive():
+            try:  # it may wait for room
+                self._queue.get(timeout=0.01)
+            except queue.Empty:
+                self._thread.join(0.01)

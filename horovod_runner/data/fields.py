@@ -1,0 +1,164 @@
+"""What a batch is made of: columns side by side, turned into one type, filled up where short."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovod_runner.data.columns import Array, Column, Rows
+from horovod_runner.errors import DataError
+
+Columns = Mapping[str, str | Sequence[str]] | Sequence[str]
+Pad = Mapping[str, float | tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One part of a batch.
+
+    Attributes:
+        name: what it is called in the batch.
+        columns: which columns it is made of, side by side.
+        single: it is one column by itself, not a list of columns.
+        dtype: what the numbers are turned into; empty leaves them as they are.
+        pad: what fills up short rows of ragged columns; None leaves them ragged.
+        length: to which they are filled up or cut; None: to the longest of the batch.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    single: bool
+    dtype: str = ""
+    pad: float | None = None
+    length: int | None = None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all batches of as many rows have the same shape."""
+        return not self.single or self.columns[0].is_fixed or (
+            self.columns[0].kind == "list" and self.pad is not None and self.length is not None
+        )
+
+    def of(self, taken: Mapping[str, Rows]) -> Any:
+        """Its values for some rows: an array, or a list where the column is text, bytes or ragged.
+
+        Shape (rows,) or (rows, *shape) for a single column, (rows, columns) for several; vectors
+        are laid side by side.
+        """
+        if self.single and not self.columns[0].is_fixed:
+            return self._of_ragged(taken[self.columns[0].name])
+        if self.single:
+            values = taken[self.columns[0].name].values
+        else:
+            values = _side_by_side([taken[column.name].values for column in self.columns])
+        return values.astype(self.dtype, copy=False) if self.dtype else values
+
+    def _of_ragged(self, rows: Rows) -> Any:
+        column = self.columns[0]
+        assert rows.lengths is not None  # noqa: S101 - it is ragged
+        if column.kind == "list" and self.pad is not None:
+            padded = _padded(rows, self.pad, self.length)
+            return padded.astype(self.dtype, copy=False) if self.dtype else padded
+        ends = np.cumsum(rows.lengths).tolist()
+        begins = [0, *ends[:-1]]
+        if column.kind == "list":
+            return [rows.values[a:b] for a, b in zip(begins, ends, strict=True)]
+        data = rows.values.tobytes()
+        if column.kind == "bytes":
+            return [data[a:b] for a, b in zip(begins, ends, strict=True)]
+        return [data[a:b].decode() for a, b in zip(begins, ends, strict=True)]
+
+
+def _side_by_side(parts: Sequence[Array]) -> Array:
+    matrices = [part[:, None] if part.ndim == 1 else part.reshape(len(part), -1) for part in parts]
+    first, last = matrices[0], matrices[-1]
+    base = first.base
+    if base is not None and all(one.base is base and one.dtype == first.dtype for one in matrices):
+        # Neighbours in one matrix: that part of it, as it is.
+        item = first.itemsize
+        at = [one.__array_interface__["data"][0] for one in matrices]
+        widths = [one.shape[1] * item for one in matrices]
+        if all(b == a + w for a, b, w in zip(at, at[1:], widths, strict=False)):
+            columns = (at[-1] - at[0]) // item + last.shape[1]
+            shape, strides = (len(first), columns), (first.strides[0], item)
+            return np.lib.stride_tricks.as_strided(first, shape, strides)
+    return np.concatenate(matrices, axis=1)
+
+
+def _padded(rows: Rows, pad: float, length: int | None) -> Array:
+    assert rows.lengths is not None  # noqa: S101 - it is ragged
+    width = int(rows.lengths.max(initial=0)) if length is None else length
+    found = np.full((len(rows.lengths), width), pad, rows.values.dtype)
+    there = np.arange(width) < rows.lengths[:, None]
+    if length is None or not len(rows.lengths) or rows.lengths.max() <= width:
+        found[there] = rows.values
+    else:
+        begins = np.cumsum(rows.lengths) - rows.lengths
+        found[there] = rows.values[(begins[:, None] + np.arange(width))[there]]
+    return found
+
+
+
+def fields_of(
+    there: Mapping[str, Column],
+    wanted: Columns | None,
+    dtypes: Mapping[str, str] | str | None = None,
+    pad: Pad | None = None,
+) -> list[Field]:
+    """The parts of a batch that a user asked for.
+
+    Args:
+        there: the columns, by name.
+        wanted: for each part its column or its columns; a list names parts that are one column
+            each; None takes all columns so.
+        dtypes: NumPy types, by part, or one for all parts that are numbers.
+        pad: for parts that are ragged, what they are filled up with, and to which length.
+
+    Raises:
+        DataError: there is no such column or part, or columns cannot lie side by side.
+    """
+    if wanted is None:
+        wanted = list(there)
+    if not isinstance(wanted, Mapping):
+        wanted = {name: name for name in wanted}
+    for option, given in (("dtypes", dtypes), ("pad", pad)):
+        for name in given if isinstance(given, Mapping) else ():
+            if name not in wanted:
+                raise DataError(f"{option} names {name!r}; the parts are {', '.join(wanted)}")
+    return [_field(name, there, asked, dtypes, pad or {}) for name, asked in wanted.items()]
+
+
+def _field(
+    name: str,
+    there: Mapping[str, Column],
+    asked: str | Sequence[str],
+    dtypes: Mapping[str, str] | str | None,
+    pad: Pad,
+) -> Field:
+    single = isinstance(asked, str) and asked in there
+    columns = _expand([asked] if isinstance(asked, str) else asked, there)
+    if not single and (odd := [column.name for column in columns if not column.is_fixed]):
+        raise DataError(
+            f"part {name!r} cannot hold {', '.join(map(repr, odd))} beside others: text, bytes and "
+            f"ragged lists each make a part of their own, {{{odd[0]!r}: {odd[0]!r}}}"
+        )
+    filler = pad.get(name)
+    value, length = filler if isinstance(filler, tuple) else (filler, None)
+    dtype = dtypes if isinstance(dtypes, str) else (dtypes or {}).get(name, "")
+    if dtype and columns[0].kind in ("text", "bytes"):
+        dtype = ""
+    return Field(name, columns, single, dtype, value, length)
+
+
+def _expand(names: Sequence[str], there: Mapping[str, Column]) -> tuple[Column, ...]:
+    """The columns of some names, where a struct's name stands for all of its fields."""
+    found: list[Column] = []
+    for name in names:
+        fields = [c for own, c in there.items() if own == name or own.startswith(f"{name}.")]
+        if not fields:
+            raise DataError(f"there is no column {name!r}: there are {', '.join(there)}")
+        found += fields
+    return tuple(found)

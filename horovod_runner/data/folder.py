@@ -1,0 +1,103 @@
+"""Where a run's data lies on a host while it runs: a folder of the user's own, gone with the run.
+
+    <temporary files>/horovod_runner-<user id>/<run id>/
+
+Whoever uses it holds a lock on it, which the kernel drops with the process: the last one removes
+it, and what a crash left behind is removed by the next run on this host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from horovod_runner.errors import DataError
+
+VARIABLE = "HOROVOD_RUNNER_DATA"
+_LOCK = "in-use"
+
+
+class RunFolder:
+    """A run's folder on this host; use it as a context, in as many processes as need it.
+
+    Args:
+        run_id: the run's.
+        parent: where to make it, a folder that others may use; None for that of temporary files.
+
+    Attributes:
+        path: the folder; there from entering on.
+    """
+
+    def __init__(self, run_id: str, parent: Path | None = None) -> None:
+        self._root = _root(parent or Path(tempfile.gettempdir()))
+        self.path = self._root / run_id
+        self._lock: int | None = None
+
+    def __enter__(self) -> RunFolder:
+        _make_own(self._root)
+        sweep(self._root)
+        while self._lock is None:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            self._lock = _lock(self.path, fcntl.LOCK_SH)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._lock is not None  # noqa: S101 - it was entered
+        with suppress(OSError):  # others use it still
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+        with suppress(OSError):  # another run's folder is there
+            self._root.rmdir()
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove what crashed runs left behind; returns what that was."""
+    removed = []
+    for path in root.iterdir():
+        with suppress(OSError):
+            lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+                removed.append(path)
+    return removed
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    """Lock a folder; None if it was removed before that."""
+    try:
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, kind)
+        if os.fstat(descriptor).st_nlink:  # else it went while this waited
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _root(parent: Path) -> Path:
+    return parent / f"horovod_runner-{os.getuid()}"
+
+
+def _make_own(root: Path) -> None:
+    """Make the user's folder; in a folder for all, somebody else may have made one of that name."""
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = root.lstat()
+    except OSError as error:
+        raise DataError(f"no folder for the run's data could be made: {error}") from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise DataError(
+            f"{root} is not this user's alone: remove it, or set TMPDIR to another folder"
+        )

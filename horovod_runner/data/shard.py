@@ -1,0 +1,224 @@
+"""What a dataset is inside ``main``: this rank's part of it."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from horovod_runner.data.columns import Column
+from horovod_runner.data.feed import Feed
+from horovod_runner.data.fields import Columns, Field, Pad, fields_of
+from horovod_runner.data.folder import VARIABLE, RunFolder
+from horovod_runner.data.order import Last, Order
+from horovod_runner.data.store import Chunk, Layout, Store
+from horovod_runner.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+Transform = Callable[[dict[str, Any]], Any]
+
+
+class Reader(Protocol):
+    """A source as it travels to the ranks.
+
+    Attributes:
+        units: the number of rows of each part that is read by itself.
+        fingerprint: names the data.
+    """
+
+    units: list[int]
+    fingerprint: str
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What there is, by name."""
+
+    def settle(self, names: Sequence[str]) -> list[Column]:
+        """Some columns as they are packed: a list may turn out to be a vector."""
+
+    def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
+        """The rows of a part, packed."""
+
+
+class Shard:
+    """A dataset as ``main`` gets it: every method gives this rank's part.
+
+    What is asked for is packed once on each host, by all ranks that ask for it; from then on a
+    batch is one gather.
+
+    Args:
+        reader: the source.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+        self._stores: dict[tuple[str, ...], Store] = {}
+
+    @property
+    def rows(self) -> int:
+        """Of the whole dataset, on all ranks."""
+        return sum(self._reader.units)
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names; those of a struct's fields are dotted."""
+        return list(self._reader.columns)
+
+    def __repr__(self) -> str:
+        return f"Shard({self.rows} rows of {', '.join(self.columns)})"
+
+    def batches(
+        self,
+        batch_size: int,
+        columns: Columns | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        last: Last = "pad",
+        dtypes: Mapping[str, str] | str | None = None,
+        pad: Pad | None = None,
+        transform: Transform | None = None,
+        prefetch: int = 1,
+    ) -> Feed[Any]:
+        """Batches as dicts of NumPy arrays.
+
+        Args:
+            batch_size: rows of a batch, on each rank.
+            columns: what a batch holds, by name: one column, of shape (rows, ...), or several
+                side by side, of shape (rows, columns). A list of names takes each by itself, None
+                takes all. Text and bytes are lists, as are ragged columns that ``pad`` leaves out.
+            shuffle: in an order of its own in each epoch.
+            seed: of the shuffling; the same one on all ranks.
+            last: "pad" fills the last batch up with rows that were there before (``real`` counts
+                the others), "drop" leaves out rows that fill no batch on every rank.
+            dtypes: NumPy types to turn numbers into, by name or one for all.
+            pad: for ragged columns: a number to fill short rows up with to the longest of the
+                batch, or (number, length).
+            transform: called with each batch, in the thread that reads ahead; what it returns
+                comes in the batch's place.
+            prefetch: how many chunks of batches, of 4 MB each, are made ahead.
+
+        Raises:
+            DataError: see :class:`~horovod_runner.DataError`.
+        """
+
+        def make(names: list[str], values: list[Any], steps: int) -> list[Any]:
+            found = [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
+            return found if transform is None else [transform(batch) for batch in found]
+
+        return self._feed(
+            batch_size, columns, make, shuffle, seed, last, dtypes, pad, prefetch
+        )
+
+    def to_torch(
+        self,
+        batch_size: int,
+        columns: Columns | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        last: Last = "pad",
+        dtypes: Mapping[str, str] | str | None = None,
+        pad: Pad | None = None,
+        transform: Transform | None = None,
+        device: torch.device | str | None = None,
+        prefetch: int = 1,
+    ) -> Feed[Any]:
+        """Batches as tuples of tensors in the order of ``columns``; dicts where that is no mapping.
+
+        The arguments are those of :meth:`batches`, and
+
+        Args:
+            device: where the tensors are wanted. None: on this rank's GPU if there is one: copied
+                from pinned memory while the batch before is in use.
+        """
+        from horovod_runner.data import torch_feed
+
+        as_tuple = isinstance(columns, Mapping)
+        make = torch_feed.Make(as_tuple, transform, device)
+        return self._feed(
+            batch_size, columns, make, shuffle, seed, last, dtypes, pad, prefetch
+        )
+
+    def _feed(
+        self,
+        batch_size: int,
+        columns: Columns | None,
+        make: Callable[[list[str], list[Any], int], list[Any]],
+        shuffle: bool,
+        seed: int,
+        last: Last,
+        dtypes: Mapping[str, str] | str | None,
+        pad: Pad | None,
+        prefetch: int,
+    ) -> Feed[Any]:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+        if not self.rows:
+            raise DataError("the dataset has no rows")
+        wanted = fields_of(self._reader.columns, columns, dtypes, pad)
+        store = self._store(wanted)
+        # Now that it is packed it is known which lists are vectors.
+        settled = {column.name: column for column in store.layout.columns}
+        fields = fields_of({**self._reader.columns, **settled}, columns, dtypes, pad)
+        names = [field.name for field in fields]
+        rank, size = place()
+        global_batch = batch_size * size
+        order = Order(self.rows, global_batch, seed=seed, shuffle=shuffle, last=last)
+        state = {
+            "data": self._reader.fingerprint,
+            "global_batch": global_batch,
+            "seed": seed,
+            "shuffle": shuffle,
+            "last": last,
+        }
+        return Feed(
+            store,
+            order,
+            (rank, size),
+            fields,
+            lambda values, steps: make(names, values, steps),
+            state,
+            prefetch,
+        )
+
+    def _store(self, fields: Sequence[Field]) -> Store:
+        """The packed dataset with these columns; made by whoever comes first."""
+        wanted = {column.name for field in fields for column in field.columns}
+        names = tuple(name for name in self._reader.columns if name in wanted)
+        for known, store in self._stores.items():
+            if set(names) <= set(known):
+                return store
+        layout = Layout(self._reader.settle(names), self._reader.units, self._reader.fingerprint)
+        told = repr((layout.fingerprint, layout.columns)).encode()
+        name = hashlib.blake2b(told, digest_size=8).hexdigest()
+        store = Store.create(run_folder() / name, layout)
+        store.fill(lambda unit: self._reader.chunks(unit, layout))
+        store.open()
+        self._stores[names] = store
+        return store
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_reader": self._reader, "_stores": {}}
+
+
+def place() -> tuple[int, int]:
+    """This rank's number and the number of ranks; rank 0 of 1 outside of a run."""
+    return int(os.environ.get("HOROVOD_RANK", 0)), int(os.environ.get("HOROVOD_SIZE", 1))
+
+
+def run_folder() -> Path:
+    """The run's folder on this host; outside of a run this process has one of its own."""
+    path = os.environ.get(VARIABLE)
+    if not path:
+        stack = ExitStack()
+        path = str(stack.enter_context(RunFolder(f"process-{os.getpid()}")).path)
+        atexit.register(stack.close)
+        os.environ[VARIABLE] = path
+    return Path(path)

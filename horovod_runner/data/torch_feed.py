@@ -1,0 +1,62 @@
+"""Batches as torch tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Make:
+    """Turns the values of some steps into batches of tensors.
+
+    Args:
+        as_tuple: batches are tuples, else dicts.
+        transform: called with each batch of NumPy arrays.
+        device: where the tensors go; None for the current GPU, or the CPU where there is none.
+    """
+
+    def __init__(
+        self,
+        as_tuple: bool,
+        transform: Callable[[dict[str, Any]], Any] | None,
+        device: torch.device | str | None,
+    ) -> None:
+        self._as_tuple = as_tuple
+        self._transform = transform
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(device)
+
+    def __call__(self, names: list[str], values: list[Any], steps: int) -> list[Any]:
+        if self._transform is not None:
+            found = [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
+            return [self._tensors(self._transform(batch)) for batch in found]
+        parts = [
+            self._tensor(part).unbind(0)
+            if isinstance(part, np.ndarray)
+            else [self._tensors(one) for one in part]
+            for part in values
+        ]
+        if self._as_tuple:
+            return list(zip(*parts, strict=True))
+        return [dict(zip(names, one, strict=True)) for one in zip(*parts, strict=True)]
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cuda":
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor
+
+    def _tensors(self, value: Any) -> Any:
+        """All arrays in it as tensors; lists of text and the like stay."""
+        if isinstance(value, np.ndarray):
+            return self._tensor(value)
+        if isinstance(value, dict):
+            found = {name: self._tensors(one) for name, one in value.items()}
+            return tuple(found.values()) if self._as_tuple else found
+        if isinstance(value, tuple | list) and any(isinstance(v, np.ndarray) for v in value):
+            return type(value)(self._tensors(one) for one in value)
+        return value
