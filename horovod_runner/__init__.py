@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from horovod_runner.errors import (
         CancelledError,
         ChannelError,
+        DataError,
         GpuError,
         HangError,
         HorovodRunnerError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CancelledError",
     "ChannelError",
+    "DataError",
     "GpuError",
     "HangError",
     "HorovodRunner",

@@ -10,6 +10,20 @@ from horovod_runner import messages, pipe
 from horovod_runner.frames import frame
 
 
+_data = b""
+
+
+def data() -> bytes:
+    """The pickled readers of this run's datasets, by name (data/shard.py)."""
+    return _data
+
+
+def set_data(pickled: bytes) -> None:
+    """Say what :func:`data` gives."""
+    global _data
+    _data = pickled
+
+
 def log_to_driver(message: str) -> None:
     """Show a line on the driver, whatever ``driver_log_verbosity`` is.
 

@@ -19,12 +19,14 @@ class WorkerJob(NamedTuple):
         main: the pickled function and its keyword arguments.
         path: its ``sys.path``.
         argv: its ``sys.argv``.
+        data: the pickled readers of its datasets; empty where there are none.
     """
 
     rank: int
     main: bytes
     path: list[str]
     argv: list[str]
+    data: bytes = b""
 
 
 class WorkerOutcome(NamedTuple):

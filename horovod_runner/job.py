@@ -44,6 +44,7 @@ class Job:
         stream_output: whether what the ranks print goes to the driver as it comes.
         hang_timeout: as given to HorovodRunner.
         software: what the driver has installed.
+        data: the pickled readers of the datasets; empty where there are none.
     """
 
     run_id: str
@@ -57,6 +58,7 @@ class Job:
     stream_output: bool = False
     hang_timeout: float | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    data: bytes = field(default=b"", repr=False)
 
     @property
     def stall_seconds(self) -> int:

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
 from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.folder import VARIABLE, RunFolder
 from horovod_runner.handover import WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.messages import Assignment
@@ -106,7 +107,7 @@ def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> O
         link.put(hello)
         assignment = _await_assignment(link, address)
         slot = next(slot for slot in assignment.slots if slot.task == here.task)
-        worker_job = WorkerJob(slot.rank, job.main, here.path, list(job.argv))
+        worker_job = WorkerJob(slot.rank, job.main, here.path, list(job.argv), job.data)
         variables = environment.worker_variables(
             slot,
             assignment,
@@ -114,10 +115,13 @@ def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> O
             _gpu_variables(job, slot),
             here.user_environment,
         )
-        with WorkerProcess(worker_job, variables, here.directory) as worker:
-            watch = Watch(job, slot, link, worker, here.echo)
-            watch.until_end()
-            return watch.outcome()
+        with RunFolder(job.run_id) if job.data else nullcontext() as folder:
+            if folder is not None:
+                variables[VARIABLE] = str(folder.path)
+            with WorkerProcess(worker_job, variables, here.directory) as worker:
+                watch = Watch(job, slot, link, worker, here.echo)
+                watch.until_end()
+                return watch.outcome()
 
 
 def _offer(job: Job, address: ChannelAddress, here: Surroundings) -> Offer:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from horovod_runner.datasets import find_datasets
 from horovod_runner.deputy import Deputy
 from horovod_runner.driver import Driver
 from horovod_runner.gpu import Pinning
@@ -144,9 +145,10 @@ class HorovodRunner:
         try:
             launcher = self._launcher(cancelled)
             size = launcher.slots(max(0, self._np) or -self._np)
+            datasets = find_datasets(kwargs)
             job = make_job(
                 main,
-                kwargs,
+                {**kwargs, **datasets.shards},
                 size=size,
                 environment=self._env,
                 gpus_per_rank=self._gpus_per_rank,
@@ -156,9 +158,10 @@ class HorovodRunner:
                 ship_modules=self._ship_modules,
                 warn_bytes=self._warn_pickle_bytes,
             )
-            driver = Driver(job, launcher, TerminalSink(size), cancelled)
-            self._runs[cancelled] = driver
-            return driver.run()
+            with datasets.prepared(job, launcher.shares_files) as job:
+                driver = Driver(job, launcher, TerminalSink(size), cancelled)
+                self._runs[cancelled] = driver
+                return driver.run()
         finally:
             del self._runs[cancelled]
 

@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Any
 
-from horovod_runner import gpu, guard, handover, pipe
+from horovod_runner import context, gpu, guard, handover, pipe
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 
 # How Horovod and torch.distributed say that somebody else went away.
@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> int:
     os.close(job_file)
     way_out = pipe.Pipe(job.rank, frames, outcome_file)
     pipe.enter(way_out)
+    context.set_data(job.data)
     sys.path[:] = job.path
     sys.argv[:] = job.argv
     _make_user_main()

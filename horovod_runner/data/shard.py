@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from horovod_runner import context
 from horovod_runner.data.columns import Column
 from horovod_runner.data.feed import Feed
 from horovod_runner.data.fields import Columns, Field, Pad, fields_of
-from horovod_runner.data.folder import VARIABLE, RunFolder
+from horovod_runner.folder import VARIABLE, RunFolder
 from horovod_runner.data.order import Last, Order
 from horovod_runner.data.store import Chunk, Layout, Store
 from horovod_runner.errors import DataError
@@ -53,12 +55,20 @@ class Shard:
     batch is one gather.
 
     Args:
-        reader: the source.
+        name: that of the argument of ``run``.
+        reader: the source; None in what is sent to the ranks, which get it apart.
     """
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, name: str, reader: Reader | None = None) -> None:
+        self._name = name
+        self._own = reader
         self._stores: dict[tuple[str, ...], Store] = {}
+
+    @property
+    def _reader(self) -> Reader:
+        if self._own is None:
+            self._own = pickle.loads(context.data())[self._name]  # noqa: S301 - from our own driver
+        return self._own
 
     @property
     def rows(self) -> int:
@@ -71,7 +81,7 @@ class Shard:
         return list(self._reader.columns)
 
     def __repr__(self) -> str:
-        return f"Shard({self.rows} rows of {', '.join(self.columns)})"
+        return f"Shard({self._name}: {self.rows} rows of {', '.join(self.columns)})"
 
     def batches(
         self,
@@ -205,7 +215,7 @@ class Shard:
         return store
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_reader": self._reader, "_stores": {}}
+        return {**self.__dict__, "_stores": {}}
 
 
 def place() -> tuple[int, int]:

@@ -63,9 +63,11 @@ class Launcher(Protocol):
 
     Attributes:
         channel_host: the driver's IPv4 address or name as the ranks reach it.
+        shares_files: whether all ranks are on this machine.
     """
 
     channel_host: str
+    shares_files: bool
 
     def slots(self, size: int) -> int:
         """Check that ``size`` ranks fit (0: as many as there are), and return how many to start.

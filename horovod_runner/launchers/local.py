@@ -16,6 +16,7 @@ class LocalLauncher:
     """Starts ranks on this machine; any number of them."""
 
     channel_host = "127.0.0.1"
+    shares_files = True
 
     def slots(self, size: int) -> int:
         """As many as asked for: the machine is the user's own."""

@@ -77,6 +77,8 @@ class SparkLauncher:
         self._master = conf_of(spark, "spark.master") or ""
         self._is_local = self._master.startswith("local") and "cluster" not in self._master
         self._is_connect = _spark_context(spark) is None
+        # A Connect server may be on another machine.
+        self.shares_files = self._is_local and not self._is_connect
         named = None if self._is_local else conf_of(spark, "spark.driver.host")
         self.channel_host = named or "127.0.0.1"
         if self._is_connect:
