@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from horovod_runner.data.columns import Rows
+from horovod_runner.data.columns import Array, Rows
 from horovod_runner.data.fields import Field
 from horovod_runner.data.order import Order
 from horovod_runner.data.store import Store
@@ -74,10 +74,7 @@ class Feed(Generic[T]):
         return self._order.steps
 
     def __iter__(self) -> Iterator[T]:
-        if self._begun:  # and was left early
-            self._epoch, self._step = self._epoch + 1, 0
-        self._begun = True
-        ahead = Ahead(self._chunks(self._epoch, self._step), self._prefetch)
+        ahead = Ahead(self._chunks(*self._begin()), self._prefetch)
         try:
             for batches in ahead:
                 for batch in batches:
@@ -86,6 +83,26 @@ class Feed(Generic[T]):
                     yield batch
         finally:
             ahead.close()
+        self._end()
+
+    def row_numbers(self) -> Iterator[Array]:
+        """The next epoch's row numbers alone, of shape (batches, rows), some batches at a time."""
+        epoch, step = self._begin()
+        steps = self._steps_of_a_chunk()
+        while step < self._order.steps:
+            rows = self._order.take(epoch, step, steps, *self._place)
+            step += len(rows)
+            self._step = step
+            yield rows
+        self._end()
+
+    def _begin(self) -> tuple[int, int]:
+        if self._begun:  # and was left early
+            self._epoch, self._step = self._epoch + 1, 0
+        self._begun = True
+        return self._epoch, self._step
+
+    def _end(self) -> None:
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
     def _chunks(self, epoch: int, step: int) -> Iterator[list[T]]:

@@ -95,6 +95,8 @@ class Order:
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of an epoch of {self.steps} steps")
         low, high = self._slice(rank, size)
+        if low == high:
+            return np.empty((min(steps, self.steps - step), 0), np.int64)
         if not self._shuffle:
             starts = np.arange(step, min(step + steps, self.steps), dtype=np.int64) * self._batch
             found: Rows = (starts[:, None] + np.arange(low, high, dtype=np.int64)) % self._rows

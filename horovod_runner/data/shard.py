@@ -8,6 +8,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,9 +22,11 @@ from horovod_runner.data.store import Chunk, Layout, Store
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
+    import tensorflow as tf
     import torch
 
 Transform = Callable[[dict[str, Any]], Any]
+Make = Callable[[list[str], list[Any], int], list[Any]]
 
 
 class Reader(Protocol):
@@ -46,6 +49,29 @@ class Reader(Protocol):
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """The rows of a part, packed."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a feed is made of."""
+
+    store: Store
+    order: Order
+    place: tuple[int, int]
+    fields: list[Field]
+    state: dict[str, Any]
+
+    def feed(self, make: Make, prefetch: int) -> Feed[Any]:
+        names = [field.name for field in self.fields]
+        return Feed(
+            self.store,
+            self.order,
+            self.place,
+            self.fields,
+            lambda values, steps: make(names, values, steps),
+            self.state,
+            prefetch,
+        )
 
 
 class Shard:
@@ -122,9 +148,8 @@ class Shard:
             found = [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
             return found if transform is None else [transform(batch) for batch in found]
 
-        return self._feed(
-            batch_size, columns, make, shuffle, seed, last, dtypes, pad, prefetch
-        )
+        plan = self._plan(batch_size, columns, shuffle, seed, last, dtypes, pad)
+        return plan.feed(make, prefetch)
 
     def to_torch(
         self,
@@ -151,23 +176,54 @@ class Shard:
         from horovod_runner.data import torch_feed
 
         as_tuple = isinstance(columns, Mapping)
-        make = torch_feed.Make(as_tuple, transform, device)
-        return self._feed(
-            batch_size, columns, make, shuffle, seed, last, dtypes, pad, prefetch
+        plan = self._plan(batch_size, columns, shuffle, seed, last, dtypes, pad)
+        return plan.feed(torch_feed.Make(as_tuple, transform, device), prefetch)
+
+    def to_tf(
+        self,
+        batch_size: int,
+        columns: Columns | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        last: Last = "pad",
+        dtypes: Mapping[str, str] | str | None = None,
+        pad: Pad | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> tf.data.Dataset:
+        """Batches as a ``tf.data.Dataset``: tuples in the order of ``columns``, or dicts.
+
+        Each iteration is an epoch. The arguments are those of :meth:`batches`, and
+
+        Args:
+            state: of a feed with the same arguments: the first epoch goes on there.
+        """
+        from horovod_runner.data import tf_feed
+
+        plan = self._plan(batch_size, columns, shuffle, seed, last, dtypes, pad)
+        feed = plan.feed(lambda names, values, steps: list(zip(*values, strict=True)), 1)
+        if state is not None:
+            feed.load_state_dict(state)
+        if all(field.is_uniform and field.columns[0].is_fixed for field in plan.fields):
+            dataset = tf_feed.gathered(feed, plan.store, plan.fields, batch_size)
+        else:
+            dataset = tf_feed.through_python(feed, plan.fields, batch_size)
+        return tf_feed.finished(
+            dataset,
+            None if isinstance(columns, Mapping) else [field.name for field in plan.fields],
+            None if state is not None else len(feed),
         )
 
-    def _feed(
+    def _plan(
         self,
         batch_size: int,
         columns: Columns | None,
-        make: Callable[[list[str], list[Any], int], list[Any]],
         shuffle: bool,
         seed: int,
         last: Last,
         dtypes: Mapping[str, str] | str | None,
         pad: Pad | None,
-        prefetch: int,
-    ) -> Feed[Any]:
+    ) -> _Plan:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
         if not self.rows:
@@ -177,7 +233,6 @@ class Shard:
         # Now that it is packed it is known which lists are vectors.
         settled = {column.name: column for column in store.layout.columns}
         fields = fields_of({**self._reader.columns, **settled}, columns, dtypes, pad)
-        names = [field.name for field in fields]
         rank, size = place()
         global_batch = batch_size * size
         order = Order(self.rows, global_batch, seed=seed, shuffle=shuffle, last=last)
@@ -188,15 +243,7 @@ class Shard:
             "shuffle": shuffle,
             "last": last,
         }
-        return Feed(
-            store,
-            order,
-            (rank, size),
-            fields,
-            lambda values, steps: make(names, values, steps),
-            state,
-            prefetch,
-        )
+        return _Plan(store, order, (rank, size), fields, state)
 
     def _store(self, fields: Sequence[Field]) -> Store:
         """The packed dataset with these columns; made by whoever comes first."""

@@ -200,6 +200,11 @@ class Store:
                 count = sizes[column.name] // np.dtype(column.dtype).itemsize
                 self._values[column.name, unit] = _map(values, column.dtype, (count,))
 
+    def matrix(self, group: Sequence[Column]) -> Array:
+        """All rows of the columns of a group."""
+        assert self._matrices is not None  # noqa: S101 - open() comes first
+        return self._matrices[self._groups.index(list(group))]
+
     def take(self, rows: Array, names: Sequence[str]) -> dict[str, Rows]:
         """Gather rows of some columns.
 
@@ -386,8 +391,9 @@ def _check_size(path: Path, size: int) -> None:
 def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     if not np.prod(shape):
         return np.empty(shape, dtype)
-    # A plain array: views of the subclass keep no common base.
-    return np.asarray(np.memmap(path, dtype, "r", shape=shape))
+    # Copied where it is written to, which nobody does; a mapping that cannot be written to cannot
+    # be shared with TensorFlow. A plain array: views of the subclass keep no common base.
+    return np.asarray(np.memmap(path, dtype, "c", shape=shape))
 
 
 def _no_room(folder: Path, size: int, error: OSError) -> DataError:
