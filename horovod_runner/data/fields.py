@@ -102,6 +102,20 @@ def _padded(rows: Rows, pad: float, length: int | None) -> Array:
 
 
 
+def names_of(there: Mapping[str, Column], wanted: Columns | None) -> list[str]:
+    """The columns that a user asked for, in the dataset's order.
+
+    Raises:
+        DataError: there is no such column.
+    """
+    if wanted is None:
+        return list(there)
+    asked = list(wanted.values()) if isinstance(wanted, Mapping) else list(wanted)
+    flat = [name for one in asked for name in ([one] if isinstance(one, str) else one)]
+    chosen = {column.name for column in _expand(flat, there)}
+    return [name for name in there if name in chosen]
+
+
 def fields_of(
     there: Mapping[str, Column],
     wanted: Columns | None,

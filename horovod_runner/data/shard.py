@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from horovod_runner import context
 from horovod_runner.data.columns import Column
 from horovod_runner.data.feed import Feed
-from horovod_runner.data.fields import Columns, Field, Pad, fields_of
+from horovod_runner.data.fields import Columns, Field, Pad, fields_of, names_of
 from horovod_runner.folder import VARIABLE, RunFolder
 from horovod_runner.data.order import Last, Order
 from horovod_runner.data.store import Chunk, Layout, Store
@@ -227,12 +227,13 @@ class Shard:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
         if not self.rows:
-            raise DataError("the dataset has no rows")
-        wanted = fields_of(self._reader.columns, columns, dtypes, pad)
-        store = self._store(wanted)
-        # Now that it is packed it is known which lists are vectors.
-        settled = {column.name: column for column in store.layout.columns}
-        fields = fields_of({**self._reader.columns, **settled}, columns, dtypes, pad)
+            raise DataError(f"{self._name} has no rows")
+        there = self._reader.columns
+        names = names_of(there, columns)
+        settled = self._reader.settle(names)
+        there = {**there, **{column.name: column for column in settled}}
+        fields = fields_of(there, columns, dtypes, pad)
+        store = self._store(names, settled)
         rank, size = place()
         global_batch = batch_size * size
         order = Order(self.rows, global_batch, seed=seed, shuffle=shuffle, last=last)
@@ -245,20 +246,18 @@ class Shard:
         }
         return _Plan(store, order, (rank, size), fields, state)
 
-    def _store(self, fields: Sequence[Field]) -> Store:
+    def _store(self, names: Sequence[str], columns: list[Column]) -> Store:
         """The packed dataset with these columns; made by whoever comes first."""
-        wanted = {column.name for field in fields for column in field.columns}
-        names = tuple(name for name in self._reader.columns if name in wanted)
         for known, store in self._stores.items():
             if set(names) <= set(known):
                 return store
-        layout = Layout(self._reader.settle(names), self._reader.units, self._reader.fingerprint)
+        layout = Layout(columns, self._reader.units, self._reader.fingerprint)
         told = repr((layout.fingerprint, layout.columns)).encode()
         name = hashlib.blake2b(told, digest_size=8).hexdigest()
         store = Store.create(run_folder() / name, layout)
         store.fill(lambda unit: self._reader.chunks(unit, layout))
         store.open()
-        self._stores[names] = store
+        self._stores[tuple(names)] = store
         return store
 
     def __getstate__(self) -> dict[str, Any]:

@@ -400,8 +400,8 @@ def _no_room(folder: Path, size: int, error: OSError) -> DataError:
     free = shutil.disk_usage(folder.parent).free
     why = "has too little room" if error.errno == errno.ENOSPC else f"cannot be written ({error})"
     return DataError(
-        f"{folder.parent} {why} for the packed dataset: it takes {size / 1e9:.3f} GB, and "
-        f"{free / 1e9:.3f} GB are free. Free space there, or set TMPDIR to a folder on another disk"
+        f"{folder.parent} {why} for the packed dataset: it takes {size / 1e6:.1f} MB, and "
+        f"{free / 1e6:.1f} MB are free. Free space there, or set TMPDIR to a folder on another disk"
     )
 
 

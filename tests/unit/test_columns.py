@@ -1,0 +1,178 @@
+"""What each Arrow type becomes, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from horovod_runner.data import columns
+from horovod_runner.data.columns import Column, Rows
+from horovod_runner.errors import DataError
+
+DAY = datetime.date(1970, 1, 3)
+MOMENT = datetime.datetime(1970, 1, 1, 0, 0, 1)
+
+
+def read(array: pa.Array, fill: object = None) -> tuple[Column, Rows]:
+    batch = pa.record_batch([array], ["c"])
+    column = columns.settle(columns.choose(batch.schema)["c"], batch)
+    return column, columns.read(batch, column, fill)
+
+
+@pytest.mark.parametrize(
+    ("array", "dtype", "values"),
+    [
+        (pa.array([1, 2], pa.int8()), "int8", [1, 2]),
+        (pa.array([1, 2], pa.uint64()), "uint64", [1, 2]),
+        (pa.array(np.array([0.5, 2], np.float16)), "float16", [0.5, 2]),
+        (pa.array([0.5, 2], pa.float32()), "float32", [0.5, 2]),
+        (pa.array([True, False]), "bool", [True, False]),
+        (pa.array([Decimal("1.25"), Decimal("-3")]), "float64", [1.25, -3]),
+        (pa.array([DAY]), "int32", [2]),
+        (pa.array([DAY], pa.date64()), "int32", [2]),
+        (pa.array([MOMENT], pa.timestamp("ns")), "int64", [1_000_000]),
+        (pa.array([MOMENT], pa.timestamp("s", "UTC")), "int64", [1_000_000]),
+        (pa.array([datetime.timedelta(milliseconds=1)], pa.duration("ms")), "int64", [1000]),
+        (pa.array([datetime.time(0, 0, 2)], pa.time32("s")), "int64", [2_000_000]),
+        (pa.array([3, 4, 3]).dictionary_encode(), "int64", [3, 4, 3]),
+        (pa.array([1, 2, 3, 4])[1:3], "int64", [2, 3]),
+    ],
+    ids=lambda value: str(getattr(value, "type", "")),
+)
+def test_numbers(array: pa.Array, dtype: str, values: list[Any]) -> None:
+    column, rows = read(array)
+    assert (column.kind, column.dtype, column.shape) == ("number", dtype, ())
+    assert rows.values.dtype == dtype
+    assert rows.values.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("array", "shape", "values"),
+    [
+        (pa.array([[1, 2], [3, 4]]), (2,), [[1, 2], [3, 4]]),
+        (pa.array([[1, 2], [3, 4]], pa.large_list(pa.int64())), (2,), [[1, 2], [3, 4]]),
+        (pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)), (2,), [[1, 2], [3, 4]]),
+        (
+            pa.array([[[1, 2], [3, 4]]], pa.list_(pa.list_(pa.int64(), 2), 2)),
+            (2, 2),
+            [[[1, 2], [3, 4]]],
+        ),
+        (pa.array([[1, 2], [3, 4], [5, 6]])[1:], (2,), [[3, 4], [5, 6]]),
+        (pa.array([[9, 9], [3, 4]], pa.list_(pa.int64(), 2))[1:], (2,), [[3, 4]]),
+    ],
+)
+def test_vectors(array: pa.Array, shape: tuple[int, ...], values: list[Any]) -> None:
+    column, rows = read(array)
+    assert (column.kind, column.shape) == ("vector", shape)
+    assert rows.values.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("array", "kind", "values", "lengths"),
+    [
+        (pa.array([[1], [], [2, 3]]), "list", [1, 2, 3], [1, 0, 2]),
+        (pa.array([[9], [1, 2], [3]])[1:], "list", [1, 2, 3], [2, 1]),
+        (pa.array(["a", "", "äö"]), "text", list("aäö".encode()), [1, 0, 4]),
+        (pa.array(["x", "a", "bc"])[1:], "text", list(b"abc"), [1, 2]),
+        (pa.array([b"a", b"bc"], pa.large_binary()), "bytes", list(b"abc"), [1, 2]),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), "text", list(b"aba"), [1, 1, 1]),
+    ],
+)
+def test_ragged_rows(
+    array: pa.Array, kind: str, values: list[int], lengths: list[int]
+) -> None:
+    column, rows = read(array)
+    assert column.kind == kind
+    assert rows.values.tolist() == values
+    assert rows.lengths is not None
+    assert rows.lengths.tolist() == lengths
+
+
+def vectors(*rows: dict[str, Any]) -> pa.Array:
+    type_ = pa.struct(
+        [
+            ("type", pa.int8()),
+            ("size", pa.int32()),
+            ("indices", pa.list_(pa.int32())),
+            ("values", pa.list_(pa.float64())),
+        ]
+    )
+    return pa.array(rows, type_)
+
+
+DENSE = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
+SPARSE = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
+
+
+def test_sparks_vectors_dense_and_sparse() -> None:
+    column, rows = read(vectors(DENSE, SPARSE, {**SPARSE, "indices": [], "values": []}, DENSE))
+    assert column.shape == (3,)
+    assert rows.values.tolist() == [[1, 2, 3], [4, 0, 5], [0, 0, 0], [1, 2, 3]]
+
+
+def test_sparks_vectors_of_other_sizes_are_refused() -> None:
+    with pytest.raises(DataError, match="'c' has rows of 3 and of 4 values"):
+        read(vectors(DENSE, {**SPARSE, "size": 4}))
+
+
+def test_structs_are_taken_apart_and_null_where_they_are() -> None:
+    array = pa.array([{"x": 1, "y": {"z": 2.0}}, {"x": 3, "y": {"z": 4.0}}])
+    batch = pa.record_batch([array], ["s"])
+    there = columns.choose(batch.schema)
+    assert list(there) == ["s.x", "s.y.z"]
+    assert columns.read(batch, there["s.y.z"]).values.tolist() == [2.0, 4.0]
+    batch = pa.record_batch([pa.array([{"x": 1}, None])], ["s"])
+    with pytest.raises(DataError, match=r"'s.x' has nulls \(1 in a batch of 2 rows\)"):
+        columns.read(batch, columns.choose(batch.schema)["s.x"])
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([1, None]),
+        pa.array(["a", None]),
+        pa.array([[1, None], [1, 2]]),
+        pa.array([[1, 2], None]),
+        vectors(DENSE, None),  # type: ignore[arg-type]
+    ],
+    ids=["number", "text", "in a list", "list", "vector"],
+)
+def test_nulls_are_refused_with_the_columns_name(array: pa.Array) -> None:
+    with pytest.raises(DataError, match=r"'c' has nulls.*fill=.*fillna"):
+        read(array)
+
+
+def test_nulls_are_filled_where_it_is_said_with_what() -> None:
+    assert read(pa.array([1, None]), fill=7)[1].values.tolist() == [1, 7]
+    assert read(pa.array([[1, None]]), fill=7)[1].values.tolist() == [[1, 7]]
+    assert bytes(read(pa.array(["a", None]), fill="zz")[1].values) == b"azz"
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        pa.map_(pa.string(), pa.int64()),
+        pa.list_(pa.string()),
+        pa.list_(pa.list_(pa.int64())),
+        pa.null(),
+        pa.month_day_nano_interval(),
+    ],
+    ids=str,
+)
+def test_a_column_that_cannot_become_a_tensor_is_named(type_: pa.DataType) -> None:
+    with pytest.raises(DataError, match="column 'odd' of type .* cannot become a tensor"):
+        columns.choose(pa.schema([("odd", type_)]))
+
+
+def test_a_list_that_looked_like_a_vector_is_told() -> None:
+    batch = pa.record_batch([pa.array([[1, 2]])], ["c"])
+    column = columns.settle(columns.choose(batch.schema)["c"], batch)
+    longer = pa.record_batch([pa.array([[1, 2], [1, 2, 3]])], ["c"])
+    with pytest.raises(DataError, match=r"of 2 and of 3 values.*ragged=\['c'\]"):
+        columns.read(longer, column)
+    assert columns.settle(columns.choose(batch.schema)["c"], batch, ["c"]).kind == "list"

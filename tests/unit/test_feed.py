@@ -1,0 +1,272 @@
+"""Batches: what they hold, how long an epoch is, and how one goes on in the middle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_runner.data import feed as feeds
+from horovod_runner.data.feed import Ahead
+from horovod_runner.data.shard import Shard
+from horovod_runner.data.sources import source_of
+from horovod_runner.errors import DataError
+
+ROWS = 100
+TABLE = pa.table(
+    {
+        "a": np.arange(ROWS, dtype=np.float32),
+        "b": np.arange(ROWS, dtype=np.float32) * 2,
+        "label": np.arange(ROWS),
+        "v": [[n, n] for n in range(ROWS)],
+        "text": [f"row {n}" for n in range(ROWS)],
+        "data": [b"%d" % n for n in range(ROWS)],
+        "ragged": [[n] * (n % 4) for n in range(ROWS)],
+        "point": [{"x": n, "y": -n} for n in range(ROWS)],
+    }
+)
+
+
+def shard_of(value: object) -> Shard:
+    source = source_of(value)
+    assert source is not None
+    return Shard("train", source.prepare("train", None))
+
+
+@pytest.fixture
+def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
+    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+    return shard_of(TABLE)
+
+
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", str(rank))
+    monkeypatch.setenv("HOROVOD_SIZE", str(size))
+
+
+def test_a_batch_holds_what_was_asked_for(shard: Shard) -> None:
+    columns = {
+        "x": ["b", "a"],
+        "y": "label",
+        "mixed": ["a", "label", "v"],
+        "xy": "point",
+        "words": "text",
+        "blob": "data",
+        "lists": "ragged",
+    }
+    for batch in shard.batches(7, columns, shuffle=True):
+        label = batch["y"]
+        assert list(batch) == list(columns)
+        assert batch["x"].dtype == np.float32
+        assert batch["x"].tolist() == [[2 * n, n] for n in label]
+        assert batch["mixed"].tolist() == [[n, n, n, n] for n in label]
+        assert batch["xy"].tolist() == [[n, -n] for n in label]
+        assert batch["words"] == [f"row {n}" for n in label]
+        assert batch["blob"] == [b"%d" % n for n in label]
+        assert [list(row) for row in batch["lists"]] == [[n] * (n % 4) for n in label]
+
+
+def test_all_columns_come_by_their_names(shard: Shard) -> None:
+    batch = next(iter(shard.batches(3)))
+    assert list(batch) == [
+        "a", "b", "label", "v", "text", "data", "ragged", "point.x", "point.y",
+    ]  # fmt: skip
+    assert list(next(iter(shard.batches(3, ["label", "text"])))) == ["label", "text"]
+    assert (shard.rows, repr(shard)[:30]) == (100, "Shard(train: 100 rows of a, b,")
+
+
+def test_ragged_rows_are_filled_up_where_it_is_said_with_what(shard: Shard) -> None:
+    batch = next(iter(shard.batches(3, ["ragged"], pad={"ragged": -1})))
+    assert batch["ragged"].tolist() == [[-1, -1], [1, -1], [2, 2]]
+    batch = next(iter(shard.batches(4, ["ragged"], pad={"ragged": (-1, 2)})))
+    assert batch["ragged"].tolist() == [[-1, -1], [1, -1], [2, 2], [3, 3]]
+
+
+def test_types_are_turned_where_it_is_asked_for(shard: Shard) -> None:
+    columns = {"x": ["a", "label"], "y": "label", "text": "text"}
+    batch = next(iter(shard.batches(3, columns)))
+    assert [batch["x"].dtype, batch["y"].dtype] == ["float64", "int64"]
+    batch = next(iter(shard.batches(3, columns, dtypes={"x": "float32"})))
+    assert [batch["x"].dtype, batch["y"].dtype] == ["float32", "int64"]
+    batch = next(iter(shard.batches(3, columns, dtypes="float32")))
+    assert [batch["x"].dtype, batch["y"].dtype] == ["float32", "float32"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "told"),
+    [
+        ({"x": "nowhere"}, {}, "there is no column 'nowhere': there are a, b"),
+        ({"x": ["a", "text"]}, {}, "'x' cannot hold 'text' beside others"),
+        (["a"], {"pad": {"b": 0}}, "pad names 'b'; the parts are a"),
+        (["a"], {"dtypes": {"b": "int8"}}, "dtypes names 'b'"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told(
+    shard: Shard, columns: Any, options: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(DataError, match=told):
+        shard.batches(3, columns, **options)
+
+
+@given(
+    size=st.integers(1, 5),
+    batch_size=st.integers(1, 40),
+    last=st.sampled_from(["pad", "drop"]),
+    shuffle=st.booleans(),
+    chunk=st.sampled_from([1, 200, 1 << 22]),
+)
+def test_every_row_comes_once_over_all_ranks_which_have_as_many_batches(
+    tmp_path_factory: pytest.TempPathFactory,
+    size: int,
+    batch_size: int,
+    last: Any,
+    shuffle: bool,
+    chunk: int,
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path_factory.mktemp("data")))
+        patch.setattr(feeds, "_CHUNK_BYTES", chunk)
+        shard = shard_of(TABLE)
+        seen, lengths = [], set()
+        for rank in range(size):
+            as_rank(patch, rank, size)
+            feed = shard.batches(batch_size, ["label"], shuffle=shuffle, last=last)
+            steps = 0
+            for batch in feed:
+                assert len(batch["label"]) == batch_size
+                seen += batch["label"][: feed.real].tolist()
+                steps += 1
+            assert steps == len(feed)
+            lengths.add(steps)
+    assert len(lengths) == 1
+    whole = ROWS if last == "pad" else ROWS // (batch_size * size) * batch_size * size
+    assert len(seen) == len(set(seen)) == whole
+
+
+def epoch(feed: Any) -> list[list[int]]:
+    return [batch["label"].tolist() for batch in feed]
+
+
+def test_a_feed_goes_on_where_another_one_was_with_any_number_of_ranks(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_rank(monkeypatch, 0, 1)
+    first = shard.batches(12, ["label"], shuffle=True, seed=5)
+    epoch(first)
+    batches = iter(first)
+    next(batches), next(batches)
+    state = first.state_dict()
+    assert (state["epoch"], state["step"]) == (1, 2)
+    rest = [batch["label"].tolist() for batch in batches]
+    parts = []
+    for rank in range(3):
+        as_rank(monkeypatch, rank, 3)
+        feed = shard.batches(4, ["label"], shuffle=True, seed=5)
+        feed.load_state_dict(state)
+        parts.append(epoch(feed))
+        assert feed.state_dict() == {**state, "epoch": 2, "step": 0}
+    assert [a + b + c for a, b, c in zip(*parts, strict=True)] == rest
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "options", "told"),
+    [
+        (11, {"seed": 5}, "global_batch is 11 here and was 12 there"),
+        (12, {"seed": 6}, "seed is 6 here and was 5 there"),
+        (12, {"seed": 5, "last": "drop"}, "last is 'drop' here and was 'pad' there"),
+    ],
+)
+def test_a_state_of_another_feed_is_refused(
+    shard: Shard, batch_size: int, options: dict[str, Any], told: str
+) -> None:
+    state = shard.batches(12, ["label"], seed=5).state_dict()
+    with pytest.raises(DataError, match=told):
+        shard.batches(batch_size, ["label"], **options).load_state_dict(state)
+
+
+def test_a_state_of_other_data_is_refused(shard: Shard) -> None:
+    state = shard.batches(12).state_dict()
+    other = shard_of(TABLE.set_column(0, "a", pa.array(np.ones(ROWS, np.float32))))
+    with pytest.raises(DataError, match="data is '.*' here and was '.*' there"):
+        other.batches(12).load_state_dict(state)
+
+
+def test_an_epoch_that_is_left_early_counts_as_one(shard: Shard) -> None:
+    feed = shard.batches(10, ["label"], shuffle=True)
+    whole = [epoch(feed) for _ in range(2)]
+    feed = shard.batches(10, ["label"], shuffle=True)
+    for batch in feed:
+        assert batch["label"].tolist() == whole[0][0]
+        break
+    assert epoch(feed) == whole[1]
+
+
+def test_batches_are_transformed_in_the_thread_beside(shard: Shard) -> None:
+    threads = set()
+
+    def double(batch: dict[str, Any]) -> Any:
+        threads.add(threading.current_thread().name)
+        return batch["label"] * 2
+
+    assert [b.tolist() for b in shard.batches(50, ["label"], transform=double)] == [
+        list(range(0, 100, 2)),
+        list(range(100, 200, 2)),
+    ]
+    assert threads == {"horovod_runner-feed"}
+
+
+def test_what_a_transform_raises_is_raised_here(shard: Shard) -> None:
+    def fail(batch: dict[str, Any]) -> Any:
+        raise KeyError("no such thing")
+
+    with pytest.raises(KeyError, match="no such thing"):
+        list(shard.batches(50, ["label"], transform=fail))
+
+
+def test_no_thread_is_left_of_an_iteration_that_was_left(shard: Shard) -> None:
+    batches = iter(shard.batches(1, ["label"]))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert not [t for t in threading.enumerate() if t.name == "horovod_runner-feed"]
+
+
+def test_what_is_read_ahead_is_bounded() -> None:
+    made: list[int] = []
+    asked = threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            asked.release()
+            yield number
+
+    ahead = Ahead(items(), 2)
+    for _ in range(3):  # two wait, one is in the thread's hands
+        asked.acquire(timeout=30)
+    assert next(ahead) == 0
+    asked.acquire(timeout=30)
+    assert len(made) == 4
+    ahead.close()
+    ahead.close()
+
+
+def test_pandas_tables_are_datasets_and_other_arguments_are_not() -> None:
+    shard = shard_of(pd.DataFrame({"x": [1.5, 2.5]}, index=[7, 8]))
+    assert (shard.rows, shard.columns) == (2, ["x"])
+    for other in (None, 1, "text", [1], {"x": 1}, np.ones(3), object()):
+        assert source_of(other) is None
+
+
+def test_a_dataset_without_rows_is_refused_where_it_is_used(shard: Shard) -> None:
+    with pytest.raises(DataError, match="train has no rows"):
+        shard_of(TABLE.slice(0, 0)).batches(3)
+    with pytest.raises(ValueError, match="batch_size must be 1 or more, not 0"):
+        shard.batches(0)

@@ -1,0 +1,216 @@
+"""The packed dataset on disk: whole or not there, filled by many, told when it is damaged."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from horovod_runner.data import columns, store
+from horovod_runner.data.readers import Table
+from horovod_runner.data.store import Chunk, Layout, Store
+from horovod_runner.errors import DataError
+
+ROWS = 1000
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    return pa.table(
+        {
+            "a": np.arange(rows, dtype=np.float32),
+            "b": np.arange(rows) + 0.5,
+            "c": -np.arange(rows, dtype=np.float32),
+            "v": [[n, n + 1, n + 2] for n in range(rows)],
+            "text": [f"row {n}" for n in range(rows)],
+            "ragged": [[n] * (n % 4) for n in range(rows)],
+        }
+    )
+
+
+class Parts:
+    """A reader of a table in parts."""
+
+    def __init__(self, units: list[int]) -> None:
+        whole = table(sum(units))
+        starts = np.cumsum([0, *units])
+        self.readers = [
+            Table(table=whole.slice(a, n), schema=whole.schema, units=[n], fingerprint="")
+            for a, n in zip(starts, units, strict=False)
+        ]
+        names = list(self.readers[0].columns)
+        self.layout = Layout(self.readers[0].settle(names), units, "print")
+
+    def __call__(self, unit: int) -> Iterator[Chunk]:
+        return self.readers[unit].chunks(0, self.layout)
+
+
+@pytest.fixture
+def parts() -> Parts:
+    return Parts([300, 0, 450, 250])
+
+
+def filled(folder: Path, parts: Parts) -> Store:
+    made = Store.create(folder / "packed", parts.layout)
+    made.fill(parts)
+    made.open()
+    return made
+
+
+def test_rows_are_gathered_in_any_order(tmp_path: Path, parts: Parts) -> None:
+    made = filled(tmp_path, parts)
+    rows = np.random.default_rng(0).integers(0, ROWS, 500)
+    taken = made.take(rows, [c.name for c in parts.layout.columns])
+    assert (taken["a"].values == rows).all()
+    assert (taken["b"].values == rows + 0.5).all()
+    assert (taken["c"].values == -rows).all()
+    assert (taken["v"].values == rows[:, None] + np.arange(3)).all()
+    assert bytes(taken["text"].values).decode() == "".join(f"row {n}" for n in rows)
+    lengths = taken["ragged"].lengths
+    assert lengths is not None
+    assert (lengths == rows % 4).all()
+    assert (taken["ragged"].values == np.repeat(rows, rows % 4)).all()
+    assert list(made.take(rows, ["b"])) == ["b"]
+
+
+def test_all_rows_come_as_they_are(tmp_path: Path, parts: Parts) -> None:
+    made = filled(tmp_path, parts)
+    chunks = [(chunk, made.apart(chunk)) for chunk in made.chunks(128)]
+    assert sum(chunk.rows for chunk, _ in chunks) == ROWS
+    values = np.concatenate([rows["a"].values for _, rows in chunks])
+    assert (values == np.arange(ROWS)).all()
+    text = b"".join(bytes(rows["text"].values) for _, rows in chunks)
+    assert text.decode() == "".join(f"row {n}" for n in range(ROWS))
+
+
+def test_another_process_finds_what_was_filled(tmp_path: Path, parts: Parts) -> None:
+    filled(tmp_path, parts)
+
+    def nothing(unit: int) -> Iterator[Chunk]:
+        raise AssertionError(unit)
+
+    again = Store.create(tmp_path / "packed", parts.layout)
+    again.fill(nothing)
+    again.open()
+    assert again.take(np.array([7]), ["a"])["a"].values.tolist() == [7]
+
+
+def _fill_and_tell(folder: Path, parts: Parts, told: Any) -> None:
+    def read(unit: int) -> Iterator[Chunk]:
+        told.put((os.getpid(), unit))
+        return parts(unit)
+
+    made = Store.create(folder / "packed", parts.layout)
+    made.fill(read)
+    made.open()
+
+
+def test_many_processes_fill_it_together_each_unit_once(tmp_path: Path) -> None:
+    parts = Parts([100] * 8)
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    workers = [
+        context.Process(target=_fill_and_tell, args=(tmp_path, parts, told)) for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    units = [told.get(timeout=60)[1] for _ in range(8)]
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    assert sorted(units) == list(range(8))
+    assert told.empty()
+
+
+def _die_in_the_middle(folder: Path, parts: Parts, told: Any) -> None:
+    def read(unit: int) -> Iterator[Chunk]:
+        yield from parts(unit)
+        told.put(unit)
+        signal.pause()
+
+    Store.create(folder / "packed", parts.layout).fill(read)
+
+
+def test_what_a_killed_process_was_at_is_done_by_another(tmp_path: Path, parts: Parts) -> None:
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    worker = context.Process(target=_die_in_the_middle, args=(tmp_path, parts, told))
+    worker.start()
+    assert told.get(timeout=60) == 0
+    assert not (tmp_path / "packed" / "unit-0.json").exists()
+    worker.kill()
+    worker.join(60)
+    made = filled(tmp_path, parts)
+    assert made.take(np.arange(5), ["b"])["b"].values.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+
+
+@pytest.mark.parametrize("name", ["fixed-0", "fixed-1", "ends-text", "values-text-2"])
+def test_a_file_that_was_cut_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
+    filled(tmp_path, parts)
+    path = tmp_path / "packed" / name
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(DataError, match=rf"{name} of the packed dataset has \d+ bytes"):
+        Store(tmp_path / "packed").open()
+
+
+@pytest.mark.parametrize("name", ["unit-2.json", "fixed-0", "layout.json"])
+def test_a_file_that_is_missing_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
+    filled(tmp_path, parts)
+    (tmp_path / "packed" / name).unlink()
+    with pytest.raises(DataError, match=r"packed"):
+        Store(tmp_path / "packed").open()
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+    tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store.os, "posix_fallocate", full)
+    with pytest.raises(DataError, match=r"too little room.*it takes 0\.1 MB.*free.*TMPDIR"):
+        Store.create(tmp_path / "packed", parts.layout)
+    assert not (tmp_path / "packed").exists()
+
+
+def test_a_disk_that_fills_up_is_told_and_nothing_half_used(
+    tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Store.create(tmp_path / "packed", parts.layout)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="too little room"):
+        patch.setattr(store.os, "pwrite", full)
+        made.fill(parts)
+    assert not list((tmp_path / "packed").glob("unit-*.json"))
+    made.fill(parts)
+    made.open()
+
+
+def test_a_part_with_other_rows_than_it_had_is_told(tmp_path: Path, parts: Parts) -> None:
+    other = Parts([300, 0, 449, 251])
+    made = Store.create(tmp_path / "packed", parts.layout)
+    with pytest.raises(DataError, match="part 2 of the dataset has 449 rows, and had 450"):
+        made.fill(other)
+
+
+def test_its_files_are_the_users_alone(tmp_path: Path, parts: Parts) -> None:
+    filled(tmp_path, parts)
+    for path in (tmp_path / "packed").iterdir():
+        if not path.name.endswith(".json"):
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_columns_of_one_type_share_a_matrix(parts: Parts) -> None:
+    groups = [[column.name for column in group] for group in parts.layout.groups()]
+    assert groups == [["a", "c"], ["b"], ["v"]]
+    assert columns.Column("x", "vector", "int64", (2, 3)).width == 6
