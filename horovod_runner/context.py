@@ -6,22 +6,24 @@ forks, and a fork inside an import never ends.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from horovod_runner import messages, pipe
 from horovod_runner.frames import frame
 
 
-_data = b""
+_data: tuple[bytes, Mapping[str, Sequence[bytes]]] = b"", {}
 
 
-def data() -> bytes:
-    """The pickled readers of this run's datasets, by name (data/shard.py)."""
+def data() -> tuple[bytes, Mapping[str, Sequence[bytes]]]:
+    """The pickled readers of this run's datasets, and what messages.Assignment says of pieces."""
     return _data
 
 
-def set_data(pickled: bytes) -> None:
+def set_data(pickled: bytes, pieces: Mapping[str, Sequence[bytes]]) -> None:
     """Say what :func:`data` gives."""
     global _data
-    _data = pickled
+    _data = pickled, pieces
 
 
 def log_to_driver(message: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.folder import RunFolder
 from horovod_runner.job import Job
+from horovod_runner.launchers import Launcher
 
 if TYPE_CHECKING:
     from horovod_runner.data.sources import Source
@@ -37,7 +38,7 @@ class Datasets:
     data_dir: Path | None
 
     @contextmanager
-    def prepared(self, job: Job, shares_files: bool) -> Iterator[Job]:
+    def prepared(self, job: Job, launcher: Launcher) -> Iterator[Job]:
         """The job with all that its ranks need to know of its datasets, while they are there.
 
         Raises:
@@ -46,13 +47,15 @@ class Datasets:
         if not self.sources:
             yield job
             return
+        from horovod_runner.data.sources import frames_of
+
         with ExitStack() as stack:
             shared = None
-            if self.data_dir is not None or shares_files:
+            if self.data_dir is not None or launcher.shares_files:
                 shared = stack.enter_context(RunFolder(job.run_id, self.data_dir)).path
-            readers = {
-                name: source.prepare(name, shared) for name, source in self.sources.items()
-            }
+            readers = {name: source.prepare(name, shared) for name, source in self.sources.items()}
+            if shared is None:
+                launcher.frames = frames_of(self.sources)
             yield replace(job, data=pickle.dumps(readers))
 
 

@@ -86,6 +86,7 @@ class Driver:
         with Channel(self._launcher.channel_host, self._job.size) as channel:
             self._channel = channel
             self._wake = channel.wake
+            self._launched_at = time.monotonic()
             launch = self._launcher.launch(self._job, channel.address, channel.wake)
             try:
                 self._listen(launch)
@@ -209,7 +210,9 @@ class Driver:
         self._hellos[task] = hello
         self._channel.send(task, messages.Welcome())
         if len(self._hellos) < self._job.size:
-            self._deadline = self._deadline or time.monotonic() + _GATHER_SECONDS
+            # Those that take rows in before may take longer.
+            waited = time.monotonic() - self._launched_at if hello.pieces else 0.0
+            self._deadline = self._deadline or time.monotonic() + _GATHER_SECONDS + 4 * waited
             return
         self._deadline = None
         try:
@@ -223,8 +226,12 @@ class Driver:
             return
         self._ranks = {slot.task: slot.rank for slot in self._slots}
         first = self._hellos[0]
+        pieces = {
+            name: [self._hellos[slot.task].pieces[name] for slot in self._slots]
+            for name in first.pieces
+        }
         assignment = messages.Assignment(
-            self._slots, first.rendezvous, first.offer.address, first.master_port
+            self._slots, first.rendezvous, first.offer.address, first.master_port, pieces
         )
         for other in self._hellos:
             self._channel.send(other, assignment)

@@ -20,6 +20,7 @@ class WorkerJob(NamedTuple):
         path: its ``sys.path``.
         argv: its ``sys.argv``.
         data: the pickled readers of its datasets; empty where there are none.
+        pieces: see messages.Assignment.
     """
 
     rank: int
@@ -27,6 +28,7 @@ class WorkerJob(NamedTuple):
     path: list[str]
     argv: list[str]
     data: bytes = b""
+    pieces: dict[str, list[bytes]] | None = None
 
 
 class WorkerOutcome(NamedTuple):

@@ -27,12 +27,15 @@ class Hello(Message, frozen=True):
         rendezvous: ``host:port/token`` of the rendezvous store, from task 0 alone.
         master_port: the port held for torch.distributed's store, from task 0 alone.
         software: the versions of what has to fit the driver's and the other hosts'.
+        pieces: of each DataFrame that came through the barrier job, what there is to tell of the
+            rows that this task has.
     """
 
     offer: Offer
     rendezvous: str = ""
     master_port: int = 0
     software: dict[str, str] = {}
+    pieces: dict[str, bytes] = {}
 
 
 class Started(Message, frozen=True):
@@ -130,12 +133,18 @@ class Apart(Message, frozen=True):
 
 
 class Assignment(Message, frozen=True):
-    """Every rank's slot, and what they need to meet."""
+    """Every rank's slot, and what they need to meet.
+
+    Attributes:
+        pieces: of each DataFrame that came through the barrier job, what there is to tell of each
+            rank's rows, in the order of ranks.
+    """
 
     slots: list[Slot]
     rendezvous: str
     master_address: str
     master_port: int
+    pieces: dict[str, list[bytes]] = {}
 
 
 class ShowStacks(Message, frozen=True):

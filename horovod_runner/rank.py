@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
@@ -51,6 +52,8 @@ class Surroundings:
         echo: takes each line that the rank prints, beside the driver.
         apart: how to go on where the driver cannot be reached: all tasks enter it, are given the
             address of the driver's deputy, and leave it together. None: not at all.
+        take_in: writes the rows that came with the task to a folder, once, and gives what there is
+            to tell of them; None where none came.
     """
 
     task: int
@@ -60,6 +63,7 @@ class Surroundings:
     directory: str | None = None
     echo: Callable[[str], None] | None = None
     apart: AbstractContextManager[ChannelAddress] | None = None
+    take_in: Callable[[Path], dict[str, bytes]] | None = None
 
 
 def run_rank(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
@@ -98,16 +102,26 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings) -> Outcom
 
 
 def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> Outcome:
+    with RunFolder(job.run_id) if job.data else nullcontext() as folder:
+        return _run_in(job, address, here, link, folder)
+
+
+def _run_in(
+    job: Job, address: ChannelAddress, here: Surroundings, link: Link, folder: RunFolder | None
+) -> Outcome:
+    pieces = {} if here.take_in is None or folder is None else here.take_in(folder.path)
     offer = _offer(job, address, here)
     # Task 0 becomes rank 0: the meeting points are on its host.
     with _Meeting(offer.address, job.size) if here.task == 0 else _NoMeeting() as meeting:
         hello = messages.Hello(
-            offer, meeting.rendezvous, meeting.master_port, software.installed(here.path)
+            offer, meeting.rendezvous, meeting.master_port, software.installed(here.path), pieces
         )
         link.put(hello)
         assignment = _await_assignment(link, address)
         slot = next(slot for slot in assignment.slots if slot.task == here.task)
-        worker_job = WorkerJob(slot.rank, job.main, here.path, list(job.argv), job.data)
+        worker_job = WorkerJob(
+            slot.rank, job.main, here.path, list(job.argv), job.data, assignment.pieces
+        )
         variables = environment.worker_variables(
             slot,
             assignment,
@@ -115,13 +129,12 @@ def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> O
             _gpu_variables(job, slot),
             here.user_environment,
         )
-        with RunFolder(job.run_id) if job.data else nullcontext() as folder:
-            if folder is not None:
-                variables[VARIABLE] = str(folder.path)
-            with WorkerProcess(worker_job, variables, here.directory) as worker:
-                watch = Watch(job, slot, link, worker, here.echo)
-                watch.until_end()
-                return watch.outcome()
+        if folder is not None:
+            variables[VARIABLE] = str(folder.path)
+        with WorkerProcess(worker_job, variables, here.directory) as worker:
+            watch = Watch(job, slot, link, worker, here.echo)
+            watch.until_end()
+            return watch.outcome()
 
 
 def _offer(job: Job, address: ChannelAddress, here: Surroundings) -> Offer:

@@ -158,7 +158,7 @@ class HorovodRunner:
                 ship_modules=self._ship_modules,
                 warn_bytes=self._warn_pickle_bytes,
             )
-            with datasets.prepared(job, launcher.shares_files) as job:
+            with datasets.prepared(job, launcher) as job:
                 driver = Driver(job, launcher, TerminalSink(size), cancelled)
                 self._runs[cancelled] = driver
                 return driver.run()

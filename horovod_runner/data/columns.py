@@ -1,14 +1,14 @@
 """Columns: what each Arrow type becomes, and what cannot become a tensor.
 
-    numbers, bool               as they are
-    decimal                     float64
-    date                        int32, days since 1970
-    timestamp, time, duration   int64, microseconds (timestamps since 1970, UTC)
-    string, binary              text and bytes
-    fixed-size list             a vector, or more dimensions where lists are nested
-    list                        a vector where all rows are as long, else ragged
-    Spark ML vector             a float64 vector; sparse ones become dense
-    struct                      its fields, by dotted names
+numbers, bool               as they are
+decimal                     float64
+date                        int32, days since 1970
+timestamp, time, duration   int64, microseconds (timestamps since 1970, UTC)
+string, binary              text and bytes
+fixed-size list             a vector, or more dimensions where lists are nested
+list                        a vector where all rows are as long, else ragged
+Spark ML vector             a float64 vector; sparse ones become dense
+struct                      its fields, by dotted names
 """
 
 from __future__ import annotations
@@ -240,7 +240,8 @@ def _to_numpy(array: pa.Array, column: Column) -> Array:
 
 def _read_bytes(array: pa.Array) -> Rows:
     large = array.cast(
-        pa.large_binary() if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
+        pa.large_binary()
+        if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
         else pa.large_string()
     )
     _, offsets_buffer, data = large.buffers()

@@ -38,8 +38,10 @@ class Field:
     @property
     def is_uniform(self) -> bool:
         """Whether all batches of as many rows have the same shape."""
-        return not self.single or self.columns[0].is_fixed or (
-            self.columns[0].kind == "list" and self.pad is not None and self.length is not None
+        return (
+            not self.single
+            or self.columns[0].is_fixed
+            or (self.columns[0].kind == "list" and self.pad is not None and self.length is not None)
         )
 
     def of(self, taken: Mapping[str, Rows]) -> Any:
@@ -99,7 +101,6 @@ def _padded(rows: Rows, pad: float, length: int | None) -> Array:
         begins = np.cumsum(rows.lengths) - rows.lengths
         found[there] = rows.values[(begins[:, None] + np.arange(width))[there]]
     return found
-
 
 
 def names_of(there: Mapping[str, Column], wanted: Columns | None) -> list[str]:

@@ -184,9 +184,7 @@ def _look(
         for name in constants:
             own = own.append(pa.field(name, types[name]))
         if schema is not None and own != schema:
-            raise DataError(
-                f"{path} has other columns than {paths[0]}: {_difference(schema, own)}"
-            )
+            raise DataError(f"{path} has other columns than {paths[0]}: {_difference(schema, own)}")
         schema = own
         files.append(File(path, version, constants))
         groups += [(number, group, count) for group, count in enumerate(rows)]

@@ -19,7 +19,7 @@ no windows: they are permuted as a whole.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -191,6 +191,50 @@ class Order:
 
     def _key(self, epoch: int, what: object) -> bytes:
         return repr((self._seed, self._rows, self._batch, epoch, what)).encode()
+
+
+class OwnOrder:
+    """The rows of every batch where each rank has rows of its own.
+
+    Args:
+        counts: how many rows each rank has.
+        batch: rows per step and rank.
+        rank: this rank's number.
+        seed: as for :class:`Order`.
+        shuffle: as for :class:`Order`.
+        last: "pad" makes the epoch as long as the rank with the most rows needs, the others take
+            rows again; "drop" makes it as long as all have rows for.
+
+    Attributes:
+        steps: in an epoch; the same on every rank.
+    """
+
+    def __init__(
+        self,
+        counts: Sequence[int],
+        batch: int,
+        rank: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        last: Last = "pad",
+    ) -> None:
+        self._batch = batch
+        self._own = Order(counts[rank], batch, seed=seed + rank, shuffle=shuffle, last=last)
+        self.steps = -(-max(counts) // batch) if last == "pad" else min(counts) // batch
+
+    def real(self, step: int, rank: int, size: int) -> int:
+        """How many rows of this rank's batch are no padding; they come first in it."""
+        return self._own.real(step, 0, 1)
+
+    def take(self, epoch: int, step: int, steps: int, rank: int, size: int) -> Rows:
+        """See :meth:`Order.take`; of this rank, whatever is asked for."""
+        if not 0 <= step < self.steps:
+            raise IndexError(f"step {step} of an epoch of {self.steps} steps")
+        if not self._own.steps:
+            return np.zeros((1, self._batch), np.int64)  # it has no rows at all
+        steps = min(steps, self.steps - step)
+        return self._own.take(epoch, step % self._own.steps, steps, 0, 1)
 
 
 def permute(numbers: Rows, count: int, key: bytes) -> Rows:

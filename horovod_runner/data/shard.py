@@ -17,7 +17,8 @@ from horovod_runner.data.columns import Column
 from horovod_runner.data.feed import Feed
 from horovod_runner.data.fields import Columns, Field, Pad, fields_of, names_of
 from horovod_runner.folder import VARIABLE, RunFolder
-from horovod_runner.data.order import Last, Order
+from horovod_runner.data.order import Last, Order, OwnOrder
+from horovod_runner.data.spill import Spilled
 from horovod_runner.data.store import Chunk, Layout, Store
 from horovod_runner.errors import DataError
 
@@ -56,7 +57,7 @@ class _Plan:
     """What a feed is made of."""
 
     store: Store
-    order: Order
+    order: Order | OwnOrder
     place: tuple[int, int]
     fields: list[Field]
     state: dict[str, Any]
@@ -88,18 +89,24 @@ class Shard:
     def __init__(self, name: str, reader: Reader | None = None) -> None:
         self._name = name
         self._own = reader
+        self._counts: list[int] | None = None
         self._stores: dict[tuple[str, ...], Store] = {}
 
     @property
     def _reader(self) -> Reader:
         if self._own is None:
-            self._own = pickle.loads(context.data())[self._name]  # noqa: S301 - from our own driver
+            pickled, pieces = context.data()
+            reader = pickle.loads(pickled)[self._name]  # noqa: S301 - from our own driver
+            if isinstance(reader, Spilled):
+                reader, self._counts = reader.on(place()[0], pieces[self._name], run_folder())
+            self._own = reader
         return self._own
 
     @property
     def rows(self) -> int:
         """Of the whole dataset, on all ranks."""
-        return sum(self._reader.units)
+        units = self._reader.units
+        return sum(units if self._counts is None else self._counts)
 
     @property
     def columns(self) -> list[str]:
@@ -236,7 +243,6 @@ class Shard:
         store = self._store(names, settled)
         rank, size = place()
         global_batch = batch_size * size
-        order = Order(self.rows, global_batch, seed=seed, shuffle=shuffle, last=last)
         state = {
             "data": self._reader.fingerprint,
             "global_batch": global_batch,
@@ -244,6 +250,12 @@ class Shard:
             "shuffle": shuffle,
             "last": last,
         }
+        order: Order | OwnOrder
+        if self._counts is None:
+            order = Order(self.rows, global_batch, seed=seed, shuffle=shuffle, last=last)
+        else:
+            order = OwnOrder(self._counts, batch_size, rank, seed=seed, shuffle=shuffle, last=last)
+            state["ranks"] = size
         return _Plan(store, order, (rank, size), fields, state)
 
     def _store(self, names: Sequence[str], columns: list[Column]) -> Store:

@@ -85,22 +85,25 @@ class _Table(Source):
         table = self._table.unify_dictionaries()
         return _checked(
             name,
-            Table(
-                table=table, schema=table.schema, units=[len(table)], fingerprint=_digest(table)
-            ),
+            Table(table=table, schema=table.schema, units=[len(table)], fingerprint=_digest(table)),
         )
 
 
-class _Frame(Source):
+class Frame(Source):
+    """A Spark DataFrame."""
+
     def __init__(self, frame: DataFrame) -> None:
-        self._frame = frame
+        self.frame = frame
 
     def prepare(self, name: str, shared: Path | None) -> Reader:
-        from horovod_runner.data import staging
+        from horovod_runner.data import spill, staging
 
-        if shared is None:
-            raise DataError(f"{name}: set data_dir")
-        return staging.stage(self._frame, name, shared)
+        try:
+            if shared is None:
+                return spill.Spilled(name, staging.arrow_schema(self.frame))
+            return staging.stage(self.frame, shared)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
 
 
 def source_of(value: object) -> Source | None:
@@ -113,8 +116,13 @@ def source_of(value: object) -> Source | None:
     if name == "DataFrame" and module.startswith("pandas."):
         return _Table(pa.Table.from_pandas(value, preserve_index=False))
     if name == "DataFrame" and module.startswith("pyspark.sql."):
-        return _Frame(value)  # type: ignore[arg-type]
+        return Frame(value)  # type: ignore[arg-type]
     return None
+
+
+def frames_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
+    """The Spark DataFrames among sources."""
+    return {name: source.frame for name, source in sources.items() if isinstance(source, Frame)}
 
 
 def _checked(name: str, reader: ArrowReader) -> ArrowReader:

@@ -58,9 +58,7 @@ def _numbers(feed: Feed[Any], batch_rows: int) -> Iterator[Array]:
         yield rows.ravel()
 
 
-def _field(
-    field: Field, taken: Mapping[str, tuple[tf.Tensor, int]], batch_rows: int
-) -> tf.Tensor:
+def _field(field: Field, taken: Mapping[str, tuple[tf.Tensor, int]], batch_rows: int) -> tf.Tensor:
     parts = []
     for column in field.columns:
         matrix, at = taken[column.name]
@@ -97,7 +95,9 @@ def through_python(
 
     def batches() -> Iterator[tuple[Any, ...]]:
         for batch in feed:
-            yield tuple(_ragged(v) if s is _RAGGED else v for v, s in zip(batch, kinds, strict=True))
+            yield tuple(
+                _ragged(v) if s is _RAGGED else v for v, s in zip(batch, kinds, strict=True)
+            )
 
     kinds = [_kind(field) for field in fields]
     signature = tuple(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import HorovodRunnerError, LaunchError
@@ -64,10 +64,12 @@ class Launcher(Protocol):
     Attributes:
         channel_host: the driver's IPv4 address or name as the ranks reach it.
         shares_files: whether all ranks are on this machine.
+        frames: DataFrames, by name, whose rows come to the tasks with the launch.
     """
 
     channel_host: str
     shares_files: bool
+    frames: Mapping[str, Any]
 
     def slots(self, size: int) -> int:
         """Check that ``size`` ranks fit (0: as many as there are), and return how many to start.

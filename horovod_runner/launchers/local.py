@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.job import Job, Outcome
@@ -17,6 +18,7 @@ class LocalLauncher:
 
     channel_host = "127.0.0.1"
     shares_files = True
+    frames: Mapping[str, Any] = {}
 
     def slots(self, size: int) -> int:
         """As many as asked for: the machine is the user's own."""

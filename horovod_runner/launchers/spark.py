@@ -16,10 +16,10 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,6 +77,7 @@ class SparkLauncher:
         self._master = conf_of(spark, "spark.master") or ""
         self._is_local = self._master.startswith("local") and "cluster" not in self._master
         self._is_connect = _spark_context(spark) is None
+        self.frames: Mapping[str, DataFrame] = {}  # that come through the barrier job
         # A Connect server may be on another machine.
         self.shares_files = self._is_local and not self._is_connect
         named = None if self._is_local else conf_of(spark, "spark.driver.host")
@@ -162,9 +163,9 @@ class SparkLauncher:
             job = replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
         deputy = self._deputy if self._is_connect else None
         echo = self._is_connect or not self._is_local  # else it is this process's own terminal
-        task = partial(_run_task, job, address, echo, deputy)
+        task = partial(_run_task, job, address, echo, deputy, tuple(self.frames))
         if not self._is_connect:
-            return SparkLaunch(self._spark, job, task, wake)
+            return SparkLaunch(self._spark, job, task, wake, self.frames)
         seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
         late = SlotError(
             f"np={job.size}: Spark has started no task within {seconds:.0f} s. It starts all tasks "
@@ -173,7 +174,7 @@ class SparkLauncher:
             f"takes: {self._need()}. Lower np, add executors or cores, or raise slot_timeout "
             "to wait longer."
         )
-        return ConnectLaunch(self._spark, job, task, wake, late=late, seconds=seconds)
+        return ConnectLaunch(self._spark, job, task, wake, self.frames, late=late, seconds=seconds)
 
 
 class SparkLaunch:
@@ -185,10 +186,16 @@ class SparkLaunch:
     running = False
 
     def __init__(
-        self, spark: SparkSession, job: Job, task: Callable[..., Any], wake: Callable[[], None]
+        self,
+        spark: SparkSession,
+        job: Job,
+        task: Callable[..., Any],
+        wake: Callable[[], None],
+        frames: Mapping[str, DataFrame],
     ) -> None:
         self._spark = spark
         self._job = job
+        self._frames = frames
         self._task = task
         self._wake = wake
         self._outcomes: list[Outcome] = []
@@ -216,7 +223,12 @@ class SparkLaunch:
     def _job_frame(self) -> DataFrame:
         """The barrier job as a DataFrame; nothing runs yet."""
         size = self._job.size
-        tasks = self._spark.range(0, size, 1, size)
+        if self._frames:
+            from horovod_runner.data import spill
+
+            tasks = spill.combine(self._frames, size)
+        else:
+            tasks = self._spark.range(0, size, 1, size)
         with _own_python(self._spark):
             return tasks.mapInArrow(self._task, _OUTCOME_SCHEMA, barrier=True)
 
@@ -268,6 +280,7 @@ class ConnectLaunch(SparkLaunch):
         job: Job,
         task: Callable[..., Any],
         wake: Callable[[], None],
+        frames: Mapping[str, DataFrame],
         *,
         late: SlotError,
         seconds: float,
@@ -277,7 +290,7 @@ class ConnectLaunch(SparkLaunch):
         self._tag = f"horovod_runner-{job.run_id}"
         self._tags = {*spark.getTags(), self._tag}
         self._progress = connect.TaskProgress(spark, job.size, wake)
-        super().__init__(spark, job, task, wake)
+        super().__init__(spark, job, task, wake, frames)
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             connect.Lookout(endpoint, self._done, self._lost_server)
@@ -322,14 +335,24 @@ def _run_task(
     address: ChannelAddress,
     echo: bool,
     deputy: Callable[[Job, str], apart.Deputy] | None,
+    frames: tuple[str, ...],
     batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The body of one Spark task."""
     from pyspark import BarrierTaskContext
 
-    for _ in batches:
-        pass  # one row, the task's number, which the context knows as well
     context = BarrierTaskContext.get()
+    take_in = None
+    if frames:
+        from horovod_runner.data import spill
+
+        # Once, though the rank may begin a second time, with the driver's deputy.
+        take_in = cache(
+            lambda folder: spill.take_in(frames, folder, context.partitionId(), batches)
+        )
+    else:
+        for _ in batches:
+            pass  # one row, the task's number, which the context knows as well
     resources = context.resources()
     without_driver = None if deputy is None else apart.Apart(job, context, deputy)
     here = Surroundings(
@@ -340,6 +363,7 @@ def _run_task(
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,
         apart=without_driver,
+        take_in=take_in,
     )
     outcome = run_rank(job, address, here)
     if without_driver is not None:

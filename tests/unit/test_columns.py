@@ -83,9 +83,7 @@ def test_vectors(array: pa.Array, shape: tuple[int, ...], values: list[Any]) -> 
         (pa.array(["a", "b", "a"]).dictionary_encode(), "text", list(b"aba"), [1, 1, 1]),
     ],
 )
-def test_ragged_rows(
-    array: pa.Array, kind: str, values: list[int], lengths: list[int]
-) -> None:
+def test_ragged_rows(array: pa.Array, kind: str, values: list[int], lengths: list[int]) -> None:
     column, rows = read(array)
     assert column.kind == kind
     assert rows.values.tolist() == values

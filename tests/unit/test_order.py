@@ -56,9 +56,7 @@ def test_every_row_comes_once_an_epoch_but_for_stated_padding(given: dict[str, A
 
 
 @given(orders, st.integers(2, 9))
-def test_any_number_of_ranks_sees_the_same_global_batches(
-    given: dict[str, Any], size: int
-) -> None:
+def test_any_number_of_ranks_sees_the_same_global_batches(given: dict[str, Any], size: int) -> None:
     made = Order(**given)
     assert epoch_of(made, 1, size) == epoch_of(Order(**given), 1)
     for step in range(made.steps):
