@@ -7,23 +7,26 @@ forks, and a fork inside an import never ends.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from horovod_runner import messages, pipe
 from horovod_runner.frames import frame
 
 
-_data: tuple[bytes, Mapping[str, Sequence[bytes]]] = b"", {}
+@dataclass
+class Data:
+    """What a rank is told of its datasets.
+
+    Attributes:
+        readers: the pickled readers, by the name of the argument.
+        pieces: as in messages.Assignment.
+    """
+
+    readers: bytes = b""
+    pieces: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
 
 
-def data() -> tuple[bytes, Mapping[str, Sequence[bytes]]]:
-    """The pickled readers of this run's datasets, and what messages.Assignment says of pieces."""
-    return _data
-
-
-def set_data(pickled: bytes, pieces: Mapping[str, Sequence[bytes]]) -> None:
-    """Say what :func:`data` gives."""
-    global _data
-    _data = pickled, pieces
+data = Data()
 
 
 def log_to_driver(message: str) -> None:

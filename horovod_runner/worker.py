@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     os.close(job_file)
     way_out = pipe.Pipe(job.rank, frames, outcome_file)
     pipe.enter(way_out)
-    context.set_data(job.data, job.pieces or {})
+    context.data.readers, context.data.pieces = job.data, job.pieces or {}
     sys.path[:] = job.path
     sys.argv[:] = job.argv
     _make_user_main()

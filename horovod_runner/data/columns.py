@@ -66,7 +66,7 @@ class Rows:
     """Some rows of one column.
 
     Attributes:
-        values: shape (rows, \\*column.shape) where that is fixed, else all rows' values in a row.
+        values: shape (rows, *column.shape) where that is fixed, else all rows' values in a row.
         lengths: of the rows, where they may differ.
     """
 

@@ -10,21 +10,42 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 from horovod_runner.data.columns import Array, Rows
 from horovod_runner.data.fields import Field
-from horovod_runner.data.order import Order
+from horovod_runner.data.order import Order, OwnOrder
 from horovod_runner.data.store import Store
 from horovod_runner.errors import DataError
 
 T = TypeVar("T")
+Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
 # One chunk is in use, one waits and one is being made.
 _CHUNK_BYTES = 4 << 20
 _MAX_CHUNK_STEPS = 256
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a feed is made of.
+
+    Attributes:
+        store: opened.
+        order: of the rows.
+        place: this rank's number, and the number of ranks.
+        fields: what a batch is made of.
+        same: what must be the same where a saved state is loaded.
+    """
+
+    store: Store
+    order: Order | OwnOrder
+    place: tuple[int, int]
+    fields: list[Field]
+    same: dict[str, Any]
 
 
 class Feed(Generic[T]):
@@ -34,40 +55,27 @@ class Feed(Generic[T]):
     early counts as its epoch.
 
     Args:
-        store: opened.
-        order: of the rows.
-        place: this rank's number, and the number of ranks.
-        fields: what a batch is made of.
-        make: turns the fields' values of some steps into as many batches. A field's values are an
-            array of shape (steps, rows, ...), or a list with an entry for each step.
-        state: what must be the same where a saved state is loaded.
+        plan: what it is made of.
+        make: turns the values of the plan's fields, of some steps, into as many batches. A field's
+            values are an array of shape (steps, rows, ...), or a list with an entry for each step.
         prefetch: how many chunks of batches wait ready, at most.
 
     Attributes:
         real: how many rows of the last batch are no padding; they come first in it.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        order: Order,
-        place: tuple[int, int],
-        fields: Sequence[Field],
-        make: Callable[[list[Any], int], list[T]],
-        state: Mapping[str, Any],
-        prefetch: int = 1,
-    ) -> None:
+    def __init__(self, plan: Plan, make: Make[T], prefetch: int = 1) -> None:
         self.real = 0
-        self._store = store
-        self._order = order
-        self._place = place
-        self._fields = fields
+        self._store = plan.store
+        self._order = plan.order
+        self._place = plan.place
+        self._fields = plan.fields
+        self._same = plan.same
         self._make = make
-        self._same = dict(state)
         self._prefetch = prefetch
         self._epoch = self._step = 0
         self._begun = False
-        self._names = list(dict.fromkeys(c.name for f in fields for c in f.columns))
+        self._names = list(dict.fromkeys(c.name for f in plan.fields for c in f.columns))
 
     def __len__(self) -> int:
         """Steps per epoch, the same on every rank."""
@@ -111,7 +119,7 @@ class Feed(Generic[T]):
             rows = self._order.take(epoch, step, steps, *self._place)
             taken = self._store.take(rows.ravel(), self._names)
             values = [_by_step(field, taken, len(rows)) for field in self._fields]
-            yield self._make(values, len(rows))
+            yield self._make([field.name for field in self._fields], values)
             step += len(rows)
 
     def _steps_of_a_chunk(self) -> int:

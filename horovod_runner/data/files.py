@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -16,7 +16,7 @@ from horovod_runner.errors import DataError
 
 _BATCH_ROWS = 1 << 13
 _UNITS = 64  # enough for all ranks of a host to take part
-Filter = ds.Expression | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
+Filter: TypeAlias = Any | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,16 @@ class Files(ArrowReader):
     def _read(
         self, file: File, groups: list[int], names: Sequence[str]
     ) -> Iterator[pa.RecordBatch]:
-        own = [name for name in names if name.partition(".")[0] not in file.constants]
-        if self.filter is not None:
-            own = None  # the filter may need any
+        own: list[str] | None = None  # a filter may need any
+        if self.filter is None:
+            own = [name for name in names if name.partition(".")[0] not in file.constants]
         with self.filesystem.open(file.path, "rb") as handle:
             parquet = pq.ParquetFile(handle)
             for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=own):
-                for name, value in file.constants.items():
-                    type_ = self.schema.field(name).type
-                    constant = pa.repeat(pa.scalar(value, type_), batch.num_rows)
-                    batch = pa.RecordBatch.from_arrays(
-                        [*batch.columns, constant], [*batch.schema.names, name]
-                    )
-                if self.filter is None:
-                    yield batch
-                else:
-                    yield from pa.Table.from_batches([batch]).filter(self.filter).to_batches()
+                table = _with_constants(batch, file.constants)
+                if self.filter is not None:
+                    table = table.filter(self.filter)
+                yield from table.to_batches()
 
 
 def version_of(filesystem: Any, path: str) -> str:
@@ -108,11 +102,12 @@ def version_of(filesystem: Any, path: str) -> str:
 
 def find(
     path: str | Sequence[str],
-    columns: Sequence[str] | None,
-    filter_: Filter | None,
-    storage_options: Mapping[str, Any],
-    fill: Mapping[str, Any],
-    ragged: Sequence[str],
+    *,
+    columns: Sequence[str] | None = None,
+    filter_: Filter | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    fill: Mapping[str, Any] | None = None,
+    ragged: Sequence[str] = (),
 ) -> Files:
     """Look at all files.
 
@@ -131,7 +126,7 @@ def find(
     import fsspec
 
     paths = [path] if isinstance(path, str) else list(path)
-    filesystem, _ = fsspec.core.url_to_fs(paths[0], **storage_options)
+    filesystem, _ = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))
     found = []
     for one in paths:
         stripped = filesystem._strip_protocol(one)
@@ -143,7 +138,10 @@ def find(
             found.append(stripped)
     if not found:
         raise DataError(f"there is no Parquet file at {', '.join(paths)}")
-    return _look(filesystem, sorted(found), columns, filter_, fill, ragged)
+    expression = pq.filters_to_expression(filter_) if isinstance(filter_, list | tuple) else filter_
+    looked = _look(filesystem, sorted(found), expression)
+    schema = _only(looked.schema, columns)
+    return replace(looked, schema=schema, fill=fill or {}, ragged=ragged)
 
 
 def _files_in(filesystem: Any, folder: str) -> list[str]:
@@ -154,15 +152,7 @@ def _files_in(filesystem: Any, folder: str) -> list[str]:
     return [path for path in filesystem.find(folder) if not hidden(path)]
 
 
-def _look(
-    filesystem: Any,
-    paths: list[str],
-    columns: Sequence[str] | None,
-    filter_: Filter | None,
-    fill: Mapping[str, Any],
-    ragged: Sequence[str],
-) -> Files:
-    expression = pq.filters_to_expression(filter_) if isinstance(filter_, list | tuple) else filter_
+def _look(filesystem: Any, paths: list[str], expression: ds.Expression | None) -> Files:
     partitions = [_partitions(path) for path in paths]
     types = _partition_types(partitions)
     files, groups, schema = [], [], None
@@ -178,7 +168,7 @@ def _look(
                 metadata, own = parquet.metadata, parquet.schema_arrow.remove_metadata()
                 rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
                 if expression is not None:
-                    rows = _count_matching(parquet, expression, constants, types)
+                    rows = _count_matching(parquet, expression, constants)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} cannot be read as Parquet: {error}") from error
         for name in constants:
@@ -198,11 +188,9 @@ def _look(
         files,
         parts,
         expression,
-        schema=_only(schema, columns),
+        schema=schema,
         units=units,
         fingerprint=fingerprint,
-        fill=fill,
-        ragged=ragged,
     )
 
 
@@ -227,21 +215,22 @@ def _partition_types(partitions: Sequence[Mapping[str, str]]) -> dict[str, pa.Da
     }
 
 
+def _with_constants(batch: pa.RecordBatch, constants: Mapping[str, Any]) -> pa.Table:
+    table = pa.Table.from_batches([batch])
+    for name, value in constants.items():
+        type_ = pa.int64() if isinstance(value, int) else pa.string()
+        table = table.append_column(name, pa.repeat(pa.scalar(value, type_), len(table)))
+    return table
+
+
 def _count_matching(
-    parquet: pq.ParquetFile,
-    expression: ds.Expression,
-    constants: Mapping[str, Any],
-    types: Mapping[str, pa.DataType],
+    parquet: pq.ParquetFile, expression: ds.Expression, constants: Mapping[str, Any]
 ) -> list[int]:
     counts = []
     for group in range(parquet.metadata.num_row_groups):
         count = 0
         for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group]):
-            table = pa.Table.from_batches([batch])
-            for name, value in constants.items():
-                column = pa.repeat(pa.scalar(value, types[name]), len(table))
-                table = table.append_column(name, column)
-            count += table.filter(expression).num_rows
+            count += _with_constants(batch, constants).filter(expression).num_rows
         counts.append(count)
     return counts
 

@@ -1,4 +1,4 @@
-"""Encoded images become arrays of one size: JPEGs by simplejpeg where it is there, else by Pillow."""
+"""Encoded images become arrays of one size: JPEGs by simplejpeg if it is there, else by Pillow."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@
 So every number of ranks sees the same global batches, any step is found without replaying those
 before it, and memory is a window's, whatever the size of the data. 640 steps of blocks of 128 are
 five blocks for each row of a global batch: even where neighbouring rows are alike, a batch is
-nearly as well mixed as one of independent rows (the variance of its mean is at most 1.2 times that).
+nearly as well mixed as one of independent rows (the variance of its mean is at most 1.2 times as
+large).
 
 A window is made of lanes, each of which gives a fixed part of every global batch: a rank computes
 its own lanes alone. The last window takes whatever is left, 640 to 1279 steps. Small datasets have
@@ -27,6 +28,7 @@ import numpy.typing as npt
 
 Last = Literal["pad", "drop"]
 Rows = npt.NDArray[np.int64]
+_Words = npt.NDArray[np.uint64]
 
 _BLOCK_ROWS = 128
 _WINDOW_STEPS = 640
@@ -111,7 +113,8 @@ class Order:
         window = min(step // _WINDOW_STEPS, self._windows - 1)
         if window < self._windows - 1:
             steps = min(steps, (window + 1) * _WINDOW_STEPS - step)
-        return self._from_window(epoch, window, step - window * _WINDOW_STEPS, steps, low, high)
+        places = slice(step - window * _WINDOW_STEPS, step - window * _WINDOW_STEPS + steps)
+        return self._from_window(epoch, window, places, slice(low, high))
 
     def _slice(self, rank: int, size: int) -> tuple[int, int]:
         return self._batch * rank // size, self._batch * (rank + 1) // size
@@ -136,17 +139,17 @@ class Order:
         # Where there are fewer rows than padding, they come again and again.
         return np.resize(rows, self._batch)
 
-    def _from_window(
-        self, epoch: int, window: int, step: int, steps: int, low: int, high: int
-    ) -> Rows:
+    def _from_window(self, epoch: int, window: int, steps: slice, part: slice) -> Rows:
+        """Some steps of a window, and of each its part of the global batch."""
         width = self._width
-        first, end = low // width, -(-high // width)
+        first, end = part.start // width, -(-part.stop // width)
         lanes = self._remember(
             (epoch, window, first, end), lambda: self._window(epoch, window, first, end)
         ).reshape(end - first, -1)
-        part = lanes[:, step * width : (step + steps) * width]
-        batches = part.reshape(end - first, steps, width).transpose(1, 0, 2)
-        return batches.reshape(steps, -1)[:, low - first * width : high - first * width]
+        rows = lanes[:, steps.start * width : steps.stop * width]
+        count = steps.stop - steps.start
+        batches = rows.reshape(end - first, count, width).transpose(1, 0, 2).reshape(count, -1)
+        return batches[:, part.start - first * width : part.stop - first * width]
 
     def _lane_rows(self, window: int) -> int:
         """How long the lanes of a window are."""
@@ -256,7 +259,7 @@ def permute(numbers: Rows, count: int, key: bytes) -> Rows:
     return found.astype(np.int64)
 
 
-def _network(numbers: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.uint64]):  # type: ignore[no-untyped-def]
+def _network(numbers: _Words, bits: int, keys: _Words) -> _Words:
     low_bits = bits // 2
     low_mask = np.uint64((1 << low_bits) - 1)
     high_mask = np.uint64((1 << (bits - low_bits)) - 1)
@@ -266,15 +269,17 @@ def _network(numbers: npt.NDArray[np.uint64], bits: int, keys: npt.NDArray[np.ui
             low ^= _mix(high, key) & low_mask
         else:
             high ^= _mix(low, key) & high_mask
-    return high << np.uint64(low_bits) | low
+    found: _Words = high << np.uint64(low_bits) | low
+    return found
 
 
-def _mix(half, key):  # type: ignore[no-untyped-def]
+def _mix(half: _Words, key: np.uint64) -> _Words:
     """The finaliser of MurmurHash3, shortened."""
     mixed = (half + key) * np.uint64(0xFF51AFD7ED558CCD)
     mixed ^= mixed >> np.uint64(33)
     mixed *= np.uint64(0xC4CEB9FE1A85EC53)
-    return mixed >> np.uint64(29)
+    mixed >>= np.uint64(29)
+    return mixed
 
 
 def _lanes(global_batch: int) -> int:

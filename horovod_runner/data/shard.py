@@ -8,38 +8,36 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_runner import context
 from horovod_runner.data.columns import Column
-from horovod_runner.data.feed import Feed
-from horovod_runner.data.fields import Columns, Field, Pad, fields_of, names_of
-from horovod_runner.folder import VARIABLE, RunFolder
+from horovod_runner.data.feed import Feed, Plan
+from horovod_runner.data.fields import Columns, Pad, fields_of, names_of
 from horovod_runner.data.order import Last, Order, OwnOrder
 from horovod_runner.data.spill import Spilled
 from horovod_runner.data.store import Chunk, Layout, Store
 from horovod_runner.errors import DataError
+from horovod_runner.folder import VARIABLE, RunFolder
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
 Transform = Callable[[dict[str, Any]], Any]
-Make = Callable[[list[str], list[Any], int], list[Any]]
 
 
 class Reader(Protocol):
-    """A source as it travels to the ranks.
+    """A source as it travels to the ranks."""
 
-    Attributes:
-        units: the number of rows of each part that is read by itself.
-        fingerprint: names the data.
-    """
+    @property
+    def units(self) -> list[int]:
+        """The number of rows of each part that is read by itself."""
 
-    units: list[int]
-    fingerprint: str
+    @property
+    def fingerprint(self) -> str:
+        """Names the data."""
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -50,29 +48,6 @@ class Reader(Protocol):
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """The rows of a part, packed."""
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What a feed is made of."""
-
-    store: Store
-    order: Order | OwnOrder
-    place: tuple[int, int]
-    fields: list[Field]
-    state: dict[str, Any]
-
-    def feed(self, make: Make, prefetch: int) -> Feed[Any]:
-        names = [field.name for field in self.fields]
-        return Feed(
-            self.store,
-            self.order,
-            self.place,
-            self.fields,
-            lambda values, steps: make(names, values, steps),
-            self.state,
-            prefetch,
-        )
 
 
 class Shard:
@@ -95,10 +70,11 @@ class Shard:
     @property
     def _reader(self) -> Reader:
         if self._own is None:
-            pickled, pieces = context.data()
-            reader = pickle.loads(pickled)[self._name]  # noqa: S301 - from our own driver
+            data = context.data
+            reader = pickle.loads(data.readers)[self._name]  # noqa: S301 - from our own driver
             if isinstance(reader, Spilled):
-                reader, self._counts = reader.on(place()[0], pieces[self._name], run_folder())
+                told = data.pieces[self._name]
+                reader, self._counts = reader.on(place()[0], told, run_folder())
             self._own = reader
         return self._own
 
@@ -151,14 +127,22 @@ class Shard:
             DataError: see :class:`~horovod_runner.DataError`.
         """
 
-        def make(names: list[str], values: list[Any], steps: int) -> list[Any]:
+        def make(names: list[str], values: list[Any]) -> list[Any]:
             found = [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
             return found if transform is None else [transform(batch) for batch in found]
 
-        plan = self._plan(batch_size, columns, shuffle, seed, last, dtypes, pad)
-        return plan.feed(make, prefetch)
+        plan = self._plan(
+            batch_size,
+            columns,
+            shuffle=shuffle,
+            seed=seed,
+            last=last,
+            dtypes=dtypes,
+            pad=pad,
+        )
+        return Feed(plan, make, prefetch)
 
-    def to_torch(
+    def to_torch(  # noqa: D417 - see batches
         self,
         batch_size: int,
         columns: Columns | None = None,
@@ -174,7 +158,7 @@ class Shard:
     ) -> Feed[Any]:
         """Batches as tuples of tensors in the order of ``columns``; dicts where that is no mapping.
 
-        The arguments are those of :meth:`batches`, and
+        All arguments but one are those of :meth:`batches`.
 
         Args:
             device: where the tensors are wanted. None: on this rank's GPU if there is one: copied
@@ -183,10 +167,18 @@ class Shard:
         from horovod_runner.data import torch_feed
 
         as_tuple = isinstance(columns, Mapping)
-        plan = self._plan(batch_size, columns, shuffle, seed, last, dtypes, pad)
-        return plan.feed(torch_feed.Make(as_tuple, transform, device), prefetch)
+        plan = self._plan(
+            batch_size,
+            columns,
+            shuffle=shuffle,
+            seed=seed,
+            last=last,
+            dtypes=dtypes,
+            pad=pad,
+        )
+        return Feed(plan, torch_feed.Make(as_tuple, transform, device), prefetch)
 
-    def to_tf(
+    def to_tf(  # noqa: D417 - see batches
         self,
         batch_size: int,
         columns: Columns | None = None,
@@ -200,15 +192,23 @@ class Shard:
     ) -> tf.data.Dataset:
         """Batches as a ``tf.data.Dataset``: tuples in the order of ``columns``, or dicts.
 
-        Each iteration is an epoch. The arguments are those of :meth:`batches`, and
+        Each iteration is an epoch. All arguments but one are those of :meth:`batches`.
 
         Args:
             state: of a feed with the same arguments: the first epoch goes on there.
         """
         from horovod_runner.data import tf_feed
 
-        plan = self._plan(batch_size, columns, shuffle, seed, last, dtypes, pad)
-        feed = plan.feed(lambda names, values, steps: list(zip(*values, strict=True)), 1)
+        plan = self._plan(
+            batch_size,
+            columns,
+            shuffle=shuffle,
+            seed=seed,
+            last=last,
+            dtypes=dtypes,
+            pad=pad,
+        )
+        feed = Feed(plan, lambda names, values: list(zip(*values, strict=True)))
         if state is not None:
             feed.load_state_dict(state)
         if all(field.is_uniform and field.columns[0].is_fixed for field in plan.fields):
@@ -225,12 +225,13 @@ class Shard:
         self,
         batch_size: int,
         columns: Columns | None,
+        *,
         shuffle: bool,
         seed: int,
         last: Last,
         dtypes: Mapping[str, str] | str | None,
         pad: Pad | None,
-    ) -> _Plan:
+    ) -> Plan:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
         if not self.rows:
@@ -256,7 +257,7 @@ class Shard:
         else:
             order = OwnOrder(self._counts, batch_size, rank, seed=seed, shuffle=shuffle, last=last)
             state["ranks"] = size
-        return _Plan(store, order, (rank, size), fields, state)
+        return Plan(store, order, (rank, size), fields, state)
 
     def _store(self, names: Sequence[str], columns: list[Column]) -> Store:
         """The packed dataset with these columns; made by whoever comes first."""
@@ -278,7 +279,7 @@ class Shard:
 
 def place() -> tuple[int, int]:
     """This rank's number and the number of ranks; rank 0 of 1 outside of a run."""
-    return int(os.environ.get("HOROVOD_RANK", 0)), int(os.environ.get("HOROVOD_SIZE", 1))
+    return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
 def run_folder() -> Path:

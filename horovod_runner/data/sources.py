@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from horovod_runner.data import files
 from horovod_runner.data.readers import ArrowReader, Table
 from horovod_runner.data.shard import Reader
+from horovod_runner.data.spill import Spilled
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,11 +21,14 @@ if TYPE_CHECKING:
     from horovod_runner.data.files import Filter
 
 
+Prepared: TypeAlias = Reader | Spilled
+
+
 class Source(ABC):
     """A dataset by its description; nothing is read before a run needs it."""
 
     @abstractmethod
-    def prepare(self, name: str, shared: Path | None) -> Reader:
+    def prepare(self, name: str, shared: Path | None) -> Prepared:
         """Look at the data.
 
         Args:
@@ -55,7 +59,7 @@ class parquet(Source):  # noqa: N801 - reads as a call
         path: str | Sequence[str],
         *,
         columns: Sequence[str] | None = None,
-        filter: Filter | None = None,  # noqa: A002 - as the libraries around call it
+        filter: Filter | None = None,
         fill: Mapping[str, Any] | None = None,
         ragged: Sequence[str] = (),
         storage_options: Mapping[str, Any] | None = None,
@@ -67,12 +71,17 @@ class parquet(Source):  # noqa: N801 - reads as a call
         self._ragged = ragged
         self._options = storage_options or {}
 
-    def prepare(self, name: str, shared: Path | None) -> Reader:
+    def prepare(self, name: str, shared: Path | None) -> Prepared:
         """See :class:`Source`."""
         return _checked(
             name,
             files.find(
-                self._path, self._columns, self._filter, self._options, self._fill, self._ragged
+                self._path,
+                columns=self._columns,
+                filter_=self._filter,
+                storage_options=self._options,
+                fill=self._fill,
+                ragged=self._ragged,
             ),
         )
 
@@ -81,7 +90,8 @@ class _Table(Source):
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
-    def prepare(self, name: str, shared: Path | None) -> Reader:
+    def prepare(self, name: str, shared: Path | None) -> Prepared:
+        """See :class:`Source`."""
         table = self._table.unify_dictionaries()
         return _checked(
             name,
@@ -95,12 +105,13 @@ class Frame(Source):
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame
 
-    def prepare(self, name: str, shared: Path | None) -> Reader:
-        from horovod_runner.data import spill, staging
+    def prepare(self, name: str, shared: Path | None) -> Prepared:
+        """See :class:`Source`."""
+        from horovod_runner.data import staging
 
         try:
             if shared is None:
-                return spill.Spilled(name, staging.arrow_schema(self.frame))
+                return Spilled(name, staging.arrow_schema(self.frame))
             return staging.stage(self.frame, shared)
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
@@ -116,7 +127,7 @@ def source_of(value: object) -> Source | None:
     if name == "DataFrame" and module.startswith("pandas."):
         return _Table(pa.Table.from_pandas(value, preserve_index=False))
     if name == "DataFrame" and module.startswith("pyspark.sql."):
-        return Frame(value)  # type: ignore[arg-type]
+        return Frame(value)
     return None
 
 

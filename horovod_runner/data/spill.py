@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from horovod_runner.data.columns import Column
-from horovod_runner.data.readers import Pieces
 from horovod_runner.data.pieces import Piece, PieceWriter, joined
+from horovod_runner.data.readers import Pieces
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:

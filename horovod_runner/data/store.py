@@ -349,7 +349,7 @@ class Writer:
         self.rows += chunk.rows
 
     def _write(self, name: str, array: Array, offset: int) -> None:
-        view = memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+        view = memoryview(np.ascontiguousarray(array).data).cast("B") if array.size else b""
         while view:
             written = os.pwrite(self._files[name], view, offset)
             view, offset = view[written:], offset + written

@@ -59,7 +59,7 @@ def _numbers(feed: Feed[Any], batch_rows: int) -> Iterator[Array]:
 
 
 def _field(field: Field, taken: Mapping[str, tuple[tf.Tensor, int]], batch_rows: int) -> tf.Tensor:
-    parts = []
+    parts: list[list[Any]] = []
     for column in field.columns:
         matrix, at = taken[column.name]
         if parts and parts[-1][0] is matrix and parts[-1][2] == at:

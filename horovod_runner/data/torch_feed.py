@@ -30,7 +30,8 @@ class Make:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
 
-    def __call__(self, names: list[str], values: list[Any], steps: int) -> list[Any]:
+    def __call__(self, names: list[str], values: list[Any]) -> list[Any]:
+        """See :class:`~horovod_runner.data.feed.Feed`."""
         if self._transform is not None:
             found = [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
             return [self._tensors(self._transform(batch)) for batch in found]

@@ -163,7 +163,7 @@ def test_nulls_are_filled_where_it_is_said_with_what() -> None:
     ids=str,
 )
 def test_a_column_that_cannot_become_a_tensor_is_named(type_: pa.DataType) -> None:
-    with pytest.raises(DataError, match="column 'odd' of type .* cannot become a tensor"):
+    with pytest.raises(DataError, match=r"column 'odd' of type .* cannot become a tensor"):
         columns.choose(pa.schema([("odd", type_)]))
 
 

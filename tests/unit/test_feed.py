@@ -195,7 +195,7 @@ def test_a_state_of_another_feed_is_refused(
 def test_a_state_of_other_data_is_refused(shard: Shard) -> None:
     state = shard.batches(12).state_dict()
     other = shard_of(TABLE.set_column(0, "a", pa.array(np.ones(ROWS, np.float32))))
-    with pytest.raises(DataError, match="data is '.*' here and was '.*' there"):
+    with pytest.raises(DataError, match=r"data is '.*' here and was '.*' there"):
         other.batches(12).load_state_dict(state)
 
 
