@@ -10,6 +10,6 @@ A Spark DataFrame, a pandas or Arrow table and what is listed here arrive in ``m
 from __future__ import annotations
 
 from horovod_runner.data.shard import Shard
-from horovod_runner.data.sources import Source, parquet
+from horovod_runner.data.sources import Source, delta, parquet
 
-__all__ = ["Shard", "Source", "parquet"]
+__all__ = ["Shard", "Source", "delta", "parquet"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
+from urllib.parse import unquote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -25,13 +27,38 @@ class File:
 
     Attributes:
         path: as its filesystem knows it.
-        version: changes with the file.
-        constants: the columns that its path tells.
+        constants: columns that are not in it, of one value each.
+        kept: which of its rows count, as packed bits; None for all.
+        names: what its columns are called in the dataset, where that is not their name in it.
+        version: changes with the file; told by :func:`look`.
     """
 
     path: str
-    version: str
-    constants: Mapping[str, Any]
+    constants: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    kept: bytes | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+
+    def table(self, rows: pa.RecordBatch | pa.Table, first: int) -> pa.Table:
+        """Rows of the file as the dataset has them.
+
+        Args:
+            rows: of the file.
+            first: the number of the first of them in the file.
+        """
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        table = table.rename_columns([self.names.get(name, name) for name in table.column_names])
+        for name, value in self.constants.items():
+            table = table.append_column(name, pa.repeat(value, len(table)))
+        if self.kept is None:
+            return table
+        # Bits before the first one would have to be cut off.
+        bits = np.unpackbits(
+            np.frombuffer(self.kept, np.uint8)[first // 8 :],
+            count=first % 8 + len(table),
+            bitorder="little",
+        )
+        return table.filter(pa.array(bits[first % 8 :].astype(bool)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,9 @@ class Files(ArrowReader):
             file = self.files[number]
             self._check(file)
             try:
-                yield from self._read(file, groups, names)
+                for table in _read(self.filesystem, file, groups, self._stored(file, names)):
+                    kept = table if self.filter is None else table.filter(self.filter)
+                    yield from kept.to_batches()
             except (pa.ArrowException, OSError, EOFError) as error:
                 raise DataError(
                     f"{file.path} cannot be read (row groups {groups}): {error}"
@@ -74,19 +103,36 @@ class Files(ArrowReader):
                 "be those that were planned with. Train on a copy that nobody writes to"
             )
 
-    def _read(
-        self, file: File, groups: list[int], names: Sequence[str]
-    ) -> Iterator[pa.RecordBatch]:
-        own: list[str] | None = None  # a filter may need any
-        if self.filter is None:
-            own = [name for name in names if name.partition(".")[0] not in file.constants]
-        with self.filesystem.open(file.path, "rb") as handle:
-            parquet = pq.ParquetFile(handle)
-            for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=groups, columns=own):
-                table = _with_constants(batch, file.constants)
-                if self.filter is not None:
-                    table = table.filter(self.filter)
-                yield from table.to_batches()
+    def _stored(self, file: File, names: Sequence[str]) -> list[str] | None:
+        """What some columns are called in a file; None for all: a filter may need any."""
+        if self.filter is not None:
+            return None
+        there = {own: name for name, own in file.names.items()}
+        heads = [(name.partition(".")[0], name) for name in names]
+        return [
+            there[head] + name[len(head) :] if head in there else name
+            for head, name in heads
+            if head not in file.constants
+        ]
+
+
+def _read(
+    filesystem: Any, file: File, groups: Sequence[int], names: Sequence[str] | None
+) -> Iterator[pa.Table]:
+    """Row groups of a file, some thousand rows at a time."""
+    with filesystem.open(file.path, "rb") as handle:
+        parquet = pq.ParquetFile(handle)
+        starts = np.cumsum([0, *_group_rows(parquet)])
+        for group in groups:
+            first = int(starts[group])
+            for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group], columns=names):
+                yield file.table(batch, first)
+                first += batch.num_rows
+
+
+def _group_rows(parquet: pq.ParquetFile) -> list[int]:
+    metadata = parquet.metadata
+    return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
 
 def version_of(filesystem: Any, path: str) -> str:
@@ -109,7 +155,7 @@ def find(
     fill: Mapping[str, Any] | None = None,
     ragged: Sequence[str] = (),
 ) -> Files:
-    """Look at all files.
+    """Find all files, and look at them.
 
     Args:
         path: a file, a folder (hive partitions become columns), a glob pattern, or several; on
@@ -127,65 +173,90 @@ def find(
 
     paths = [path] if isinstance(path, str) else list(path)
     filesystem, _ = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))
-    found = []
+    found: dict[str, dict[str, str]] = {}  # what their paths tell
     for one in paths:
         stripped = filesystem._strip_protocol(one)
         if any(letter in stripped for letter in "*?["):
-            found += filesystem.glob(stripped)
+            found.update((file, {}) for file in filesystem.glob(stripped))
         elif filesystem.isdir(stripped):
-            found += _files_in(filesystem, stripped)
+            files = [file for file in filesystem.find(stripped) if not _is_hidden(file, stripped)]
+            found.update((file, _partitions(file[len(stripped) :])) for file in files)
         elif filesystem.exists(stripped):
-            found.append(stripped)
+            found[stripped] = {}
     if not found:
         raise DataError(f"there is no Parquet file at {', '.join(paths)}")
+    names = {name for partitions in found.values() for name in partitions}
+    types = {name: _type_of([told.get(name, "") for told in found.values()]) for name in names}
+    described = [
+        File(
+            file,
+            {name: pa.scalar(text).cast(types[name]) for name, text in sorted(found[file].items())},
+        )
+        for file in sorted(found)
+    ]
+    return chosen(look(filesystem, described, filter_), columns, fill, ragged)
+
+
+def chosen(
+    files: Files,
+    columns: Sequence[str] | None,
+    fill: Mapping[str, Any] | None,
+    ragged: Sequence[str],
+) -> Files:
+    """The same files, as the user wants them read."""
+    schema = _only(files.schema, columns)
+    return replace(files, schema=schema, fill=fill or {}, ragged=ragged)
+
+
+def _is_hidden(file: str, folder: str) -> bool:
+    """Spark's and Petastorm's own files beside the data."""
+    return any(part.startswith(("_", ".")) for part in file[len(folder) :].split("/"))
+
+
+def _partitions(path: str) -> dict[str, str]:
+    """What a path of hive's form tells: ``.../year=2024/...``."""
+    pairs = [part.partition("=") for part in path.split("/")[:-1] if "=" in part]
+    return {name: unquote(value) for name, _, value in pairs}
+
+
+def _type_of(texts: Sequence[str]) -> pa.DataType:
+    return pa.int64() if all(text.lstrip("-").isdigit() for text in texts) else pa.string()
+
+
+def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) -> Files:
+    """Look at some files: what is in them, and how many rows.
+
+    Raises:
+        DataError: one cannot be read, or does not fit to the others.
+    """
     expression = pq.filters_to_expression(filter_) if isinstance(filter_, list | tuple) else filter_
-    looked = _look(filesystem, sorted(found), expression)
-    schema = _only(looked.schema, columns)
-    return replace(looked, schema=schema, fill=fill or {}, ragged=ragged)
-
-
-def _files_in(filesystem: Any, folder: str) -> list[str]:
-    def hidden(path: str) -> bool:
-        parts = path[len(folder) :].split("/")
-        return any(part.startswith(("_", ".")) for part in parts)
-
-    return [path for path in filesystem.find(folder) if not hidden(path)]
-
-
-def _look(filesystem: Any, paths: list[str], expression: ds.Expression | None) -> Files:
-    partitions = [_partitions(path) for path in paths]
-    types = _partition_types(partitions)
-    files, groups, schema = [], [], None
-    for number, path in enumerate(paths):
-        constants = {
-            name: int(partitions[number][name]) if types[name] == pa.int64() else value
-            for name, value in partitions[number].items()
-        }
-        version = version_of(filesystem, path)
+    groups, schema, looked = [], None, []
+    for number, file in enumerate(files):
+        version = version_of(filesystem, file.path)
         try:
-            with filesystem.open(path, "rb") as handle:
+            with filesystem.open(file.path, "rb") as handle:
                 parquet = pq.ParquetFile(handle)
-                metadata, own = parquet.metadata, parquet.schema_arrow.remove_metadata()
-                rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-                if expression is not None:
-                    rows = _count_matching(parquet, expression, constants)
+                rows = _group_rows(parquet)
+                own = file.table(parquet.schema_arrow.remove_metadata().empty_table(), 0).schema
+            if expression is not None or file.kept is not None:
+                rows = [_count(filesystem, file, group, expression) for group in range(len(rows))]
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} cannot be read as Parquet: {error}") from error
-        for name in constants:
-            own = own.append(pa.field(name, types[name]))
+            raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
         if schema is not None and own != schema:
-            raise DataError(f"{path} has other columns than {paths[0]}: {_difference(schema, own)}")
+            raise DataError(
+                f"{file.path} has other columns than {files[0].path}: {_difference(schema, own)}"
+            )
         schema = own
-        files.append(File(path, version, constants))
+        looked.append(replace(file, version=version))
         groups += [(number, group, count) for group, count in enumerate(rows)]
     assert schema is not None  # noqa: S101 - there is a file
     parts, units = _units(groups)
-    described = repr([(file.path.rpartition("/")[2], file.version) for file in files])
-    described += repr(groups) + str(expression)
-    fingerprint = hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
+    told = repr([(file.path.rpartition("/")[2], file.version) for file in looked])
+    told += repr(groups) + str(expression)
+    fingerprint = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
     return Files(
         filesystem,
-        files,
+        looked,
         parts,
         expression,
         schema=schema,
@@ -194,45 +265,11 @@ def _look(filesystem: Any, paths: list[str], expression: ds.Expression | None) -
     )
 
 
-def _partitions(path: str) -> dict[str, str]:
-    """What a path of hive's form tells: ``.../year=2024/...``."""
-    from urllib.parse import unquote
-
-    pairs = [part.partition("=") for part in path.split("/")[:-1] if "=" in part]
-    return {name: unquote(value) for name, _, value in pairs}
-
-
-def _partition_types(partitions: Sequence[Mapping[str, str]]) -> dict[str, pa.DataType]:
-    def is_int(text: str) -> bool:
-        return text.lstrip("-").isdigit()
-
-    names = {name for found in partitions for name in found}
-    return {
-        name: pa.int64()
-        if all(is_int(found.get(name, "")) for found in partitions)
-        else pa.string()
-        for name in names
-    }
-
-
-def _with_constants(batch: pa.RecordBatch, constants: Mapping[str, Any]) -> pa.Table:
-    table = pa.Table.from_batches([batch])
-    for name, value in constants.items():
-        type_ = pa.int64() if isinstance(value, int) else pa.string()
-        table = table.append_column(name, pa.repeat(pa.scalar(value, type_), len(table)))
-    return table
-
-
-def _count_matching(
-    parquet: pq.ParquetFile, expression: ds.Expression, constants: Mapping[str, Any]
-) -> list[int]:
-    counts = []
-    for group in range(parquet.metadata.num_row_groups):
-        count = 0
-        for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[group]):
-            count += _with_constants(batch, constants).filter(expression).num_rows
-        counts.append(count)
-    return counts
+def _count(filesystem: Any, file: File, group: int, expression: ds.Expression | None) -> int:
+    """How many rows of a group count."""
+    names: list[str] | None = None if expression is not None else []
+    tables = _read(filesystem, file, [group], names)
+    return sum(len(table if expression is None else table.filter(expression)) for table in tables)
 
 
 def _units(

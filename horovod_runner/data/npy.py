@@ -56,12 +56,10 @@ def decode(array: pa.Array, name: str) -> pa.Array:
 def _header(cell: bytes, name: str) -> tuple[int, Dtype, tuple[int, ...]]:
     stream = io.BytesIO(cell)
     try:
-        version = np.lib.format.read_magic(stream)
-        read = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
+        own: Any = np.lib.format  # which has no types
+        version = own.read_magic(stream)
+        old = version == (1, 0)
+        read = own.read_array_header_1_0 if old else own.read_array_header_2_0
         shape, fortran, dtype = read(stream)
     except ValueError as error:
         raise DataError(f"column {name!r} has a cell that is no whole array: {error}") from error

@@ -99,9 +99,7 @@ def _open(url: str, options: Mapping[str, Any], part: int, parts: int) -> Any:
         raise DataError(f"Petastorm cannot read {url}: {error}") from error
 
 
-def _rows(
-    url: str, options: Mapping[str, Any], part: int, parts: int
-) -> Iterator[dict[str, Any]]:
+def _rows(url: str, options: Mapping[str, Any], part: int, parts: int) -> Iterator[dict[str, Any]]:
     with _open(url, options, part, parts) as reader:
         for row in reader:
             if isinstance(row, dict):  # an ngram: rows by their distance in time

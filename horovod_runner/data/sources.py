@@ -86,6 +86,50 @@ class parquet(Source):  # noqa: N801 - reads as a call
         )
 
 
+class delta(Source):  # noqa: N801 - reads as a call
+    """A Delta table, which the ranks read themselves; takes deltalake.
+
+    Deleted rows and renamed columns are taken into account. The version is settled when the run
+    begins: what is written meanwhile is not seen.
+
+    Args:
+        path: the table's folder or URL.
+        version: of the table; None for the newest.
+        columns: see :class:`parquet`.
+        filter: see :class:`parquet`.
+        fill: see :class:`parquet`.
+        ragged: see :class:`parquet`.
+        storage_options: for deltalake and for fsspec.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        version: int | None = None,
+        columns: Sequence[str] | None = None,
+        filter: Filter | None = None,
+        fill: Mapping[str, Any] | None = None,
+        ragged: Sequence[str] = (),
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._path = path
+        self._version = version
+        self._options: dict[str, Any] = {
+            "columns": columns,
+            "filter_": filter,
+            "fill": fill,
+            "ragged": ragged,
+            "storage_options": storage_options,
+        }
+
+    def prepare(self, name: str, shared: Path | None) -> Prepared:
+        """See :class:`Source`."""
+        from horovod_runner.data import delta_table
+
+        return _checked(name, delta_table.find(self._path, version=self._version, **self._options))
+
+
 class _Table(Source):
     def __init__(self, table: pa.Table) -> None:
         self._table = table
