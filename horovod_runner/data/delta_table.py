@@ -49,11 +49,11 @@ def find(
         table = DeltaTable(path, version=version, storage_options=dict(storage_options or {}))
         schema = json.loads(table.schema().to_json())
         actions = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-        kept = _kept(table)
-        uris = table.file_uris()
+        uris, masks = table.file_uris(), _kept(table)
     except Exception as error:  # deltalake's own kinds
         raise DataError(f"{path} cannot be read as a Delta table: {error}") from error
     filesystem, _ = fsspec.core.url_to_fs(path, **(storage_options or {}))
+    kept = {filesystem._strip_protocol(uri): bits for uri, bits in masks.items()}
     physical = {
         column["metadata"].get("delta.columnMapping.physicalName", column["name"]): column["name"]
         for column in schema["fields"]
@@ -67,7 +67,8 @@ def find(
             if name.startswith("partition.")
         }
         names = {own: name for own, name in physical.items() if own != name}
-        files.append(File(filesystem._strip_protocol(uri), constants, kept.get(uri), names))
+        file = filesystem._strip_protocol(uri)
+        files.append(File(file, constants, kept.get(file), names))
     if not files:
         raise DataError(f"{path} has no rows")
     looked = look(filesystem, sorted(files, key=lambda file: file.path), filter_)
