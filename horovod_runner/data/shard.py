@@ -265,7 +265,9 @@ class Shard:
             if set(names) <= set(known):
                 return store
         layout = Layout(columns, self._reader.units, self._reader.fingerprint)
-        told = repr((layout.fingerprint, layout.columns)).encode()
+        # Ranks that have rows of their own have stores of their own.
+        own = None if self._counts is None else place()[0]
+        told = repr((layout.fingerprint, layout.columns, own)).encode()
         name = hashlib.blake2b(told, digest_size=8).hexdigest()
         store = Store.create(run_folder() / name, layout)
         store.fill(lambda unit: self._reader.chunks(unit, layout))
