@@ -347,6 +347,12 @@ class Driver:
         """Wait for tasks that outlive their launch: Spark does not wait for those it cancels."""
         for task, message in self._channel.receive(0):
             self._handle(task, message)
+        try:
+            launch.outcomes()
+        except TaskLostError as error:
+            self._liveness.leave(error.task)  # it will not be heard of any more
+        except LaunchError:
+            pass
         until = time.monotonic() + _STOP_SECONDS
         if self._liveness.present and not self._stopped:
             self._stop("the launch has ended")

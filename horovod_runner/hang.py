@@ -127,7 +127,9 @@ class HangWatch:
 
     def _say(self, now: float, looked: float) -> Step | None:
         """Warn first, then end, when the ranks have shown their stacks."""
-        answered = all(rank.stack is not None for rank in self._ranks.values())
+        # A stopped process answers nothing.
+        known = self._ranks.values()
+        answered = all(rank.stack is not None or rank.activity.frozen for rank in known)
         if not answered and now - looked < _ANSWER_SECONDS:
             return None
         self._looked = None
