@@ -348,8 +348,8 @@ def measure_all(causes: list[str], systems: list[str], limit: float) -> dict[str
     for name in causes:
         results[name] = {}
         for system in systems:
-            if CAUSES[name].cluster and system == "ours, np=-2":
-                continue
+            if (CAUSES[name].cluster or name == "slots") and system == "ours, np=-2":
+                continue  # a machine of one's own has neither executors nor slots
             if CAUSES[name].cluster:
                 with (
                     tempfile.TemporaryDirectory() as folder,
@@ -386,9 +386,15 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     for name, by_system in results.items():
         result = by_system.get("ours, np=2") or next(iter(by_system.values()))
         parts += [f"## {CAUSES[name].title}", "", "```"]
-        parts += [line[:200] for line in seen_lines(result.text)]
+        parts += [_without_paths(line)[:200] for line in seen_lines(result.text)]
         parts += ["```", ""]
     return "\n".join(parts)
+
+
+def _without_paths(line: str) -> str:
+    """What lies where on this machine is nobody's business."""
+    line = line.replace(f"{ROOT}/", "")
+    return re.sub(r'(File|folder) "?/\S*?/(site-packages|lib/python3\.\d+)/', r'\1 "', line)
 
 
 def seen_lines(text: str) -> list[str]:
