@@ -217,14 +217,12 @@ class Driver:
         self._deadline = None
         try:
             self._compare_software()
-            self._slots = topology.assign(
-                (hello.offer for hello in self._hellos.values()), self._job.gpus_per_rank
-            )
+            offers = (hello.offer for hello in self._hellos.values())
+            self._place(topology.assign(offers, self._job.gpus_per_rank))
         except HorovodRunnerError as error:
             self._problem = error
             self._stop("the ranks cannot be placed")
             return
-        self._ranks = {slot.task: slot.rank for slot in self._slots}
         first = self._hellos[0]
         pieces = {
             name: [self._hellos[slot.task].pieces[name] for slot in self._slots]
@@ -235,6 +233,10 @@ class Driver:
         )
         for other in self._hellos:
             self._channel.send(other, assignment)
+
+    def _place(self, slots: list[topology.Slot]) -> None:
+        self._slots = slots
+        self._ranks = {slot.task: slot.rank for slot in slots}
 
     def _compare_software(self) -> None:
         hosts = {hello.offer.hostname: hello.software for hello in self._hellos.values()}
@@ -316,8 +318,7 @@ class Driver:
         """Take in what the deputy heard and saw."""
         self._say_unreached()
         self._apart = False
-        self._slots = record.slots
-        self._ranks = {slot.task: slot.rank for slot in self._slots}
+        self._place(record.slots)
         if record.problem:
             # Over the launcher's connection.
             self._problem = self._problem or pickle.loads(record.problem)  # noqa: S301
@@ -354,6 +355,12 @@ class Driver:
         """Wait for tasks that outlive their launch: Spark does not wait for those it cancels."""
         for task, message in self._channel.receive(0):
             self._handle(task, message)
+        try:
+            launch.outcomes()
+        except TaskLostError as error:
+            self._liveness.leave(error.task)  # it will not be heard of any more
+        except LaunchError:
+            pass
         until = time.monotonic() + _STOP_SECONDS
         if self._liveness.present and not self._stopped:
             self._stop("the launch has ended")

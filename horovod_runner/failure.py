@@ -156,7 +156,8 @@ def _what(outcome: Outcome) -> str:
     if said is None:
         # A clean exit without an outcome: os._exit(0), which nothing can tell from success.
         ended = describe_exit(code) if code is not None else "no exit code"
-        return f"its process ended with {ended} before main returned"
+        verb = "was" if ended.startswith("killed") else "ended with"
+        return f"its process {verb} {ended} before main returned"
     if said.error_type == "SystemExit":
         return f"main called sys.exit, exit code {code}"
     lines = said.traceback.strip().splitlines()

@@ -29,8 +29,11 @@ Step = Literal["look", "warn", "end"]
 
 
 def check_seconds(timeout: float | None) -> int:
-    """How long a tensor may wait before somebody looks; whole seconds, for Horovod."""
-    return WARN_SECONDS if timeout is None else max(1, min(WARN_SECONDS, int(timeout / 2)))
+    """How long a tensor may wait before somebody looks; whole seconds, for Horovod.
+
+    It tells of a tensor that it knows from earlier steps after up to three times as long.
+    """
+    return WARN_SECONDS if timeout is None else max(1, min(WARN_SECONDS, int(timeout / 6)))
 
 
 @dataclass
@@ -124,7 +127,9 @@ class HangWatch:
 
     def _say(self, now: float, looked: float) -> Step | None:
         """Warn first, then end, when the ranks have shown their stacks."""
-        answered = all(rank.stack is not None for rank in self._ranks.values())
+        # A stopped process answers nothing.
+        known = self._ranks.values()
+        answered = all(rank.stack is not None or rank.activity.frozen for rank in known)
         if not answered and now - looked < _ANSWER_SECONDS:
             return None
         self._looked = None
@@ -139,7 +144,10 @@ class HangWatch:
     def _waited(self) -> float | None:
         """For how long the ranks have waited at least, where there is reason to look closer."""
         if self._stalls or any(rank.activity.frozen for rank in self._ranks.values()):
-            return self._check
+            # They have waited at least that long, and as long as those that do have been idle.
+            missing = {rank for stall, _ in self._stalls.values() for rank in stall.missing}
+            waiting = [known for rank, known in self._ranks.items() if rank not in missing]
+            return max(self._check, *(known.activity.idle for known in waiting), 0.0)
         idle = min((rank.activity.idle for rank in self._ranks.values()), default=0.0)
         if idle >= self._idle_limit:
             return idle

@@ -470,14 +470,14 @@ def _explain(error: BaseException) -> str:
             "one that fits by PYSPARK_PYTHON (with Spark Connect, in the server's environment), "
             "or start this process with theirs."
         )
+    if "Channel closed" in text or "closed channel" in text:  # by this process
+        return "the session was stopped in the middle of the run."
     closed = re.search(r'^\s*details = "(.*)"$', text, re.MULTILINE)
     if closed:  # gRPC's own
         return (
             f"the connection to the Spark Connect server has ended: {closed.group(1)} "
             "Was the session stopped?"
         )
-    if "Channel closed" in text or "closed channel" in text:  # the same, met a moment later
-        return "the session was stopped in the middle of the run."
     # Py4J's first line only says that something went wrong in the JVM.
     lines = [line.strip(": ") for line in text.splitlines() if line.strip()]
     telling = [line for line in lines if not line.startswith("An error occurred while calling")]

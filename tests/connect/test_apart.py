@@ -19,6 +19,7 @@ import pytest
 from horovod_runner import CancelledError, GpuError, RankFailedError, log_to_driver
 from tests.conftest import Ranks
 from tests.connect.server import ConnectServer
+from tests.contract.test_end import in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -97,20 +98,11 @@ class Pids:
 
 def test_cancel_ends_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     runner, pids = ranks.runner(2), Pids(tmp_path)
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            runner.run(pids)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    processes = pids.wait(2, thread.is_alive)
+    run = in_thread(lambda: runner.run(pids))
+    processes = pids.wait(2, run.is_alive)
     runner.cancel()
-    thread.join()
-    assert isinstance(errors[0], CancelledError)
+    run.join()
+    assert isinstance(run.error, CancelledError)
     assert psutil.wait_procs(processes, timeout=15)[1] == []
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from horovod_runner import CancelledError, HorovodRunner, LaunchError, SlotError
 from horovod_runner.launchers import connect
 from horovod_runner.launchers import spark as spark_launcher
 from tests.conftest import Ranks
-from tests.contract.test_end import Calling, wait_for_ever
+from tests.contract.test_end import Calling, in_thread, wait_for_ever
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,22 +113,6 @@ def test_slots_that_do_not_come_free_are_waited_for_so_long_and_told(
         assert isinstance(run.error, CancelledError)
     assert ranks.run(4, int) == 0
     assert not trace.exists()  # neither job started when the slots came free
-
-
-class in_thread(threading.Thread):  # noqa: N801 - reads as a call
-    """Calls a function in a thread that keeps its error."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        super().__init__()
-        self._function = function
-        self.error: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._function()
-        except BaseException as error:
-            self.error = error
 
 
 def test_a_session_that_is_stopped_ends_its_run(ranks: Ranks) -> None:

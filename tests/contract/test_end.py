@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,22 @@ def test_a_spark_job_that_is_cancelled_ends_all_ranks(ranks: Ranks) -> None:
     assert ranks.run(2, int) == 0
 
 
+class in_thread(threading.Thread):  # noqa: N801 - reads as a call
+    """Calls a function in a thread that keeps its error."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self._function = function
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._function()
+        except BaseException as error:
+            self.error = error
+
+
 def test_cancel_without_a_run_does_nothing(ranks: Ranks) -> None:
     runner = ranks.runner(1)
     runner.cancel()
@@ -94,20 +111,11 @@ def test_cancel_ends_the_wait_for_slots(ranks: Ranks) -> None:
     if ranks.spark is None:
         pytest.skip("this machine's slots need no wait")
     runner = ranks.runner(1000, slot_timeout=600)
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            runner.run(print)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    while thread.is_alive():
+    run = in_thread(lambda: runner.run(print))
+    while run.is_alive():
         runner.cancel()
-        thread.join(0.1)
-    assert isinstance(errors[0], CancelledError)
+        run.join(0.1)
+    assert isinstance(run.error, CancelledError)
 
 
 def family() -> None:

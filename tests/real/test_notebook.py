@@ -55,11 +55,10 @@ class Notebook:
         self.shown = ""
         self._cell = self._client.execute(code)
 
-    def read_until(self, pattern: str) -> list[str]:
-        """Read what the cell shows until it matches; returns the groups of all matches."""
-        while not (found := re.findall(pattern, self.shown)):
+    def read_until(self, pattern: str) -> None:
+        """Read what the cell shows until it matches."""
+        while not re.search(pattern, self.shown):
             self._read()
-        return found
 
     def wait(self) -> tuple[Any, str]:
         """The cell's value as text, and the error's name; either may be empty."""
