@@ -19,7 +19,8 @@ from pathlib import Path
 from horovod_runner.errors import DataError
 
 VARIABLE = "HOROVOD_RUNNER_DATA"
-_LOCK = "in-use"
+_LOCK, _LIMIT = "in-use", "limit"
+_RESERVE_BYTES = 1 << 30
 
 
 class RunFolder:
@@ -28,14 +29,19 @@ class RunFolder:
     Args:
         run_id: the run's.
         parent: where to make it, a folder that others may use; None for that of temporary files.
+        limit: how many bytes it may take; None for all that are free but 1 GiB (or a twentieth of
+            the disk, if that is less).
 
     Attributes:
         path: the folder; there from entering on.
     """
 
-    def __init__(self, run_id: str, parent: Path | None = None) -> None:
+    def __init__(
+        self, run_id: str, parent: Path | None = None, *, limit: int | None = None
+    ) -> None:
         self._root = _root(parent or Path(tempfile.gettempdir()))
         self.path = self._root / run_id
+        self._limit = limit
         self._lock: int | None = None
 
     def __enter__(self) -> RunFolder:
@@ -44,6 +50,8 @@ class RunFolder:
         while self._lock is None:
             self.path.mkdir(mode=0o700, exist_ok=True)
             self._lock = _lock(self.path, fcntl.LOCK_SH)
+        if self._limit is not None:
+            (self.path / _LIMIT).write_text(str(self._limit))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,6 +62,37 @@ class RunFolder:
         os.close(self._lock)
         with suppress(OSError):  # another run's folder is there
             self._root.rmdir()
+
+
+def check_room(folder: Path, size: int) -> None:
+    """See to it that a run's folder may take so many more bytes.
+
+    Raises:
+        DataError: it may not, or the disk has too little room.
+    """
+    path, disk = folder / _LIMIT, shutil.disk_usage(folder)
+    takes = f"a dataset takes another {size / 1e6:.1f} MB in {folder}"
+    if path.exists():
+        limit, used = int(path.read_text()), _used(folder)
+        if used + size > limit:
+            raise DataError(
+                f"{takes}, and the run may take {limit / 1e6:.1f} MB on a host, of which "
+                f"{used / 1e6:.1f} MB are taken: raise data_limit, or ask for fewer columns"
+            )
+    room = disk.free - (0 if path.exists() else min(_RESERVE_BYTES, disk.total // 20))
+    if size > room:
+        raise DataError(
+            f"{takes}, and {max(0, room) / 1e6:.1f} MB are free there: free space, or set TMPDIR "
+            "to a folder on another disk (on the executors: spark.executorEnv.TMPDIR)"
+        )
+
+
+def _used(folder: Path) -> int:
+    found = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            found += path.stat().st_blocks * 512
+    return found
 
 
 def sweep(root: Path) -> list[Path]:

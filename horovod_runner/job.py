@@ -45,6 +45,7 @@ class Job:
         hang_timeout: as given to HorovodRunner.
         software: what the driver has installed.
         data: the pickled readers of the datasets; empty where there are none.
+        data_limit: as given to HorovodRunner.
     """
 
     run_id: str
@@ -59,6 +60,7 @@ class Job:
     hang_timeout: float | None = None
     software: Mapping[str, str] = field(default_factory=dict)
     data: bytes = field(default=b"", repr=False)
+    data_limit: int | None = None
 
     @property
     def stall_seconds(self) -> int:

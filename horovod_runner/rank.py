@@ -102,7 +102,7 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings) -> Outcom
 
 
 def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> Outcome:
-    with RunFolder(job.run_id) if job.data else nullcontext() as folder:
+    with RunFolder(job.run_id, limit=job.data_limit) if job.data else nullcontext() as folder:
         return _run_in(job, address, here, link, folder)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -50,6 +52,11 @@ class HorovodRunner:
         env: environment variables for the ranks.
         ship_modules: modules of your own that the executors lack: what ``main`` uses of them goes
             along with it.
+        data_dir: a folder that the driver and all executors share (NFS, ``/dbfs``): DataFrames
+            are written there once, and any number of ranks sees the same batches. None: their rows
+            go to the ranks' own disks, unless all ranks are on this machine.
+        data_limit: how many bytes the datasets of a run may take on each host's disk. None: all
+            that is free but 1 GiB (or a twentieth of the disk, if that is less).
         warn_pickle_bytes: above this size of ``main`` and its arguments a warning names the
             largest part.
         spark: the session for ``np`` >= 0; None takes the active one, or creates one.
@@ -70,6 +77,8 @@ class HorovodRunner:
         hang_timeout: float | None = DEFAULT_SECONDS,
         env: Mapping[str, str] | None = None,
         ship_modules: Sequence[ModuleType] = (),
+        data_dir: str | os.PathLike[str] | None = None,
+        data_limit: int | None = None,
         warn_pickle_bytes: int = 64 << 20,
         spark: SparkSession | None = None,
     ) -> None:
@@ -91,6 +100,10 @@ class HorovodRunner:
         for name, value in (env or {}).items():
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(f"env must map str to str; {name!r} maps to {value!r}")
+        if data_dir is not None and not Path(data_dir).is_dir():
+            raise ValueError(f"data_dir must be a folder that is there, and {data_dir} is none")
+        if data_limit is not None and data_limit < 0:
+            raise ValueError(f"data_limit is in bytes and cannot be {data_limit}")
         for module in ship_modules:
             if not isinstance(module, ModuleType):
                 raise TypeError(
@@ -112,6 +125,8 @@ class HorovodRunner:
         self._hang_timeout = hang_timeout
         self._env = dict(env or {})
         self._ship_modules = tuple(ship_modules)
+        self._data_dir = None if data_dir is None else Path(data_dir).absolute()
+        self._data_limit = data_limit
         self._warn_pickle_bytes = warn_pickle_bytes
         self._spark = spark
         self._runs: dict[threading.Event, Driver | None] = {}
@@ -123,9 +138,14 @@ class HorovodRunner:
         script will do; it calls ``hvd.init()`` itself. When this returns or raises, all ranks are
         gone.
 
+        Datasets among the arguments (Spark, pandas and Arrow tables, and those of
+        :mod:`horovod_runner.data`) arrive in ``main`` as a :class:`~horovod_runner.data.Shard`.
+
         Raises:
             SlotError: the cluster has fewer than ``np`` slots.
             GpuError: a host has too few GPUs for its ranks.
+            DataError: a dataset among the arguments cannot be read, has nulls, or has a column that
+                cannot become a tensor.
             SerializationError: ``main`` or an argument cannot be pickled; names the object and the
                 way to it.
             LaunchError: the ranks could not be started, or Spark ended them.
@@ -158,7 +178,13 @@ class HorovodRunner:
                 ship_modules=self._ship_modules,
                 warn_bytes=self._warn_pickle_bytes,
             )
-            with datasets.prepared(job, launcher) as job:
+            with datasets.prepared(
+                job,
+                launcher,
+                data_dir=self._data_dir,
+                data_limit=self._data_limit,
+                ship_modules=self._ship_modules,
+            ) as job:
                 driver = Driver(job, launcher, TerminalSink(size), cancelled)
                 self._runs[cancelled] = driver
                 return driver.run()

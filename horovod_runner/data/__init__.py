@@ -9,7 +9,9 @@ A Spark DataFrame, a pandas or Arrow table and what is listed here arrive in ``m
 
 from __future__ import annotations
 
+from horovod_runner.data.feed import Feed
+from horovod_runner.data.images import Image
 from horovod_runner.data.shard import Shard
-from horovod_runner.data.sources import Source, delta, parquet
+from horovod_runner.data.sources import Source, delta, parquet, petastorm
 
-__all__ = ["Shard", "Source", "delta", "parquet"]
+__all__ = ["Feed", "Image", "Shard", "Source", "delta", "parquet", "petastorm"]

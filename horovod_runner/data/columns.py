@@ -73,6 +73,20 @@ class Rows:
     values: Array
     lengths: Array | None = None
 
+    def part(self, start: int, end: int) -> Rows:
+        """Some of them."""
+        if self.lengths is None:
+            return Rows(self.values[start:end])
+        first, last = int(self.lengths[:start].sum()), int(self.lengths[:end].sum())
+        return Rows(self.values[first:last], self.lengths[start:end])
+
+    def views(self) -> list[memoryview]:
+        """Each row's values, where their lengths differ."""
+        assert self.lengths is not None  # noqa: S101 - they differ
+        ends = np.cumsum(self.lengths).tolist()
+        whole = self.values.data
+        return [whole[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+
 
 def leaves(schema: pa.Schema) -> dict[str, pa.DataType]:
     """All columns by name, structs taken apart."""

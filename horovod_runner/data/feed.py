@@ -27,6 +27,7 @@ Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
 # One chunk is in use, one waits and one is being made.
 _CHUNK_BYTES = 4 << 20
 _MAX_CHUNK_STEPS = 256
+WEIGHT = "weight"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Plan:
         order: of the rows.
         place: this rank's number, and the number of ranks.
         fields: what a batch is made of.
+        weights: whether it ends with a 1 for each row, and a 0 for padding.
         same: what must be the same where a saved state is loaded.
     """
 
@@ -45,6 +47,7 @@ class Plan:
     order: Order | OwnOrder
     place: tuple[int, int]
     fields: list[Field]
+    weights: bool
     same: dict[str, Any]
 
 
@@ -62,6 +65,8 @@ class Feed(Generic[T]):
 
     Attributes:
         real: how many rows of the last batch are no padding; they come first in it.
+        names: of the parts of a batch.
+        has_weights: whether the last of them is a 1 for each row, and a 0 for padding.
     """
 
     def __init__(self, plan: Plan, make: Make[T], prefetch: int = 1) -> None:
@@ -70,11 +75,13 @@ class Feed(Generic[T]):
         self._order = plan.order
         self._place = plan.place
         self._fields = plan.fields
+        self.has_weights = plan.weights
         self._same = plan.same
         self._make = make
         self._prefetch = prefetch
         self._epoch = self._step = 0
         self._begun = False
+        self.names = [field.name for field in plan.fields] + [WEIGHT] * plan.weights
         self._names = list(dict.fromkeys(c.name for f in plan.fields for c in f.columns))
 
     def __len__(self) -> int:
@@ -93,15 +100,15 @@ class Feed(Generic[T]):
             ahead.close()
         self._end()
 
-    def row_numbers(self) -> Iterator[Array]:
-        """The next epoch's row numbers alone, of shape (batches, rows), some batches at a time."""
+    def row_numbers(self) -> Iterator[tuple[int, Array]]:
+        """The next epoch's row numbers, of shape (batches, rows), and which batch is the first."""
         epoch, step = self._begin()
         steps = self._steps_of_a_chunk()
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps, *self._place)
+            yield step, rows
             step += len(rows)
             self._step = step
-            yield rows
         self._end()
 
     def _begin(self) -> tuple[int, int]:
@@ -119,8 +126,17 @@ class Feed(Generic[T]):
             rows = self._order.take(epoch, step, steps, *self._place)
             taken = self._store.take(rows.ravel(), self._names)
             values = [_by_step(field, taken, len(rows)) for field in self._fields]
-            yield self._make([field.name for field in self._fields], values)
+            if self.has_weights:
+                values.append(self.weights(step, rows))
+            yield self._make(self.names, values)
             step += len(rows)
+
+    def weights(self, step: int, rows: Array) -> Array:
+        """A 1 for each row of some steps, and a 0 for padding."""
+        found = np.ones(rows.shape, np.float32)
+        for number, weights in enumerate(found):
+            weights[self._order.real(step + number, *self._place) :] = 0
+        return found
 
     def _steps_of_a_chunk(self) -> int:
         if not self._order.steps:
@@ -128,6 +144,11 @@ class Feed(Generic[T]):
         rows = self._order.take(0, 0, 1, *self._place).size
         size = sum(self._store.row_bytes(name) for name in self._names)
         return int(min(max(1, _CHUNK_BYTES // max(1, size * rows)), _MAX_CHUNK_STEPS))
+
+    def skip(self, batches: int) -> None:
+        """Begin behind so many batches, of all epochs together."""
+        self._epoch, self._step = divmod(batches, max(1, len(self)))
+        self._begun = False
 
     def state_dict(self) -> dict[str, Any]:
         """Where the feed is, in a few plain values."""

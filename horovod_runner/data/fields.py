@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from horovod_runner.data.columns import Array, Column, Rows
+from horovod_runner.data.images import Image, images_of, sources_of
 from horovod_runner.errors import DataError
 
 Columns = Mapping[str, str | Sequence[str]] | Sequence[str]
@@ -26,6 +27,8 @@ class Field:
         dtype: what the numbers are turned into; empty leaves them as they are.
         pad: what fills up short rows of ragged columns; None leaves them ragged.
         length: to which they are filled up or cut; None: to the longest of the batch.
+        image: what encoded images become.
+        image_name: what the user calls the column, or the columns, that they are in.
     """
 
     name: str
@@ -34,12 +37,20 @@ class Field:
     dtype: str = ""
     pad: float | None = None
     length: int | None = None
+    image: Image | None = None
+    image_name: str = ""
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether its values are rows of matrices, as they are."""
+        return self.image is None and all(column.is_fixed for column in self.columns)
 
     @property
     def is_uniform(self) -> bool:
         """Whether all batches of as many rows have the same shape."""
         return (
             not self.single
+            or self.image is not None
             or self.columns[0].is_fixed
             or (self.columns[0].kind == "list" and self.pad is not None and self.length is not None)
         )
@@ -50,6 +61,9 @@ class Field:
         Shape (rows,) or (rows, *shape) for a single column, (rows, columns) for several; vectors
         are laid side by side.
         """
+        if self.image is not None:
+            values = images_of(self.image, self.image_name, taken)
+            return values.astype(self.dtype, copy=False) if self.dtype else values
         if self.single and not self.columns[0].is_fixed:
             return self._of_ragged(taken[self.columns[0].name])
         if self.single:
@@ -103,18 +117,39 @@ def _padded(rows: Rows, pad: float, length: int | None) -> Array:
     return found
 
 
-def names_of(there: Mapping[str, Column], wanted: Columns | None) -> list[str]:
+def names_of(
+    there: Mapping[str, Column], wanted: Columns | None, images: Mapping[str, Image]
+) -> list[str]:
     """The columns that a user asked for, in the dataset's order.
 
     Raises:
         DataError: there is no such column.
     """
-    if wanted is None:
-        return list(there)
-    asked = list(wanted.values()) if isinstance(wanted, Mapping) else list(wanted)
+    asked = list(_parts(there, wanted, images).values())
     flat = [name for one in asked for name in ([one] if isinstance(one, str) else one)]
-    chosen = {column.name for column in _expand(flat, there)}
+    chosen = {
+        column.name
+        for name in flat
+        for column in (
+            [there[own] for own in sources_of(name, there)]
+            if name in images
+            else _expand([name], there)
+        )
+    }
     return [name for name in there if name in chosen]
+
+
+def _parts(
+    there: Mapping[str, Column], wanted: Columns | None, images: Mapping[str, Image]
+) -> Mapping[str, str | Sequence[str]]:
+    """The parts of a batch by name; where nothing is asked for, all columns."""
+    if isinstance(wanted, Mapping):
+        return wanted
+    if wanted is None:
+        heads = tuple(f"{name}." for name in images)
+        plain = [name for name in there if name not in images and not name.startswith(heads)]
+        wanted = [*plain, *images]
+    return {name: name for name in wanted}
 
 
 def fields_of(
@@ -122,6 +157,7 @@ def fields_of(
     wanted: Columns | None,
     dtypes: Mapping[str, str] | str | None = None,
     pad: Pad | None = None,
+    images: Mapping[str, Image] | None = None,
 ) -> list[Field]:
     """The parts of a batch that a user asked for.
 
@@ -131,19 +167,42 @@ def fields_of(
             each; None takes all columns so.
         dtypes: NumPy types, by part, or one for all parts that are numbers.
         pad: for parts that are ragged, what they are filled up with, and to which length.
+        images: what columns of images become, by column.
 
     Raises:
         DataError: there is no such column or part, or columns cannot lie side by side.
     """
-    if wanted is None:
-        wanted = list(there)
-    if not isinstance(wanted, Mapping):
-        wanted = {name: name for name in wanted}
+    images = images or {}
+    parts = _parts(there, wanted, images)
     for option, given in (("dtypes", dtypes), ("pad", pad)):
         for name in given if isinstance(given, Mapping) else ():
-            if name not in wanted:
-                raise DataError(f"{option} names {name!r}; the parts are {', '.join(wanted)}")
-    return [_field(name, there, asked, dtypes, pad or {}) for name, asked in wanted.items()]
+            if name not in parts:
+                raise DataError(f"{option} names {name!r}; the parts are {', '.join(parts)}")
+    for name in images:
+        if name not in parts.values():
+            raise DataError(
+                f"images names the column {name!r}, which is no part by itself: "
+                f"columns={{..., {name!r}: {name!r}}}"
+            )
+    return [
+        _image(name, there, asked, images[asked], dtypes)
+        if isinstance(asked, str) and asked in images
+        else _field(name, there, asked, dtypes, pad or {})
+        for name, asked in parts.items()
+    ]
+
+
+def _image(
+    name: str,
+    there: Mapping[str, Column],
+    asked: str,
+    image: Image,
+    dtypes: Mapping[str, str] | str | None,
+) -> Field:
+    columns = tuple(there[own] for own in sources_of(asked, there))
+    # One type for all numbers is not meant for pixels.
+    dtype = "" if isinstance(dtypes, str) or dtypes is None else dtypes.get(name, "")
+    return Field(name, columns, single=True, dtype=dtype, image=image, image_name=asked)
 
 
 def _field(

@@ -1,4 +1,4 @@
-"""Cells in NumPy's own file format, as Petastorm's NdarrayCodec writes them, without unpickling any.
+"""Cells in NumPy's own file format, as Petastorm's NdarrayCodec writes them; none is unpickled.
 
 All cells of a column have the same header as long as their type and shape are the same: the column
 is then one matrix, of which the header is cut off, and no cell is looked at by itself.
@@ -16,20 +16,15 @@ from horovod_runner.data.columns import Array
 from horovod_runner.errors import DataError
 
 Dtype: TypeAlias = np.dtype[Any]
-MAGIC = b"\x93NUMPY"
 
 
-def is_npy(cell: bytes) -> bool:
-    """Whether a cell is an array in NumPy's file format."""
-    return cell.startswith(MAGIC)
-
-
-def decode(array: pa.Array, name: str) -> pa.Array:
-    """A column of numbers, of (nested) fixed-size lists, or of lists where shapes differ.
+def decode(array: pa.Array, name: str, *, ragged: bool = False) -> pa.Array:
+    """A column of numbers, of (nested) fixed-size lists, or of lists where lengths differ.
 
     Args:
         array: binary cells, without nulls.
         name: of the column, for messages.
+        ragged: whether lengths may differ: the column is one of lists in any case.
 
     Raises:
         DataError: a cell is no whole array of numbers, or shapes of more than one dimension differ.
@@ -45,12 +40,18 @@ def decode(array: pa.Array, name: str) -> pa.Array:
         _check_size(matrix.shape[1] - start, dtype, shape, name)
         if 0 not in shape and (matrix[:, :start] == matrix[0, :start]).all():
             values = np.frombuffer(matrix[:, start:].tobytes(), dtype)
-            return _lists(values.astype(dtype.newbyteorder("="), copy=False), shape)
+            values = values.astype(dtype.newbyteorder("="), copy=False)
+            if ragged and len(shape) == 1:
+                return _ragged(values, np.arange(len(cells) + 1) * shape[0])
+            return lists(values, shape)
     rows = [_read(cell, name) for cell in cells.to_pylist()]
     if any(row.ndim != 1 for row in rows):
         raise DataError(f"column {name!r} has arrays of different shapes")
-    ends = np.cumsum([0, *(len(row) for row in rows)])
-    return pa.LargeListArray.from_arrays(pa.array(ends), pa.array(np.concatenate(rows)))
+    return _ragged(np.concatenate(rows), np.cumsum([0, *(len(row) for row in rows)]))
+
+
+def _ragged(values: Array, ends: Array) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(ends, pa.int64()), pa.array(values))
 
 
 def _header(cell: bytes, name: str) -> tuple[int, Dtype, tuple[int, ...]]:
@@ -76,7 +77,8 @@ def _check_size(size: int, dtype: Dtype, shape: tuple[int, ...], name: str) -> N
         raise DataError(f"column {name!r} has a cell that is no whole array of shape {shape}")
 
 
-def _lists(values: Array, shape: tuple[int, ...]) -> pa.Array:
+def lists(values: Array, shape: tuple[int, ...]) -> pa.Array:
+    """Arrays of one shape, one behind the other, as (nested) fixed-size lists."""
     found = pa.array(values)
     for size in reversed(shape):
         found = pa.FixedSizeListArray.from_arrays(found, size)

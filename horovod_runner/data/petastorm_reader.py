@@ -1,92 +1,103 @@
-"""Petastorm datasets: read as Parquet where that is all there is to it, else by Petastorm itself.
+"""What only Petastorm's own code can read: rows by predicates, ngrams and transforms.
 
-Petastorm's own shards differ in their number of batches, and ranks that reduce wait for each other
-for ever. Here it only reads, a row group at a time; which rank gets which row is decided as for
-every other source.
+Its shards differ in their number of batches, and ranks that reduce wait for each other for ever.
+Here it only reads; which rank gets which row is decided as for every other source. How many rows
+there are shows when all is read, once on each host.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from horovod_runner.data import columns as cols
+from horovod_runner.data import npy
+from horovod_runner.data.pieces import joined, pieces_together
+from horovod_runner.data.readers import Deferred, Pieces
 from horovod_runner.errors import DataError
 
 _BATCH_ROWS = 1 << 10
 
 
 @dataclass(frozen=True)
-class PetastormReader:
-    """What Petastorm reads, by row groups, of which nobody knows beforehand how many rows they give.
+class PetastormReader(Deferred):
+    """A dataset as Petastorm reads it, in parts of whole row groups.
 
     Attributes:
+        name: what the user calls it.
         url: the dataset's.
-        options: for petastorm.make_reader.
-        parts: the number of row groups.
+        options: for petastorm.make_reader, or for make_batch_reader where there is no Unischema.
+        has_unischema: whether there is one.
+        parts: how many there are.
         schema: of what is read.
-        fingerprint: names the data.
     """
 
+    name: str
     url: str
     options: Mapping[str, Any]
+    has_unischema: bool
     parts: int
     schema: pa.Schema
-    fingerprint: str
-    fill: Mapping[str, Any] = field(default_factory=dict)
 
-    def batches(self, part: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group."""
-        rows: list[dict[str, Any]] = []
-        for row in _rows(self.url, self.options, part, self.parts):
-            rows.append(row)
-            if len(rows) == _BATCH_ROWS:
-                yield _batch(rows, self.schema)
-                rows = []
-        if rows:
-            yield _batch(rows, self.schema)
+    def on(self, rank: int, told: Sequence[bytes], folder: Path) -> tuple[Pieces, None]:
+        """All rows, which all ranks on the host read together.
+
+        Raises:
+            DataError: Petastorm cannot read it, or a column cannot become a tensor.
+        """
+        pieces = pieces_together(folder, self.name, self.parts, self._batches)
+        return joined(pieces, self.schema, folder), None
+
+    def _batches(self, part: int) -> Iterator[pa.RecordBatch]:
+        rows = _rows(self.url, self.options, part, self.parts, self.has_unischema)
+        for batch in rows:
+            yield batch.cast(self.schema) if batch.schema != self.schema else batch
 
 
-def look(url: str, options: Mapping[str, Any], versions: Sequence[str]) -> PetastormReader:
+def look(
+    name: str, url: str, options: Mapping[str, Any], *, has_unischema: bool, groups: int
+) -> PetastormReader:
     """Look at a dataset.
 
     Args:
+        name: what the user calls it.
         url: the dataset's.
-        options: for petastorm.make_reader.
-        versions: of its files.
+        options: for Petastorm's reader.
+        has_unischema: whether it was made by ``materialize_dataset``.
+        groups: the number of its row groups.
 
     Raises:
-        DataError: Petastorm is not installed, or cannot read it.
+        DataError: Petastorm is not installed, cannot read it, or gives no rows.
     """
-    reader = _open(url, options, 0, 1)
-    try:
-        parts = len(reader._ventilator._items_to_ventilate) if reader._ventilator else 1
-    finally:
-        reader.stop()
-        reader.join()
-    first = next(_rows(url, options, 0, 1), None)
+    parts = min(groups, 64)
+    batches = (b for part in range(parts) for b in _rows(url, options, part, parts, has_unischema))
+    first = next(batches, None)
+    batches.close()
     if first is None:
-        raise DataError(f"{url} gives no rows")
-    digest = hashlib.blake2b(repr((versions, options)).encode(), digest_size=8)
-    schema = _batch([first], None).schema
-    cols.choose(schema)
-    return PetastormReader(url, options, parts, schema, digest.hexdigest())
+        raise DataError(f"{url} gives no rows with {', '.join(options)}")
+    return PetastormReader(name, url, options, has_unischema, parts, first.schema)
 
 
-def _open(url: str, options: Mapping[str, Any], part: int, parts: int) -> Any:
+def _rows(
+    url: str, options: Mapping[str, Any], part: int, parts: int, has_unischema: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a part, some at a time, in the order that they are stored in."""
     try:
-        from petastorm import make_reader
+        import petastorm
+        from petastorm.errors import NoDataAvailableError
     except ImportError as error:
         raise DataError(
-            f"{url} takes Petastorm to be read ({error}): pip install 'horovod_runner[petastorm]'"
+            f"{url} takes Petastorm to be read with {', '.join(options)} ({error}): "
+            "pip install 'horovod_runner[petastorm]'"
         ) from error
+    make = petastorm.make_reader if has_unischema else petastorm.make_batch_reader
     try:
-        return make_reader(
+        # A pool of threads would hand rows over in another order each time.
+        with make(
             url,
             reader_pool_type="dummy",
             shuffle_row_groups=False,
@@ -94,38 +105,46 @@ def _open(url: str, options: Mapping[str, Any], part: int, parts: int) -> Any:
             cur_shard=part,
             shard_count=parts,
             **options,
-        )
+        ) as reader:
+            yield from _rowwise(reader) if has_unischema else map(_columnwise, reader)
+    except NoDataAvailableError:
+        return  # a predicate on partitions has left fewer row groups than parts
+    except (DataError, GeneratorExit):
+        raise
     except Exception as error:
         raise DataError(f"Petastorm cannot read {url}: {error}") from error
 
 
-def _rows(url: str, options: Mapping[str, Any], part: int, parts: int) -> Iterator[dict[str, Any]]:
-    with _open(url, options, part, parts) as reader:
-        for row in reader:
-            if isinstance(row, dict):  # an ngram: rows by their distance in time
-                yield {
-                    f"{offset}.{name}": value
-                    for offset, one in row.items()
-                    for name, value in one._asdict().items()
-                }
-            else:
-                yield dict(row._asdict())
+def _rowwise(reader: Any) -> Iterator[pa.RecordBatch]:
+    rows: list[Mapping[str, Any]] = []
+    for row in reader:
+        if isinstance(row, dict):  # an ngram: rows by their distance in time
+            pairs = [(at, *pair) for at, one in row.items() for pair in one._asdict().items()]
+            rows.append({f"{at}.{name}": value for at, name, value in pairs})
+        else:
+            rows.append(row._asdict())
+        if len(rows) == _BATCH_ROWS:
+            yield _batch({name: [row[name] for row in rows] for name in rows[0]})
+            rows = []
+    if rows:
+        yield _batch({name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema | None) -> pa.RecordBatch:
-    names = list(rows[0])
-    arrays = [_array([row[name] for row in rows]) for name in names]
-    batch = pa.RecordBatch.from_arrays(arrays, names)
-    return batch if schema is None else pa.RecordBatch.from_arrays(arrays, schema=schema)
+def _columnwise(batch: Any) -> pa.RecordBatch:
+    return _batch(batch._asdict())
+
+
+def _batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    arrays = [_array(values) for values in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, list(columns))
 
 
 def _array(values: Sequence[Any]) -> pa.Array:
-    first = values[0]
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        return npy.lists(values.ravel(), values.shape[1:])
+    first = next((value for value in values if value is not None), None)
     if not isinstance(first, np.ndarray) or first.ndim == 0 or first.dtype.kind not in "biuf":
         return pa.array([v.item() if isinstance(v, np.generic) else v for v in values])
-    if all(value.shape == first.shape for value in values):
-        found = pa.array(np.concatenate([value.ravel() for value in values]))
-        for size in reversed(first.shape):
-            found = pa.FixedSizeListArray.from_arrays(found, size)
-        return found
-    return pa.array([value.tolist() for value in values])
+    if all(value is not None and value.shape == first.shape for value in values):
+        return npy.lists(np.concatenate([value.ravel() for value in values]), first.shape)
+    return pa.array([None if value is None else value.tolist() for value in values])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import shutil
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow as pa
 from horovod_runner.data import columns as cols
 from horovod_runner.data.columns import Column
 from horovod_runner.data.readers import Pieces, pack_batch
-from horovod_runner.data.store import Chunk, Layout, Writer, write_layout
+from horovod_runner.data.store import Chunk, Layout, Writer, together, write_layout
 from horovod_runner.errors import DataError
 
 _SAMPLE_BYTES = 1 << 10
@@ -59,7 +60,7 @@ class PieceWriter:
         """Write some rows.
 
         Raises:
-            DataError: a column has nulls.
+            DataError: a column has nulls, or the run has no room left.
             OSError: the disk is full.
         """
         if not batch.num_rows:
@@ -105,6 +106,38 @@ class PieceWriter:
             self._writer.__exit__(OSError)
             self._writer = None
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def pieces_together(
+    folder: Path, name: str, parts: int, read: Callable[[int], Iterator[pa.RecordBatch]]
+) -> list[Piece]:
+    """Write pieces, together with whoever else on this host needs them.
+
+    Args:
+        folder: the run's.
+        name: the dataset's.
+        parts: how many.
+        read: gives the rows of a part.
+
+    Raises:
+        DataError: a column cannot become a tensor, has nulls, or there is too little room.
+    """
+
+    def make(part: int) -> None:
+        writer = PieceWriter(folder, part, f"{name}-{part}-{uuid4().hex[:8]}")
+        try:
+            for batch in read(part):
+                writer.append(batch)
+            told = msgspec.msgpack.encode(writer.finish())
+        finally:
+            writer.close()
+        draft = paths[part].with_suffix(".draft")
+        draft.write_bytes(told)
+        draft.rename(paths[part])
+
+    paths = [folder / f"{name}-{part}.told" for part in range(parts)]
+    together(paths, make)
+    return [msgspec.msgpack.decode(path.read_bytes(), type=Piece) for path in paths]
 
 
 def joined(pieces: Sequence[Piece], schema: pa.Schema, folder: Path) -> Pieces:

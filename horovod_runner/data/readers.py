@@ -6,13 +6,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from horovod_runner.data import columns as cols
 from horovod_runner.data.columns import Column, Rows
 from horovod_runner.data.store import Chunk, Layout, Store, pack
+
+
+class Reader(Protocol):
+    """A source as it travels to the ranks."""
+
+    @property
+    def units(self) -> list[int]:
+        """The number of rows of each part that is read by itself."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the data."""
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What there is, by name."""
+
+    def settle(self, names: Sequence[str]) -> list[Column]:
+        """Some columns as they are packed: a list may turn out to be a vector."""
+
+    def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
+        """The rows of a part, packed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +104,19 @@ class Table(ArrowReader):
 
 
 @dataclass(frozen=True)
+class TableFile(ArrowReader):
+    """An Arrow table in a file that all ranks see."""
+
+    path: Path
+
+    def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows."""
+        with pa.memory_map(str(self.path)) as file, pa.ipc.open_file(file) as stored:
+            for number in range(stored.num_record_batches):
+                yield stored.get_batch(number)
+
+
+@dataclass(frozen=True)
 class Pieces:
     """Datasets that were packed before, one behind the other, in a folder that all ranks see.
 
@@ -116,8 +151,26 @@ class Pieces:
             if store.layout.columns == layout.columns:
                 yield chunk
                 continue
-            apart = store.apart(chunk)
+            apart = store.layout.apart(chunk)
             yield pack(layout, chunk.rows, lambda column: _as(column, apart[column.name]))  # noqa: B023
+
+
+class Deferred(ABC):
+    """A source whose rows are known on the ranks alone."""
+
+    @abstractmethod
+    def on(self, rank: int, told: Sequence[bytes], folder: Path) -> tuple[Pieces, list[int] | None]:
+        """The rows on a rank's host.
+
+        Args:
+            rank: the rank's number.
+            told: of what came through the barrier job, what there is to tell of each rank's piece,
+                in the order of ranks.
+            folder: the run's folder on this host.
+
+        Returns:
+            The rows, and how many each rank has where each has rows of its own.
+        """
 
 
 def _as(column: Column, rows: Rows) -> Rows:

@@ -6,18 +6,23 @@ import atexit
 import hashlib
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+import numpy as np
 
 from horovod_runner import context
-from horovod_runner.data.columns import Column
+from horovod_runner.data.columns import Array, Column
+from horovod_runner.data.decoded import Decoded
 from horovod_runner.data.feed import Feed, Plan
-from horovod_runner.data.fields import Columns, Pad, fields_of, names_of
+from horovod_runner.data.fields import Columns, Field, Pad, fields_of, names_of
+from horovod_runner.data.images import Image
 from horovod_runner.data.order import Last, Order, OwnOrder
-from horovod_runner.data.spill import Spilled
-from horovod_runner.data.store import Chunk, Layout, Store
+from horovod_runner.data.readers import Deferred, Reader
+from horovod_runner.data.store import Layout, Store
 from horovod_runner.errors import DataError
 from horovod_runner.folder import VARIABLE, RunFolder
 
@@ -25,29 +30,16 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
-Transform = Callable[[dict[str, Any]], Any]
+Transform: TypeAlias = Callable[[dict[str, Any]], Any]
+Dtypes: TypeAlias = Mapping[str, str] | str
 
 
-class Reader(Protocol):
-    """A source as it travels to the ranks."""
+@dataclass(frozen=True)
+class _Packed:
+    """What was asked for, on this host's disk."""
 
-    @property
-    def units(self) -> list[int]:
-        """The number of rows of each part that is read by itself."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Names the data."""
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """What there is, by name."""
-
-    def settle(self, names: Sequence[str]) -> list[Column]:
-        """Some columns as they are packed: a list may turn out to be a vector."""
-
-    def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
-        """The rows of a part, packed."""
+    store: Store
+    fields: list[Field]
 
 
 class Shard:
@@ -65,15 +57,15 @@ class Shard:
         self._name = name
         self._own = reader
         self._counts: list[int] | None = None
-        self._stores: dict[tuple[str, ...], Store] = {}
+        self._stores: dict[tuple[tuple[str, ...], str], Store] = {}
 
     @property
     def _reader(self) -> Reader:
         if self._own is None:
             data = context.data
             reader = pickle.loads(data.readers)[self._name]  # noqa: S301 - from our own driver
-            if isinstance(reader, Spilled):
-                told = data.pieces[self._name]
+            if isinstance(reader, Deferred):
+                told = data.pieces.get(self._name, ())
                 reader, self._counts = reader.on(place()[0], told, run_folder())
             self._own = reader
         return self._own
@@ -100,8 +92,10 @@ class Shard:
         shuffle: bool = False,
         seed: int = 0,
         last: Last = "pad",
-        dtypes: Mapping[str, str] | str | None = None,
+        dtypes: Dtypes | None = None,
         pad: Pad | None = None,
+        images: Mapping[str, Image] | None = None,
+        weights: bool = False,
         transform: Transform | None = None,
         prefetch: int = 1,
     ) -> Feed[Any]:
@@ -119,6 +113,9 @@ class Shard:
             dtypes: NumPy types to turn numbers into, by name or one for all.
             pad: for ragged columns: a number to fill short rows up with to the longest of the
                 batch, or (number, length).
+            images: for columns of images, what they are decoded to.
+            weights: add a part "weight" behind the others, of shape (rows,): 1.0 for each row, and
+                0.0 for what fills the last batch up. Keras takes it as sample weights.
             transform: called with each batch, in the thread that reads ahead; what it returns
                 comes in the batch's place.
             prefetch: how many chunks of batches, of 4 MB each, are made ahead.
@@ -131,16 +128,12 @@ class Shard:
             found = [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
             return found if transform is None else [transform(batch) for batch in found]
 
-        plan = self._plan(
-            batch_size,
-            columns,
-            shuffle=shuffle,
-            seed=seed,
-            last=last,
-            dtypes=dtypes,
-            pad=pad,
+        packed = self._packed(columns, dtypes, pad, images)
+        return Feed(
+            self._plan(packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights),
+            make,
+            prefetch,
         )
-        return Feed(plan, make, prefetch)
 
     def to_torch(  # noqa: D417 - see batches
         self,
@@ -150,8 +143,10 @@ class Shard:
         shuffle: bool = False,
         seed: int = 0,
         last: Last = "pad",
-        dtypes: Mapping[str, str] | str | None = None,
+        dtypes: Dtypes | None = None,
         pad: Pad | None = None,
+        images: Mapping[str, Image] | None = None,
+        weights: bool = False,
         transform: Transform | None = None,
         device: torch.device | str | None = None,
         prefetch: int = 1,
@@ -166,17 +161,38 @@ class Shard:
         """
         from horovod_runner.data import torch_feed
 
-        as_tuple = isinstance(columns, Mapping)
+        packed = self._packed(columns, dtypes, pad, images)
         plan = self._plan(
-            batch_size,
-            columns,
-            shuffle=shuffle,
-            seed=seed,
-            last=last,
-            dtypes=dtypes,
-            pad=pad,
+            packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights
         )
-        return Feed(plan, torch_feed.Make(as_tuple, transform, device), prefetch)
+        make = torch_feed.Make(isinstance(columns, Mapping), transform, device)
+        return Feed(plan, make, prefetch)
+
+    def to_torch_dataset(  # noqa: D417 - see batches
+        self,
+        columns: Columns | None = None,
+        *,
+        last: Last = "pad",
+        dtypes: Dtypes | None = None,
+        pad: Pad | None = None,
+        images: Mapping[str, Image] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> torch.utils.data.Dataset[Any]:
+        """This rank's rows, each by itself, for a ``DataLoader`` of your own.
+
+        Rank r of n has the rows r, r + n, r + 2n, ... in all epochs; every rank has as many. The
+        arguments are those of :meth:`batches`, but that rows take the place of batches.
+
+        Args:
+            last: "pad" repeats rows so that all are on some rank, "drop" leaves rows out.
+            transform: called with each row, in the DataLoader's workers where it has some.
+        """
+        from horovod_runner.data import torch_feed
+
+        packed = self._packed(columns, dtypes, pad, images)
+        as_tuple = isinstance(columns, Mapping)
+        rows = self._own_rows(last)
+        return torch_feed.RowDataset(packed.store, packed.fields, rows, as_tuple, transform)
 
     def to_tf(  # noqa: D417 - see batches
         self,
@@ -186,62 +202,70 @@ class Shard:
         shuffle: bool = False,
         seed: int = 0,
         last: Last = "pad",
-        dtypes: Mapping[str, str] | str | None = None,
+        dtypes: Dtypes | None = None,
         pad: Pad | None = None,
-        state: Mapping[str, Any] | None = None,
+        images: Mapping[str, Image] | None = None,
+        weights: bool = False,
+        start: int = 0,
     ) -> tf.data.Dataset:
         """Batches as a ``tf.data.Dataset``: tuples in the order of ``columns``, or dicts.
 
         Each iteration is an epoch. All arguments but one are those of :meth:`batches`.
 
         Args:
-            state: of a feed with the same arguments: the first epoch goes on there.
+            start: how many batches were taken before, of all epochs together: the first iteration
+                begins behind them.
         """
         from horovod_runner.data import tf_feed
 
+        packed = self._packed(columns, dtypes, pad, images)
         plan = self._plan(
-            batch_size,
-            columns,
-            shuffle=shuffle,
-            seed=seed,
-            last=last,
-            dtypes=dtypes,
-            pad=pad,
+            packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights
         )
         feed = Feed(plan, lambda names, values: list(zip(*values, strict=True)))
-        if state is not None:
-            feed.load_state_dict(state)
-        if all(field.is_uniform and field.columns[0].is_fixed for field in plan.fields):
+        feed.skip(start)
+        if all(field.is_gathered for field in plan.fields):
             dataset = tf_feed.gathered(feed, plan.store, plan.fields, batch_size)
         else:
             dataset = tf_feed.through_python(feed, plan.fields, batch_size)
-        return tf_feed.finished(
-            dataset,
-            None if isinstance(columns, Mapping) else [field.name for field in plan.fields],
-            None if state is not None else len(feed),
-        )
+        steps = None if start % max(1, len(feed)) else len(feed)
+        names = None if isinstance(columns, Mapping) else feed.names
+        return tf_feed.finished(dataset, names, steps)
+
+    def _packed(
+        self,
+        columns: Columns | None,
+        dtypes: Dtypes | None,
+        pad: Pad | None,
+        images: Mapping[str, Image] | None,
+    ) -> _Packed:
+        """What a user asked for, packed on this host."""
+        if not self.rows:
+            raise DataError(f"{self._name} has no rows")
+        kept = {name: image for name, image in (images or {}).items() if image.cache}
+        others = {name: image for name, image in (images or {}).items() if not image.cache}
+        reader: Reader = Decoded(self._reader, kept) if kept else self._reader
+        there = reader.columns
+        names = names_of(there, columns, others)
+        settled = reader.settle(names)
+        there = {**there, **{column.name: column for column in settled}}
+        fields = fields_of(there, columns, dtypes, pad, others)
+        return _Packed(self._store(reader, names, settled, repr(kept) if kept else ""), fields)
 
     def _plan(
         self,
+        packed: _Packed,
         batch_size: int,
-        columns: Columns | None,
         *,
         shuffle: bool,
         seed: int,
         last: Last,
-        dtypes: Mapping[str, str] | str | None,
-        pad: Pad | None,
+        weights: bool,
     ) -> Plan:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-        if not self.rows:
-            raise DataError(f"{self._name} has no rows")
-        there = self._reader.columns
-        names = names_of(there, columns)
-        settled = self._reader.settle(names)
-        there = {**there, **{column.name: column for column in settled}}
-        fields = fields_of(there, columns, dtypes, pad)
-        store = self._store(names, settled)
+        if last not in get_args(Last):
+            raise ValueError(f"last must be 'pad' or 'drop', not {last!r}")
         rank, size = place()
         global_batch = batch_size * size
         state = {
@@ -257,22 +281,33 @@ class Shard:
         else:
             order = OwnOrder(self._counts, batch_size, rank, seed=seed, shuffle=shuffle, last=last)
             state["ranks"] = size
-        return Plan(store, order, (rank, size), fields, state)
+        return Plan(packed.store, order, (rank, size), packed.fields, weights, state)
 
-    def _store(self, names: Sequence[str], columns: list[Column]) -> Store:
+    def _own_rows(self, last: Last) -> Array:
+        """The numbers of the rows that this rank has for good, in its store."""
+        rank, size = place()
+        if self._counts is None:
+            count = self.rows // size if last == "drop" else -(-self.rows // size)
+            return (np.arange(count) * size + rank) % self.rows
+        count = min(self._counts) if last == "drop" else max(self._counts)
+        return np.arange(count) % max(1, self._counts[rank])
+
+    def _store(
+        self, reader: Reader, names: Sequence[str], columns: list[Column], how: str
+    ) -> Store:
         """The packed dataset with these columns; made by whoever comes first."""
-        for known, store in self._stores.items():
-            if set(names) <= set(known):
+        for (known, made), store in self._stores.items():
+            if set(names) <= set(known) and made == how:
                 return store
-        layout = Layout(columns, self._reader.units, self._reader.fingerprint)
+        layout = Layout(columns, reader.units, reader.fingerprint)
         # Ranks that have rows of their own have stores of their own.
         own = None if self._counts is None else place()[0]
-        told = repr((layout.fingerprint, layout.columns, own)).encode()
+        told = repr((layout.fingerprint, layout.columns, own, how)).encode()
         name = hashlib.blake2b(told, digest_size=8).hexdigest()
         store = Store.create(run_folder() / name, layout)
-        store.fill(lambda unit: self._reader.chunks(unit, layout))
+        store.fill(lambda unit: reader.chunks(unit, layout))
         store.open()
-        self._stores[tuple(names)] = store
+        self._stores[tuple(names), how] = store
         return store
 
     def __getstate__(self) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from horovod_runner.data import files
-from horovod_runner.data.readers import ArrowReader, Table
-from horovod_runner.data.shard import Reader
+from horovod_runner.data.readers import ArrowReader, Deferred, Reader, Table, TableFile
 from horovod_runner.data.spill import Spilled
 from horovod_runner.errors import DataError
+from horovod_runner.folder import check_room
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from horovod_runner.data.files import Filter
 
 
-Prepared: TypeAlias = Reader | Spilled
+Prepared: TypeAlias = Reader | Deferred
 
 
 class Source(ABC):
@@ -130,6 +130,89 @@ class delta(Source):  # noqa: N801 - reads as a call
         return _checked(name, delta_table.find(self._path, version=self._version, **self._options))
 
 
+class petastorm(Source):  # noqa: N801 - reads as a call
+    """A dataset of Petastorm's: of ``materialize_dataset`` or of ``make_spark_converter``.
+
+    Its files are read without Petastorm, cells of its codecs decoded. Images whose size the
+    Unischema states are decoded when they are packed; others stay encoded, see ``images`` of
+    :meth:`Shard.batches`. Predicates, ngrams and transforms are Petastorm's to apply: it is needed
+    for them, and each host reads the whole dataset with it once.
+
+    Args:
+        dataset: its URL, or what ``make_spark_converter`` returned.
+        columns: see :class:`parquet`.
+        filter: see :class:`parquet`; not together with the three below.
+        predicate: of ``petastorm.predicates``.
+        ngram: a ``petastorm.ngram.NGram``; its columns are called "0.name", "1.name", ... by their
+            distance in time.
+        transform_spec: of ``petastorm.transform``.
+        fill: see :class:`parquet`.
+        ragged: see :class:`parquet`.
+        storage_options: for fsspec, and for Petastorm.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        filter: Filter | None = None,
+        predicate: Any = None,
+        ngram: Any = None,
+        transform_spec: Any = None,
+        fill: Mapping[str, Any] | None = None,
+        ragged: Sequence[str] = (),
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._url: str = dataset if isinstance(dataset, str) else dataset.cache_dir_url
+        self._plain: dict[str, Any] = {
+            "columns": columns,
+            "filter_": filter,
+            "fill": fill,
+            "ragged": ragged,
+            "storage_options": storage_options,
+        }
+        own = {"predicate": predicate, "transform_spec": transform_spec, "schema_fields": ngram}
+        self._own = {name: value for name, value in own.items() if value is not None}
+        if self._own and filter is not None:
+            raise ValueError(
+                "filter is for what is read without Petastorm, and predicate, ngram and "
+                "transform_spec for what is read with it: give one or the other"
+            )
+        if self._own and fill:
+            raise ValueError("fill takes no part in what Petastorm reads: use transform_spec")
+        if ngram is not None and columns is not None:
+            raise ValueError("an ngram names its columns itself: leave columns out")
+
+    def prepare(self, name: str, shared: Path | None) -> Prepared:
+        """See :class:`Source`."""
+        import fsspec
+
+        from horovod_runner.data import petastorm_format, petastorm_reader
+
+        try:
+            options = self._plain["storage_options"]
+            filesystem, folder = fsspec.core.url_to_fs(self._url, **(options or {}))
+            cells = petastorm_format.cells_of(filesystem, folder)
+            if self._own:
+                plain = files.find(self._url, storage_options=options)
+                asked = {"schema_fields": self._plain["columns"], "storage_options": options}
+                given = {key: value for key, value in asked.items() if value is not None}
+                return petastorm_reader.look(
+                    name,
+                    self._url,
+                    {**given, **self._own},
+                    has_unischema=cells is not None,
+                    groups=sum(len(groups) for part in plain.parts for _, groups in part),
+                )
+            found = files.find(self._url, **self._plain)
+            if cells is not None:
+                return _checked(name, petastorm_format.decoding(found, cells))
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
+        return _checked(name, found)
+
+
 class _Table(Source):
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -137,10 +220,24 @@ class _Table(Source):
     def prepare(self, name: str, shared: Path | None) -> Prepared:
         """See :class:`Source`."""
         table = self._table.unify_dictionaries()
-        return _checked(
-            name,
-            Table(table=table, schema=table.schema, units=[len(table)], fingerprint=_digest(table)),
-        )
+        units, digest = [len(table)], _digest(table)
+        if shared is None:
+            found: ArrowReader = Table(
+                table=table, schema=table.schema, units=units, fingerprint=digest
+            )
+        else:
+            path = shared / f"table-{name}.arrow"
+            _write(table, path, name)
+            found = TableFile(path=path, schema=table.schema, units=units, fingerprint=digest)
+        checked = _checked(name, found)
+        for column in table.column_names:
+            if table[column].null_count:
+                raise DataError(
+                    f"{name}: column {column!r} has nulls ({table[column].null_count} of "
+                    f"{len(table)} rows): a tensor has none. Leave those rows out, or fill them "
+                    "before: df.fillna for a pandas DataFrame"
+                )
+        return checked
 
 
 class Frame(Source):
@@ -189,6 +286,15 @@ def _checked(name: str, reader: ArrowReader) -> ArrowReader:
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     return reader
+
+
+def _write(table: pa.Table, path: Path, name: str) -> None:
+    try:
+        check_room(path.parent, table.nbytes)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=1 << 13)
+    except OSError as error:
+        raise DataError(f"{name}: {path} cannot be written: {error}") from None
 
 
 def _digest(table: pa.Table) -> str:

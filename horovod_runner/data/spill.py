@@ -16,9 +16,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from horovod_runner.data.columns import Column
 from horovod_runner.data.pieces import Piece, PieceWriter, joined
-from horovod_runner.data.readers import Pieces
+from horovod_runner.data.readers import Deferred, Pieces
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def _fields(array: pa.StructArray) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Spilled:
+class Spilled(Deferred):
     """What the driver knows of a DataFrame that is spread over the ranks.
 
     Attributes:
@@ -103,13 +102,7 @@ class Spilled:
     schema: pa.Schema
 
     def on(self, rank: int, told: Sequence[bytes], folder: Path) -> tuple[Pieces, list[int]]:
-        """This rank's part, and the number of rows of each rank.
-
-        Args:
-            rank: this rank's.
-            told: what there is to tell of each rank's piece, in the order of ranks.
-            folder: where they are.
-        """
+        """This rank's part, and the number of rows of each rank."""
         pieces = [msgspec.msgpack.decode(one, type=Piece) for one in told]
         whole = joined(pieces, self.schema, folder)
         own = pieces[rank]
@@ -121,10 +114,3 @@ class Spilled:
             whole.fingerprint,
             whole.all_columns,
         ), counts
-
-    @property
-    def columns(self) -> dict[str, Column]:
-        """What there is, by name, before anything was spread."""
-        from horovod_runner.data.columns import choose
-
-        return choose(self.schema)

@@ -28,8 +28,10 @@ import numpy as np
 
 from horovod_runner.data.columns import Array, Column, Rows
 from horovod_runner.errors import DataError
+from horovod_runner.folder import check_room
 
 _LAYOUT = "layout.json"
+_CHECK_BYTES = 1 << 26  # how much may be written before room is looked for again
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -58,6 +60,17 @@ class Layout(msgspec.Struct, frozen=True):
                 key = column.dtype if column.kind == "number" else column
                 found.setdefault(key, []).append(column)
         return list(found.values())
+
+    def apart(self, chunk: Chunk) -> dict[str, Rows]:
+        """A chunk's columns, by name."""
+        found = dict(chunk.ragged)
+        for group, matrix in zip(self.groups(), chunk.matrices, strict=True):
+            at = 0
+            for column in group:
+                part = matrix[:, at : at + column.width]
+                found[column.name] = Rows(part.reshape(chunk.rows, *column.shape))
+                at += column.width
+        return found
 
     def ragged(self) -> list[Column]:
         """The columns whose rows differ in length."""
@@ -119,6 +132,13 @@ class Store:
         self._values: dict[tuple[str, int], Array] = {}
         self._ends: dict[str, Array] = {}
 
+    def __getstate__(self) -> Path:
+        return self.folder  # a mapping would be copied
+
+    def __setstate__(self, folder: Path) -> None:
+        self.__init__(folder)  # type: ignore[misc]
+        self.open()
+
     @classmethod
     def create(cls, folder: Path, layout: Layout) -> Store:
         """Allocate a store, or take the one that another process has made there.
@@ -130,6 +150,7 @@ class Store:
         with _locked(folder.with_suffix(".lock")):
             if not (folder / _LAYOUT).exists():
                 shutil.rmtree(folder, ignore_errors=True)
+                check_room(folder.parent, sum(_sizes(layout).values()))
                 folder.mkdir()
                 try:
                     for name, size in _sizes(layout).items():
@@ -149,20 +170,13 @@ class Store:
         Raises:
             DataError: a unit has other rows than it should, or the disk is full.
         """
-        left = [unit for unit in range(len(self.layout.units)) if not self._is_there(unit)]
-        # First what nobody is at, then wait for the others: should one fail, its unit is ours.
-        for wait in (False, True):
-            for unit in left:
-                with _locked(self.folder / f"unit-{unit}.lock", wait=wait) as locked:
-                    if locked and not self._is_there(unit):
-                        self._write(unit, read(unit))
-
-    def _is_there(self, unit: int) -> bool:
-        return (self.folder / f"unit-{unit}.json").exists()
+        paths = [self.folder / f"unit-{unit}.json" for unit in range(len(self.layout.units))]
+        together(paths, lambda unit: self._write(unit, read(unit)))
 
     def _write(self, unit: int, chunks: Iterable[Chunk]) -> None:
         try:
-            with Writer(self.folder, self.layout, unit, int(self._starts[unit])) as writer:
+            start = int(self._starts[unit])
+            with Writer(self.folder, self.layout, unit, start, is_allocated=True) as writer:
                 for chunk in chunks:
                     writer.append(chunk)
         except OSError as error:
@@ -259,17 +273,6 @@ class Store:
             at += end - begin
         return Rows(values, lengths)
 
-    def apart(self, chunk: Chunk) -> dict[str, Rows]:
-        """A chunk's columns, by name."""
-        found = dict(chunk.ragged)
-        for group, matrix in zip(self._groups, chunk.matrices, strict=True):
-            at = 0
-            for column in group:
-                part = matrix[:, at : at + column.width]
-                found[column.name] = Rows(part.reshape(chunk.rows, *column.shape))
-                at += column.width
-        return found
-
     def row_bytes(self, name: str) -> int:
         """About how many bytes a row of a column has."""
         column = next(column for column in self.layout.columns if column.name == name)
@@ -304,17 +307,28 @@ class Writer:
         layout: the store's.
         unit: its number.
         start: its first row.
+        is_allocated: whether the matrices take no more room than they have.
 
     Attributes:
         rows: how many were written.
     """
 
-    def __init__(self, folder: Path, layout: Layout, unit: int = 0, start: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        unit: int = 0,
+        start: int = 0,
+        *,
+        is_allocated: bool = False,
+    ) -> None:
         self.rows = 0
         self._folder = folder
         self._layout = layout
         self._unit = unit
         self._start = start
+        self._is_allocated = is_allocated
+        self._room = 0
         self._files: dict[str, int] = {}
         self._counts = {column.name: 0 for column in layout.ragged()}
 
@@ -333,8 +347,10 @@ class Writer:
         """Write some rows.
 
         Raises:
+            DataError: the run has no room left.
             OSError: the disk is full.
         """
+        self._make_room(chunk)
         first = self._start + self.rows
         for number, matrix in enumerate(chunk.matrices):
             size = matrix.shape[1] * matrix.dtype.itemsize
@@ -347,6 +363,16 @@ class Writer:
             self._write(f"values-{name}-{self._unit}", rows.values, at)
             self._counts[name] += len(rows.values)
         self.rows += chunk.rows
+
+    def _make_room(self, chunk: Chunk) -> None:
+        arrays = [rows.values for rows in chunk.ragged.values()]
+        if not self._is_allocated:
+            arrays += chunk.matrices
+        size = sum(array.nbytes for array in arrays)
+        if size > self._room:
+            self._room = max(size, _CHECK_BYTES)
+            check_room(self._folder.parent, size)
+        self._room -= size
 
     def _write(self, name: str, array: Array, offset: int) -> None:
         view = memoryview(np.ascontiguousarray(array).data).cast("B") if array.size else b""
@@ -415,6 +441,23 @@ def _no_room(folder: Path, size: int, error: OSError) -> DataError:
         f"{folder.parent} {why} for the packed dataset: it takes {size / 1e6:.1f} MB, and "
         f"{free / 1e6:.1f} MB are free. Free space there, or set TMPDIR to a folder on another disk"
     )
+
+
+def together(paths: Sequence[Path], make: Callable[[int], None]) -> None:
+    """Make files, together with whoever else is at it.
+
+    Args:
+        paths: of the files; each is there once it is whole.
+        make: makes one, by its number.
+    """
+    left = [number for number, path in enumerate(paths) if not path.exists()]
+    # First what nobody is at, then wait for the others: should one fail, its file is ours.
+    for wait in (False, True):
+        for number in left:
+            path = paths[number]
+            with _locked(path.with_suffix(".lock"), wait=wait) as locked:
+                if locked and not path.exists():
+                    make(number)
 
 
 @contextmanager

@@ -35,12 +35,15 @@ def gathered(
     names = {column.name for field in fields for column in field.columns}
     groups = [group for group in store.layout.groups() if names & {c.name for c in group}]
     tensors = [_tensor(store.matrix(group)) for group in groups]
+    signature = [tf.TensorSpec([None], tf.int64)]
+    if feed.has_weights:
+        signature.append(tf.TensorSpec([None, batch_rows], tf.float32))
     rows = tf.data.Dataset.from_generator(
-        lambda: _numbers(feed, batch_rows),
-        output_signature=tf.TensorSpec([None], tf.int64),
+        lambda: _numbers(feed),
+        output_signature=tuple(signature),
     )
 
-    def batches(numbers: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def batches(numbers: tf.Tensor, *weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
         taken = {}
         for group, tensor in zip(groups, tensors, strict=True):
             matrix = tf.gather(tensor, numbers)
@@ -48,14 +51,14 @@ def gathered(
             for column in group:
                 taken[column.name] = (matrix, at)
                 at += column.width
-        return tuple(_field(field, taken, batch_rows) for field in fields)
+        return (*(_field(field, taken, batch_rows) for field in fields), *weights)
 
     return rows.map(batches, num_parallel_calls=1).unbatch()
 
 
-def _numbers(feed: Feed[Any], batch_rows: int) -> Iterator[Array]:
-    for rows in feed.row_numbers():
-        yield rows.ravel()
+def _numbers(feed: Feed[Any]) -> Iterator[tuple[Array, ...]]:
+    for step, rows in feed.row_numbers():
+        yield (rows.ravel(), feed.weights(step, rows)) if feed.has_weights else (rows.ravel(),)
 
 
 def _field(field: Field, taken: Mapping[str, tuple[tf.Tensor, int]], batch_rows: int) -> tf.Tensor:
@@ -103,6 +106,9 @@ def through_python(
     signature = tuple(
         _signature(field, kind, batch_rows) for field, kind in zip(fields, kinds, strict=True)
     )
+    if feed.has_weights:
+        kinds.append(_NUMBERS)
+        signature = (*signature, tf.TensorSpec([batch_rows], tf.float32))
     return tf.data.Dataset.from_generator(batches, output_signature=signature)
 
 
@@ -121,6 +127,8 @@ _STRINGS, _RAGGED, _NUMBERS = "strings", "ragged", "numbers"
 
 
 def _kind(field: Field) -> str:
+    if field.image is not None:
+        return _NUMBERS
     kind = field.columns[0].kind
     if field.single and kind in ("text", "bytes"):
         return _STRINGS
@@ -131,6 +139,8 @@ def _signature(field: Field, kind: str, batch_rows: int) -> Any:
     if kind is _STRINGS:
         return tf.TensorSpec([batch_rows], tf.string)
     column = field.columns[0]
+    if field.image is not None:
+        return tf.TensorSpec([batch_rows, *field.image.shape], field.dtype or "uint8")
     dtype = field.dtype or np.result_type(*(c.dtype for c in field.columns)).name
     if kind is _RAGGED:
         return tf.RaggedTensorSpec([batch_rows, None], dtype, row_splits_dtype=tf.int64)

@@ -1,12 +1,62 @@
-"""Batches as torch tensors."""
+"""Batches, or rows, as torch tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
+
+from horovod_runner.data.columns import Array
+from horovod_runner.data.fields import Field
+from horovod_runner.data.store import Store
+
+
+class RowDataset(Dataset[Any]):  # type: ignore[misc]
+    """Some rows of a store, each by itself, for a DataLoader.
+
+    Args:
+        store: opened.
+        fields: what a row is made of.
+        rows: which ones.
+        as_tuple: rows are tuples, else dicts.
+        transform: called with each row.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        fields: Sequence[Field],
+        rows: Array,
+        as_tuple: bool,
+        transform: Callable[[Any], Any] | None,
+    ) -> None:
+        self._store = store
+        self._fields = fields
+        self._rows = rows
+        self._as_tuple = as_tuple
+        self._transform = transform
+        self._names = list(dict.fromkeys(c.name for f in fields for c in f.columns))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Rows that a DataLoader wants together."""
+        taken = self._store.take(self._rows[np.asarray(numbers)], self._names)
+        parts = [
+            torch.from_numpy(values).unbind(0) if isinstance(values, np.ndarray) else values
+            for values in (field.of(taken) for field in self._fields)
+        ]
+        names = [field.name for field in self._fields]
+        rows = zip(*parts, strict=True)
+        found = list(rows) if self._as_tuple else [dict(zip(names, r, strict=True)) for r in rows]
+        return found if self._transform is None else [self._transform(row) for row in found]
 
 
 class Make:

@@ -163,7 +163,7 @@ class SparkLauncher:
             job = replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
         deputy = self._deputy if self._is_connect else None
         echo = self._is_connect or not self._is_local  # else it is this process's own terminal
-        task = partial(_run_task, job, address, echo, deputy, tuple(self.frames))
+        task = partial(_run_task, job, address, echo=echo, deputy=deputy, frames=tuple(self.frames))
         if not self._is_connect:
             return SparkLaunch(self._spark, job, task, wake, self.frames)
         seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
@@ -333,10 +333,11 @@ class ConnectLaunch(SparkLaunch):
 def _run_task(
     job: Job,
     address: ChannelAddress,
+    batches: Iterator[pa.RecordBatch],
+    *,
     echo: bool,
     deputy: Callable[[Job, str], apart.Deputy] | None,
     frames: tuple[str, ...],
-    batches: Iterator[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """The body of one Spark task."""
     from pyspark import BarrierTaskContext

@@ -117,20 +117,19 @@ def test_what_cannot_be_asked_for_is_told(
 
 
 @given(
-    size=st.integers(1, 5),
-    batch_size=st.integers(1, 40),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 40)),
     last=st.sampled_from(["pad", "drop"]),
     shuffle=st.booleans(),
     chunk=st.sampled_from([1, 200, 1 << 22]),
 )
 def test_every_row_comes_once_over_all_ranks_which_have_as_many_batches(
     tmp_path_factory: pytest.TempPathFactory,
-    size: int,
-    batch_size: int,
+    sizes: tuple[int, int],
     last: Any,
     shuffle: bool,
     chunk: int,
 ) -> None:
+    size, batch_size = sizes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path_factory.mktemp("data")))
         patch.setattr(feeds, "_CHUNK_BYTES", chunk)

@@ -76,8 +76,13 @@ def test_only_the_columns_that_are_wanted_are_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "filter_", [[("a", "<", 150)], ds.field("a") < 150, [[("a", "<", 100)], [("a", "in", range(100, 150))]]]
-)  # fmt: skip
+    "filter_",
+    [
+        [("a", "<", 150)],
+        ds.field("a") < 150,
+        [[("a", "<", 100)], [("a", "in", range(100, 150))]],
+    ],
+)
 def test_only_the_rows_that_are_wanted_are_read(folder: Path, filter_: Any) -> None:
     found = files.find(str(folder), filter_=filter_, columns=["b"])
     assert [row["b"] for row in rows_of(found)] == list(range(150))
@@ -193,9 +198,10 @@ def test_a_delta_tables_live_rows_are_read(delta: Path) -> None:
     import deltalake
 
     found = delta_table.find(str(delta))
-    assert sorted(rows_of(found), key=lambda row: row["a"]) == TABLE.select(
-        ["a", "b", "year", "state"]
-    ).to_pylist()
+    assert (
+        sorted(rows_of(found), key=lambda row: row["a"])
+        == TABLE.select(["a", "b", "year", "state"]).to_pylist()
+    )
     deltalake.DeltaTable(delta).delete("a >= 10")
     assert sorted(row["a"] for row in rows_of(delta_table.find(str(delta)))) == list(range(10))
     old = delta_table.find(str(delta), version=0, columns=["a"], filter_=[("a", "<", 20)])

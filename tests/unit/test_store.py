@@ -82,7 +82,7 @@ def test_rows_are_gathered_in_any_order(tmp_path: Path, parts: Parts) -> None:
 
 def test_all_rows_come_as_they_are(tmp_path: Path, parts: Parts) -> None:
     made = filled(tmp_path, parts)
-    chunks = [(chunk, made.apart(chunk)) for chunk in made.chunks(128)]
+    chunks = [(chunk, made.layout.apart(chunk)) for chunk in made.chunks(128)]
     assert sum(chunk.rows for chunk, _ in chunks) == ROWS
     values = np.concatenate([rows["a"].values for _, rows in chunks])
     assert (values == np.arange(ROWS)).all()
