@@ -88,7 +88,7 @@ def _number(name: str) -> np.dtype[Any] | None:
 
 
 def _views(array: pa.Array) -> list[memoryview]:
-    return [memoryview(cell.as_buffer()) for cell in array]
+    return [memoryview(cell.as_buffer()).cast("B") for cell in array]
 
 
 def _unzipped(cell: bytes, name: str) -> bytes:
@@ -186,9 +186,13 @@ def _cell(dtype: Any, shape: Any, codec: Any) -> Cell:
 class _Told:
     """Stands for an object of any class: what it was made with, and its state."""
 
-    def __init__(self, *told: Any) -> None:
+    told: tuple[Any, ...]
+    state: Any = None
+
+    def __new__(cls, *told: Any) -> _Told:
+        self = super().__new__(cls)
         self.told = told
-        self.state: Any = None
+        return self
 
     def __setstate__(self, state: Any) -> None:
         self.state = state

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data import npy
+from horovod_runner.data.columns import Array
 from horovod_runner.data.pieces import joined, pieces_together
 from horovod_runner.data.readers import Deferred, Pieces
 from horovod_runner.errors import DataError
@@ -141,10 +142,19 @@ def _batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
 
 def _array(values: Sequence[Any]) -> pa.Array:
     if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-        return npy.lists(values.ravel(), values.shape[1:])
+        return _lists(values.ravel(), values.shape[1:], len(values))
     first = next((value for value in values if value is not None), None)
     if not isinstance(first, np.ndarray) or first.ndim == 0 or first.dtype.kind not in "biuf":
         return pa.array([v.item() if isinstance(v, np.generic) else v for v in values])
     if all(value is not None and value.shape == first.shape for value in values):
-        return npy.lists(np.concatenate([value.ravel() for value in values]), first.shape)
+        whole = np.concatenate([value.ravel() for value in values])
+        return _lists(whole, first.shape, len(values))
     return pa.array([None if value is None else value.tolist() for value in values])
+
+
+def _lists(values: Array, shape: tuple[int, ...], rows: int) -> pa.Array:
+    """Arrays of one shape; those of one dimension as lists, for others may have another length."""
+    if len(shape) != 1:
+        return npy.lists(values, shape)
+    ends = np.arange(rows + 1, dtype=np.int32) * shape[0]
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(values))

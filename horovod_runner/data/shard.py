@@ -53,17 +53,19 @@ class Shard:
         reader: the source; None in what is sent to the ranks, which get it apart.
     """
 
-    def __init__(self, name: str, reader: Reader | None = None) -> None:
+    def __init__(self, name: str, reader: Reader | Deferred | None = None) -> None:
         self._name = name
-        self._own = reader
+        self._given = reader
+        self._own: Reader | None = None
         self._counts: list[int] | None = None
         self._stores: dict[tuple[tuple[str, ...], str], Store] = {}
 
     @property
     def _reader(self) -> Reader:
         if self._own is None:
-            data = context.data
-            reader = pickle.loads(data.readers)[self._name]  # noqa: S301 - from our own driver
+            data, reader = context.data, self._given
+            if reader is None:
+                reader = pickle.loads(data.readers)[self._name]  # noqa: S301 - from our own driver
             if isinstance(reader, Deferred):
                 told = data.pieces.get(self._name, ())
                 reader, self._counts = reader.on(place()[0], told, run_folder())

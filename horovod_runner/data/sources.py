@@ -209,7 +209,7 @@ class petastorm(Source):  # noqa: N801 - reads as a call
             if cells is not None:
                 return _checked(name, petastorm_format.decoding(found, cells))
         except DataError as error:
-            raise DataError(f"{name}: {error}") from None
+            raise DataError(f"{name}: {error}") from error.__cause__
         return _checked(name, found)
 
 
@@ -255,7 +255,7 @@ class Frame(Source):
                 return Spilled(name, staging.arrow_schema(self.frame))
             return staging.stage(self.frame, shared)
         except DataError as error:
-            raise DataError(f"{name}: {error}") from None
+            raise DataError(f"{name}: {error}") from error.__cause__
 
 
 def source_of(value: object) -> Source | None:
@@ -284,7 +284,7 @@ def _checked(name: str, reader: ArrowReader) -> ArrowReader:
             raise DataError("it has no columns")
         reader.settle(list(reader.columns))
     except DataError as error:
-        raise DataError(f"{name}: {error}") from None
+        raise DataError(f"{name}: {error}") from error.__cause__
     return reader
 
 
