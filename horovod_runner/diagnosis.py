@@ -20,7 +20,14 @@ import cloudpickle
 MAX_BYTES = (1 << 31) - (1 << 20)
 
 # By the type's module and name, or its package: what to do instead.
+_FRAME = (
+    "Make it an argument of its own, run(main, train=df): it arrives in main as this rank's shard."
+)
 _ADVICE = {
+    "pyspark.sql.dataframe.DataFrame": _FRAME,
+    "pyspark.sql.classic.dataframe.DataFrame": _FRAME,
+    "pyspark.sql.connect.dataframe.DataFrame": _FRAME,
+    "pandas.core.frame.DataFrame": _FRAME,
     "pyspark": "It lives on the driver alone: use it before run, and pass what comes of it.",
     "_thread": "Create it inside main: every rank is a process of its own.",
     "threading": "Create it inside main: every rank is a process of its own.",
@@ -31,6 +38,7 @@ _ADVICE = {
     "torch": "Pass it from the CPU, tensor.cpu(), and move it to the rank's own GPU inside main.",
     "numpy": "Write it to files that the ranks can read, and load it inside main.",
     "pandas": "Write it to files that the ranks can read, and load it inside main.",
+    "pyarrow": _FRAME,
 }
 
 

@@ -7,6 +7,7 @@ there are shows when all is read, once on each host.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +96,8 @@ def _rows(
             f"{url} takes Petastorm to be read with {', '.join(options)} ({error}): "
             "pip install 'horovod_runner[petastorm]'"
         ) from error
+    # It uses what Arrow has deprecated, a few lines for each row group.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="petastorm")
     make = petastorm.make_reader if has_unischema else petastorm.make_batch_reader
     try:
         # A pool of threads would hand rows over in another order each time.
@@ -107,7 +110,7 @@ def _rows(
             shard_count=parts,
             **options,
         ) as reader:
-            yield from _rowwise(reader) if has_unischema else map(_columnwise, reader)
+            yield from _rowwise(reader) if has_unischema else _columnwise(reader)
     except NoDataAvailableError:
         return  # a predicate on partitions has left fewer row groups than parts
     except (DataError, GeneratorExit):
@@ -131,8 +134,15 @@ def _rowwise(reader: Any) -> Iterator[pa.RecordBatch]:
         yield _batch({name: [row[name] for row in rows] for name in rows[0]})
 
 
-def _columnwise(batch: Any) -> pa.RecordBatch:
-    return _batch(batch._asdict())
+def _columnwise(reader: Any) -> Iterator[pa.RecordBatch]:
+    for batch in reader:
+        columns = batch._asdict()
+        for name, values in columns.items():
+            # A predicate makes floats of whole numbers.
+            dtype = reader.schema.fields[name].numpy_dtype
+            if values.dtype.kind == "f" and values.ndim == 1 and np.dtype(dtype).kind in "biu":
+                columns[name] = values.astype(dtype)
+        yield _batch(columns)
 
 
 def _batch(columns: Mapping[str, Any]) -> pa.RecordBatch:

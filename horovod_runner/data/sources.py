@@ -253,7 +253,10 @@ class Frame(Source):
         try:
             if shared is None:
                 return Spilled(name, staging.arrow_schema(self.frame))
-            return staging.stage(self.frame, shared)
+            staged = staging.stage(self.frame, shared)
+            if not staged.units:
+                raise DataError("it has no rows")
+            return staged
         except DataError as error:
             raise DataError(f"{name}: {error}") from error.__cause__
 
@@ -280,6 +283,8 @@ def frames_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
 def _checked(name: str, reader: ArrowReader) -> ArrowReader:
     """Name columns that cannot become tensors before anything is launched."""
     try:
+        if not sum(reader.units):
+            raise DataError("it has no rows")
         if not reader.columns:
             raise DataError("it has no columns")
         reader.settle(list(reader.columns))

@@ -1,0 +1,333 @@
+"""Datasets as arguments of a run, over both launchers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from horovod_runner import DataError, SerializationError, log_to_driver
+from horovod_runner.data import Shard, parquet, petastorm
+from tests.conftest import Ranks
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+ROWS = 1003
+
+
+def table(rows: int = ROWS) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "a": np.arange(rows, dtype=np.float32),
+            "b": np.arange(rows, dtype=np.float32) * 2,
+            "label": np.arange(rows),
+            "text": [f"row {number}" for number in range(rows)],
+        }
+    )
+
+
+def dataset(ranks: Ranks, frame: pd.DataFrame, parts: int = 3) -> Any:
+    """What has these rows, of the kind that users of the launcher have."""
+    if ranks.spark is None:
+        return frame
+    return ranks.spark.createDataFrame(frame).repartition(parts)
+
+
+def tell_labels(train: Shard, **options: Any) -> int:
+    """Sends the labels of two epochs, a line a batch, and returns the steps of one."""
+    rank = os.environ["HOROVOD_RANK"]
+    feed = train.batches(columns={"x": ["a", "b"], "y": "label", "text": "text"}, **options)
+    for epoch in range(2):
+        for step, batch in enumerate(feed):
+            real = feed.real
+            assert batch["x"][:, 1].tolist() == [2 * a for a in batch["x"][:, 0]]
+            assert batch["text"] == [f"row {number}" for number in batch["y"]]
+            labels = ",".join(str(label) for label in batch["y"][:real])
+            log_to_driver(f"{epoch} {step} {rank} {labels}")
+    return len(feed)
+
+
+def labels_by_step(text: str) -> dict[tuple[int, int], list[int]]:
+    """The global batches by epoch and step, ranks in order, from what ranks sent."""
+    told = sorted(
+        (int(epoch), int(step), int(rank), [int(one) for one in labels.split(",") if one])
+        for epoch, step, rank, labels in (
+            line.split(" ") for line in text.splitlines() if line[:1].isdigit()
+        )
+    )
+    found: dict[tuple[int, int], list[int]] = {}
+    for epoch, step, _, labels in told:
+        found.setdefault((epoch, step), []).extend(labels)
+    return found
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_every_row_comes_once_an_epoch_in_as_many_batches_on_every_rank(
+    ranks: Ranks, shuffle: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = ranks.run(3, tell_labels, train=dataset(ranks, table()), batch_size=32, shuffle=shuffle)
+    batches = labels_by_step(capsys.readouterr().out)
+    assert len(batches) == 2 * steps
+    for epoch in range(2):
+        seen = Counter(label for (own, _), one in batches.items() if own == epoch for label in one)
+        assert seen == Counter(range(ROWS))
+    orders = [
+        [label for (own, _), one in sorted(batches.items()) if own == epoch for label in one]
+        for epoch in range(2)
+    ]
+    assert (orders[0] == orders[1]) != shuffle
+
+
+def test_files_give_the_same_global_batches_to_any_number_of_ranks(
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for part in range(3):
+        whole = pa.Table.from_pandas(table().iloc[part::3])
+        pq.write_table(whole, tmp_path / f"{part}.parquet", row_group_size=100)
+    told = []
+    for size in (1, 2, 4):
+        ranks.run(
+            size,
+            tell_labels,
+            train=parquet(str(tmp_path)),
+            batch_size=64 // size,
+            shuffle=True,
+            seed=3,
+        )
+        told.append(labels_by_step(capsys.readouterr().out))
+    assert told[0] == told[1] == told[2]
+    assert len(told[0]) == 2 * 16
+
+
+def test_a_run_may_have_several_datasets(ranks: Ranks) -> None:
+    def main(train: Shard, valid: Shard, scale: float) -> Any:
+        return train.rows, valid.rows, valid.columns, scale
+
+    valid = pa.table({"x": [1.0, 2.0]})
+    told = ranks.run(2, main, train=dataset(ranks, table()), valid=valid, scale=0.5)
+    assert told == (ROWS, 2, ["x"], 0.5)
+
+
+def test_two_dataframes_come_together(ranks: Ranks) -> None:
+    if ranks.spark is None:
+        pytest.skip("there is no Spark")
+
+    def main(train: Shard, valid: Shard) -> Any:
+        found = [valid.batches(3, ["x"], last="drop"), train.batches(10, ["label"], last="drop")]
+        return train.rows, valid.rows, [len(feed) for feed in found]
+
+    valid = ranks.spark.createDataFrame([(float(n),) for n in range(12)], "x double")
+    told = ranks.run(2, main, train=dataset(ranks, table(100)), valid=valid)
+    assert told == (100, 12, [2, 5])
+
+
+def test_fewer_rows_than_ranks_and_empty_partitions_do(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = ranks.run(4, tell_labels, train=dataset(ranks, table(2), 6), batch_size=4)
+    assert steps == 1
+    batches = labels_by_step(capsys.readouterr().out)
+    assert [sorted(labels) for labels in batches.values()] == [[0, 1], [0, 1]]
+
+
+def test_no_rows_at_all_are_told(ranks: Ranks) -> None:
+    some = dataset(ranks, table(4))
+    none = some.query("label > 9") if ranks.spark is None else some.where("label > 9")
+    with pytest.raises(DataError, match=r"train(: it)? has no rows"):
+        ranks.run(2, tell_labels, train=none, batch_size=4)
+
+
+def test_sparks_own_types_become_tensors(ranks: Ranks) -> None:
+    if ranks.spark is None:
+        pytest.skip("there is no Spark")
+    from pyspark.ml.linalg import Vectors
+
+    schema = (
+        "n int, day date, at timestamp, price decimal(10,2), flag boolean, fixed array<float>, "
+        "ragged array<bigint>, point struct<x:double,y:double>, blob binary"
+    )
+    frame = ranks.spark.createDataFrame(
+        pd.DataFrame({"n": np.arange(6, dtype=np.int32)}), "n int"
+    ).selectExpr(
+        "n",
+        "date_add(date'1970-01-01', n) AS day",
+        "timestamp_micros(n) AS at",
+        "CAST(n AS decimal(10,2)) / 4 AS price",
+        "n % 2 = 0 AS flag",
+        "array(CAST(n AS float), CAST(1 AS float)) AS fixed",
+        "sequence(CAST(0 AS bigint), CAST(n AS bigint)) AS ragged",
+        "named_struct('x', CAST(n AS double), 'y', CAST(-n AS double)) AS point",
+        "CAST(CAST(n AS string) AS binary) AS blob",
+    )
+    assert schema  # what the frame has
+    vectors = ranks.spark.createDataFrame(
+        [(Vectors.dense([1.0, 2.0, 3.0]),), (Vectors.sparse(3, [2], [4.0]),)], ["features"]
+    )
+
+    def main(train: Shard, vectors: Shard) -> Any:
+        batch = next(iter(train.batches(6, pad={"ragged": -1})))
+        order = np.argsort(batch["n"])
+        found = {name: np.asarray(values)[order] for name, values in batch.items()}
+        features = next(iter(vectors.batches(2)))["features"]
+        return (
+            {name: (str(v.dtype), v[2].tolist()) for name, v in found.items()},
+            sorted(features.tolist()),
+        )
+
+    told, features = ranks.run(1, main, train=frame, vectors=vectors)
+    assert told == {
+        "n": ("int32", 2),
+        "day": ("int32", 2),
+        "at": ("int64", 2),
+        "price": ("float64", 0.5),
+        "flag": ("bool", True),
+        "fixed": ("float32", [2.0, 1.0]),
+        "ragged": ("int64", [0, 1, 2, -1, -1, -1]),
+        "point.x": ("float64", 2.0),
+        "point.y": ("float64", -2.0),
+        "blob": ("|S1", b"2"),
+    }
+    assert features == [[0.0, 0.0, 4.0], [1.0, 2.0, 3.0]]
+
+
+def never(**_: Any) -> None:
+    log_to_driver("the run has begun")
+
+
+def test_a_column_that_cannot_become_a_tensor_is_named_before_the_launch(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ranks.spark is None:
+        bad: Any = pa.table(
+            {"a": [1], "what": [[("k", 1)]]},
+            schema=pa.schema([("a", pa.int64()), ("what", pa.map_(pa.string(), pa.int64()))]),
+        )
+    else:
+        bad = ranks.spark.range(3).selectExpr("id AS a", "map('k', 1) AS what")
+    with pytest.raises(DataError, match="train: column 'what' of type map<"):
+        ranks.run(2, never, train=bad)
+    assert "begun" not in capsys.readouterr().out
+
+
+def test_nulls_are_refused_with_the_columns_name(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ranks.spark is None:
+        bad: Any = pa.table({"a": [1.0, None]})
+    else:
+        bad = ranks.spark.range(300).selectExpr("IF(id = 200, NULL, id) AS a")
+    with pytest.raises(DataError, match="column 'a' has nulls"):
+        ranks.run(2, never, train=bad)
+    assert "begun" not in capsys.readouterr().out
+
+
+def test_a_dataframe_that_main_captures_is_told_how_to_come(ranks: Ranks) -> None:
+    if ranks.spark is None:
+        pytest.skip("there is no Spark")
+    frame = ranks.spark.range(3)
+    with pytest.raises(SerializationError, match="an argument of its own"):
+        ranks.run(2, frame.count)
+
+
+def test_a_folder_that_all_share_takes_the_rows_of_a_dataframe(
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ranks.spark is None:
+        pytest.skip("there is no Spark")
+    frame = dataset(ranks, table())
+    told = []
+    for size in (1, 4):
+        options = {"data_dir": tmp_path}
+        ranks.run(size, tell_labels, options, train=frame, batch_size=64 // size, shuffle=True)
+        told.append(labels_by_step(capsys.readouterr().out))
+        assert list(tmp_path.iterdir()) == []
+    assert told[0] == told[1]
+
+
+def test_data_that_take_more_than_they_may_are_refused(ranks: Ranks) -> None:
+    with pytest.raises(DataError, match=r"may take 0\.0 MB on a host.*raise data_limit"):
+        ranks.run(
+            2,
+            tell_labels,
+            {"data_limit": 5000},
+            train=dataset(ranks, table()),
+            batch_size=8,
+        )
+
+
+def test_what_only_petastorm_reads_comes_as_evenly(
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predicates = pytest.importorskip("petastorm.predicates")
+    for part in range(5):
+        whole = pa.Table.from_pandas(table().iloc[part * 200 : part * 200 + 200])
+        pq.write_table(whole, tmp_path / f"{part}.parquet", row_group_size=90)
+    odd = predicates.in_lambda(["label"], lambda label: label % 2 == 1)
+    train = petastorm(f"file://{tmp_path}", predicate=odd)
+    assert ranks.run(3, tell_labels, train=train, batch_size=16, shuffle=True) == 11
+    seen = Counter(
+        label for one in labels_by_step(capsys.readouterr().out).values() for label in one
+    )
+    assert seen == Counter(list(range(1, 1000, 2)) * 2)
+
+
+def folders() -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob("horovod_runner-*/*"))
+
+
+def test_what_a_killed_rank_had_is_removed(ranks: Ranks) -> None:
+    def main(train: Shard) -> None:
+        next(iter(train.batches(4)))
+        if os.environ["HOROVOD_RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
+    before = folders()
+    with pytest.raises(Exception, match="SIGKILL"):
+        ranks.run(2, main, train=dataset(ranks, table()))
+    assert folders() == before
+
+
+def test_what_a_killed_driver_leaves_is_removed_by_the_next_run(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    if ranks.spark is not None:
+        pytest.skip("Spark's own end is a matter of its own")
+    script = textwrap.dedent("""
+        import signal, sys
+        import pyarrow as pa
+        from horovod_runner import HorovodRunner
+
+        def main(train):
+            next(iter(train.batches(4)))
+            print("packed", flush=True)
+            signal.pause()
+
+        HorovodRunner(np=-1).run(main, train=pa.table({"x": list(range(100))}))
+    """)
+    (tmp_path / "main.py").write_text(script)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "main.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    ) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline().strip() == b"packed"
+        driver.kill()
+        driver.wait()
+    (left,) = tmp_path.glob("horovod_runner-*/*")
+    assert list(left.glob("*/fixed-0"))
+    again = script.replace("signal.pause()", "")
+    subprocess.run([sys.executable, "-c", again], cwd=tmp_path, env=environment, check=True)
+    assert list(tmp_path.glob("horovod_runner-*")) == []
