@@ -406,6 +406,8 @@ class Driver:
                 )
         if not all(outcome.ok for outcome in outcomes):
             raise failure.run_error(outcomes, list(self._failed.values()))
+        if len(outcomes) < self._job.size:
+            raise LaunchError(f"Spark ran {len(outcomes)} tasks instead of {self._job.size}")
         first = next(outcome for outcome in outcomes if outcome.rank == 0)
         assert first.worker is not None  # noqa: S101 - it is ok
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 
-from horovod_runner.errors import HorovodRunnerError, LaunchError, RankFailedError
+from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError, RankFailedError
 from horovod_runner.job import Outcome
 from horovod_runner.process import describe_exit
 from horovod_runner.topology import Slot, ranks_text
@@ -37,7 +37,8 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
     first = first_failed(outcomes, reported)
     if first.problem:
         host = f" on {first.hostname}" if first.hostname else ""
-        return LaunchError(f"task {first.task} of {len(outcomes)}{host}: {first.problem}")
+        kind = DataError if first.in_data else LaunchError
+        return kind(f"task {first.task} of {len(outcomes)}{host}: {first.problem}")
     early = [outcome for outcome in outcomes if outcome.ok]
     if early and first.worker is not None and first.worker.secondary:
         return _early_return(early, first, outcomes, reported)

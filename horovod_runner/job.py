@@ -183,6 +183,7 @@ class Outcome(msgspec.Struct, frozen=True):
         worker: what the worker said; None if it died without a word.
         tail: the last lines that the rank printed.
         problem: why no worker was started, or why it was ended; empty otherwise.
+        in_data: whether the problem is in the data that came with the task.
         lost: how many batches of messages the driver did not take.
         record: from task 0 of ranks that could not reach the driver.
     """
@@ -196,6 +197,7 @@ class Outcome(msgspec.Struct, frozen=True):
     worker: WorkerOutcome | None = None
     tail: list[str] = []
     problem: str = ""
+    in_data: bool = False
     lost: int = 0
     record: Record | None = None
 

@@ -17,7 +17,7 @@ import msgspec
 
 from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
-from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.errors import DataError, HorovodRunnerError
 from horovod_runner.folder import VARIABLE, RunFolder
 from horovod_runner.handover import WorkerJob
 from horovod_runner.job import Job, Outcome
@@ -95,7 +95,12 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings) -> Outcom
             link.put(messages.Failed(-1, 1, type(error).__name__))
             told = isinstance(error, _CalledOffError | HorovodRunnerError)
             problem = str(error) if told else repr(error)
-            outcome = Outcome(here.task, hostname=socket.gethostname(), problem=problem)
+            outcome = Outcome(
+                here.task,
+                hostname=socket.gethostname(),
+                problem=problem,
+                in_data=isinstance(error, DataError),
+            )
         return msgspec.structs.replace(outcome, lost=_drain(link, here.task))
     finally:
         link.close()

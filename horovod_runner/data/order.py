@@ -235,7 +235,7 @@ class OwnOrder:
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of an epoch of {self.steps} steps")
         if not self._own.steps:
-            return np.zeros((1, self._batch), np.int64)  # it has no rows at all
+            return np.zeros((1, self._batch), np.int64)  # it has another rank's row alone
         steps = min(steps, self.steps - step)
         return self._own.take(epoch, step % self._own.steps, steps, 0, 1)
 

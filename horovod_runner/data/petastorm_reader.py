@@ -57,7 +57,13 @@ class PetastormReader(Deferred):
     def _batches(self, part: int) -> Iterator[pa.RecordBatch]:
         rows = _rows(self.url, self.options, part, self.parts, self.has_unischema)
         for batch in rows:
-            yield batch.cast(self.schema) if batch.schema != self.schema else batch
+            try:
+                whole = pa.Table.from_batches([batch]).cast(self.schema)
+            except (pa.ArrowException, ValueError) as error:
+                raise DataError(
+                    f"{self.url} gives rows of other types than its first ones: {error}"
+                ) from error
+            yield from whole.to_batches()
 
 
 def look(
@@ -140,7 +146,8 @@ def _columnwise(reader: Any) -> Iterator[pa.RecordBatch]:
         for name, values in columns.items():
             # A predicate makes floats of whole numbers.
             dtype = reader.schema.fields[name].numpy_dtype
-            if values.dtype.kind == "f" and values.ndim == 1 and np.dtype(dtype).kind in "biu":
+            whole = np.dtype(dtype).kind in "biu"
+            if whole and values.dtype.kind == "f" and not np.isnan(values).any():
                 columns[name] = values.astype(dtype)
         yield _batch(columns)
 

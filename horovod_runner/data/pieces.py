@@ -42,7 +42,7 @@ class Piece(msgspec.Struct):
 
 
 class PieceWriter:
-    """Writes record batches into a store of one unit.
+    """Writes record batches into a store of one unit; use it as a context.
 
     Args:
         folder: where to make it; nothing is made before there are rows.
@@ -100,6 +100,12 @@ class PieceWriter:
             self._writer = None
         return self._piece
 
+    def __enter__(self) -> PieceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Remove what was not finished."""
         if self._writer is not None:
@@ -124,13 +130,10 @@ def pieces_together(
     """
 
     def make(part: int) -> None:
-        writer = PieceWriter(folder, part, f"{name}-{part}-{uuid4().hex[:8]}")
-        try:
+        with PieceWriter(folder, part, f"{name}-{part}-{uuid4().hex[:8]}") as writer:
             for batch in read(part):
                 writer.append(batch)
             told = msgspec.msgpack.encode(writer.finish())
-        finally:
-            writer.close()
         draft = paths[part].with_suffix(".draft")
         draft.write_bytes(told)
         draft.rename(paths[part])

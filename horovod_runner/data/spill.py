@@ -42,7 +42,9 @@ def combine(frames: Mapping[str, DataFrame], size: int) -> DataFrame:
         part = frame.select(*columns)
         whole = part if whole is None else whole.union(part)
     assert whole is not None  # noqa: S101 - there is a frame
-    return whole.repartition(size)
+    # A row of nulls: Spark starts no task at all for what it knows to be empty.
+    none = [functions.lit(None).cast(_struct_type(frames[name])).alias(name) for name in frames]
+    return whole.union(whole.sparkSession.range(1).select(*none)).repartition(size)
 
 
 def _quoted(name: str) -> str:
@@ -66,6 +68,7 @@ def take_in(
     Raises:
         DataError: a column has nulls, or the disk is too small.
     """
+    examples: dict[str, bytes] = {}
     writers = {name: PieceWriter(folder, number, f"{name}-{number}") for name in names}
     try:
         for batch in batches:
@@ -73,8 +76,13 @@ def take_in(
                 column = batch.column(batch.schema.get_field_index(name))
                 rows = column.filter(pc.is_valid(column)) if column.null_count else column
                 if len(rows):
-                    writer.append(pa.RecordBatch.from_arrays(rows.flatten(), _fields(rows)))
-        return {name: msgspec.msgpack.encode(writer.finish()) for name, writer in writers.items()}
+                    _append(name, writer, pa.RecordBatch.from_struct_array(rows))
+                    if name not in examples:
+                        examples[name] = _stored(pa.RecordBatch.from_struct_array(rows[:1]))
+        return {
+            name: msgspec.msgpack.encode(_Told(writer.finish(), examples.get(name, b"")))
+            for name, writer in writers.items()
+        }
     except OSError as error:
         raise DataError(
             f"the rows of rank {number} could not be written to {folder}: {error}. Free space "
@@ -85,8 +93,31 @@ def take_in(
             writer.close()
 
 
-def _fields(array: pa.StructArray) -> list[str]:
-    return [field.name for field in array.type]
+class _Told(msgspec.Struct):
+    """What there is to tell of one rank's rows.
+
+    Attributes:
+        piece: where they are.
+        example: the first of them, for ranks that have none.
+    """
+
+    piece: Piece
+    example: bytes
+
+
+def _stored(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    stored: bytes = sink.getvalue().to_pybytes()
+    return stored
+
+
+def _append(name: str, writer: PieceWriter, rows: pa.RecordBatch) -> None:
+    try:
+        writer.append(rows)
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -103,14 +134,18 @@ class Spilled(Deferred):
 
     def on(self, rank: int, told: Sequence[bytes], folder: Path) -> tuple[Pieces, list[int]]:
         """This rank's part, and the number of rows of each rank."""
-        pieces = [msgspec.msgpack.decode(one, type=Piece) for one in told]
+        all_told = [msgspec.msgpack.decode(one, type=_Told) for one in told]
+        pieces = [one.piece for one in all_told]
         whole = joined(pieces, self.schema, folder)
-        own = pieces[rank]
         counts = [piece.rows for piece in pieces]
-        return Pieces(
-            folder,
-            [own.name] if own.rows else [],
-            [own.rows] if own.rows else [],
-            whole.fingerprint,
-            whole.all_columns,
-        ), counts
+        own = pieces[rank]
+        if not own.rows and any(counts):
+            # It takes part with a row of another rank's, all of it padding.
+            example = next(one.example for one in all_told if one.example)
+            with PieceWriter(folder, rank, f"{self.name}-{rank}-example") as writer:
+                for batch in pa.ipc.open_stream(example):
+                    writer.append(batch)
+                own = writer.finish()
+        units = [own.rows] if own.rows else []
+        names = [own.name] * len(units)
+        return Pieces(folder, names, units, whole.fingerprint, whole.all_columns), counts

@@ -70,12 +70,13 @@ def write_piece(folder: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     assert context is not None  # noqa: S101 - Spark runs this
     number = context.partitionId()
     # A name of its own: a task that Spark runs twice must not meet the other's files.
-    writer = PieceWriter(folder, number, f"piece-{number}-{uuid4().hex[:8]}")
+    name = f"piece-{number}-{uuid4().hex[:8]}"
     told, error = b"", ""
     try:
-        for batch in batches:
-            writer.append(batch)
-        told = msgspec.msgpack.encode(writer.finish())
+        with PieceWriter(folder, number, name) as writer:
+            for batch in batches:
+                writer.append(batch)
+            told = msgspec.msgpack.encode(writer.finish())
     except DataError as found:
         error = str(found)
     except OSError as found:
@@ -84,6 +85,4 @@ def write_piece(folder: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
             "be one that the driver and all executors share, with room for the whole dataset: set "
             "data_dir"
         )
-    finally:
-        writer.close()
     yield pa.RecordBatch.from_arrays([pa.array([told]), pa.array([error])], ["piece", "error"])

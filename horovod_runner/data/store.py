@@ -230,8 +230,6 @@ class Store:
             By name; columns of one matrix are views of what was gathered for all of them.
         """
         assert self._matrices is not None  # noqa: S101 - open() comes first
-        if not self.layout.rows:
-            return self._zeros(len(rows), names)
         found: dict[str, Rows] = {}
         for group, matrix in zip(self._groups, self._matrices, strict=True):
             if not any(column.name in names for column in group):
@@ -247,16 +245,6 @@ class Store:
         for column in self.layout.ragged():
             if column.name in names:
                 found[column.name] = self._take_ragged(column, rows)
-        return found
-
-    def _zeros(self, rows: int, names: Sequence[str]) -> dict[str, Rows]:
-        """What a rank without rows takes part with, all of it padding."""
-        found = {}
-        for column in self.layout.columns:
-            if column.name in names:
-                shape = (rows, *column.shape) if column.is_fixed else (0,)
-                lengths = None if column.is_fixed else np.zeros(rows, np.int64)
-                found[column.name] = Rows(np.zeros(shape, column.dtype), lengths)
         return found
 
     def _take_ragged(self, column: Column, rows: Array) -> Rows:

@@ -129,8 +129,11 @@ def test_two_dataframes_come_together(ranks: Ranks) -> None:
         return train.rows, valid.rows, [len(feed) for feed in found]
 
     valid = ranks.spark.createDataFrame([(float(n),) for n in range(12)], "x double")
-    told = ranks.run(2, main, train=dataset(ranks, table(100)), valid=valid)
-    assert told == (100, 12, [2, 5])
+    *rows, steps = ranks.run(2, main, train=dataset(ranks, table(100)), valid=valid)
+    assert rows == [100, 12]
+    # Spark does not spread rows evenly to the last one.
+    assert steps[0] in {1, 2}
+    assert steps[1] in {4, 5}
 
 
 def test_fewer_rows_than_ranks_and_empty_partitions_do(
