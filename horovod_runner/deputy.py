@@ -11,12 +11,11 @@ from __future__ import annotations
 import pickle
 import threading
 from collections import deque
-from contextlib import suppress
 from typing import Literal
 
 from horovod_runner.channel import Channel
 from horovod_runner.driver import Driver
-from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.job import Job, Outcome, Record
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.messages import Failed, FromRank, Log, Output
@@ -60,8 +59,13 @@ class Deputy(Driver):
         self._thread.start()
 
     def _work(self) -> None:
-        with suppress(HorovodRunnerError):  # all are lost: Spark says so, sooner or later
+        try:
             self._listen(self)
+        except HorovodRunnerError:
+            pass  # all are lost: Spark says so, sooner or later
+        except Exception as error:
+            self._problem = LaunchError(f"the driver's deputy failed: {error!r}")
+            self._stop("the driver's deputy failed")
 
     def _handle(self, task: int, message: FromRank) -> None:
         match message:

@@ -70,6 +70,7 @@ class Driver:
         self._said_unreached = False
         self._problem: HorovodRunnerError | None = None
         self._deadline: float | None = None
+        self._launched_at = time.monotonic()
 
     def run(self) -> Any:
         """Run the job to its end; returns rank 0's value.
@@ -86,7 +87,6 @@ class Driver:
         with Channel(self._launcher.channel_host, self._job.size) as channel:
             self._channel = channel
             self._wake = channel.wake
-            self._launched_at = time.monotonic()
             launch = self._launcher.launch(self._job, channel.address, channel.wake)
             try:
                 self._listen(launch)

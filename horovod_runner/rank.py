@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -72,22 +72,26 @@ def run_rank(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
     Raises:
         LaunchError: the driver cannot be reached, and the tasks did not meet without it.
     """
-    try:
-        return _run_linked(job, address, here)
-    except _ApartError:
-        assert here.apart is not None  # noqa: S101 - raised for it alone
-    with here.apart as deputy:
-        return _run_linked(job, deputy, replace(here, apart=None))
+    with ExitStack() as kept:  # what came with the task is there for the second try too
+        try:
+            return _run_linked(job, address, here, kept)
+        except _ApartError:
+            assert here.apart is not None  # noqa: S101 - raised for it alone
+        with here.apart as deputy:
+            return _run_linked(job, deputy, replace(here, apart=None), kept)
 
 
-def _run_linked(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
+def _run_linked(job: Job, address: ChannelAddress, here: Surroundings, kept: ExitStack) -> Outcome:
     link = Link(address, here.task)
     try:
         # Before the hello: once all have said it the driver starts them, and none may be missing.
         if here.apart is not None and not link.reaches(_APART_SECONDS):
             raise _ApartError
         try:
-            outcome = _run(job, address, here, link)
+            folder = RunFolder(job.run_id, limit=job.data_limit) if job.data else None
+            if folder is not None:
+                kept.enter_context(folder)
+            outcome = _run(job, address, here, link, folder)
         except _ApartError:
             raise
         except Exception as error:
@@ -106,12 +110,7 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings) -> Outcom
         link.close()
 
 
-def _run(job: Job, address: ChannelAddress, here: Surroundings, link: Link) -> Outcome:
-    with RunFolder(job.run_id, limit=job.data_limit) if job.data else nullcontext() as folder:
-        return _run_in(job, address, here, link, folder)
-
-
-def _run_in(
+def _run(
     job: Job, address: ChannelAddress, here: Surroundings, link: Link, folder: RunFolder | None
 ) -> Outcome:
     pieces = {} if here.take_in is None or folder is None else here.take_in(folder.path)

@@ -7,6 +7,7 @@ No barrier, no shuffle: it is the DataFrame's own job, with packing as its last 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -54,8 +55,11 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
+    # Spark 4.1 wants to be told, of what is an int64 to us in any case.
+    named = inspect.signature(to_arrow_schema).parameters
+    options = {"timezone": "UTC"} if "timezone" in named else {}
     try:
-        schema = to_arrow_schema(frame.schema)
+        schema = to_arrow_schema(frame.schema, **options)
     except Exception as error:  # pyspark's own kinds, which differ from release to release
         raise DataError(f"a column cannot be turned into Arrow: {error}") from error
     cols.choose(schema)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 from horovod_runner import CancelledError, GpuError, RankFailedError, log_to_driver
 from tests.conftest import Ranks
 from tests.connect.server import ConnectServer
+from tests.contract.test_data import ROWS, dataset, labels_by_step, table, tell_labels
 from tests.contract.test_end import in_thread
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
@@ -60,6 +62,17 @@ def test_horovod_works_as_ever(ranks: Ranks) -> None:
         return float(hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum))
 
     assert ranks.run(4, main) == 10.0
+
+
+def test_the_rows_of_a_dataframe_come_as_ever(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = ranks.run(2, tell_labels, train=dataset(ranks, table()), batch_size=32)
+    batches = labels_by_step(capsys.readouterr().out)
+    assert len(batches) == 2 * steps
+    assert Counter(label for one in batches.values() for label in one) == Counter(
+        [*range(ROWS)] * 2
+    )
 
 
 def test_a_failing_rank_ends_the_others(ranks: Ranks) -> None:
