@@ -42,8 +42,8 @@ class Decoded:
     def columns(self) -> dict[str, Column]:
         """What there is, by name."""
         there = self.reader.columns
-        gone = {one for name in self.images for one in sources_of(name, there)}
-        kept = {name: column for name, column in there.items() if name not in gone}
+        heads = tuple(f"{name}." for name in self.images)
+        kept = {name: column for name, column in there.items() if not name.startswith(heads)}
         return {
             **kept,
             **{n: Column(n, "vector", "uint8", one.shape) for n, one in self.images.items()},

@@ -264,8 +264,25 @@ def test_pandas_tables_are_datasets_and_other_arguments_are_not() -> None:
         assert source_of(other) is None
 
 
-def test_a_dataset_without_rows_is_refused_where_it_is_used(shard: Shard) -> None:
-    with pytest.raises(DataError, match="train has no rows"):
-        shard_of(TABLE.slice(0, 0)).batches(3)
+def test_a_dataset_without_rows_is_refused() -> None:
+    with pytest.raises(DataError, match="train: it has no rows"):
+        shard_of(TABLE[:0])
+
+
+def test_padding_has_no_weight(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for rank in range(3):
+        as_rank(monkeypatch, rank, 3)
+        feed = shard.batches(8, ["label"], weights=True)
+        for batch in feed:
+            assert list(batch) == ["label", "weight"]
+            assert batch["weight"].tolist() == [1.0] * feed.real + [0.0] * (8 - feed.real)
+            weights.append(batch["weight"].sum())
+    assert sum(weights) == ROWS
+
+
+def test_a_value_that_is_none_of_the_options_is_refused(shard: Shard) -> None:
     with pytest.raises(ValueError, match="batch_size must be 1 or more, not 0"):
         shard.batches(0)
+    with pytest.raises(ValueError, match="last must be 'pad' or 'drop', not 'keep'"):
+        shard.batches(4, last="keep")  # type: ignore[arg-type]

@@ -1,0 +1,155 @@
+"""Encoded images: decoded to one size, by whichever decoder there is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image as Pillow
+
+from horovod_runner.data import Image, Shard, images
+from horovod_runner.data.sources import source_of
+from horovod_runner.errors import DataError
+
+
+def gradient(height: int, width: int, blue: int = 0) -> Any:
+    found = np.zeros((height, width, 3), np.uint8)
+    found[..., 0] = np.linspace(0, 200, width).astype(np.uint8)
+    found[..., 1] = np.linspace(0, 200, height).astype(np.uint8)[:, None]
+    found[..., 2] = blue
+    return found
+
+
+def encoded(array: Any, form: str = "PNG", **options: Any) -> bytes:
+    stream = io.BytesIO()
+    Pillow.fromarray(array).save(stream, form, **options)
+    return stream.getvalue()
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow alone"])
+def _decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "simplejpeg":
+        pytest.importorskip("simplejpeg")
+    else:
+        monkeypatch.setattr(images, "_simplejpeg", lambda: None)
+
+
+@pytest.mark.usefixtures("_decoder")
+@pytest.mark.parametrize("mode", ["RGB", "GRAY"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+@pytest.mark.parametrize("size", [(20, 30), (64, 48), (200, 301)])
+def test_images_of_any_size_and_form_become_arrays(
+    mode: Any, form: str, size: tuple[int, int]
+) -> None:
+    image = Image(64, 48, mode)
+    cells = [encoded(gradient(*size), form), encoded(gradient(64, 48), form)]
+    found = image.decode(cells, "image")
+    assert found.shape == (2, 64, 48, 3 if mode == "RGB" else 1)
+    expected = gradient(64, 48)
+    if mode == "GRAY":
+        expected = np.asarray(Pillow.fromarray(expected).convert("L"))[..., None]
+    assert np.abs(found[1].astype(int) - expected).max() <= (0 if form == "PNG" else 12)
+    assert np.abs(found[0].astype(int) - expected).mean() <= 6
+
+
+def test_other_kinds_of_images_become_the_one_that_is_asked_for() -> None:
+    gray = np.arange(16, dtype=np.uint8).reshape(4, 4)
+    alpha = np.dstack([gradient(4, 4), np.full((4, 4), 128, np.uint8)])
+    found = Image(4, 4).decode([encoded(gray), encoded(alpha)], "image")
+    assert found[0].tolist() == np.repeat(gray[..., None], 3, axis=2).tolist()
+    assert found[1].tolist() == gradient(4, 4).tolist()
+
+
+@pytest.mark.usefixtures("_decoder")
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_a_cell_that_is_no_whole_image_is_named(form: str) -> None:
+    whole = encoded(gradient(40, 40, 7), form)
+    for cell in (whole[: len(whole) // 2], b"no image at all"):
+        with pytest.raises(DataError, match="row 1 of 'image' is no whole"):
+            Image(40, 40).decode([whole, cell], "image")
+
+
+def test_images_of_one_size_come_as_they_are() -> None:
+    deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
+    found = images.decode_as_they_are([encoded(deep)], (3, 4), "uint16", "depth")
+    assert found[0].tolist() == deep.tolist()
+    with pytest.raises(DataError, match=r"row 0 of 'depth' is an image of shape \(3, 4, 1\), not"):
+        images.decode_as_they_are([encoded(deep)], (3, 5), "uint16", "depth")
+
+
+def test_sizes_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="height and width are 1 or more"):
+        Image(0, 5)
+    with pytest.raises(ValueError, match="mode is 'RGB' or 'GRAY'"):
+        Image(5, 5, "BGR")  # type: ignore[arg-type]
+
+
+ROWS = 20
+PNGS = [encoded(gradient(6, 6, n)) for n in range(ROWS)]
+SPARK = [
+    {
+        "origin": f"file:{n}",
+        "height": 6,
+        "width": 6,
+        "nChannels": 3,
+        "mode": 16,
+        "data": gradient(6, 6, n)[..., ::-1].tobytes(),  # blue comes first
+    }
+    for n in range(ROWS)
+]
+
+
+def shard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[Any]) -> Shard:
+    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+    source = source_of(pa.table({"n": range(ROWS), "image": cells}))
+    assert source is not None
+    return Shard("train", source.prepare("train", None))
+
+
+@pytest.mark.parametrize("cells", [PNGS, SPARK], ids=["encoded", "Spark's"])
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_column_of_images_becomes_a_part_of_each_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[Any], cache: bool
+) -> None:
+    shard = shard_of(tmp_path, monkeypatch, cells)
+    as_asked = {"image": Image(6, 6, cache=cache)}
+    for columns in ({"x": "image", "n": "n"}, ["n", "image"], None):
+        feed = shard.batches(7, columns, images=as_asked, shuffle=True)
+        seen = 0
+        for batch in feed:
+            pixels = batch["x" if "x" in batch else "image"]
+            assert set(batch) <= {"x", "n", "image"}
+            assert pixels.dtype == np.uint8
+            for n, image in zip(batch["n"], pixels, strict=True):
+                assert image.tolist() == gradient(6, 6, n).tolist()
+            seen += feed.real
+        assert seen == ROWS
+
+
+def test_pixels_may_be_turned_into_another_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = shard_of(tmp_path, monkeypatch, PNGS)
+    feed = shard.batches(4, ["image"], images={"image": Image(6, 6)}, dtypes={"image": "float32"})
+    assert next(iter(feed))["image"].dtype == np.float32
+
+
+def test_what_holds_no_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = shard_of(tmp_path, monkeypatch, PNGS)
+    with pytest.raises(DataError, match="column 'n' holds no images"):
+        shard.batches(4, ["n"], images={"n": Image(6, 6)})
+    with pytest.raises(DataError, match="images names the column 'image', which is no part"):
+        shard.batches(4, ["n"], images={"image": Image(6, 6)})
+
+
+def test_spark_images_with_other_bytes_than_they_say_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = [*SPARK[:-1], {**SPARK[-1], "width": 7}]
+    shard = shard_of(tmp_path, monkeypatch, bad)
+    with pytest.raises(DataError, match="has 108 bytes for 6 x 7 pixels of 3 channels"):
+        list(shard.batches(4, ["image"], images={"image": Image(6, 6)}))
