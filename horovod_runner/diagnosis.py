@@ -28,6 +28,7 @@ _ADVICE = {
     "pyspark.sql.classic.dataframe.DataFrame": _FRAME,
     "pyspark.sql.connect.dataframe.DataFrame": _FRAME,
     "pandas.core.frame.DataFrame": _FRAME,
+    "pandas.DataFrame": _FRAME,
     "pyspark": "It lives on the driver alone: use it before run, and pass what comes of it.",
     "_thread": "Create it inside main: every rank is a process of its own.",
     "threading": "Create it inside main: every rank is a process of its own.",

@@ -58,8 +58,9 @@ class PetastormReader(Deferred):
         rows = _rows(self.url, self.options, part, self.parts, self.has_unischema)
         for batch in rows:
             try:
-                whole = pa.Table.from_batches([batch]).cast(self.schema)
-            except (pa.ArrowException, ValueError) as error:
+                # Petastorm keeps columns in sets: their order is each process's own.
+                whole = pa.Table.from_batches([batch]).select(self.schema.names).cast(self.schema)
+            except (pa.ArrowException, ValueError, KeyError) as error:
                 raise DataError(
                     f"{self.url} gives rows of other types than its first ones: {error}"
                 ) from error

@@ -267,8 +267,8 @@ def source_of(value: object) -> Source | None:
         return value
     if isinstance(value, pa.Table):
         return _Table(value)
-    module, _, name = f"{type(value).__module__}.{type(value).__qualname__}".rpartition(".")
-    if name == "DataFrame" and module.startswith("pandas."):
+    module, name = f"{type(value).__module__}.", type(value).__qualname__
+    if name == "DataFrame" and module.startswith("pandas."):  # pandas 3 has it in no submodule
         return _Table(pa.Table.from_pandas(value, preserve_index=False))
     if name == "DataFrame" and module.startswith("pyspark.sql."):
         return Frame(value)
