@@ -16,8 +16,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner.data import Shard
 
 if TYPE_CHECKING:
+    import pandas as pd
     import tensorflow as tf
     from pyspark.sql import SparkSession
 
@@ -26,13 +28,11 @@ BATCH_SIZE = 32  # on each rank
 LEARNING_RATE = 0.003  # with one rank
 
 
-def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
+def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -> dict[str, Any]:
     """Train as one of the ranks; HorovodRunner hands back what rank 0 returns."""
     # Imported here, where the ranks run: the driver needs neither TensorFlow nor Horovod.
     import horovod.tensorflow as hvd
     import tensorflow as tf
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
 
     # 1. Start Horovod.
     hvd.init()
@@ -42,25 +42,15 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
-    # 3. Partition the data: each rank its shard, reshuffled in every epoch. All shards
-    #    have the same number of batches, or the rank with one more would wait forever.
-    pixels, labels = load_digits(return_X_y=True)
-    images = (pixels / 16).astype("float32").reshape(-1, 8, 8, 1)
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, test_size=HELD_OUT, random_state=0, stratify=labels
-    )
-    share = len(train_y) // hvd.size()
-    batches = (
-        tf.data.Dataset.from_tensor_slices((train_x, train_y))
-        .take(share * hvd.size())
-        .shard(hvd.size(), hvd.rank())
-        .shuffle(share, seed=0)
-        .batch(BATCH_SIZE)
-    )
+    # 3. Partition the data: a rank's batches are its part of them, in another order in every epoch.
+    #    All ranks get as many, or the one with one more would wait forever.
+    columns = {"x": "image", "y": "label"}
+    batches = digits.to_tf(BATCH_SIZE, columns, dtypes={"x": "float32"}, shuffle=True)
 
     model = tf.keras.Sequential(
         [
-            tf.keras.Input((8, 8, 1)),
+            tf.keras.Input((64,)),
+            tf.keras.layers.Reshape((8, 8, 1)),
             tf.keras.layers.Conv2D(16, 3, padding="same", activation="relu"),
             tf.keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
             tf.keras.layers.MaxPool2D(2),
@@ -108,11 +98,28 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
                 model.save(part)
                 os.replace(part, checkpoint)  # never half a file
 
-    # Every rank looks at its part of the held-out digits; the counts are summed.
-    mine = slice(hvd.rank(), None, hvd.size())
-    hits = tf.argmax(model(test_x[mine]), axis=1) == test_y[mine]
-    correct = hvd.allreduce(tf.math.count_nonzero(hits), op=hvd.Sum, name="correct")
+    # Every rank looks at its part of the held-out digits; the counts are summed. What fills the
+    # last batch up weighs nothing.
+    hits = tf.zeros(())
+    for x, y, weight in held_out.to_tf(BATCH_SIZE, columns, dtypes={"x": "float32"}, weights=True):
+        right = tf.cast(tf.argmax(model(x), axis=1) == y, tf.float32)
+        hits += tf.reduce_sum(right * weight)
+    correct = hvd.allreduce(hits, op=hvd.Sum, name="correct")
     return {"accuracy": int(correct) / HELD_OUT, "losses": losses}
+
+
+def load() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The digits to train on and those held out: a row has 64 pixels and a label."""
+    import pandas as pd
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    digits = pd.DataFrame({"image": (pixels / 16).tolist(), "label": labels})
+    train_set, test_set = train_test_split(
+        digits, test_size=HELD_OUT, random_state=0, stratify=labels
+    )
+    return train_set, test_set
 
 
 def start_spark(np: int) -> SparkSession:
@@ -133,10 +140,18 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=os.path.abspath, help="a file for the model: *.keras")
     args = parser.parse_args()
 
-    spark = start_spark(args.np) if args.np > 0 else contextlib.nullcontext()
-    with spark:
-        runner = HorovodRunner(np=args.np, env={"TF_CPP_MIN_LOG_LEVEL": "2"})
-        result = runner.run(train, epochs=args.epochs, checkpoint=args.checkpoint)
+    digits, held_out = load()
+    with start_spark(args.np) if args.np > 0 else contextlib.nullcontext() as spark:
+        if spark is not None:  # any DataFrame will do; this one comes from pandas
+            digits = spark.createDataFrame(digits, "image array<double>, label long")
+            held_out = spark.createDataFrame(held_out, "image array<double>, label long")
+        result = HorovodRunner(np=args.np, env={"TF_CPP_MIN_LOG_LEVEL": "2"}).run(
+            train,
+            digits=digits,
+            held_out=held_out,
+            epochs=args.epochs,
+            checkpoint=args.checkpoint,
+        )
     print(f"accuracy on {HELD_OUT} held-out digits: {result['accuracy']:.1%}")
     return 0 if result["accuracy"] >= 0.95 else 1
 

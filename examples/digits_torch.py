@@ -16,8 +16,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner.data import Shard
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyspark.sql import SparkSession
 
 HELD_OUT = 360  # of 1797 digits
@@ -25,15 +27,12 @@ BATCH_SIZE = 32  # on each rank
 LEARNING_RATE = 0.003  # with one rank
 
 
-def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
+def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -> dict[str, Any]:
     """Train as one of the ranks; HorovodRunner hands back what rank 0 returns."""
     # Imported here, where the ranks run: the driver needs neither torch nor Horovod.
     import horovod.torch as hvd
     import torch
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
     from torch import nn
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
     # 1. Start Horovod.
     hvd.init()
@@ -44,18 +43,13 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
         torch.cuda.set_device(hvd.local_rank())
         device = torch.device("cuda")
 
-    # 3. Partition the data: the sampler shuffles anew in every epoch and gives each rank its part.
-    #    All parts have the same number of batches, or the rank with one more would wait forever.
-    pixels, labels = load_digits(return_X_y=True)
-    images = torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, torch.tensor(labels), test_size=HELD_OUT, random_state=0, stratify=labels
-    )
-    digits = TensorDataset(train_x, train_y)
-    sampler = DistributedSampler(digits, num_replicas=hvd.size(), rank=hvd.rank(), seed=0)
-    batches = DataLoader(digits, batch_size=BATCH_SIZE, sampler=sampler)
+    # 3. Partition the data: a rank's batches are its part of them, on its GPU, and in another order
+    #    in every epoch. All ranks get as many, or the one with one more would wait forever.
+    columns = {"x": "image", "y": "label"}
+    batches = digits.to_torch(BATCH_SIZE, columns, dtypes={"x": "float32"}, shuffle=True)
 
     model = nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
         nn.Conv2d(1, 16, kernel_size=3, padding=1),
         nn.ReLU(),
         nn.Conv2d(16, 32, kernel_size=3, padding=1),
@@ -77,11 +71,10 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
 
     losses = []
     for epoch in range(epochs):
-        sampler.set_epoch(epoch)  # another shuffle
         total = torch.zeros(())
         for x, y in batches:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+            loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
             total += loss.detach().cpu()
@@ -96,12 +89,30 @@ def train(epochs: int, checkpoint: str | None = None) -> dict[str, Any]:
                 torch.save(model.state_dict(), f"{checkpoint}.part")
                 os.replace(f"{checkpoint}.part", checkpoint)  # never half a file
 
-    # Every rank looks at its part of the held-out digits; the counts are summed.
-    mine = slice(hvd.rank(), None, hvd.size())
+    # Every rank looks at its part of the held-out digits; the counts are summed. What fills the
+    # last batch up weighs nothing.
+    hits = torch.zeros(())
     with torch.no_grad():
-        hits = model(test_x[mine].to(device)).argmax(dim=1).cpu() == test_y[mine]
-    correct = hvd.allreduce(hits.sum(), op=hvd.Sum, name="correct")
+        for x, y, weight in held_out.to_torch(
+            BATCH_SIZE, columns, dtypes={"x": "float32"}, weights=True
+        ):
+            hits += ((model(x).argmax(dim=1) == y) * weight).sum().cpu()
+    correct = hvd.allreduce(hits, op=hvd.Sum, name="correct")
     return {"accuracy": correct.item() / HELD_OUT, "losses": losses}
+
+
+def load() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The digits to train on and those held out: a row has 64 pixels and a label."""
+    import pandas as pd
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    digits = pd.DataFrame({"image": (pixels / 16).tolist(), "label": labels})
+    train_set, test_set = train_test_split(
+        digits, test_size=HELD_OUT, random_state=0, stratify=labels
+    )
+    return train_set, test_set
 
 
 def start_spark(np: int) -> SparkSession:
@@ -122,10 +133,17 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=os.path.abspath, help="a file for the weights")
     args = parser.parse_args()
 
-    spark = start_spark(args.np) if args.np > 0 else contextlib.nullcontext()
-    with spark:
+    digits, held_out = load()
+    with start_spark(args.np) if args.np > 0 else contextlib.nullcontext() as spark:
+        if spark is not None:  # any DataFrame will do; this one comes from pandas
+            digits = spark.createDataFrame(digits, "image array<double>, label long")
+            held_out = spark.createDataFrame(held_out, "image array<double>, label long")
         result = HorovodRunner(np=args.np).run(
-            train, epochs=args.epochs, checkpoint=args.checkpoint
+            train,
+            digits=digits,
+            held_out=held_out,
+            epochs=args.epochs,
+            checkpoint=args.checkpoint,
         )
     print(f"accuracy on {HELD_OUT} held-out digits: {result['accuracy']:.1%}")
     return 0 if result["accuracy"] >= 0.95 else 1
