@@ -8,14 +8,13 @@ take longer than gathering it.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from horovod_runner.data.ahead import Ahead
 from horovod_runner.data.columns import Array, Rows
 from horovod_runner.data.fields import Field
 from horovod_runner.data.order import Order, OwnOrder
@@ -64,13 +63,11 @@ class Feed(Generic[T]):
         prefetch: how many chunks of batches wait ready, at most.
 
     Attributes:
-        real: how many rows of the last batch are no padding; they come first in it.
         names: of the parts of a batch.
         has_weights: whether the last of them is a 1 for each row, and a 0 for padding.
     """
 
     def __init__(self, plan: Plan, make: Make[T], prefetch: int = 1) -> None:
-        self.real = 0
         self._store = plan.store
         self._order = plan.order
         self._place = plan.place
@@ -81,6 +78,7 @@ class Feed(Generic[T]):
         self._prefetch = prefetch
         self._epoch = self._step = 0
         self._begun = False
+        self._given = 0  # steps of the epoch whose batch was given last
         self.names = [field.name for field in plan.fields] + [WEIGHT] * plan.weights
         self._names = list(dict.fromkeys(c.name for f in plan.fields for c in f.columns))
 
@@ -88,16 +86,18 @@ class Feed(Generic[T]):
         """Steps per epoch, the same on every rank."""
         return self._order.steps
 
+    @property
+    def real(self) -> int:
+        """How many rows of the last batch are no padding; they come first in it."""
+        return self._order.real(self._given - 1, *self._place) if self._given else 0
+
     def __iter__(self) -> Iterator[T]:
-        ahead = Ahead(self._chunks(*self._begin()), self._prefetch)
-        try:
+        with Ahead(self._chunks(*self._begin()), self._prefetch) as ahead:
             for batches in ahead:
                 for batch in batches:
-                    self.real = self._order.real(self._step, *self._place)
                     self._step += 1
+                    self._given = self._step
                     yield batch
-        finally:
-            ahead.close()
         self._end()
 
     def row_numbers(self) -> Iterator[tuple[int, Array]]:
@@ -181,45 +181,3 @@ def _by_step(field: Field, taken: Mapping[str, Rows], steps: int) -> Any:
     ends = np.cumsum(lengths.sum(axis=1))[:-1]
     parts = zip(np.split(rows.values, ends), lengths, strict=True)
     return [field.of({name: Rows(values, own)}) for values, own in parts]
-
-
-class Ahead(Iterator[T]):
-    """Runs an iterator in a thread of its own, some items ahead.
-
-    Args:
-        items: the iterator; what it raises is raised here.
-        ahead: how many items wait, at most.
-    """
-
-    def __init__(self, items: Iterator[T], ahead: int) -> None:
-        self._items = items
-        self._queue: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(max(1, ahead))
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="horovod_runner-feed", daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            for item in self._items:
-                self._queue.put((item, None))
-                if self._closed.is_set():
-                    return
-            self._queue.put((None, StopIteration()))
-        except BaseException as error:
-            self._queue.put((None, error))
-
-    def __next__(self) -> T:
-        item, error = self._queue.get()
-        if error is not None:
-            self._queue.put((None, StopIteration()))  # for who asks again
-            raise error
-        return item  # type: ignore[return-value]
-
-    def close(self) -> None:
-        """Stop the thread; may be called twice."""
-        self._closed.set()
-        while self._thread.is_alive():
-            try:  # it may wait for room
-                self._queue.get(timeout=0.01)
-            except queue.Empty:
-                self._thread.join(0.01)

@@ -31,6 +31,7 @@ from horovod_runner.errors import DataError
 from horovod_runner.folder import check_room
 
 _LAYOUT = "layout.json"
+_PACKED_ROWS = 1 << 12
 _CHECK_BYTES = 1 << 26  # how much may be written before room is looked for again
 
 
@@ -97,11 +98,19 @@ def pack(layout: Layout, rows: int, read: Callable[[Column], Rows]) -> Chunk:
         if len(group) == 1:
             matrices.append(read(group[0]).values.reshape(rows, group[0].width))
             continue
-        matrix = np.empty((rows, len(group)), group[0].dtype)
-        for place, column in enumerate(group):
-            matrix[:, place] = read(column).values
-        matrices.append(matrix)
+        matrices.append(_side_by_side([read(column).values for column in group]))
     return Chunk(rows, matrices, {column.name: read(column) for column in layout.ragged()})
+
+
+def _side_by_side(arrays: Sequence[Array]) -> Array:
+    """Columns as a matrix; in parts that stay in the processor's cache until they are whole."""
+    rows = len(arrays[0])
+    matrix = np.empty((rows, len(arrays)), arrays[0].dtype)
+    for start in range(0, rows, _PACKED_ROWS):
+        part = slice(start, start + _PACKED_ROWS)
+        for place, array in enumerate(arrays):
+            matrix[part, place] = array[part]
+    return matrix
 
 
 class _Unit(msgspec.Struct):

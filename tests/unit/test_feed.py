@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner.data import feed as feeds
-from horovod_runner.data.feed import Ahead
+from horovod_runner.data.ahead import Ahead
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
