@@ -1,0 +1,457 @@
+"""How fast data arrive: this package's feed, Petastorm, torch's DataLoader, pyarrow and Spark.
+
+Whatever is compared takes turns, each measurement in a process of its own (those on Spark: one for
+all turns), and the ratios are of medians. Loaders have OMP_NUM_THREADS=1 and a warm page cache.
+
+    python benchmarks/data.py [--rounds 3] [--rows narrow frame] [--scale 0.05] [--json data.json]
+    python benchmarks/data.py --rows large --large-gb 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import data_loaders
+import data_spark
+import report
+from data_loaders import Figures, Task
+
+_HERE = Path(__file__).resolve().parent
+_LIMIT_SECONDS = 3600
+_MEASURES: dict[str, Callable[[Task], Figures | list[Figures]]] = {
+    **data_loaders.MEASURES,
+    **data_spark.MEASURES,
+}
+_ROWS = {"narrow": 400_000, "vec": 60_000, "jpeg": 10_000}
+_FRAME_ROWS = 1_000_000
+_NARROW_BYTES = 16 * 4 + 8
+
+
+class FailedError(Exception):
+    """A measurement that did not run; the message is its error."""
+
+
+class Line(NamedTuple):
+    """A line of the table.
+
+    Attributes:
+        title: what is compared.
+        ours: our figure, as text.
+        peer: the peer's.
+        cells: the ratio, the target and the verdict.
+    """
+
+    title: str
+    ours: str
+    peer: str
+    cells: list[str]
+
+
+class Bench:
+    """Runs measurements, and keeps all that they give.
+
+    Args:
+        folder: for data.
+        rounds: how often each is measured.
+        scale: of the datasets.
+
+    Attributes:
+        raw: the figures of each measurement, by row and name; an error in place of them.
+        notes: for below the table.
+    """
+
+    def __init__(self, folder: Path, rounds: int, scale: float) -> None:
+        self.folder = folder
+        self.rounds = rounds
+        self.scale = scale
+        self.raw: dict[str, dict[str, list[Figures] | str]] = {}
+        self.notes: list[str] = []
+
+    def task(self, kind: str, times: float = 1, *, rows: int | None = None) -> Task:
+        """A dataset of a kind, made when it is first asked for."""
+        count = max(2048, int((rows or _ROWS[kind]) * times * self.scale))
+        task = Task(kind, str(self.folder / f"{kind}-{count}"), count, rounds=self.rounds)
+        if not Path(task.folder).exists():
+            self.measure("make", task)
+        return task
+
+    def measure(
+        self, name: str, task: Task, variables: dict[str, str] | None = None
+    ) -> list[Figures]:
+        """Run a measurement in a process of its own.
+
+        Returns:
+            The figures of each round that the process has measured.
+
+        Raises:
+            FailedError: it failed, or took too long.
+        """
+        # For Spark's Python workers too, which import what is measured.
+        path = [str(_HERE), str(_HERE.parent), os.environ.get("PYTHONPATH")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "TMPDIR": str(self.folder),
+            **(variables or {}),
+        }
+        if name in data_loaders.MEASURES:
+            environment["OMP_NUM_THREADS"] = "1"
+        result = self.folder / "result"
+        result.unlink(missing_ok=True)
+        command = [sys.executable, __file__, "--child", name, json.dumps(task), str(result)]
+        with (self.folder / "output").open("w+") as output:
+            child = subprocess.Popen(
+                command, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                status: int | str = child.wait(_LIMIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                status = f"none in {_LIMIT_SECONDS} s"
+            finally:
+                _end(child)
+            output.seek(0)
+            printed = output.read()
+        if status != 0 or not result.exists():
+            raise FailedError(_error(printed) or f"exit status {status}")
+        found: list[Figures] = json.loads(result.read_text())
+        for figures in found:
+            told = ", ".join(f"{key} {value:.6g}" for key, value in figures.items())
+            print(f"{name} {Path(task.folder).name}: {told}", file=sys.stderr, flush=True)
+        return found
+
+    def take_turns(self, row: str, systems: dict[str, tuple[str, Task]]) -> None:
+        """Measure all systems of a row, in another order each round."""
+        found: dict[str, list[Figures]] = {name: [] for name in systems}
+        errors: dict[str, str] = {}
+        for turn in range(self.rounds):
+            for name in random.Random(turn).sample(list(systems), len(systems)):
+                if name in errors:
+                    continue
+                try:
+                    found[name] += self.measure(*systems[name])
+                except FailedError as error:  # a peer that does not run here is a line of the table
+                    errors[name] = str(error)
+                    self.notes.append(f"{row}, {name}: {error}")
+        self.raw[row] = {**found, **errors}
+
+    def once(self, row: str, name: str, task: Task, variables: dict[str, str]) -> None:
+        """Measure what has no peer, or is its own peers."""
+        found = self.raw.setdefault(row, {})
+        try:
+            found[name] = self.measure(name, task, variables)
+        except FailedError as error:
+            found[name] = str(error)
+            self.notes.append(f"{row}, {name}: {error}")
+
+    def figure(self, row: str, name: str, key: str = "rate") -> float | None:
+        """The median of a figure; None if that did not run."""
+        found = self.raw[row].get(name)
+        return None if not found or isinstance(found, str) else median(one[key] for one in found)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """End a measurement with all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _error(printed: str) -> str:
+    """The last line of the last traceback."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error" in line and not line.startswith(" ")]
+    return (errors or lines or [""])[-1][:300]
+
+
+# Rows.
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return "failed"
+    return f"{value / 1e6:.2f}M/s" if value >= 1e6 else f"{value / 1e3:.1f}k/s"
+
+
+def _unit(unit: str) -> Callable[[float | None], str]:
+    return lambda value: "failed" if value is None else f"{value:.2f} {unit}"
+
+
+def _compared(
+    title: str,
+    ours: float | None,
+    peer: float | None,
+    show: Callable[[float | None], str],
+    target: tuple[str, float] | None,
+) -> Line:
+    """Ours by the peer's; the target is (">=" or "<=", number)."""
+    if ours is None or peer is None:
+        return Line(title, show(ours), show(peer), ["-", "-", "not run"])
+    return Line(title, show(ours), show(peer), _cells(ours / peer, target))
+
+
+def _cells(value: float, target: tuple[str, float] | None) -> list[str]:
+    if target is None:
+        return [f"{value:.2f}", "-", ""]
+    judge = {">=": report.at_least, "<=": report.at_most}[target[0]]
+    return [f"{value:.2f}", *judge(value, target[1])[1:]]
+
+
+def _limited(title: str, value: float | None, unit: str, limit: float | None) -> Line:
+    """A figure of ours that has a limit and no peer."""
+    shown = _unit(unit)(value)
+    if value is None:
+        return Line(title, shown, "-", ["-", "-", "not run"])
+    if limit is None:
+        return Line(title, shown, "-", ["-", "-", ""])
+    _, told, verdict = report.at_most(value, limit)
+    return Line(title, shown, "-", ["-", f"{told} {unit}", verdict])
+
+
+def _loaders(
+    bench: Bench,
+    row: str,
+    kind: str,
+    systems: dict[str, str],
+    lines: Sequence[tuple[str, str, float | None]],
+) -> Iterator[Line]:
+    """A row of loaders.
+
+    Args:
+        bench: measures.
+        row: its name.
+        kind: of the dataset.
+        systems: the measurement of each.
+        lines: which of ours is compared to which peer, and what ratio it should have at least.
+    """
+    task = bench.task(kind)
+    bench.take_turns(row, {name: (measure, task) for name, measure in systems.items()})
+    for own, peer, target in lines:
+        figures = bench.figure(row, own), bench.figure(row, peer)
+        judged = None if target is None else (">=", target)
+        yield _compared(f"{row}: {own} / {peer}", *figures, _rate, judged)
+
+
+def narrow(bench: Bench) -> Iterator[Line]:
+    """16 float32 columns."""
+    systems = {"ours": "ours", "petastorm": "petastorm", "raw gather": "raw_gather"}
+    lines = [("ours", "petastorm", 20.0), ("ours", "raw gather", 0.9)]
+    yield from _loaders(bench, "narrow", "narrow", systems, lines)
+
+
+def vec(bench: Bench) -> Iterator[Line]:
+    """Vectors of 784 float32."""
+    systems = {"ours": "ours", "petastorm": "petastorm", "torch DataLoader": "torch_loader"}
+    lines = [("ours", "petastorm", 20.0), ("ours", "torch DataLoader", 6.0)]
+    yield from _loaders(bench, "vec784", "vec", systems, lines)
+
+
+def jpeg(bench: Bench) -> Iterator[Line]:
+    """Images of 64 x 64."""
+    row = "JPEG"
+    systems = {
+        "ours": "ours",
+        "ours, cached": "ours_cached",
+        "petastorm": "petastorm",
+        "petastorm, Pillow": "petastorm_pillow",
+        "petastorm, its codec": "petastorm_codec",
+    }
+    yield from _loaders(bench, row, "jpeg", systems, [("ours, cached", "petastorm", 40.0)])
+
+    def per_core(name: str) -> float | None:
+        rate, cores = bench.figure(row, name), bench.figure(row, name, "cores")
+        return None if rate is None or cores is None else rate / cores
+
+    # The target is for the fastest way through Petastorm.
+    peers = {"petastorm": (">=", 5.0), "petastorm, Pillow": None, "petastorm, its codec": None}
+    for peer, target in peers.items():
+        title = f"{row}, per core: ours / {peer}"
+        yield _compared(title, per_core("ours"), per_core(peer), _rate, target)
+
+
+def first(bench: Bench) -> Iterator[Line]:
+    """First epochs, packing included."""
+    systems = {"ours": "ours_first", "pyarrow scan": "scan"}
+    for row, kind in (("first epoch, narrow", "narrow"), ("first epoch, vec784", "vec")):
+        yield from _loaders(bench, row, kind, systems, [("ours", "pyarrow scan", 0.8)])
+
+
+def tf(bench: Bench) -> Iterator[Line]:
+    """Datasets of TensorFlow's."""
+    systems = {"ours": "ours_tf", "petastorm": "petastorm_tf"}
+    for row, kind, target in (("tf.data, narrow", "narrow", 40), ("tf.data, vec784", "vec", 10)):
+        yield from _loaders(bench, row, kind, systems, [("ours", "petastorm", target)])
+
+
+def frame(bench: Bench) -> Iterator[Line]:
+    """A DataFrame to the first batch on all ranks."""
+    row = "first batch of a DataFrame"
+    bench.once(row, "frame", bench.task("narrow", rows=_FRAME_ROWS), {})
+    seconds = {
+        name: bench.figure(row, "frame", name)
+        for name in ("ours", "files", "rows", "empty run", "empty barrier job")
+    }
+    peers = (
+        ("write.parquet and read", "files", "empty run", 0.65),
+        ("pickled rows", "rows", "empty barrier job", 0.15),
+    )
+    for title, peer, _, target in peers:
+        both = seconds["ours"], seconds[peer]
+        yield _compared(f"{row}: ours / {title}", *both, _unit("s"), ("<=", target))
+    for title, peer, empty, _ in peers:
+        both = _above(seconds["ours"], seconds["empty run"]), _above(seconds[peer], seconds[empty])
+        yield _compared(f"the same above an {empty}: ours / {title}", *both, _unit("s"), None)
+
+
+def _above(seconds: float | None, floor: float | None) -> float | None:
+    return None if seconds is None or floor is None else seconds - floor
+
+
+def memory(bench: Bench) -> Iterator[Line]:
+    """Anonymous memory of the feed."""
+    row = "anonymous memory"
+    systems = {f"{times}x": ("memory", bench.task("narrow", times)) for times in (1, 10)}
+    bench.take_turns(row, systems)
+    for name in systems:
+        cached, packing = bench.figure(row, name, "cached"), bench.figure(row, name, "first")
+        yield _limited(f"{row}, {name}: cached epochs", cached, "MB", 32 if name == "10x" else None)
+        yield _limited(f"{row}, {name}: packing and first epoch", packing, "MB", None)
+
+
+def plan(bench: Bench) -> Iterator[Line]:
+    """Planning and seeking."""
+    row = "10^8 rows"
+    bench.take_turns(row, {"plan": ("plan", Task("", "", 0))})
+    for size in (1, 4):
+        for place in ("start", "middle"):
+            value = bench.figure(row, "plan", f"{place}, {size}")
+            title = f"{row}, np={size}: to the first batches from the {place}"
+            yield _limited(title, value, "ms", 50)
+
+
+def large(bench: Bench, gigabytes: float) -> Iterator[Line]:
+    """A dataset that is larger than is comfortable."""
+    row = "large"
+    rows = int(gigabytes * 1e9) // _NARROW_BYTES
+    needed, free = 2.2 * gigabytes * 1e9, shutil.disk_usage(bench.folder).free
+    if free < needed:
+        sys.exit(f"{needed / 1e9:.0f} GB are needed and {free / 1e9:.0f} GB are free")
+    bench.take_turns(row, {"small": ("ours", bench.task("narrow"))})
+    task = Task("narrow", str(bench.folder / "large"), rows, large=True)
+    packed = bench.folder / "packed"
+    packed.mkdir()
+    variables = {"HOROVOD_RUNNER_DATA": str(packed)}
+    try:
+        for name in ("make", "pack", "sequential", "packed_epoch"):
+            bench.once(row, name, task, variables)
+    finally:
+        shutil.rmtree(task.folder, ignore_errors=True)
+        shutil.rmtree(packed)
+    epoch = bench.figure(row, "packed_epoch")
+    title = f"{row}, {gigabytes:g} GB"
+    yield Line(f"{title}: packing", _rate(bench.figure(row, "pack")), "-", ["-", "-", ""])
+    small = bench.figure(row, "small")
+    yield _compared(f"{title}: shuffled epoch / small case", epoch, small, _rate, (">=", 0.5))
+    disk = bench.figure(row, "sequential")
+    yield _compared(f"{title}: shuffled epoch / sequential read", epoch, disk, _rate, None)
+    for name, what in (("pack", "packing"), ("packed_epoch", "epoch")):
+        value = bench.figure(row, name, "megabytes")
+        yield _limited(f"{title}: anonymous memory, {what}", value, "MB", 32)
+
+
+def end_to_end(bench: Bench) -> Iterator[Line]:
+    """A DataFrame to a trained model."""
+    row = "end to end"
+    task = bench.task("narrow", rows=_FRAME_ROWS)
+    bench.once(row, "end_to_end", task, {})
+    names = ("ours", "floor, Horovod", "floor, DDP")
+    peers = ("TorchDistributor", "TorchDistributor, BatchedDataLoader")
+    seconds = {name: bench.figure(row, "end_to_end", name) for name in (*names, *peers)}
+    own = _above(seconds["ours"], seconds["floor, Horovod"])
+    show = _unit("s")
+    for peer, target in zip(peers, (("<=", 0.2), None), strict=True):
+        yield _compared(f"{row}: ours / {peer}", seconds["ours"], seconds[peer], show, None)
+        other = _above(seconds[peer], seconds["floor, DDP"])
+        yield _compared(f"{row}, above the floor: ours / {peer}", own, other, show, target)
+    floors = seconds["floor, Horovod"], seconds["floor, DDP"]
+    yield _compared(f"{row}, the floors: Horovod / DDP", *floors, show, None)
+    bench.once("TorchEstimator", "estimator", task, {})
+    taken = bench.figure("TorchEstimator", "estimator", "seconds")
+    title = f"{row}: ours / TorchEstimator of horovod.spark"
+    yield _compared(title, seconds["ours"], taken, show, None)
+
+
+GROUPS: dict[str, Callable[[Bench], Iterator[Line]]] = {
+    "narrow": narrow,
+    "vec": vec,
+    "jpeg": jpeg,
+    "first": first,
+    "tf": tf,
+    "frame": frame,
+    "memory": memory,
+    "plan": plan,
+    "end-to-end": end_to_end,
+}
+
+
+def _child(name: str, task: str, result: str) -> None:
+    data_loaders.quiet()
+    found = _MEASURES[name](Task(*json.loads(task)))
+    Path(result).write_text(json.dumps(found if isinstance(found, list) else [found]))
+
+
+def main() -> None:
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description="Loaders, and ways from a DataFrame to ranks.")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured")
+    parser.add_argument(
+        "--rows", nargs="+", choices=[*GROUPS, "large"], default=list(GROUPS), help="default: all"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="of the datasets' sizes")
+    parser.add_argument("--large-gb", type=float, default=20.0, help="size for the row large")
+    parser.add_argument("--json", type=Path, help="where to write the raw data")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        _child(*options.child)
+        return
+    groups: dict[str, Callable[[Bench], Iterator[Line]]] = {
+        **GROUPS,
+        "large": partial(large, gigabytes=options.large_gb),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder), options.rounds, options.scale)
+        lines: list[Line] = []
+        for name in options.rows:
+            try:
+                lines += groups[name](bench)
+            except FailedError as error:  # its data could not be made
+                bench.notes.append(f"{name}: {error}")
+            if options.json:
+                raw = {"rows": bench.raw, "table": lines, "scale": options.scale}
+                report.write_json(options.json, {**raw, "notes": bench.notes})
+    packages = ("petastorm", "pyarrow", "numpy", "tensorflow", "simplejpeg")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
+    print(f"\n{report.machine()}, {versions}; medians of {options.rounds}\n")
+    heads = ["", "ours", "peer", "ratio", "target", ""]
+    print(report.table(heads, [[*line[:3], *line.cells] for line in lines]))
+    for note in bench.notes:
+        print(f"\n{note}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,540 @@
+"""The measurements of ``data.py`` that take one process each: loaders, memory, planning.
+
+Every function here runs in a child process of its own (``Bench.measure``), whose OMP_NUM_THREADS
+is 1 and whose folder of temporary files is the benchmark's. What it returns goes to JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import torch
+
+    from horovod_runner.data import Feed, Image, Shard
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+BATCH = 256
+NARROW = [f"x{number}" for number in range(16)]
+_WIDTH = 784
+_PIXELS = 64
+# Petastorm's: its Spark converter's number of threads, and rows to draw from. More rows would mix
+# better and take longer.
+_WORKERS = 4
+_CAPACITY = 4096
+
+Figures = dict[str, float]
+
+
+class Task(NamedTuple):
+    """What is measured, and for how long.
+
+    Attributes:
+        kind: of the dataset.
+        folder: the dataset's.
+        rows: of the dataset.
+        seconds: how long at least, of epochs that count.
+        rounds: how often, for what is measured in one process.
+        large: written without compression, in more files.
+    """
+
+    kind: str
+    folder: str
+    rows: int
+    seconds: float = 3.0
+    rounds: int = 1
+    large: bool = False
+
+
+def columns_of(kind: str) -> dict[str, Any]:
+    """What a batch is made of, as ``Shard`` takes it."""
+    return {"x": {"narrow": NARROW, "vec": "x", "jpeg": "image"}[kind], "y": "label"}
+
+
+# The data. Labels count the rows: so it shows whether each row came exactly once.
+
+
+def make(task: Task) -> Figures:
+    """Write a dataset: 4 files of 4 row groups; a large one as many files as it takes."""
+    if task.kind == "jpeg":
+        _make_jpeg(task.folder, task.rows)
+        return {}
+    import pyarrow.parquet as pq
+
+    table = {"narrow": _narrow, "vec": _vec}[task.kind]
+    random = np.random.default_rng(0)
+    files, groups = (-(-task.rows // 4_000_000), 4) if task.large else (4, 4)
+    ends = [task.rows * number // (files * groups) for number in range(files * groups + 1)]
+    options = {"compression": "NONE", "use_dictionary": False} if task.large else {}
+    Path(task.folder).mkdir()
+    for file in range(files):
+        path = Path(task.folder, f"part-{file:05}.parquet")
+        writer = None
+        for group in range(file * groups, (file + 1) * groups):
+            part = table(random, ends[group], ends[group + 1])
+            writer = writer or pq.ParquetWriter(path, part.schema, **options)
+            writer.write_table(part)
+        assert writer is not None
+        writer.close()
+    return {}
+
+
+def _narrow(random: np.random.Generator, start: int, end: int) -> pa.Table:
+    columns = {name: random.random(end - start, dtype=np.float32) for name in NARROW}
+    return pa.table({**columns, "label": np.arange(start, end)})
+
+
+def _vec(random: np.random.Generator, start: int, end: int) -> pa.Table:
+    rows = end - start
+    values = pa.array(random.random(rows * _WIDTH, dtype=np.float32))
+    ends = pa.array(np.arange(rows + 1, dtype=np.int32) * _WIDTH)
+    return pa.table({"x": pa.ListArray.from_arrays(ends, values), "label": np.arange(start, end)})
+
+
+def _make_jpeg(folder: str, rows: int) -> None:
+    """Smooth noise in Petastorm's own format, which is Parquet with a binary column."""
+    import data_spark
+    from petastorm.codecs import CompressedImageCodec, ScalarCodec
+    from petastorm.etl.dataset_metadata import materialize_dataset
+    from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
+    from pyspark.sql.types import LongType
+
+    shape = (_PIXELS, _PIXELS, 3)
+    schema = Unischema(
+        "Images",
+        [
+            UnischemaField("label", np.int64, (), ScalarCodec(LongType()), False),
+            UnischemaField("image", np.uint8, shape, CompressedImageCodec("jpeg", 90), False),
+        ],
+    )
+
+    def row(number: int) -> Any:
+        from PIL import Image
+
+        noise = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
+        smooth = Image.fromarray(noise).resize(shape[:2], Image.Resampling.BICUBIC)
+        return dict_to_spark_row(schema, {"label": number, "image": np.asarray(smooth)})
+
+    url = f"file://{folder}"
+    with (
+        data_spark.session() as spark,
+        materialize_dataset(spark, url, schema, row_group_size_mb=1),
+    ):
+        rdd = spark.sparkContext.parallelize(range(rows), 4).map(row)
+        spark.createDataFrame(rdd, schema.as_spark_schema()).write.parquet(url)
+
+
+def _check(labels: Iterable[Any], rows: int, padding: int = 0) -> None:
+    """See to it that every row came once, but for some that fill the last batch up.
+
+    Raises:
+        RuntimeError: that is not so.
+    """
+    counts = np.bincount(np.concatenate([np.asarray(part) for part in labels]), minlength=rows)
+    if len(counts) != rows or counts.min() < 1 or counts.sum() - rows > padding:
+        raise RuntimeError(f"{counts.sum()} rows came, {np.count_nonzero(counts)} of {rows}")
+
+
+def _steps(batches: Iterable[Any]) -> int:
+    count = 0
+    for _ in batches:
+        count += 1
+    return count
+
+
+def _timed(epoch: Callable[[], Any], task: Task) -> Figures:
+    """Epochs for some seconds, at least three: rows per second, and how many cores were busy.
+
+    Args:
+        epoch: runs one.
+        task: says for how long.
+    """
+    times: list[float] = []
+    cores: list[float] = []
+    while sum(times) < task.seconds or len(times) < 3:
+        with _own_folder():
+            processor, start = time.process_time(), time.perf_counter()
+            epoch()
+            times.append(time.perf_counter() - start)
+            cores.append((time.process_time() - processor) / times[-1])
+    return {"rate": task.rows / median(times), "cores": median(cores)}
+
+
+@contextmanager
+def _own_folder() -> Iterator[None]:
+    """A new folder for packed data, so that none is found packed."""
+    from horovod_runner.folder import VARIABLE
+
+    there = os.environ.get(VARIABLE)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[VARIABLE] = folder
+        yield
+    del os.environ[VARIABLE]
+    if there is not None:
+        os.environ[VARIABLE] = there
+
+
+# This package.
+
+
+def _feed(task: Task, images: Mapping[str, Image] | None = None) -> Feed[Any]:
+    return _shard(task).to_torch(BATCH, columns_of(task.kind), shuffle=True, images=images)
+
+
+def _shard(task: Task) -> Shard:
+    from horovod_runner.data import Shard, parquet
+
+    return Shard("train", parquet(task.folder).prepare("train", None))
+
+
+def ours(task: Task, *, cache: bool = False) -> Figures:
+    """Shuffled epochs, from the second one on."""
+    from horovod_runner.data import Image
+
+    images = {"image": Image(_PIXELS, _PIXELS, cache=cache)} if task.kind == "jpeg" else None
+    feed = _feed(task, images)
+    _check((y for _, y in feed), task.rows, BATCH - 1)
+    return _timed(lambda: _steps(feed), task)
+
+
+def ours_cached(task: Task) -> Figures:
+    """The same with decoded images on disk."""
+    return ours(task, cache=True)
+
+
+def ours_first(task: Task) -> Figures:
+    """First epochs, each from looking at the files to the last batch, packing included."""
+    _check((y for _, y in _feed(task)), task.rows, BATCH - 1)
+    return _timed(lambda: _steps(_feed(task)), task)
+
+
+def ours_tf(task: Task) -> Figures:
+    """``to_tf``, from the second epoch on."""
+    dataset = _shard(task).to_tf(BATCH, columns_of(task.kind), shuffle=True)
+    _check((y for _, y in dataset), task.rows, BATCH - 1)
+    return _timed(lambda: _steps(dataset), task)
+
+
+# Peers.
+
+
+def raw_gather(task: Task) -> Figures:
+    """What a loop of one's own gets from the same matrices, all rows permuted.
+
+    Sixteen batches are gathered at once, into memory that the next sixteen are gathered into.
+    """
+    import torch
+
+    matrix, labels = _raw(task)
+    count = 16 * BATCH
+    x_out, y_out = np.empty((count, matrix.shape[1]), matrix.dtype), np.empty(count, labels.dtype)
+    random = np.random.default_rng(0)
+
+    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        order = random.permutation(task.rows)
+        for start in range(0, task.rows, count):
+            part = order[start : start + count]
+            x, y = x_out[: len(part)], y_out[: len(part)]
+            np.take(matrix, part, axis=0, out=x, mode="clip")
+            np.take(labels, part, out=y, mode="clip")
+            yield from zip(
+                torch.from_numpy(x).split(BATCH), torch.from_numpy(y).split(BATCH), strict=True
+            )
+
+    _check((y.clone() for _, y in batches()), task.rows)
+    return _timed(lambda: _steps(batches()), task)
+
+
+def _raw(task: Task) -> tuple[Array, Array]:
+    """The dataset as a matrix and labels, memory-mapped."""
+    paths = [Path(f"{task.folder}-{name}.npy") for name in ("matrix", "labels")]
+    if not paths[1].exists():
+        for path, array in zip(paths, _arrays(task), strict=True):
+            np.save(path, array)
+    matrix, labels = (np.asarray(np.load(path, mmap_mode="r")) for path in paths)
+    return matrix, labels
+
+
+def _arrays(task: Task) -> tuple[Array, Array]:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(task.folder)
+    if task.kind == "narrow":
+        matrix = np.stack([table[name].to_numpy() for name in NARROW], axis=1)
+    else:
+        matrix = table["x"].combine_chunks().flatten().to_numpy().reshape(-1, _WIDTH)
+    return matrix, table["label"].to_numpy()
+
+
+def torch_loader(task: Task) -> Figures:
+    """Torch's DataLoader over tensors in memory."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    tensors = [torch.from_numpy(array.copy()) for array in _arrays(task)]
+    loader = DataLoader(TensorDataset(*tensors), batch_size=BATCH, shuffle=True)
+    _check((y for _, y in loader), task.rows)
+    return _timed(lambda: _steps(loader), task)
+
+
+def scan(task: Task) -> Figures:
+    """All rows from Parquet to NumPy, as they come, by pyarrow.dataset."""
+    import pyarrow.dataset as ds
+
+    names = [*NARROW, "label"] if task.kind == "narrow" else ["x", "label"]
+
+    def batches() -> Iterator[list[Array]]:
+        for batch in ds.dataset(task.folder).to_batches(columns=names, batch_size=8192):
+            yield [
+                (one.flatten() if pa.types.is_list(one.type) else one).to_numpy()
+                for one in batch.columns
+            ]
+
+    _check((arrays[-1] for arrays in batches()), task.rows)
+    return _timed(lambda: _steps(batches()), task)
+
+
+def petastorm(task: Task, decode: Callable[[bytes], Array] | None = None) -> Figures:
+    """Petastorm's fastest torch loader, shuffled: BatchedDataLoader over make_batch_reader.
+
+    Images are decoded in a TransformSpec, by OpenCV: with its own codecs (``petastorm_codec``)
+    BatchedDataLoader adds each image by itself, and is far slower than DataLoader.
+    """
+    from petastorm import make_batch_reader
+    from petastorm.pytorch import BatchedDataLoader
+    from petastorm.transform import TransformSpec
+
+    spec = None
+    if task.kind == "jpeg":
+        shape = (_PIXELS, _PIXELS, 3)
+        transform = partial(_decoded, decode or _opencv)
+        spec = TransformSpec(transform, edit_fields=[("image", np.uint8, shape, False)])
+    with make_batch_reader(
+        f"file://{task.folder}", num_epochs=1, workers_count=_WORKERS, transform_spec=spec
+    ) as reader:
+        loader = BatchedDataLoader(reader, BATCH, shuffling_queue_capacity=_CAPACITY)
+        _check((batch["label"] for batch in loader), task.rows)
+        return _timed(lambda: _steps(loader), task)
+
+
+def petastorm_pillow(task: Task) -> Figures:
+    """The same, but that Pillow decodes."""
+    return petastorm(task, _pillow)
+
+
+def _decoded(decode: Callable[[bytes], Array], frame: Any) -> Any:
+    return frame.assign(image=[decode(image) for image in frame["image"]])
+
+
+def _opencv(image: bytes) -> Array:
+    import cv2
+
+    pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR)
+    return cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB)
+
+
+def _pillow(image: bytes) -> Array:
+    from PIL import Image as Pillow
+
+    return np.asarray(Pillow.open(io.BytesIO(image)))
+
+
+def petastorm_codec(task: Task) -> Figures:
+    """Petastorm's loader of images with its own codec: DataLoader over make_reader."""
+    from petastorm import make_reader
+    from petastorm.pytorch import DataLoader
+
+    with make_reader(f"file://{task.folder}", num_epochs=1, workers_count=_WORKERS) as reader:
+        loader = DataLoader(reader, BATCH, shuffling_queue_capacity=_CAPACITY)
+        _check((batch["label"] for batch in loader), task.rows)
+        return _timed(lambda: _steps(loader), task)
+
+
+def petastorm_tf(task: Task) -> Figures:
+    """The pipeline that Petastorm's Spark converter makes for TensorFlow, shuffled."""
+    import tensorflow as tf
+    from petastorm import make_batch_reader
+    from petastorm.tf_utils import make_petastorm_dataset
+
+    with make_batch_reader(f"file://{task.folder}", num_epochs=1, workers_count=_WORKERS) as reader:
+        dataset = make_petastorm_dataset(reader).flat_map(tf.data.Dataset.from_tensor_slices)
+        dataset = dataset.shuffle(_CAPACITY).batch(BATCH).prefetch(tf.data.AUTOTUNE)
+        _check((batch.label for batch in dataset), task.rows)
+        return _timed(lambda: _steps(dataset), task)
+
+
+# Memory, planning, large data.
+
+
+class AnonymousPeak:
+    """The most anonymous memory (RssAnon) that this process has while in this context, in MB."""
+
+    def __init__(self) -> None:
+        self.megabytes = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> AnonymousPeak:
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while True:
+            self.megabytes = max(self.megabytes, anonymous_megabytes())
+            if self._done.wait(0.002):
+                return
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+
+def anonymous_megabytes() -> float:
+    """RssAnon of this process."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssAnon:")[2].split()[0]) * 1024 / 1e6
+
+
+def memory(task: Task) -> Figures:
+    """Anonymous memory above that before the dataset was asked for."""
+    with _tiny(task) as tiny:
+        _steps(_feed(tiny))
+    before = anonymous_megabytes()
+    with AnonymousPeak() as first:
+        feed = _feed(task)
+        _steps(feed)
+    with AnonymousPeak() as cached:
+        for _ in range(2):
+            _steps(feed)
+    return {"first": first.megabytes - before, "cached": cached.megabytes - before}
+
+
+@contextmanager
+def _tiny(task: Task) -> Iterator[Task]:
+    """A thousand of the rows, to warm up with."""
+    import pyarrow.parquet as pq
+
+    first = min(Path(task.folder).glob("*.parquet"))
+    with tempfile.TemporaryDirectory() as folder, _own_folder():
+        few = next(pq.ParquetFile(first).iter_batches(1000))
+        pq.write_table(pa.Table.from_batches([few]), Path(folder, "part.parquet"))
+        yield task._replace(folder=folder, rows=1000)
+
+
+def plan(_: Task) -> Figures:
+    """Milliseconds to build an order, and to its first 16 batches, for 1 and for 4 ranks."""
+    from horovod_runner.data.order import Order
+
+    figures = {}
+    for size in (1, 4):
+        for name, epoch, half in (("start", 0, 0), ("middle", 3, 1)):
+            start = time.perf_counter()
+            order = Order(10**8, 1024, seed=1)
+            taken = order.take(epoch, half * (order.steps // 2), 16, 0, size)
+            figures[f"{name}, {size}"] = (time.perf_counter() - start) * 1e3
+            assert taken.shape == (16, 1024 // size)
+    return figures
+
+
+def pack(task: Task) -> Figures:
+    """Pack a dataset in the folder that HOROVOD_RUNNER_DATA names."""
+    with _tiny(task) as tiny:
+        _steps(_feed(tiny))
+    before = anonymous_megabytes()
+    start = time.perf_counter()
+    with AnonymousPeak() as peak:
+        feed = _feed(task)
+    seconds = time.perf_counter() - start
+    assert len(feed) == -(-task.rows // BATCH)
+    os.sync()
+    return {"rate": task.rows / seconds, "megabytes": peak.megabytes - before}
+
+
+def packed_epoch(task: Task) -> Figures:
+    """One shuffled epoch of what ``pack`` has packed, none of it in the page cache."""
+    with _tiny(task) as tiny:
+        _steps(_feed(tiny))
+    _drop_from_cache()
+    before = anonymous_megabytes()
+    feed = _feed(task)
+    start = time.perf_counter()
+    with AnonymousPeak() as peak:
+        steps = _steps(feed)
+    seconds = time.perf_counter() - start
+    assert steps == -(-task.rows // BATCH)
+    return {"rate": task.rows / seconds, "megabytes": peak.megabytes - before}
+
+
+def sequential(task: Task) -> Figures:
+    """The packed files from beginning to end, none of them in the page cache: the disk's limit."""
+    _drop_from_cache()
+    buffer = bytearray(8 << 20)
+    size = 0
+    start = time.perf_counter()
+    for path in _packed_files():
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                size += count
+    seconds = time.perf_counter() - start
+    return {"rate": task.rows / seconds, "bytes per second": size / seconds}
+
+
+def _packed_files() -> list[Path]:
+    from horovod_runner.folder import VARIABLE
+
+    return [path for path in Path(os.environ[VARIABLE]).rglob("fixed-*") if path.is_file()]
+
+
+def _drop_from_cache() -> None:
+    for path in _packed_files():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+MEASURES: dict[str, Callable[..., Figures]] = {
+    function.__name__: function
+    for function in (
+        make,
+        ours,
+        ours_cached,
+        ours_first,
+        ours_tf,
+        raw_gather,
+        torch_loader,
+        scan,
+        petastorm,
+        petastorm_pillow,
+        petastorm_codec,
+        petastorm_tf,
+        memory,
+        plan,
+        pack,
+        packed_epoch,
+        sequential,
+    )
+}
+
+
+def quiet() -> None:
+    """Petastorm's and TensorFlow's warnings are not about what is measured."""
+    import logging
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)

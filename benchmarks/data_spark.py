@@ -1,0 +1,296 @@
+"""The measurements of ``data.py`` on Spark: a DataFrame to its first batch, and to a trained model.
+
+Each function here runs in a driver process of its own, and lets its systems take turns in it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import launch
+import numpy as np
+from data_loaders import BATCH, NARROW, Figures, Task, columns_of
+
+if TYPE_CHECKING:
+    import torch
+    from petastorm.spark import SparkDatasetConverter
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from horovod_runner.data import Shard
+
+SIZE = 2
+EPOCHS = 2
+
+Systems = dict[str, Callable[[], float]]
+
+
+@contextmanager
+def session() -> Iterator[SparkSession]:
+    """A quiet ``local[2]`` session."""
+    spark = launch.make_session()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _take_turns(systems: Systems, rounds: int) -> list[Figures]:
+    """Seconds of each system in each round, after one that does not count."""
+    found: list[Figures] = [{} for _ in range(rounds + 1)]
+    for turn, figures in enumerate(found):
+        # In another order each round: nobody shall always follow the same other.
+        for name in random.Random(turn).sample(list(systems), len(systems)):
+            figures[name] = systems[name]()
+            print(f"round {turn}  {name}: {figures[name]:.2f} s", file=sys.stderr, flush=True)
+    return found[1:]
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+# A DataFrame to the first batch on all ranks.
+
+
+def first_batch(train: Shard) -> tuple[int, ...]:
+    """The ranks' ``main``."""
+    batch = next(iter(train.batches(BATCH, columns_of("narrow"), shuffle=True)))
+    shape: tuple[int, ...] = batch["x"].shape
+    assert shape == (BATCH, len(NARROW))
+    return shape
+
+
+def _array(rows: Iterator[Row]) -> Iterator[tuple[int, ...]]:
+    """The barrier task: all its rows as an array."""
+    yield np.array(list(rows), np.float32)[:BATCH].shape
+
+
+def frame(task: Task) -> list[Figures]:
+    """Seconds from a DataFrame to the first batch on all ranks, and of jobs that do nothing."""
+    from horovod_runner import HorovodRunner
+    from horovod_runner.data import parquet
+
+    with session() as spark, tempfile.TemporaryDirectory() as folder:
+        df = spark.read.parquet(task.folder)
+        runner = HorovodRunner(np=SIZE, spark=spark)
+        written = str(Path(folder, "written"))
+
+        def through_files() -> None:
+            df.write.parquet(written)
+            runner.run(first_batch, train=parquet(written))
+
+        def files() -> float:
+            seconds = _seconds(through_files)
+            shutil.rmtree(written)
+            return seconds
+
+        def barrier(rdd: Any, function: Callable[[Any], Any]) -> float:
+            return _seconds(lambda: rdd.barrier().mapPartitions(function).collect())
+
+        numbers = spark.sparkContext.parallelize(range(SIZE), SIZE)
+        systems: Systems = {
+            "ours": lambda: _seconds(lambda: runner.run(first_batch, train=df)),
+            "files": files,
+            "rows": lambda: barrier(df.repartition(SIZE).rdd, _array),
+            "empty run": lambda: _seconds(lambda: runner.run(lambda: None)),
+            "empty barrier job": lambda: barrier(numbers, lambda rows: rows),
+        }
+        return _take_turns(systems, task.rounds)
+
+
+# A DataFrame to a trained model.
+
+
+class Training:
+    """A 16-64-1 network, its optimizer and the loss; with Horovod, or else with DDP."""
+
+    def __init__(self, horovod: bool) -> None:
+        import torch
+        from torch import nn
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        net: nn.Module = nn.Sequential(nn.Linear(len(NARROW), 64), nn.ReLU(), nn.Linear(64, 1))
+        self._loss = nn.MSELoss()
+        if horovod:
+            import horovod.torch as hvd
+
+            hvd.init()
+            self.rank = hvd.rank()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+            self._optimizer = hvd.DistributedOptimizer(
+                optimizer, named_parameters=net.named_parameters()
+            )
+            hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+        else:
+            import torch.distributed
+            from torch.nn.parallel import DistributedDataParallel
+
+            torch.distributed.init_process_group("gloo")
+            self.rank = torch.distributed.get_rank()
+            net = DistributedDataParallel(net)
+            self._optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        self._net = net
+
+    def fit(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
+        """One step for each batch; gives their losses."""
+        losses = []
+        for x, y in batches:
+            self._optimizer.zero_grad()
+            loss = self._loss(self._net(x)[:, 0], y)
+            loss.backward()
+            self._optimizer.step()
+            losses.append(loss.detach())
+        return [float(loss) for loss in losses]
+
+
+def train_ours(train: Shard) -> list[float]:
+    """The ranks' ``main`` under this package."""
+    training = Training(horovod=True)
+    feed = train.to_torch(BATCH, columns_of("narrow"), shuffle=True, last="drop")
+    return [loss for _ in range(EPOCHS) for loss in training.fit(feed)]
+
+
+def train_petastorm(converter: SparkDatasetConverter, steps: int, batched: bool) -> list[float]:
+    """The same under TorchDistributor, with what Petastorm's converter makes.
+
+    An endless reader and a fixed number of steps: its shards differ in length, and DDP would hang.
+    """
+    import torch
+
+    training = Training(horovod=False)
+    options: dict[str, Any] = {}
+    if batched:
+        from petastorm.pytorch import BatchedDataLoader
+
+        options = {"data_loader_fn": BatchedDataLoader, "shuffling_queue_capacity": 16 * BATCH}
+    with converter.make_torch_dataloader(
+        batch_size=BATCH, num_epochs=None, cur_shard=training.rank, shard_count=SIZE, **options
+    ) as loader:
+        batches = (
+            (torch.stack([batch[name] for name in NARROW], dim=1), batch["label"])
+            for batch in islice(loader, EPOCHS * steps)
+        )
+        return training.fit(batches)
+
+
+def floor(horovod: bool, steps: int) -> float:
+    """Seconds of the same steps from tensors in memory, on ranks that are there already."""
+    import torch
+
+    training = Training(horovod)
+    x = torch.rand(steps, BATCH, len(NARROW))
+    y = x.sum(dim=2)
+    training.fit(zip(x[:1], y[:1], strict=True))  # starts the connections
+    start = time.perf_counter()
+    for _ in range(EPOCHS):
+        training.fit(zip(x, y, strict=True))
+    return time.perf_counter() - start
+
+
+def _labelled(spark: SparkSession, task: Task) -> DataFrame:
+    """A label that the network can learn."""
+    from pyspark.sql import functions as f
+
+    df = spark.read.parquet(task.folder)
+    return df.withColumn("label", (f.col("x0") + f.col("x1") * f.col("x2")).cast("float"))
+
+
+def end_to_end(task: Task) -> list[Figures]:
+    """Seconds from a DataFrame to a trained model, and of the steps alone.
+
+    Raises:
+        RuntimeError: a model has learnt nothing.
+    """
+    from petastorm.spark import SparkDatasetConverter, make_spark_converter
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    from horovod_runner import HorovodRunner
+
+    steps = task.rows // SIZE // BATCH
+    with session() as spark, tempfile.TemporaryDirectory() as folder:
+        spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, f"file://{folder}")
+        df = _labelled(spark, task)
+        runner = HorovodRunner(np=SIZE, spark=spark)
+
+        def distribute(function: Callable[..., Any], *arguments: Any) -> Any:
+            distributor = TorchDistributor(SIZE, local_mode=False, use_gpu=False)
+            return distributor.run(function, *arguments)
+
+        def ours() -> float:
+            start = time.perf_counter()
+            losses = runner.run(train_ours, train=df)
+            return _learnt(losses, steps, time.perf_counter() - start)
+
+        def peer(batched: bool) -> float:
+            start = time.perf_counter()
+            converter = make_spark_converter(df)
+            losses = distribute(train_petastorm, converter, steps, batched)
+            seconds = time.perf_counter() - start
+            converter.delete()  # else the next round finds it
+            return _learnt(losses, steps, seconds)
+
+        systems: Systems = {
+            "ours": ours,
+            "TorchDistributor": lambda: peer(False),
+            "TorchDistributor, BatchedDataLoader": lambda: peer(True),
+            "floor, Horovod": lambda: runner.run(floor, horovod=True, steps=steps),
+            "floor, DDP": lambda: distribute(floor, False, steps),
+        }
+        return _take_turns(systems, task.rounds)
+
+
+def _learnt(losses: list[float], steps: int, seconds: float) -> float:
+    if len(losses) != EPOCHS * steps or not np.mean(losses[-10:]) < 0.8 * np.mean(losses[:10]):
+        raise RuntimeError(f"{len(losses)} steps, from {losses[:10]} to {losses[-10:]}")
+    return seconds
+
+
+def estimator(task: Task) -> Figures:
+    """Horovod's own way from a DataFrame to a model, to see whether it runs here."""
+    import torch
+
+    if find_spec("tensorboard") is None:  # the estimator imports it, and needs it for logs alone
+        stand_in = ModuleType("torch.utils.tensorboard")
+        vars(stand_in)["SummaryWriter"] = object
+        sys.modules[stand_in.__name__] = stand_in
+    from horovod.spark.common.backend import SparkBackend
+    from horovod.spark.common.store import Store
+    from horovod.spark.torch import TorchEstimator
+    from torch import nn
+
+    with session() as spark, tempfile.TemporaryDirectory() as folder:
+        net = nn.Sequential(nn.Linear(len(NARROW), 64), nn.ReLU(), nn.Linear(64, 1))
+        made = TorchEstimator(
+            backend=SparkBackend(num_proc=SIZE),
+            store=Store.create(folder),
+            model=net,
+            optimizer=torch.optim.SGD(net.parameters(), lr=0.05),
+            loss=nn.MSELoss(),
+            feature_cols=NARROW,
+            input_shapes=[[-1, len(NARROW)]],
+            label_cols=["label"],
+            batch_size=BATCH,
+            epochs=EPOCHS,
+        )
+        return {"seconds": _seconds(lambda: made.fit(_labelled(spark, task)))}
+
+
+MEASURES: dict[str, Callable[[Task], Figures | list[Figures]]] = {
+    "frame": frame,
+    "end_to_end": end_to_end,
+    "estimator": estimator,
+}
