@@ -18,7 +18,7 @@ from horovod_runner.data.ahead import Ahead
 from horovod_runner.data.columns import Array, Rows
 from horovod_runner.data.fields import Field
 from horovod_runner.data.order import Order, OwnOrder
-from horovod_runner.data.store import Store
+from horovod_runner.data.store import Buffers, Store
 from horovod_runner.errors import DataError
 
 T = TypeVar("T")
@@ -75,6 +75,7 @@ class Feed(Generic[T]):
         self.has_weights = plan.weights
         self._same = plan.same
         self._make = make
+        self._buffers = Buffers()
         self._prefetch = prefetch
         self._epoch = self._step = 0
         self._begun = False
@@ -124,7 +125,7 @@ class Feed(Generic[T]):
         steps = self._steps_of_a_chunk()
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps, *self._place)
-            taken = self._store.take(rows.ravel(), self._names)
+            taken = self._store.take(rows.ravel(), self._names, self._buffers)
             values = [_by_step(field, taken, len(rows)) for field in self._fields]
             if self.has_weights:
                 values.append(self.weights(step, rows))
@@ -139,9 +140,7 @@ class Feed(Generic[T]):
         return found
 
     def _steps_of_a_chunk(self) -> int:
-        if not self._order.steps:
-            return 1
-        rows = self._order.take(0, 0, 1, *self._place).size
+        rows = self._order.batch_rows(*self._place)
         size = sum(self._store.row_bytes(name) for name in self._names)
         return int(min(max(1, _CHUNK_BYTES // max(1, size * rows)), _MAX_CHUNK_STEPS))
 

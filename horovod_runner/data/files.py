@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -121,15 +122,28 @@ def _read(
     filesystem: Any, file: File, groups: Sequence[int], names: Sequence[str] | None
 ) -> Iterator[pa.Table]:
     """Row groups of a file, some thousand rows at a time."""
+    footer = _footer(filesystem, file.path, file.version)
+    starts = np.cumsum([0, *_group_rows(footer)])
     with _opened(filesystem, file.path) as handle:
-        parquet = pq.ParquetFile(handle)
-        starts = np.cumsum([0, *_group_rows(parquet)])
+        parquet = pq.ParquetFile(handle, metadata=footer)
         for group in groups:
             first = int(starts[group])
-            rows = _batch_rows(parquet.metadata.row_group(group), names)
-            for batch in parquet.iter_batches(rows, row_groups=[group], columns=names):
+            # A thread of ours reads each unit: Arrow's own would wait for each other.
+            for batch in parquet.iter_batches(
+                _batch_rows(footer.row_group(group), names),
+                row_groups=[group],
+                columns=names,
+                use_threads=False,
+            ):
                 yield file.table(batch, first)
                 first += batch.num_rows
+
+
+@lru_cache(maxsize=64)
+def _footer(filesystem: Any, path: str, version: str) -> Any:
+    """A file's metadata, which a thousand row groups make large."""
+    with _opened(filesystem, path) as handle:
+        return pq.ParquetFile(handle).metadata
 
 
 def _opened(filesystem: Any, path: str) -> Any:
@@ -151,9 +165,8 @@ def _batch_rows(group: Any, names: Sequence[str] | None) -> int:
     return int(min(max(_BATCH_BYTES * group.num_rows // max(1, size), _MIN_ROWS), _MAX_ROWS))
 
 
-def _group_rows(parquet: pq.ParquetFile) -> list[int]:
-    metadata = parquet.metadata
-    return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+def _group_rows(footer: Any) -> list[int]:
+    return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
 
 
 def version_of(filesystem: Any, path: str) -> str:
@@ -255,10 +268,10 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
     for number, file in enumerate(files):
         version = version_of(filesystem, file.path)
         try:
-            with _opened(filesystem, file.path) as handle:
-                parquet = pq.ParquetFile(handle)
-                rows = _group_rows(parquet)
-                own = file.table(parquet.schema_arrow.remove_metadata().empty_table(), 0).schema
+            footer = _footer(filesystem, file.path, version)
+            rows = _group_rows(footer)
+            plain = footer.schema.to_arrow_schema().remove_metadata()
+            own = file.table(plain.empty_table(), 0).schema
             if expression is not None or file.kept is not None:
                 rows = [_count(filesystem, file, group, expression) for group in range(len(rows))]
         except (pa.ArrowException, OSError) as error:

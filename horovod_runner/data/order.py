@@ -104,17 +104,21 @@ class Order:
             found: Rows = (starts[:, None] + np.arange(low, high, dtype=np.int64)) % self._rows
             return found
         if step >= self._full_steps:
-            return self._remember((epoch, "last"), lambda: self._last(epoch))[None, low:high]
+            return self._last(epoch)[None, low:high]
         steps = min(steps, self._full_steps - step)
         if not self._windows:
-            rows = self._remember((epoch,), lambda: self._all(epoch))
-            batches = rows[step * self._batch : (step + steps) * self._batch]
+            batches = self._all(epoch)[step * self._batch : (step + steps) * self._batch]
             return batches.reshape(steps, self._batch)[:, low:high]
         window = min(step // _WINDOW_STEPS, self._windows - 1)
         if window < self._windows - 1:
             steps = min(steps, (window + 1) * _WINDOW_STEPS - step)
         places = slice(step - window * _WINDOW_STEPS, step - window * _WINDOW_STEPS + steps)
         return self._from_window(epoch, window, places, slice(low, high))
+
+    def batch_rows(self, rank: int, size: int) -> int:
+        """How many rows a rank's batch has."""
+        low, high = self._slice(rank, size)
+        return high - low
 
     def _slice(self, rank: int, size: int) -> tuple[int, int]:
         return self._batch * rank // size, self._batch * (rank + 1) // size
@@ -126,7 +130,8 @@ class Order:
         return self._remembered[1]
 
     def _all(self, epoch: int) -> Rows:
-        return permute(np.arange(self._rows), self._rows, self._key(epoch, "all"))
+        key = self._key(epoch, "all")
+        return self._remember(key, lambda: permute(np.arange(self._rows), self._rows, key))
 
     def _last(self, epoch: int) -> Rows:
         """The global batch behind the full ones, with its padding."""
@@ -229,6 +234,10 @@ class OwnOrder:
     def real(self, step: int, rank: int, size: int) -> int:
         """How many rows of this rank's batch are no padding; they come first in it."""
         return self._own.real(step, 0, 1)
+
+    def batch_rows(self, rank: int, size: int) -> int:
+        """How many rows a rank's batch has."""
+        return self._batch
 
     def take(self, epoch: int, step: int, steps: int, rank: int, size: int) -> Rows:
         """See :meth:`Order.take`; of this rank, whatever is asked for."""

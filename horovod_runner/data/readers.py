@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from horovod_runner.data import columns as cols
-from horovod_runner.data.ahead import Ahead
 from horovod_runner.data.columns import Column, Rows
 from horovod_runner.data.store import Chunk, Layout, Store, pack
 
@@ -82,10 +81,8 @@ class ArrowReader(ABC):
 
     def chunks(self, unit: int, layout: Layout) -> Iterator[Chunk]:
         """The rows of a part, packed."""
-        batches = self.read(unit, [column.name for column in layout.columns])
-        with Ahead(batches, 2) as ahead:
-            for batch in ahead:
-                yield pack_batch(batch, layout, self.fill)
+        for batch in self.read(unit, [column.name for column in layout.columns]):
+            yield pack_batch(batch, layout, self.fill)
 
 
 def pack_batch(batch: pa.RecordBatch, layout: Layout, fill: Mapping[str, Any]) -> Chunk:

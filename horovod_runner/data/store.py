@@ -18,7 +18,10 @@ import errno
 import fcntl
 import os
 import shutil
+import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,9 @@ from horovod_runner.folder import check_room
 
 _LAYOUT = "layout.json"
 _PACKED_ROWS = 1 << 12
+_MAX_BUFFERS = 4  # one in use, one waiting, one being filled, and one left over
+_UNUSED = 2  # references, as sys.getrefcount tells them
+_THREADS = 2  # one reads while the other writes
 _CHECK_BYTES = 1 << 26  # how much may be written before room is looked for again
 
 
@@ -228,12 +234,15 @@ class Store:
         assert self._matrices is not None  # noqa: S101 - open() comes first
         return self._matrices[self._groups.index(list(group))]
 
-    def take(self, rows: Array, names: Sequence[str]) -> dict[str, Rows]:
+    def take(
+        self, rows: Array, names: Sequence[str], buffers: Buffers | None = None
+    ) -> dict[str, Rows]:
         """Gather rows of some columns.
 
         Args:
             rows: their numbers, in the order that is wanted.
             names: of the columns.
+            buffers: where to put them; None: into new memory.
 
         Returns:
             By name; columns of one matrix are views of what was gathered for all of them.
@@ -243,8 +252,9 @@ class Store:
         for group, matrix in zip(self._groups, self._matrices, strict=True):
             if not any(column.name in names for column in group):
                 continue
+            out = None if buffers is None else buffers.get(len(rows), matrix)
             # "clip" spares NumPy a copy that keeps `out` whole should a number be wrong.
-            taken = np.take(matrix, rows, axis=0, mode="clip")
+            taken = np.take(matrix, rows, axis=0, mode="clip", out=out)
             at = 0
             for column in group:
                 part = taken[:, at : at + column.width]
@@ -294,6 +304,30 @@ class Store:
                     ragged[column.name] = Rows(values, np.diff(own))
                 matrices = [matrix[start:end] for matrix in self._matrices]
                 yield Chunk(end - start, matrices, ragged)
+
+
+class Buffers:
+    """Memory for gathered rows, used again once nobody holds any of them.
+
+    Fresh memory is handed out by the kernel page by page, which takes longer than the gather.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, str], list[Array]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, rows: int, like: Array) -> Array:
+        """Room for so many rows of a matrix."""
+        with self._lock:
+            kept = self._kept.setdefault((like.shape[1], like.dtype.str), [])
+            for number in range(len(kept)):
+                # The list and this call hold it; so does every array or tensor that is part of it.
+                if len(kept[number]) >= rows and sys.getrefcount(kept[number]) == _UNUSED:
+                    return kept[number][:rows]
+            made = np.empty((rows, like.shape[1]), like.dtype)
+            if len(kept) < _MAX_BUFFERS:
+                kept.append(made)
+            return made[:]
 
 
 class Writer:
@@ -441,12 +475,19 @@ def _no_room(folder: Path, size: int, error: OSError) -> DataError:
 
 
 def together(paths: Sequence[Path], make: Callable[[int], None]) -> None:
-    """Make files, together with whoever else is at it.
+    """Make files, in some threads, together with whoever else is at it.
 
     Args:
         paths: of the files; each is there once it is whole.
         make: makes one, by its number.
     """
+    threads = min(_THREADS, len(paths))
+    with ThreadPoolExecutor(threads, "horovod_runner-pack") as pool:
+        for done in [pool.submit(_make_some, paths, make) for _ in range(threads)]:
+            done.result()
+
+
+def _make_some(paths: Sequence[Path], make: Callable[[int], None]) -> None:
     left = [number for number, path in enumerate(paths) if not path.exists()]
     # First what nobody is at, then wait for the others: should one fail, its file is ours.
     for wait in (False, True):

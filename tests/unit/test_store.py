@@ -141,10 +141,10 @@ def _die_in_the_middle(folder: Path, parts: Parts, told: Any) -> None:
 def test_what_a_killed_process_was_at_is_done_by_another(tmp_path: Path, parts: Parts) -> None:
     context = multiprocessing.get_context("fork")
     told = context.Queue()
-    worker = context.Process(target=_die_in_the_middle, args=(tmp_path, parts, told))
+    worker = context.Process(target=_die_in_the_middle, args=(tmp_path, parts, told), daemon=True)
     worker.start()
-    assert told.get(timeout=60) == 0
-    assert not (tmp_path / "packed" / "unit-0.json").exists()
+    unit = told.get(timeout=60)
+    assert not (tmp_path / "packed" / f"unit-{unit}.json").exists()
     worker.kill()
     worker.join(60)
     made = filled(tmp_path, parts)
@@ -192,7 +192,8 @@ def test_a_disk_that_fills_up_is_told_and_nothing_half_used(
         patch.setattr(store.os, "pwrite", full)
         with pytest.raises(DataError, match="too little room"):
             made.fill(parts)
-    assert not list((tmp_path / "packed").glob("unit-*.json"))
+    whole = {path.name for path in (tmp_path / "packed").glob("unit-*.json")}
+    assert whole <= {"unit-1.json"}  # which has no rows
     made.fill(parts)
     made.open()
 
@@ -200,7 +201,7 @@ def test_a_disk_that_fills_up_is_told_and_nothing_half_used(
 def test_a_part_with_other_rows_than_it_had_is_told(tmp_path: Path, parts: Parts) -> None:
     other = Parts([300, 0, 449, 251])
     made = Store.create(tmp_path / "packed", parts.layout)
-    with pytest.raises(DataError, match="part 2 of the dataset has 449 rows, and had 450"):
+    with pytest.raises(DataError, match=r"part [23] of the dataset has \d+ rows, and had"):
         made.fill(other)
 
 
