@@ -115,6 +115,11 @@ class Ranks:
         assert self.spark is not None
         return str(self.spark.conf.get("spark.master"))
 
+    def skip_where_it_is_slow(self) -> None:
+        """For what local ranks and ``local[4]`` show as well as a cluster would."""
+        if self.on_cluster or self.on_connect:
+            pytest.skip("long, and has nothing to do with where executors are")
+
     def runner(self, size: int, **options: Any) -> HorovodRunner:
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.on_cluster:

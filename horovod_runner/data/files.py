@@ -18,6 +18,7 @@ from horovod_runner.data.readers import ArrowReader
 from horovod_runner.errors import DataError
 
 _BATCH_BYTES = 4 << 20
+_BUFFER_BYTES = 1 << 17
 _MIN_ROWS, _MAX_ROWS = 1 << 8, 1 << 16
 _UNITS = 64  # enough for all ranks of a host to take part
 Filter: TypeAlias = Any | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
@@ -125,7 +126,10 @@ def _read(
     footer = _footer(filesystem, file.path, file.version)
     starts = np.cumsum([0, *_group_rows(footer)])
     with _opened(filesystem, file.path) as handle:
-        parquet = pq.ParquetFile(handle, metadata=footer)
+        # Without a buffer Arrow holds whole row groups; one for each column, from far away, would
+        # ask for small pieces in turn.
+        buffer = _BUFFER_BYTES if _is_local(filesystem) else 0
+        parquet = pq.ParquetFile(handle, metadata=footer, buffer_size=buffer)
         for group in groups:
             first = int(starts[group])
             # A thread of ours reads each unit: Arrow's own would wait for each other.
@@ -148,9 +152,11 @@ def _footer(filesystem: Any, path: str, version: str) -> Any:
 
 def _opened(filesystem: Any, path: str) -> Any:
     """A file to be read; Arrow does so faster by itself where it can."""
-    if "file" in filesystem.protocol:
-        return pa.OSFile(path, "rb")
-    return filesystem.open(path, "rb")
+    return pa.OSFile(path, "rb") if _is_local(filesystem) else filesystem.open(path, "rb")
+
+
+def _is_local(filesystem: Any) -> bool:
+    return "file" in filesystem.protocol
 
 
 def _batch_rows(group: Any, names: Sequence[str] | None) -> int:

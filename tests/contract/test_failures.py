@@ -213,6 +213,8 @@ def test_output_that_is_no_utf8_is_told_with_marks(ranks: Ranks) -> None:
 
 
 def test_a_gigabyte_of_output_is_no_obstacle(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+
     def main() -> None:
         block = b"x" * 99 + b"\n"
         for _ in range(1000):
@@ -254,6 +256,8 @@ def test_a_rank_that_is_deaf_in_native_code_ends_when_another_fails(ranks: Ranks
 
 
 def test_50_failing_runs_leave_nothing_and_the_next_one_works(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+
     def main(way: int) -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             if way == 0:

@@ -138,6 +138,7 @@ def test_long_and_odd_texts_arrive_whole(ranks: Ranks) -> None:
 
 
 def test_100000_lines_from_each_rank_arrive_complete_and_in_order(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
     count = 100_000
 
     def main() -> None:
@@ -298,8 +299,9 @@ def test_what_lives_on_the_driver_alone_is_named_with_the_way_to_it(ranks: Ranks
 
     with pytest.raises(SerializationError, match=r"main -> session is a pyspark\.sql\..*use it"):
         ranks.run(1, main)
-    with pytest.raises(SerializationError, match=r"argument data is a pyspark\.sql\..*use it"):
-        ranks.run(1, print, data=frame)
+    told = r"argument frames\[0\] is a pyspark\.sql\..*Make it an argument of its own"
+    with pytest.raises(SerializationError, match=told):
+        ranks.run(1, print, frames=[frame])
 
 
 def test_processes_that_a_rank_started_end_with_it(ranks: Ranks) -> None:

@@ -38,8 +38,15 @@ def check(output: str) -> None:
     assert float(accuracy.group(1)) >= 95
 
 
-@pytest.mark.parametrize("np", ["-1", "-2", "2"])
-@pytest.mark.parametrize("example", ["digits_torch.py", "digits_tensorflow.py"])
+@pytest.mark.parametrize(
+    ("example", "np"),
+    [
+        ("digits_torch.py", "-2"),
+        ("digits_torch.py", "2"),
+        ("digits_tensorflow.py", "-1"),
+        ("digits_tensorflow.py", "2"),
+    ],
+)
 def test_an_example_learns_the_digits(example: str, np: str, tmp_path: Path) -> None:
     script = str(ROOT / "examples" / example)
     check(start(sys.executable, script, "--np", np, directory=tmp_path))
