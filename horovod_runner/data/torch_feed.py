@@ -79,6 +79,9 @@ class Make:
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = torch.device(device)
+        if self._device.type == "cuda" and self._device.index is None:
+            # What is current is each thread's own, and batches are made in another one.
+            self._device = torch.device("cuda", torch.cuda.current_device())
 
     def __call__(self, names: list[str], values: list[Any]) -> list[Any]:
         """See :class:`~horovod_runner.data.feed.Feed`."""
