@@ -3,8 +3,9 @@
     layout.json         what is where
     fixed-0             all rows of all columns of one number type, one row behind the other
     fixed-1             ...; a vector has a matrix of its own
-    ends-NAME           for text, bytes and lists: where each row ends in its unit's values
-    values-NAME-0       the values of the rows of unit 0
+    ends-0              of the first column of text, bytes or lists: where each row ends in its
+                        unit's values
+    values-0-3          of that column, the values of the rows of unit 3
     unit-0.json         unit 0 is there, whole
 
 All matrices are allocated before anything is written, so a disk that is too small says so at once.
@@ -214,8 +215,8 @@ class Store:
         for number, group in enumerate(self._groups):
             shape = (self.layout.rows, sum(column.width for column in group))
             self._matrices.append(_map(self.folder / f"fixed-{number}", group[0].dtype, shape))
-        for column in self.layout.ragged():
-            ends = _map(self.folder / f"ends-{column.name}", "int64", (self.layout.rows,))
+        for number, column in enumerate(self.layout.ragged()):
+            ends = _map(self.folder / f"ends-{number}", "int64", (self.layout.rows,))
             self._ends[column.name] = ends
         for unit in range(len(self.layout.units)):
             path = self.folder / f"unit-{unit}.json"
@@ -223,8 +224,8 @@ class Store:
                 sizes = msgspec.json.decode(path.read_bytes(), type=_Unit).sizes
             except (OSError, msgspec.MsgspecError) as error:
                 raise DataError(f"the packed dataset lacks {path}: {error}") from error
-            for column in self.layout.ragged():
-                values = self.folder / f"values-{column.name}-{unit}"
+            for number, column in enumerate(self.layout.ragged()):
+                values = self.folder / f"values-{number}-{unit}"
                 _check_size(values, sizes[column.name])
                 count = sizes[column.name] // np.dtype(column.dtype).itemsize
                 self._values[column.name, unit] = _map(values, column.dtype, (count,))
@@ -366,9 +367,9 @@ class Writer:
     def __enter__(self) -> Writer:
         for number in range(len(self._layout.groups())):
             self._open(f"fixed-{number}")
-        for column in self._layout.ragged():
-            self._open(f"ends-{column.name}")
-            self._open(f"values-{column.name}-{self._unit}", os.O_TRUNC)
+        for number in range(len(self._counts)):
+            self._open(f"ends-{number}")
+            self._open(f"values-{number}-{self._unit}", os.O_TRUNC)
         return self
 
     def _open(self, name: str, flags: int = 0) -> None:
@@ -386,12 +387,12 @@ class Writer:
         for number, matrix in enumerate(chunk.matrices):
             size = matrix.shape[1] * matrix.dtype.itemsize
             self._write(f"fixed-{number}", matrix, first * size)
-        for name, rows in chunk.ragged.items():
+        for number, (name, count) in enumerate(self._counts.items()):
+            rows = chunk.ragged[name]
             assert rows.lengths is not None  # noqa: S101 - it is ragged
-            ends = np.cumsum(rows.lengths, dtype=np.int64) + self._counts[name]
-            self._write(f"ends-{name}", ends, first * 8)
-            at = self._counts[name] * rows.values.itemsize
-            self._write(f"values-{name}-{self._unit}", rows.values, at)
+            ends = np.cumsum(rows.lengths, dtype=np.int64) + count
+            self._write(f"ends-{number}", ends, first * 8)
+            self._write(f"values-{number}-{self._unit}", rows.values, count * rows.values.itemsize)
             self._counts[name] += len(rows.values)
         self.rows += chunk.rows
 
@@ -434,8 +435,8 @@ def _sizes(layout: Layout) -> dict[str, int]:
     for number, group in enumerate(layout.groups()):
         width = sum(column.width for column in group)
         sizes[f"fixed-{number}"] = layout.rows * width * np.dtype(group[0].dtype).itemsize
-    for column in layout.ragged():
-        sizes[f"ends-{column.name}"] = layout.rows * 8
+    for number in range(len(layout.ragged())):
+        sizes[f"ends-{number}"] = layout.rows * 8
     return sizes
 
 

@@ -286,3 +286,11 @@ def test_a_value_that_is_none_of_the_options_is_refused(shard: Shard) -> None:
         shard.batches(0)
     with pytest.raises(ValueError, match="last must be 'pad' or 'drop', not 'keep'"):
         shard.batches(4, last="keep")  # type: ignore[arg-type]
+
+
+def test_columns_may_have_any_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+    names = ["a/b", "..", "c d", "é" * 200, "x.y"]
+    shard = shard_of(pa.table({name: [f"{name} 1", f"{name} 2"] for name in names}))
+    (batch,) = shard.batches(2)
+    assert batch == {name: [f"{name} 1", f"{name} 2"] for name in names}

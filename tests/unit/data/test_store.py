@@ -151,7 +151,7 @@ def test_what_a_killed_process_was_at_is_done_by_another(tmp_path: Path, parts: 
     assert made.take(np.arange(5), ["b"])["b"].values.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
 
 
-@pytest.mark.parametrize("name", ["fixed-0", "fixed-1", "ends-text", "values-text-2"])
+@pytest.mark.parametrize("name", ["fixed-0", "fixed-1", "ends-0", "values-0-2"])
 def test_a_file_that_was_cut_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
     filled(tmp_path, parts)
     path = tmp_path / "packed" / name
