@@ -6,6 +6,8 @@ import atexit
 import hashlib
 import os
 import pickle
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
+_TELL_SECONDS = 20.0
 Transform: TypeAlias = Callable[[dict[str, Any]], Any]
 Dtypes: TypeAlias = Mapping[str, str] | str
 
@@ -307,10 +310,22 @@ class Shard:
         told = repr((layout.fingerprint, layout.columns, own, how)).encode()
         name = hashlib.blake2b(told, digest_size=8).hexdigest()
         store = Store.create(run_folder() / name, layout)
-        store.fill(lambda unit: reader.chunks(unit, layout))
+        store.fill(lambda unit: reader.chunks(unit, layout), self._tell_progress())
         store.open()
         self._stores[tuple(names), how] = store
         return store
+
+    def _tell_progress(self) -> Callable[[int, int], None]:
+        """Lets the user know where long packing is, which a hang could look like."""
+        host, told = socket.gethostname(), time.monotonic()
+
+        def done(there: int, units: int) -> None:
+            nonlocal told
+            if time.monotonic() - told >= _TELL_SECONDS:
+                told = time.monotonic()
+                context.log_to_driver(f"{self._name}: {there} of {units} parts packed on {host}")
+
+        return done
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stores": {}}

@@ -177,17 +177,28 @@ class Store:
                 write_layout(folder, layout)
         return cls(folder)
 
-    def fill(self, read: Callable[[int], Iterable[Chunk]]) -> None:
+    def fill(
+        self,
+        read: Callable[[int], Iterable[Chunk]],
+        done: Callable[[int, int], None] = lambda there, units: None,
+    ) -> None:
         """See to it that all units are there, together with whoever else does.
 
         Args:
             read: gives the rows of a unit, by its number.
+            done: called after each unit that was made here, with the number of those that are
+                there, and of all.
 
         Raises:
             DataError: a unit has other rows than it should, or the disk is full.
         """
         paths = [self.folder / f"unit-{unit}.json" for unit in range(len(self.layout.units))]
-        together(paths, lambda unit: self._write(unit, read(unit)))
+
+        def make(unit: int) -> None:
+            self._write(unit, read(unit))
+            done(sum(path.exists() for path in paths), len(paths))
+
+        together(paths, make)
 
     def _write(self, unit: int, chunks: Iterable[Chunk]) -> None:
         try:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner.data import feed as feeds
+from horovod_runner.data import shard as shards
 from horovod_runner.data.ahead import Ahead
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
@@ -294,3 +295,13 @@ def test_columns_may_have_any_names(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     shard = shard_of(pa.table({name: [f"{name} 1", f"{name} 2"] for name in names}))
     (batch,) = shard.batches(2)
     assert batch == {name: [f"{name} 1", f"{name} 2"] for name in names}
+
+
+def test_packing_that_takes_long_tells_where_it_is(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard.batches(3, ["a"])
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(shards, "_TELL_SECONDS", 0)
+    shard.batches(3, ["b"])
+    assert capsys.readouterr().out.startswith("train: 1 of 1 parts packed on ")
