@@ -58,24 +58,23 @@ def find(
         column["metadata"].get("delta.columnMapping.physicalName", column["name"]): column["name"]
         for column in schema["fields"]
     }
-    types = {column["name"]: column["type"] for column in schema["fields"]}
+    renamed = {own: name for own, name in physical.items() if own != name}
     files = []
     for uri, action in zip(uris, actions, strict=True):
         constants = {
-            name.removeprefix("partition."): _constant(name, value, types)
+            name.removeprefix("partition."): _constant(name, value)
             for name, value in action.items()
             if name.startswith("partition.")
         }
-        names = {own: name for own, name in physical.items() if own != name}
         file = filesystem._strip_protocol(uri)
-        files.append(File(file, constants, kept.get(file), names))
+        files.append(File(file, constants, kept.get(file), renamed))
     if not files:
         raise DataError(f"{path} has no rows")
     looked = look(filesystem, sorted(files, key=lambda file: file.path), filter_)
     return chosen(looked, columns, fill, ragged)
 
 
-def _constant(name: str, value: object, types: Mapping[str, object]) -> pa.Scalar:
+def _constant(name: str, value: object) -> pa.Scalar:
     if value is None:
         raise DataError(f"partition column {name.removeprefix('partition.')!r} has nulls")
     return pa.scalar(value)

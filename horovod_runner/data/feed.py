@@ -103,13 +103,9 @@ class Feed(Generic[T]):
 
     def row_numbers(self) -> Iterator[tuple[int, Array]]:
         """The next epoch's row numbers, of shape (batches, rows), and which batch is the first."""
-        epoch, step = self._begin()
-        steps = self._steps_of_a_chunk()
-        while step < self._order.steps:
-            rows = self._order.take(epoch, step, steps, *self._place)
+        for step, rows in self._row_numbers(*self._begin()):
             yield step, rows
-            step += len(rows)
-            self._step = step
+            self._step = step + len(rows)
         self._end()
 
     def _begin(self) -> tuple[int, int]:
@@ -121,16 +117,20 @@ class Feed(Generic[T]):
     def _end(self) -> None:
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
-    def _chunks(self, epoch: int, step: int) -> Iterator[list[T]]:
+    def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         steps = self._steps_of_a_chunk()
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps, *self._place)
+            yield step, rows
+            step += len(rows)
+
+    def _chunks(self, epoch: int, step: int) -> Iterator[list[T]]:
+        for first, rows in self._row_numbers(epoch, step):
             taken = self._store.take(rows.ravel(), self._names, self._buffers)
             values = [_by_step(field, taken, len(rows)) for field in self._fields]
             if self.has_weights:
-                values.append(self.weights(step, rows))
+                values.append(self.weights(first, rows))
             yield self._make(self.names, values)
-            step += len(rows)
 
     def weights(self, step: int, rows: Array) -> Array:
         """A 1 for each row of some steps, and a 0 for padding."""

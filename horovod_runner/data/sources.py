@@ -27,7 +27,6 @@ Prepared: TypeAlias = Reader | Deferred
 class Source(ABC):
     """A dataset by its description; nothing is read before a run needs it."""
 
-    @abstractmethod
     def prepare(self, name: str, shared: Path | None) -> Prepared:
         """Look at the data.
 
@@ -38,6 +37,14 @@ class Source(ABC):
         Raises:
             DataError: it cannot be read, or a column cannot become a tensor.
         """
+        try:
+            return self._prepare(name, shared)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error.__cause__
+
+    @abstractmethod
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
+        """See :meth:`prepare`, which puts the name before what is wrong."""
 
 
 class parquet(Source):  # noqa: N801 - reads as a call
@@ -65,25 +72,16 @@ class parquet(Source):  # noqa: N801 - reads as a call
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._path = path
-        self._columns = columns
-        self._filter = filter
-        self._fill = fill or {}
-        self._ragged = ragged
-        self._options = storage_options or {}
+        self._options: dict[str, Any] = {
+            "columns": columns,
+            "filter_": filter,
+            "fill": fill,
+            "ragged": ragged,
+            "storage_options": storage_options,
+        }
 
-    def prepare(self, name: str, shared: Path | None) -> Prepared:
-        """See :class:`Source`."""
-        return _checked(
-            name,
-            files.find(
-                self._path,
-                columns=self._columns,
-                filter_=self._filter,
-                storage_options=self._options,
-                fill=self._fill,
-                ragged=self._ragged,
-            ),
-        )
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
+        return _checked(files.find(self._path, **self._options))
 
 
 class delta(Source):  # noqa: N801 - reads as a call
@@ -123,11 +121,10 @@ class delta(Source):  # noqa: N801 - reads as a call
             "storage_options": storage_options,
         }
 
-    def prepare(self, name: str, shared: Path | None) -> Prepared:
-        """See :class:`Source`."""
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data import delta_table
 
-        return _checked(name, delta_table.find(self._path, version=self._version, **self._options))
+        return _checked(delta_table.find(self._path, version=self._version, **self._options))
 
 
 class petastorm(Source):  # noqa: N801 - reads as a call
@@ -184,41 +181,34 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         if ngram is not None and columns is not None:
             raise ValueError("an ngram names its columns itself: leave columns out")
 
-    def prepare(self, name: str, shared: Path | None) -> Prepared:
-        """See :class:`Source`."""
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
         import fsspec
 
         from horovod_runner.data import petastorm_format, petastorm_reader
 
-        try:
-            options = self._plain["storage_options"]
-            filesystem, folder = fsspec.core.url_to_fs(self._url, **(options or {}))
-            cells = petastorm_format.cells_of(filesystem, folder)
-            if self._own:
-                plain = files.find(self._url, storage_options=options)
-                asked = {"schema_fields": self._plain["columns"], "storage_options": options}
-                given = {key: value for key, value in asked.items() if value is not None}
-                return petastorm_reader.look(
-                    name,
-                    self._url,
-                    {**given, **self._own},
-                    has_unischema=cells is not None,
-                    groups=sum(len(groups) for part in plain.parts for _, groups in part),
-                )
-            found = files.find(self._url, **self._plain)
-            if cells is not None:
-                return _checked(name, petastorm_format.decoding(found, cells))
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error.__cause__
-        return _checked(name, found)
+        options = self._plain["storage_options"]
+        filesystem, folder = fsspec.core.url_to_fs(self._url, **(options or {}))
+        cells = petastorm_format.cells_of(filesystem, folder)
+        if self._own:
+            plain = files.find(self._url, storage_options=options)
+            asked = {"schema_fields": self._plain["columns"], "storage_options": options}
+            given = {key: value for key, value in asked.items() if value is not None}
+            return petastorm_reader.look(
+                name,
+                self._url,
+                {**given, **self._own},
+                has_unischema=cells is not None,
+                groups=sum(len(groups) for part in plain.parts for _, groups in part),
+            )
+        found = files.find(self._url, **self._plain)
+        return _checked(found if cells is None else petastorm_format.decoding(found, cells))
 
 
 class _Table(Source):
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
-    def prepare(self, name: str, shared: Path | None) -> Prepared:
-        """See :class:`Source`."""
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
         table = self._table.unify_dictionaries()
         units, digest = [len(table)], _digest(table)
         if shared is None:
@@ -227,13 +217,13 @@ class _Table(Source):
             )
         else:
             path = shared / f"table-{name}.arrow"
-            _write(table, path, name)
+            _write(table, path)
             found = TableFile(path=path, schema=table.schema, units=units, fingerprint=digest)
-        checked = _checked(name, found)
+        checked = _checked(found)
         for column in table.column_names:
             if table[column].null_count:
                 raise DataError(
-                    f"{name}: column {column!r} has nulls ({table[column].null_count} of "
+                    f"column {column!r} has nulls ({table[column].null_count} of "
                     f"{len(table)} rows): a tensor has none. Leave those rows out, or fill them "
                     "before: df.fillna for a pandas DataFrame"
                 )
@@ -246,19 +236,15 @@ class Frame(Source):
     def __init__(self, frame: DataFrame) -> None:
         self.frame = frame
 
-    def prepare(self, name: str, shared: Path | None) -> Prepared:
-        """See :class:`Source`."""
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data import staging
 
-        try:
-            if shared is None:
-                return Spilled(name, staging.arrow_schema(self.frame))
-            staged = staging.stage(self.frame, shared)
-            if not staged.units:
-                raise DataError("it has no rows")
-            return staged
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error.__cause__
+        if shared is None:
+            return Spilled(name, staging.arrow_schema(self.frame))
+        staged = staging.stage(self.frame, shared)
+        if not staged.units:
+            raise DataError("it has no rows")
+        return staged
 
 
 def source_of(value: object) -> Source | None:
@@ -280,26 +266,23 @@ def frames_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
     return {name: source.frame for name, source in sources.items() if isinstance(source, Frame)}
 
 
-def _checked(name: str, reader: ArrowReader) -> ArrowReader:
+def _checked(reader: ArrowReader) -> ArrowReader:
     """Name columns that cannot become tensors before anything is launched."""
-    try:
-        if not sum(reader.units):
-            raise DataError("it has no rows")
-        if not reader.columns:
-            raise DataError("it has no columns")
-        reader.settle(list(reader.columns))
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error.__cause__
+    if not sum(reader.units):
+        raise DataError("it has no rows")
+    if not reader.columns:
+        raise DataError("it has no columns")
+    reader.settle(list(reader.columns))
     return reader
 
 
-def _write(table: pa.Table, path: Path, name: str) -> None:
+def _write(table: pa.Table, path: Path) -> None:
     try:
         check_room(path.parent, table.nbytes)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
             writer.write_table(table, max_chunksize=1 << 13)
     except OSError as error:
-        raise DataError(f"{name}: {path} cannot be written: {error}") from None
+        raise DataError(f"{path} cannot be written: {error}") from None
 
 
 def _digest(table: pa.Table) -> str:
