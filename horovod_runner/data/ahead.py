@@ -1,48 +1,85 @@
-"""An iterator that works in a thread of its own, some items ahead of who uses it."""
+"""Work done in a thread beside whoever uses it, some items ahead, and given in order."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Generic, TypeVar
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Ahead(Iterator[T]):
-    """Runs an iterator in a thread of its own, some items ahead; use it as a context.
+class Ahead(Iterator[T], Generic[S, T]):
+    """What a function makes of each item, made some items ahead; use it as a context.
 
     Args:
-        items: the iterator; what it raises is raised here.
-        ahead: how many items wait, at most.
+        items: an iterator, which one thread at a time asks.
+        work: called with each item; what it and the iterator raise is raised here, in its place.
+        ahead: how many results are made ahead, at most.
+        is_helped: whether whoever waits for a result works on a later one meanwhile, in the waiting
+            thread: two items are worked on at a time, and nobody sleeps to be woken up.
     """
 
-    def __init__(self, items: Iterator[T], ahead: int) -> None:
+    def __init__(
+        self, items: Iterator[S], work: Callable[[S], T], *, ahead: int, is_helped: bool = False
+    ) -> None:
         self._items = items
-        self._queue: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(max(1, ahead))
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="horovod_runner-feed", daemon=True)
+        self._work = work
+        # In the order of items; each is filled by the thread that has drawn its item.
+        self._slots: queue.SimpleQueue[Future[T]] = queue.SimpleQueue()
+        self._room = threading.Semaphore(max(1, ahead) + is_helped)
+        self._drawing = threading.Lock()
+        self._is_helped = is_helped
+        self._closed = self._ended = False
+        self._thread = threading.Thread(target=self._run, name="horovod_runner-feed", daemon=True)
         self._thread.start()
 
-    def _work(self) -> None:
-        try:
-            for item in self._items:
-                self._queue.put((item, None))
-                if self._closed.is_set():
+    def _run(self) -> None:
+        while self._room.acquire() and not self._closed:
+            try:
+                if not self._make_one():
                     return
-            self._queue.put((None, StopIteration()))
-        except BaseException as error:
-            self._queue.put((None, error))
+            except BaseException:  # whoever asks is told
+                return
+
+    def _make_one(self) -> bool:
+        """Fill the next slot; whether another one can follow."""
+        slot: Future[T] = Future()
+        try:
+            with self._drawing:
+                self._slots.put(slot)
+                item = next(self._items)
+            slot.set_result(self._work(item))
+        except Exception as error:
+            slot.set_exception(error)
+            return False
+        except BaseException as error:  # an interrupt, where the waiting thread is at it
+            slot.set_exception(error)
+            raise
+        finally:
+            del slot  # an error holds this frame, and with it all that is held here
+        return True
 
     def __next__(self) -> T:
-        item, error = self._queue.get()
-        if error is not None:
-            self._queue.put((None, StopIteration()))  # for who asks again
-            raise error
-        return item  # type: ignore[return-value]
+        if self._ended:
+            raise StopIteration
+        slot = self._slots.get()
+        self._room.release()
+        while self._is_helped and not slot.done() and self._room.acquire(blocking=False):
+            if not self._make_one():
+                break
+        try:
+            return slot.result()
+        except BaseException:
+            self._ended = True  # for who asks again
+            raise
+        finally:
+            del slot
 
-    def __enter__(self) -> Ahead[T]:
+    def __enter__(self) -> Ahead[S, T]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,9 +87,8 @@ class Ahead(Iterator[T]):
 
     def close(self) -> None:
         """Stop the thread; may be called twice."""
-        self._closed.set()
-        while self._thread.is_alive():
-            try:  # it may wait for room
-                self._queue.get(timeout=0.01)
-            except queue.Empty:
-                self._thread.join(0.01)
+        self._closed = True
+        self._room.release()
+        self._thread.join()
+        while not self._slots.empty():
+            self._slots.get()

@@ -1,4 +1,4 @@
-"""From a store to batches, in a thread beside the training.
+"""From a store to batches, in threads beside the training.
 
     Order --row numbers--> Store --rows--> Fields --values--> [queue] --batches--> main
 
@@ -61,13 +61,16 @@ class Feed(Generic[T]):
         make: turns the values of the plan's fields, of some steps, into as many batches. A field's
             values are an array of shape (steps, rows, ...), or a list with an entry for each step.
         prefetch: how many chunks of batches wait ready, at most.
+        is_helped: whether whoever waits for a batch makes later ones meanwhile.
 
     Attributes:
         names: of the parts of a batch.
         has_weights: whether the last of them is a 1 for each row, and a 0 for padding.
     """
 
-    def __init__(self, plan: Plan, make: Make[T], prefetch: int = 1) -> None:
+    def __init__(
+        self, plan: Plan, make: Make[T], prefetch: int = 1, *, is_helped: bool = False
+    ) -> None:
         self._store = plan.store
         self._order = plan.order
         self._place = plan.place
@@ -77,6 +80,7 @@ class Feed(Generic[T]):
         self._make = make
         self._buffers = Buffers()
         self._prefetch = prefetch
+        self._is_helped = is_helped
         self._epoch = self._step = 0
         self._begun = False
         self._given = 0  # steps of the epoch whose batch was given last
@@ -93,28 +97,20 @@ class Feed(Generic[T]):
         return self._order.real(self._given - 1, *self._place) if self._given else 0
 
     def __iter__(self) -> Iterator[T]:
-        with Ahead(self._chunks(*self._begin()), self._prefetch) as ahead:
-            for batches in ahead:
-                for batch in batches:
-                    self._step += 1
-                    self._given = self._step
-                    yield batch
-        self._end()
+        for batches in self.chunks():
+            for batch in batches:
+                self._step += 1
+                self._given = self._step
+                yield batch
 
-    def row_numbers(self) -> Iterator[tuple[int, Array]]:
-        """The next epoch's row numbers, of shape (batches, rows), and which batch is the first."""
-        for step, rows in self._row_numbers(*self._begin()):
-            yield step, rows
-            self._step = step + len(rows)
-        self._end()
-
-    def _begin(self) -> tuple[int, int]:
+    def chunks(self) -> Iterator[list[T]]:
+        """The next epoch, as ``make`` gives it: some batches at a time."""
         if self._begun:  # and was left early
             self._epoch, self._step = self._epoch + 1, 0
         self._begun = True
-        return self._epoch, self._step
-
-    def _end(self) -> None:
+        numbers = self._row_numbers(self._epoch, self._step)
+        with Ahead(numbers, self._chunk, ahead=self._prefetch, is_helped=self._is_helped) as ahead:
+            yield from ahead
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
@@ -124,15 +120,15 @@ class Feed(Generic[T]):
             yield step, rows
             step += len(rows)
 
-    def _chunks(self, epoch: int, step: int) -> Iterator[list[T]]:
-        for first, rows in self._row_numbers(epoch, step):
-            taken = self._store.take(rows.ravel(), self._names, self._buffers)
-            values = [_by_step(field, taken, len(rows)) for field in self._fields]
-            if self.has_weights:
-                values.append(self.weights(first, rows))
-            yield self._make(self.names, values)
+    def _chunk(self, numbers: tuple[int, Array]) -> list[T]:
+        first, rows = numbers
+        taken = self._store.take(rows.ravel(), self._names, self._buffers)
+        values = [_by_step(field, taken, len(rows)) for field in self._fields]
+        if self.has_weights:
+            values.append(self._weights(first, rows))
+        return self._make(self.names, values)
 
-    def weights(self, step: int, rows: Array) -> Array:
+    def _weights(self, step: int, rows: Array) -> Array:
         """A 1 for each row of some steps, and a 0 for padding."""
         found = np.ones(rows.shape, np.float32)
         for number, weights in enumerate(found):

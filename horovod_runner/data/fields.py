@@ -41,11 +41,6 @@ class Field:
     image_name: str = ""
 
     @property
-    def is_gathered(self) -> bool:
-        """Whether its values are rows of matrices, as they are."""
-        return self.image is None and all(column.is_fixed for column in self.columns)
-
-    @property
     def is_uniform(self) -> bool:
         """Whether all batches of as many rows have the same shape."""
         return (

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from horovod_runner.data.readers import ArrowReader
 from horovod_runner.errors import DataError
 
-_BATCH_BYTES = 1 << 20
+_BATCH_BYTES = 2 << 20
 _BUFFER_BYTES = 1 << 17
 _MIN_ROWS, _MAX_ROWS = 1 << 8, 1 << 16
 _UNITS = 64  # enough for all ranks of a host to take part
@@ -160,7 +160,7 @@ def _is_local(filesystem: Any) -> bool:
 
 
 def _batch_rows(group: Any, names: Sequence[str] | None) -> int:
-    """As many rows as take about a megabyte."""
+    """As many rows as take about two megabytes."""
     heads = None if names is None else {name.partition(".")[0] for name in names}
     columns = (group.column(number) for number in range(group.num_columns))
     size = sum(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
+import pyarrow as pa
 
 from horovod_runner import context
 from horovod_runner.data.columns import Array, Column
@@ -138,6 +139,7 @@ class Shard:
             self._plan(packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights),
             make,
             prefetch,
+            is_helped=transform is None,
         )
 
     def to_torch(  # noqa: D417 - see batches
@@ -171,7 +173,7 @@ class Shard:
             packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights
         )
         make = torch_feed.Make(isinstance(columns, Mapping), transform, device)
-        return Feed(plan, make, prefetch)
+        return Feed(plan, make, prefetch, is_helped=transform is None)
 
     def to_torch_dataset(  # noqa: D417 - see batches
         self,
@@ -227,15 +229,7 @@ class Shard:
         plan = self._plan(
             packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights
         )
-        feed = Feed(plan, lambda names, values: list(zip(*values, strict=True)))
-        feed.skip(start)
-        if all(field.is_gathered for field in plan.fields):
-            dataset = tf_feed.gathered(feed, plan.store, plan.fields, batch_size)
-        else:
-            dataset = tf_feed.through_python(feed, plan.fields, batch_size)
-        steps = None if start % max(1, len(feed)) else len(feed)
-        names = None if isinstance(columns, Mapping) else feed.names
-        return tf_feed.finished(dataset, names, steps)
+        return tf_feed.dataset_of(plan, batch_size, isinstance(columns, Mapping), start)
 
     def _packed(
         self,
@@ -311,6 +305,7 @@ class Shard:
         name = hashlib.blake2b(told, digest_size=8).hexdigest()
         store = Store.create(run_folder() / name, layout)
         store.fill(lambda unit: reader.chunks(unit, layout), self._tell_progress())
+        pa.default_memory_pool().release_unused()  # no batch needs any of it
         store.open()
         self._stores[tuple(names), how] = store
         return store

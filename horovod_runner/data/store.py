@@ -29,16 +29,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from horovod_runner.data.columns import Array, Column, Rows
 from horovod_runner.errors import DataError
 from horovod_runner.folder import check_room
 
 _LAYOUT = "layout.json"
-_PACKED_ROWS = 1 << 12
-_MAX_BUFFERS = 4  # one in use, one waiting, one being filled, and one left over
+_MAX_BUFFERS = 6
+_ALIGNMENT = 64
 _UNUSED = 2  # references, as sys.getrefcount tells them
-_THREADS = 2  # one reads while the other writes
 _CHECK_BYTES = 1 << 26  # how much may be written before room is looked for again
 
 
@@ -110,13 +110,10 @@ def pack(layout: Layout, rows: int, read: Callable[[Column], Rows]) -> Chunk:
 
 
 def _side_by_side(arrays: Sequence[Array]) -> Array:
-    """Columns as a matrix; in parts that stay in the processor's cache until they are whole."""
-    rows = len(arrays[0])
-    matrix = np.empty((rows, len(arrays)), arrays[0].dtype)
-    for start in range(0, rows, _PACKED_ROWS):
-        part = slice(start, start + _PACKED_ROWS)
-        for place, array in enumerate(arrays):
-            matrix[part, place] = array[part]
+    """Columns as a matrix."""
+    matrix = np.empty((len(arrays[0]), len(arrays)), arrays[0].dtype)
+    for place, array in enumerate(arrays):
+        matrix[:, place] = array
     return matrix
 
 
@@ -241,11 +238,6 @@ class Store:
                 count = sizes[column.name] // np.dtype(column.dtype).itemsize
                 self._values[column.name, unit] = _map(values, column.dtype, (count,))
 
-    def matrix(self, group: Sequence[Column]) -> Array:
-        """All rows of the columns of a group."""
-        assert self._matrices is not None  # noqa: S101 - open() comes first
-        return self._matrices[self._groups.index(list(group))]
-
     def take(
         self, rows: Array, names: Sequence[str], buffers: Buffers | None = None
     ) -> dict[str, Rows]:
@@ -321,25 +313,32 @@ class Store:
 class Buffers:
     """Memory for gathered rows, used again once nobody holds any of them.
 
-    Fresh memory is handed out by the kernel page by page, which takes longer than the gather.
+    Fresh memory is handed out by the kernel page by page, which takes longer than the gather. It is
+    aligned so that TensorFlow takes it without a copy.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, str], list[Array]] = {}
+        self._kept: dict[tuple[int, str], list[npt.NDArray[np.uint8]]] = {}
         self._lock = threading.Lock()
 
     def get(self, rows: int, like: Array) -> Array:
         """Room for so many rows of a matrix."""
+        size = rows * like.shape[1] * like.itemsize
         with self._lock:
-            kept = self._kept.setdefault((like.shape[1], like.dtype.str), [])
-            for number in range(len(kept)):
-                # The list and this call hold it; so does every array or tensor that is part of it.
-                if len(kept[number]) >= rows and sys.getrefcount(kept[number]) == _UNUSED:
-                    return kept[number][:rows]
-            made = np.empty((rows, like.shape[1]), like.dtype)
-            if len(kept) < _MAX_BUFFERS:
-                kept.append(made)
-            return made[:]
+            buffer = _unused(self._kept.setdefault((like.shape[1], like.dtype.str), []), size)
+            start = -buffer.ctypes.data % _ALIGNMENT
+            return buffer[start : start + size].view(like.dtype).reshape(rows, like.shape[1])
+
+
+def _unused(kept: list[npt.NDArray[np.uint8]], size: int) -> npt.NDArray[np.uint8]:
+    for number in range(len(kept)):
+        # The list and this call hold it; so does every array or tensor that is part of it.
+        if len(kept[number]) >= size + _ALIGNMENT and sys.getrefcount(kept[number]) == _UNUSED:
+            return kept[number]
+    made = np.empty(size + _ALIGNMENT, np.uint8)
+    if len(kept) < _MAX_BUFFERS:
+        kept.append(made)
+    return made
 
 
 class Writer:
@@ -472,9 +471,8 @@ def _check_size(path: Path, size: int) -> None:
 def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     if not np.prod(shape):
         return np.empty(shape, dtype)
-    # Copied where it is written to, which nobody does; a mapping that cannot be written to cannot
-    # be shared with TensorFlow. A plain array: views of the subclass keep no common base.
-    return np.asarray(np.memmap(path, dtype, "c", shape=shape))
+    # A plain array: views of the subclass keep no common base.
+    return np.asarray(np.memmap(path, dtype, "r", shape=shape))
 
 
 def _no_room(folder: Path, size: int, error: OSError) -> DataError:
@@ -493,7 +491,9 @@ def together(paths: Sequence[Path], make: Callable[[int], None]) -> None:
         paths: of the files; each is there once it is whole.
         make: makes one, by its number.
     """
-    threads = min(_THREADS, len(paths))
+    # One reads while the other writes; ranks that share a host do so anyway, in less memory each.
+    alone = os.environ.get("HOROVOD_LOCAL_SIZE", "1") == "1"
+    threads = min(2 if alone else 1, len(paths))
     with ThreadPoolExecutor(threads, "horovod_runner-pack") as pool:
         for done in [pool.submit(_make_some, paths, make) for _ in range(threads)]:
             done.result()

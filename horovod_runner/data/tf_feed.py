@@ -1,148 +1,96 @@
-"""Batches as a tf.data.Dataset: TensorFlow gathers by itself, from the mapped matrices.
+"""Batches as a tf.data.Dataset.
 
-    Order --row numbers, many steps at a time--> tf.gather over DLPack tensors --> batches
+    Feed --chunks of many batches--> Dataset.from_generator --cut up--> batches
 
-Only text, bytes and ragged columns take the way through Python.
+TensorFlow takes a chunk as it is, without a copy, where its memory is aligned as that of
+:class:`~horovod_runner.data.store.Buffers` is (``NumpyTensorBuffer`` in its py_func.cc), and gives
+it back once no batch of it is in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from horovod_runner.data.columns import Array
-from horovod_runner.data.feed import Feed
+from horovod_runner.data.feed import Feed, Plan
 from horovod_runner.data.fields import Field
-from horovod_runner.data.store import Store
 
-_ALIGNMENT = 64  # TensorFlow ends the process on a tensor that is aligned to less
+# Larger ones are cut out of their chunk without a copy, which takes longer for small ones.
+_SMALL_BYTES = 1 << 16
 
 
-def gathered(
-    feed: Feed[Any], store: Store, fields: Sequence[Field], batch_rows: int
-) -> tf.data.Dataset:
-    """A dataset of tuples of tensors, in the fields' order, gathered by TensorFlow.
+def dataset_of(plan: Plan, batch_rows: int, as_tuple: bool, start: int) -> tf.data.Dataset:
+    """The dataset, each iteration of which is an epoch.
 
     Args:
-        feed: says which rows, epoch by epoch.
-        store: where they are.
-        fields: all uniform.
+        plan: of the feed.
         batch_rows: of this rank.
+        as_tuple: batches are tuples, else dicts.
+        start: how many batches come before the first one, of all epochs together.
     """
-    names = {column.name for field in fields for column in field.columns}
-    groups = [group for group in store.layout.groups() if names & {c.name for c in group}]
-    tensors = [_tensor(store.matrix(group)) for group in groups]
-    signature = [tf.TensorSpec([None], tf.int64)]
-    if feed.has_weights:
-        signature.append(tf.TensorSpec([None, batch_rows], tf.float32))
-    rows = tf.data.Dataset.from_generator(
-        lambda: _numbers(feed),
-        output_signature=tuple(signature),
+    make = _whole if all(field.is_uniform for field in plan.fields) else _apart
+    feed: Feed[Any] = Feed(plan, make, is_helped=True)
+    feed.skip(start)
+    signatures = [_signature(field, batch_rows) for field in plan.fields]
+    if plan.weights:
+        signatures.append(tf.TensorSpec([batch_rows], tf.float32))
+    dataset = _in_chunks(feed, signatures) if make is _whole else _one_by_one(feed, signatures)
+    if not as_tuple:
+        dataset = dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))
+    if not start % max(1, len(feed)):
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(feed)))
+    return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def _whole(_: list[str], values: list[Any]) -> list[Any]:
+    return values
+
+
+def _apart(_: list[str], values: list[Any]) -> list[Any]:
+    return list(zip(*values, strict=True))
+
+
+def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.Dataset:
+    chunks = tf.data.Dataset.from_generator(
+        lambda: map(tuple, feed.chunks()),
+        output_signature=tuple(tf.TensorSpec([None, *s.shape], s.dtype) for s in signatures),
     )
+    if sum(s.shape.num_elements() * s.dtype.size for s in signatures) <= _SMALL_BYTES:
+        return chunks.unbatch()
 
-    def batches(numbers: tf.Tensor, *weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        taken = {}
-        for group, tensor in zip(groups, tensors, strict=True):
-            matrix = tf.gather(tensor, numbers)
-            at = 0
-            for column in group:
-                taken[column.name] = (matrix, at)
-                at += column.width
-        return (*(_field(field, taken, batch_rows) for field in fields), *weights)
+    def batches(*parts: tf.Tensor) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(tf.shape(parts[0], out_type=tf.int64)[0])
+        return numbers.map(lambda number: tuple(part[number] for part in parts))
 
-    return rows.map(batches, num_parallel_calls=1).unbatch()
+    return chunks.flat_map(batches)
 
 
-def _numbers(feed: Feed[Any]) -> Iterator[tuple[Array, ...]]:
-    for step, rows in feed.row_numbers():
-        yield (rows.ravel(), feed.weights(step, rows)) if feed.has_weights else (rows.ravel(),)
-
-
-def _field(field: Field, taken: Mapping[str, tuple[tf.Tensor, int]], batch_rows: int) -> tf.Tensor:
-    parts: list[list[Any]] = []
-    for column in field.columns:
-        matrix, at = taken[column.name]
-        if parts and parts[-1][0] is matrix and parts[-1][2] == at:
-            parts[-1][2] = at + column.width  # neighbours: one slice for both
-        else:
-            parts.append([matrix, at, at + column.width])
-    slices = [
-        matrix if (a, b) == (0, matrix.shape[1]) else matrix[:, a:b] for matrix, a, b in parts
-    ]
-    if field.dtype:
-        slices = [tf.cast(one, field.dtype) for one in slices]
-    elif len(slices) > 1:
-        common = np.result_type(*(column.dtype for column in field.columns))
-        slices = [tf.cast(one, common) for one in slices]
-    whole = slices[0] if len(slices) == 1 else tf.concat(slices, axis=1)
-    if field.single:
-        return tf.reshape(whole, [-1, batch_rows, *field.columns[0].shape])
-    return tf.reshape(whole, [-1, batch_rows, whole.shape[1]])
-
-
-def _tensor(matrix: Array) -> tf.Tensor:
-    if matrix.ctypes.data % _ALIGNMENT or not matrix.size:
-        return tf.constant(matrix)
-    if matrix.dtype == np.bool_:
-        return tf.constant(matrix)
-    return tf.experimental.dlpack.from_dlpack(matrix.__dlpack__())
-
-
-def through_python(
-    feed: Feed[tuple[Any, ...]], fields: Sequence[Field], batch_rows: int
-) -> tf.data.Dataset:
-    """A dataset of what a feed of tuples gives, by the way of Python."""
+def _one_by_one(feed: Feed[Any], signatures: Sequence[Any]) -> tf.data.Dataset:
+    """With ragged columns, whose batches have a shape each."""
 
     def batches() -> Iterator[tuple[Any, ...]]:
         for batch in feed:
             yield tuple(
-                _ragged(v) if s is _RAGGED else v for v, s in zip(batch, kinds, strict=True)
+                _ragged(part) if isinstance(signature, tf.RaggedTensorSpec) else part
+                for part, signature in zip(batch, signatures, strict=True)
             )
 
-    kinds = [_kind(field) for field in fields]
-    signature = tuple(
-        _signature(field, kind, batch_rows) for field, kind in zip(fields, kinds, strict=True)
-    )
-    if feed.has_weights:
-        kinds.append(_NUMBERS)
-        signature = (*signature, tf.TensorSpec([batch_rows], tf.float32))
-    return tf.data.Dataset.from_generator(batches, output_signature=signature)
+    return tf.data.Dataset.from_generator(batches, output_signature=tuple(signatures))
 
 
-def finished(
-    dataset: tf.data.Dataset, names: Sequence[str] | None, steps: int | None
-) -> tf.data.Dataset:
-    """As the user gets it: named where asked for, with its length, made ahead."""
-    if names is not None:
-        dataset = dataset.map(lambda *values: dict(zip(names, values, strict=True)))
-    if steps is not None:
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(steps))
-    return dataset.prefetch(tf.data.AUTOTUNE)
-
-
-_STRINGS, _RAGGED, _NUMBERS = "strings", "ragged", "numbers"
-
-
-def _kind(field: Field) -> str:
-    if field.image is not None:
-        return _NUMBERS
-    kind = field.columns[0].kind
-    if field.single and kind in ("text", "bytes"):
-        return _STRINGS
-    return _RAGGED if field.single and kind == "list" and field.pad is None else _NUMBERS
-
-
-def _signature(field: Field, kind: str, batch_rows: int) -> Any:
-    if kind is _STRINGS:
-        return tf.TensorSpec([batch_rows], tf.string)
-    column = field.columns[0]
+def _signature(field: Field, batch_rows: int) -> Any:
+    """Of a batch's part."""
     if field.image is not None:
         return tf.TensorSpec([batch_rows, *field.image.shape], field.dtype or "uint8")
+    column = field.columns[0]
+    if field.single and column.kind in ("text", "bytes"):
+        return tf.TensorSpec([batch_rows], tf.string)
     dtype = field.dtype or np.result_type(*(c.dtype for c in field.columns)).name
-    if kind is _RAGGED:
+    if field.single and column.kind == "list" and field.pad is None:
         return tf.RaggedTensorSpec([batch_rows, None], dtype, row_splits_dtype=tf.int64)
     if not field.single:
         return tf.TensorSpec([batch_rows, sum(c.width for c in field.columns)], dtype)

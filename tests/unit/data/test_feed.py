@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 
 from horovod_runner.data import feed as feeds
 from horovod_runner.data import shard as shards
-from horovod_runner.data.ahead import Ahead
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
@@ -236,26 +234,6 @@ def test_no_thread_is_left_of_an_iteration_that_was_left(shard: Shard) -> None:
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name == "horovod_runner-feed"]
-
-
-def test_what_is_read_ahead_is_bounded() -> None:
-    made: list[int] = []
-    asked = threading.Semaphore(0)
-
-    def items() -> Iterator[int]:
-        for number in range(100):
-            made.append(number)
-            asked.release()
-            yield number
-
-    ahead = Ahead(items(), 2)
-    for _ in range(3):  # two wait, one is in the thread's hands
-        asked.acquire(timeout=30)
-    assert next(ahead) == 0
-    asked.acquire(timeout=30)
-    assert len(made) == 4
-    ahead.close()
-    ahead.close()
 
 
 def test_pandas_tables_are_datasets_and_other_arguments_are_not() -> None:

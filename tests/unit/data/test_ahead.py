@@ -1,0 +1,100 @@
+"""Work that is done ahead: in order, bounded, and with nothing kept behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from horovod_runner.data.ahead import Ahead
+
+
+def test_what_is_read_ahead_is_bounded() -> None:
+    made: list[int] = []
+    asked = threading.Semaphore(0)
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            asked.release()
+            yield number
+
+    ahead = Ahead(items(), lambda number: -number, ahead=3)
+    for _ in range(3):
+        asked.acquire(timeout=30)
+    assert len(made) == 3
+    assert next(ahead) == 0
+    asked.acquire(timeout=30)
+    assert len(made) == 4
+    ahead.close()
+    ahead.close()
+
+
+@pytest.mark.parametrize("is_helped", [False, True])
+def test_results_come_in_the_order_of_items(is_helped: bool) -> None:
+    with Ahead(iter(range(500)), str, ahead=3, is_helped=is_helped) as ahead:
+        assert list(ahead) == [str(number) for number in range(500)]
+        assert list(ahead) == []
+
+
+def test_whoever_waits_works_on_a_later_item() -> None:
+    later = threading.Event()
+    workers = {}
+
+    def work(number: int) -> int:
+        workers[number] = threading.current_thread()
+        if number == 1:
+            later.set()
+        assert number or later.wait(30)  # the first result waits for the second one
+        return number
+
+    with Ahead(iter(range(2)), work, ahead=1, is_helped=True) as ahead:
+        assert list(ahead) == [0, 1]
+    assert threading.current_thread() in workers.values()
+
+
+@pytest.mark.parametrize("is_helped", [False, True])
+@pytest.mark.parametrize("where", ["items", "work"])
+def test_an_error_is_raised_in_its_place(where: str, is_helped: bool) -> None:
+    def items() -> Iterator[int]:
+        yield from range(5)
+        if where == "items":
+            raise ValueError(5)
+        yield from range(5, 9)
+
+    def work(number: int) -> int:
+        if number == 5:
+            raise ValueError(number)
+        return number
+
+    found: list[int] = []
+    with Ahead(items(), work, ahead=2, is_helped=is_helped) as ahead:
+        with pytest.raises(ValueError, match="5"):
+            found.extend(ahead)
+        assert next(ahead, None) is None
+    assert found == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("is_helped", [False, True])
+@pytest.mark.parametrize("taken", [2, 10])
+def test_nothing_is_kept_behind_that_only_the_collector_would_find(
+    taken: int, is_helped: bool
+) -> None:
+    class Work:
+        def __call__(self, number: int) -> int:
+            return number
+
+    work = Work()
+    gone = weakref.ref(work)
+    gc.disable()
+    try:
+        with Ahead(iter(range(5)), work, ahead=2, is_helped=is_helped) as ahead:
+            for _ in range(taken):
+                next(ahead, None)
+        del ahead, work
+        assert gone() is None
+    finally:
+        gc.enable()
