@@ -228,6 +228,9 @@ def _loaders(
     kind: str,
     systems: dict[str, str],
     lines: Sequence[tuple[str, str, float | None]],
+    *,
+    key: str = "rate",
+    title: str = "",
 ) -> Iterator[Line]:
     """A row of loaders.
 
@@ -237,13 +240,16 @@ def _loaders(
         kind: of the dataset.
         systems: the measurement of each.
         lines: which of ours is compared to which peer, and what ratio it should have at least.
+        key: the figure that is compared.
+        title: of the lines; empty: the row's name.
     """
     task = bench.task(kind)
-    bench.take_turns(row, {name: (measure, task) for name, measure in systems.items()})
+    if row not in bench.raw:
+        bench.take_turns(row, {name: (measure, task) for name, measure in systems.items()})
     for own, peer, target in lines:
-        figures = bench.figure(row, own), bench.figure(row, peer)
+        figures = bench.figure(row, own, key), bench.figure(row, peer, key)
         judged = None if target is None else (">=", target)
-        yield _compared(f"{row}: {own} / {peer}", *figures, _rate, judged)
+        yield _compared(f"{title or row}: {own} / {peer}", *figures, _rate, judged)
 
 
 def narrow(bench: Bench) -> Iterator[Line]:
@@ -255,8 +261,17 @@ def narrow(bench: Bench) -> Iterator[Line]:
 
 def vec(bench: Bench) -> Iterator[Line]:
     """Vectors of 784 float32."""
-    systems = {"ours": "ours", "petastorm": "petastorm", "torch DataLoader": "torch_loader"}
-    lines = [("ours", "petastorm", 20.0), ("ours", "torch DataLoader", 6.0)]
+    systems = {
+        "ours": "ours",
+        "petastorm": "petastorm",
+        "torch DataLoader": "torch_loader",
+        "raw gather": "raw_gather",
+    }
+    lines = [
+        ("ours", "petastorm", 20.0),
+        ("ours", "torch DataLoader", 6.0),
+        ("ours", "raw gather", None),
+    ]
     yield from _loaders(bench, "vec784", "vec", systems, lines)
 
 
@@ -295,10 +310,13 @@ def first(bench: Bench) -> Iterator[Line]:
 
 
 def tf(bench: Bench) -> Iterator[Line]:
-    """Datasets of TensorFlow's."""
-    systems = {"ours": "ours_tf", "petastorm": "petastorm_tf"}
+    """Datasets of TensorFlow's, in a loop in Python and in one in a graph."""
+    systems = {"ours": "ours_tf", "petastorm": "petastorm_tf", "no data": "no_data_tf"}
     for row, kind, target in (("tf.data, narrow", "narrow", 40), ("tf.data, vec784", "vec", 10)):
-        yield from _loaders(bench, row, kind, systems, [("ours", "petastorm", target)])
+        for key, how in (("rate", "Python"), ("graph", "graph")):
+            lines = [("ours", "petastorm", target), ("ours", "no data", None)]
+            title = f"{row}, {how}"
+            yield from _loaders(bench, row, kind, systems, lines, key=key, title=title)
 
 
 def frame(bench: Bench) -> Iterator[Line]:

@@ -227,7 +227,30 @@ def ours_tf(task: Task) -> Figures:
     """``to_tf``, from the second epoch on."""
     dataset = _shard(task).to_tf(BATCH, columns_of(task.kind), shuffle=True)
     _check((y for _, y in dataset), task.rows, BATCH - 1)
-    return _timed(lambda: _steps(dataset), task)
+    return _timed_tf(dataset, task)
+
+
+def no_data_tf(task: Task) -> Figures:
+    """As many steps over a dataset of numbers: what TensorFlow takes for itself."""
+    import tensorflow as tf
+
+    return _timed_tf(tf.data.Dataset.range(-(-task.rows // BATCH)), task)
+
+
+def _timed_tf(dataset: Any, task: Task) -> Figures:
+    """Rates of a loop in Python, and of one in a graph, as ``model.fit`` has it."""
+    import tensorflow as tf
+
+    @tf.function
+    def in_graph() -> Any:
+        count = tf.constant(0)
+        for _ in dataset:
+            count += 1
+        return count
+
+    in_graph()
+    eager = _timed(lambda: _steps(dataset), task)
+    return {**eager, "graph": _timed(in_graph, task)["rate"]}
 
 
 # Peers.
@@ -375,7 +398,7 @@ def petastorm_tf(task: Task) -> Figures:
         dataset = make_petastorm_dataset(reader).flat_map(tf.data.Dataset.from_tensor_slices)
         dataset = dataset.shuffle(_CAPACITY).batch(BATCH).prefetch(tf.data.AUTOTUNE)
         _check((batch.label for batch in dataset), task.rows)
-        return _timed(lambda: _steps(dataset), task)
+        return _timed_tf(dataset, task)
 
 
 # Memory, planning, large data.
@@ -515,6 +538,7 @@ MEASURES: dict[str, Callable[..., Figures]] = {
         ours_cached,
         ours_first,
         ours_tf,
+        no_data_tf,
         raw_gather,
         torch_loader,
         scan,

@@ -24,7 +24,7 @@ from horovod_runner.errors import DataError
 T = TypeVar("T")
 Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
 # One chunk is in use, one waits and one is being made.
-_CHUNK_BYTES = 2 << 20
+_CHUNK_BYTES = 3 << 20
 _MAX_CHUNK_STEPS = 256
 WEIGHT = "weight"
 

@@ -43,7 +43,7 @@ def dataset_of(plan: Plan, batch_rows: int, as_tuple: bool, start: int) -> tf.da
         dataset = dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))
     if not start % max(1, len(feed)):
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(feed)))
-    return dataset.prefetch(tf.data.AUTOTUNE)
+    return dataset
 
 
 def _whole(_: list[str], values: list[Any]) -> list[Any]:
@@ -58,7 +58,7 @@ def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.
     chunks = tf.data.Dataset.from_generator(
         lambda: map(tuple, feed.chunks()),
         output_signature=tuple(tf.TensorSpec([None, *s.shape], s.dtype) for s in signatures),
-    )
+    ).prefetch(1)
     if sum(s.shape.num_elements() * s.dtype.size for s in signatures) <= _SMALL_BYTES:
         return chunks.unbatch()
 
@@ -79,7 +79,8 @@ def _one_by_one(feed: Feed[Any], signatures: Sequence[Any]) -> tf.data.Dataset:
                 for part, signature in zip(batch, signatures, strict=True)
             )
 
-    return tf.data.Dataset.from_generator(batches, output_signature=tuple(signatures))
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tuple(signatures))
+    return dataset.prefetch(tf.data.AUTOTUNE)
 
 
 def _signature(field: Field, batch_rows: int) -> Any:
