@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from horovod_runner.data.readers import ArrowReader
@@ -305,7 +305,7 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
     )
 
 
-def _count(filesystem: Any, file: File, group: int, expression: ds.Expression | None) -> int:
+def _count(filesystem: Any, file: File, group: int, expression: pc.Expression | None) -> int:
     """How many rows of a group count."""
     names: list[str] | None = None if expression is not None else []
     tables = _read(filesystem, file, [group], names)
