@@ -317,19 +317,19 @@ def torch_loader(task: Task) -> Figures:
 
 def scan(task: Task) -> Figures:
     """All rows from Parquet to NumPy, as they come, by pyarrow.dataset."""
+    _check((arrays[-1] for arrays in _scanned(task)), task.rows)
+    return _timed(lambda: _steps(_scanned(task)), task)
+
+
+def _scanned(task: Task) -> Iterator[list[Array]]:
     import pyarrow.dataset as ds
 
     names = [*NARROW, "label"] if task.kind == "narrow" else ["x", "label"]
-
-    def batches() -> Iterator[list[Array]]:
-        for batch in ds.dataset(task.folder).to_batches(columns=names, batch_size=8192):
-            yield [
-                (one.flatten() if pa.types.is_list(one.type) else one).to_numpy()
-                for one in batch.columns
-            ]
-
-    _check((arrays[-1] for arrays in batches()), task.rows)
-    return _timed(lambda: _steps(batches()), task)
+    for batch in ds.dataset(task.folder).to_batches(columns=names, batch_size=8192):
+        yield [
+            (one.flatten() if pa.types.is_list(one.type) else one).to_numpy()
+            for one in batch.columns
+        ]
 
 
 def petastorm(task: Task, decode: Callable[[bytes], Array] | None = None) -> Figures:
@@ -433,18 +433,14 @@ def anonymous_megabytes() -> float:
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024 / 1e6
 
 
-def memory(task: Task) -> Figures:
-    """Anonymous memory above that before the dataset was asked for."""
+def scan_memory(task: Task) -> Figures:
+    """Anonymous memory of a scan, above that before it."""
     with _tiny(task) as tiny:
-        _steps(_feed(tiny))
+        _steps(_scanned(tiny))
     before = anonymous_megabytes()
-    with AnonymousPeak() as first:
-        feed = _feed(task)
-        _steps(feed)
-    with AnonymousPeak() as cached:
-        for _ in range(2):
-            _steps(feed)
-    return {"first": first.megabytes - before, "cached": cached.megabytes - before}
+    with AnonymousPeak() as peak:
+        _steps(_scanned(task))
+    return {"megabytes": peak.megabytes - before}
 
 
 @contextmanager
@@ -546,7 +542,7 @@ MEASURES: dict[str, Callable[..., Figures]] = {
         petastorm_pillow,
         petastorm_codec,
         petastorm_tf,
-        memory,
+        scan_memory,
         plan,
         pack,
         packed_epoch,

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import launch
 import numpy as np
+import pyarrow as pa
 from data_loaders import BATCH, NARROW, Figures, Task, columns_of
 
 if TYPE_CHECKING:
@@ -78,6 +79,12 @@ def _array(rows: Iterator[Row]) -> Iterator[tuple[int, ...]]:
     yield np.array(list(rows), np.float32)[:BATCH].shape
 
 
+def _dropped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What Spark takes to hand all rows to Python."""
+    rows = sum(batch.num_rows for batch in batches)
+    yield pa.RecordBatch.from_arrays([pa.array([rows])], ["rows"])
+
+
 def frame(task: Task) -> list[Figures]:
     """Seconds from a DataFrame to the first batch on all ranks, and of jobs that do nothing."""
     from horovod_runner import HorovodRunner
@@ -105,6 +112,7 @@ def frame(task: Task) -> list[Figures]:
             "ours": lambda: _seconds(lambda: runner.run(first_batch, train=df)),
             "files": files,
             "rows": lambda: barrier(df.repartition(SIZE).rdd, _array),
+            "dropped": lambda: _seconds(df.mapInArrow(_dropped, "rows long").collect),
             "empty run": lambda: _seconds(lambda: runner.run(lambda: None)),
             "empty barrier job": lambda: barrier(numbers, lambda rows: rows),
         }
