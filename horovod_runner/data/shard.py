@@ -124,7 +124,7 @@ class Shard:
                 0.0 for what fills the last batch up. Keras takes it as sample weights.
             transform: called with each batch, in the thread that reads ahead; what it returns
                 comes in the batch's place.
-            prefetch: how many chunks of batches, of 2 MB each, are made ahead.
+            prefetch: how many chunks of batches, of 3 MB each, are made ahead.
 
         Raises:
             DataError: see :class:`~horovod_runner.DataError`.

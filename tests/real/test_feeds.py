@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from horovod_runner.data import Image, Shard
-from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
+from tests.shards import shard_of
 
 pytestmark = pytest.mark.horovod  # needs the frameworks
 
@@ -43,12 +43,6 @@ TABLE = pa.table(
     }
 )
 COLUMNS = {"x": ["a", "b"], "y": "n"}
-
-
-def shard_of(table: pa.Table) -> Shard:
-    source = source_of(table)
-    assert source is not None
-    return Shard("train", source.prepare("train", None))
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from horovod_runner.data import Image, Shard, petastorm
+from horovod_runner.data import Image, petastorm
 from horovod_runner.errors import DataError
+from tests.shards import as_rank, shard_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,10 +93,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def shard_of(source: petastorm) -> Shard:
-    return Shard("train", source.prepare("train", None))
-
-
 @pytest.mark.usefixtures("folder")
 def test_every_codec_is_read_without_petastorm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "petastorm", None)
@@ -128,11 +125,6 @@ def test_columns_and_filters_are_handed_through(url: str) -> None:
 def test_nulls_are_told(url: str) -> None:
     with pytest.raises(DataError, match="column 'maybe' has nulls"):
         list(shard_of(petastorm(url)).batches(32, ["maybe"]))
-
-
-def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
-    monkeypatch.setenv("HOROVOD_RANK", str(rank))
-    monkeypatch.setenv("HOROVOD_SIZE", str(size))
 
 
 @pytest.mark.usefixtures("folder")

@@ -18,6 +18,7 @@ from horovod_runner.data import shard as shards
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
+from tests.shards import as_rank, shard_of
 
 ROWS = 100
 TABLE = pa.table(
@@ -34,21 +35,10 @@ TABLE = pa.table(
 )
 
 
-def shard_of(value: object) -> Shard:
-    source = source_of(value)
-    assert source is not None
-    return Shard("train", source.prepare("train", None))
-
-
 @pytest.fixture
 def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
     return shard_of(TABLE)
-
-
-def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
-    monkeypatch.setenv("HOROVOD_RANK", str(rank))
-    monkeypatch.setenv("HOROVOD_SIZE", str(size))
 
 
 def test_a_batch_holds_what_was_asked_for(shard: Shard) -> None:

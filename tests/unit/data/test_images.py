@@ -12,8 +12,8 @@ import pytest
 from PIL import Image as Pillow
 
 from horovod_runner.data import Image, Shard, images
-from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
+from tests.shards import shard_of
 
 
 def gradient(height: int, width: int, blue: int = 0) -> Any:
@@ -103,11 +103,9 @@ SPARK = [
 ]
 
 
-def shard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[Any]) -> Shard:
+def shard_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[Any]) -> Shard:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
-    source = source_of(pa.table({"n": range(ROWS), "image": cells}))
-    assert source is not None
-    return Shard("train", source.prepare("train", None))
+    return shard_of(pa.table({"n": range(ROWS), "image": cells}))
 
 
 @pytest.mark.parametrize("cells", [PNGS, SPARK], ids=["encoded", "Spark's"])
@@ -115,7 +113,7 @@ def shard_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[Any]) 
 def test_a_column_of_images_becomes_a_part_of_each_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[Any], cache: bool
 ) -> None:
-    shard = shard_of(tmp_path, monkeypatch, cells)
+    shard = shard_with(tmp_path, monkeypatch, cells)
     as_asked = {"image": Image(6, 6, cache=cache)}
     for columns in ({"x": "image", "n": "n"}, ["n", "image"], None):
         feed = shard.batches(7, columns, images=as_asked, shuffle=True)
@@ -133,13 +131,13 @@ def test_a_column_of_images_becomes_a_part_of_each_batch(
 def test_pixels_may_be_turned_into_another_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shard = shard_of(tmp_path, monkeypatch, PNGS)
+    shard = shard_with(tmp_path, monkeypatch, PNGS)
     feed = shard.batches(4, ["image"], images={"image": Image(6, 6)}, dtypes={"image": "float32"})
     assert next(iter(feed))["image"].dtype == np.float32
 
 
 def test_what_holds_no_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shard = shard_of(tmp_path, monkeypatch, PNGS)
+    shard = shard_with(tmp_path, monkeypatch, PNGS)
     with pytest.raises(DataError, match="column 'n' holds no images"):
         shard.batches(4, ["n"], images={"n": Image(6, 6)})
     with pytest.raises(DataError, match="images names the column 'image', which is no part"):
@@ -150,6 +148,6 @@ def test_spark_images_with_other_bytes_than_they_say_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [*SPARK[:-1], {**SPARK[-1], "width": 7}]
-    shard = shard_of(tmp_path, monkeypatch, bad)
+    shard = shard_with(tmp_path, monkeypatch, bad)
     with pytest.raises(DataError, match="has 108 bytes for 6 x 7 pixels of 3 channels"):
         list(shard.batches(4, ["image"], images={"image": Image(6, 6)}))
