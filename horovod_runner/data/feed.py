@@ -8,6 +8,7 @@ take longer than gathering it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -26,6 +27,7 @@ Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
 # One chunk is in use, one waits and one is being made.
 _CHUNK_BYTES = 3 << 20
 _MAX_CHUNK_STEPS = 256
+_CHUNKS_READ_AHEAD = 4  # from disk
 WEIGHT = "weight"
 
 
@@ -115,10 +117,16 @@ class Feed(Generic[T]):
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         steps = self._steps_of_a_chunk()
+        asked: list[Array] = []
+        drawn: deque[tuple[int, Array]] = deque()
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps, *self._place)
-            yield step, rows
+            self._store.read_ahead(rows, asked)
+            drawn.append((step, rows))
             step += len(rows)
+            if len(drawn) > _CHUNKS_READ_AHEAD:
+                yield drawn.popleft()
+        yield from drawn
 
     def _chunk(self, numbers: tuple[int, Array]) -> list[T]:
         first, rows = numbers

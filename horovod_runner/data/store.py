@@ -38,6 +38,7 @@ from horovod_runner.folder import check_room
 _LAYOUT = "layout.json"
 _MAX_BUFFERS = 6
 _ALIGNMENT = 64
+_AHEAD_BYTES = 1 << 17  # what Linux reads at a time by itself
 _UNUSED = 2  # references, as sys.getrefcount tells them
 _CHECK_BYTES = 1 << 26  # how much may be written before room is looked for again
 
@@ -283,6 +284,30 @@ class Store:
             values[at : at + end - begin] = self._values[column.name, unit][begin:end]
             at += end - begin
         return Rows(values, lengths)
+
+    def read_ahead(self, rows: Array, asked: list[npt.NDArray[np.bool_]]) -> None:
+        """Let the system fetch what some rows lie in, many parts at a time.
+
+        A gather would wait for each part by itself.
+
+        Args:
+            rows: their numbers.
+            asked: for each matrix, which parts were asked for before; empty to begin with.
+        """
+        assert self._matrices is not None  # noqa: S101 - open() comes first
+        if not asked:
+            asked += [np.zeros(m.nbytes // _AHEAD_BYTES + 1, np.bool_) for m in self._matrices]
+        for number, (matrix, known) in enumerate(zip(self._matrices, asked, strict=True)):
+            if known.all():
+                continue
+            wanted = np.zeros_like(known)
+            wanted[rows * (matrix.shape[1] * matrix.itemsize) // _AHEAD_BYTES] = True
+            wanted[known] = False
+            known[wanted] = True
+            with (self.folder / f"fixed-{number}").open("rb") as file:
+                for part in np.flatnonzero(wanted).tolist():
+                    start = part * _AHEAD_BYTES
+                    os.posix_fadvise(file.fileno(), start, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
 
     def row_bytes(self, name: str) -> int:
         """About how many bytes a row of a column has."""
