@@ -190,6 +190,12 @@ def read(batch: pa.RecordBatch, column: Column, fill: object = None) -> Rows:
         array = array.flatten()
     while pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
+    if array.null_count and fill is None:
+        raise DataError(
+            f"column {column.name!r} has nulls in its lists ({array.null_count} of {len(array)} "
+            "numbers): a tensor has none. Filter them out before, or say what stands for them: "
+            f"parquet(..., fill={{{column.name!r}: 0}}), or functions.transform for a DataFrame"
+        )
     values = _to_numpy(_without_nulls(array, column, fill), column)
     if column.kind == "list":
         return Rows(values, lengths)

@@ -161,14 +161,26 @@ class Feed(Generic[T]):
         """Go on where another feed was, of any number of ranks.
 
         Raises:
-            DataError: that was over other data, with another seed or another global batch.
+            DataError: that was over other data, with another seed or another global batch, or it
+                is no state of a feed at all.
         """
+        missing = {*self._same, "epoch", "step"} - set(state)
+        if missing:
+            raise DataError(f"this is no state of a feed: it lacks {', '.join(sorted(missing))}")
         for name, own in self._same.items():
             if state[name] != own:
+                why = ""
+                if name == "data":
+                    why = (
+                        ": the dataset has changed, or it is a DataFrame that ends with a shuffle, "
+                        "whose rows come in another order each time"
+                    )
                 raise DataError(
                     f"this feed cannot go on where the saved one was: {name} is {own!r} here and "
-                    f"was {state[name]!r} there"
+                    f"was {state[name]!r} there{why}"
                 )
+        if not 0 <= int(state["step"]) <= len(self):
+            raise DataError(f"step {state['step']} of an epoch of {len(self)} steps")
         self._epoch, self._step, self._begun = int(state["epoch"]), int(state["step"]), False
 
 

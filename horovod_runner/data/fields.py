@@ -76,7 +76,8 @@ class Field:
         ends = np.cumsum(rows.lengths).tolist()
         begins = [0, *ends[:-1]]
         if column.kind == "list":
-            return [rows.values[a:b] for a, b in zip(begins, ends, strict=True)]
+            values = rows.values.astype(self.dtype or rows.values.dtype, copy=False)
+            return [values[a:b] for a, b in zip(begins, ends, strict=True)]
         data = rows.values.tobytes()
         if column.kind == "bytes":
             return [data[a:b] for a, b in zip(begins, ends, strict=True)]
@@ -137,14 +138,43 @@ def names_of(
 def _parts(
     there: Mapping[str, Column], wanted: Columns | None, images: Mapping[str, Image]
 ) -> Mapping[str, str | Sequence[str]]:
-    """The parts of a batch by name; where nothing is asked for, all columns."""
+    """The parts of a batch by name; where nothing is asked for, all columns.
+
+    Raises:
+        TypeError: that is no list of names, and no mapping.
+        ValueError: it names nothing.
+    """
     if isinstance(wanted, Mapping):
+        for name, asked in wanted.items():
+            if not isinstance(asked, str):
+                check_names(asked, f"columns={{{name!r}: ...}}")
+        if not wanted:
+            raise ValueError("columns names no column at all")
         return wanted
-    if wanted is None:
+    if wanted is not None:
+        check_names(wanted, "columns")
+    else:
         heads = tuple(f"{name}." for name in images)
         plain = [name for name in there if name not in images and not name.startswith(heads)]
         wanted = [*plain, *images]
     return {name: name for name in wanted}
+
+
+def check_names(names: object, what: str) -> None:
+    """See to it that columns are named in an order, which must be the same on all ranks.
+
+    Args:
+        names: a list or tuple of text, or else there is an error.
+        what: the argument's name.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it names nothing.
+    """
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{what} takes a list of names of columns, not {names!r}")
+    if not names:
+        raise ValueError(f"{what} names no column at all")
 
 
 def fields_of(
@@ -169,12 +199,19 @@ def fields_of(
     """
     images = images or {}
     parts = _parts(there, wanted, images)
+    if not isinstance(pad, Mapping | None):
+        raise TypeError(f"pad takes a number for each part, {{'tokens': 0}}, not {pad!r}")
+    if isinstance(dtypes, Mapping):
+        dtypes = {name: _type_name(dtype) for name, dtype in dtypes.items()}
+    elif dtypes is not None:
+        dtypes = _type_name(dtypes)
     for option, given in (("dtypes", dtypes), ("pad", pad)):
         for name in given if isinstance(given, Mapping) else ():
             if name not in parts:
                 raise DataError(f"{option} names {name!r}; the parts are {', '.join(parts)}")
     for name in images:
         if name not in parts.values():
+            sources_of(name, there)
             raise DataError(
                 f"images names the column {name!r}, which is no part by itself: "
                 f"columns={{..., {name!r}: {name!r}}}"
@@ -185,6 +222,13 @@ def fields_of(
         else _field(name, there, asked, dtypes, pad or {})
         for name, asked in parts.items()
     ]
+
+
+def _type_name(dtype: Any) -> str:
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        raise TypeError(f"dtypes takes types of NumPy's, as 'float32', not {dtype!r}") from None
 
 
 def _image(
@@ -218,15 +262,32 @@ def _field(
     value, length = filler if isinstance(filler, tuple) else (filler, None)
     dtype = dtypes if isinstance(dtypes, str) else (dtypes or {}).get(name, "")
     if dtype and columns[0].kind in ("text", "bytes"):
+        if not isinstance(dtypes, str):  # which is meant for numbers
+            raise DataError(
+                f"dtypes names {name!r}, which is {columns[0].kind}: only numbers can be turned"
+            )
         dtype = ""
+    if value is not None:
+        _check_pad(name, value, dtype or columns[0].dtype)
     return Field(name, columns, single, dtype, value, length)
+
+
+def _check_pad(name: str, value: object, dtype: str) -> None:
+    number = isinstance(value, int | float | np.number)
+    if not number or (np.dtype(dtype).kind in "iu" and not float(value).is_integer()):  # type: ignore[arg-type]
+        raise DataError(
+            f"pad={{{name!r}: {value!r}}} does not fit {dtype}: give a number that does, or turn "
+            f"the column into another type: dtypes={{{name!r}: 'float32'}}"
+        )
 
 
 def _expand(names: Sequence[str], there: Mapping[str, Column]) -> tuple[Column, ...]:
     """The columns of some names, where a struct's name stands for all of its fields."""
     found: list[Column] = []
     for name in names:
-        fields = [c for own, c in there.items() if own == name or own.startswith(f"{name}.")]
+        fields = [c for own, c in there.items() if own.startswith(f"{name}.")]
+        if name in there:
+            fields = [there[name]]
         if not fields:
             raise DataError(f"there is no column {name!r}: there are {', '.join(there)}")
         found += fields

@@ -279,7 +279,7 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
             plain = footer.schema.to_arrow_schema().remove_metadata()
             own = file.table(plain.empty_table(), 0).schema
             if expression is not None or file.kept is not None:
-                rows = [_count(filesystem, file, group, expression) for group in range(len(rows))]
+                rows = _counts(filesystem, file, len(rows), expression)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
         if schema is not None and own != schema:
@@ -305,11 +305,25 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
     )
 
 
-def _count(filesystem: Any, file: File, group: int, expression: pc.Expression | None) -> int:
-    """How many rows of a group count."""
-    names: list[str] | None = None if expression is not None else []
-    tables = _read(filesystem, file, [group], names)
-    return sum(len(table if expression is None else table.filter(expression)) for table in tables)
+def _counts(
+    filesystem: Any, file: File, groups: int, expression: pc.Expression | None
+) -> list[int]:
+    """How many rows of each group count."""
+    if expression is None:
+        return [sum(map(len, _read(filesystem, file, [group], []))) for group in range(groups)]
+    counts = []
+    for group in range(groups):
+        count = 0
+        for table in _read(filesystem, file, [group], None):
+            try:
+                count += len(table.filter(expression))
+            except (pa.ArrowException, TypeError) as error:
+                raise DataError(
+                    f"the filter {expression} cannot be applied to {', '.join(table.column_names)} "
+                    f"of {file.path}: {error}"
+                ) from error
+        counts.append(count)
+    return counts
 
 
 def _units(
@@ -336,6 +350,8 @@ def _units(
 def _only(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
     if columns is None:
         return schema
+    if isinstance(columns, str):
+        raise TypeError(f"columns takes a list of names of columns, not {columns!r}")
     names = {name.partition(".")[0] for name in columns}
     missing = names - set(schema.names)
     if missing:

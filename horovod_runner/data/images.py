@@ -97,11 +97,10 @@ class Image:
     def _fitted(self, image: Array) -> Array:
         if image.shape == self.shape:
             return image
-        from PIL import Image as Pillow
-
+        pillow = _pillow()
         flat = image if self.mode == "RGB" else image[..., 0]
         size = (self.width, self.height)
-        resized = Pillow.fromarray(flat).resize(size, Pillow.Resampling.BILINEAR)
+        resized = pillow.fromarray(flat).resize(size, pillow.Resampling.BILINEAR)
         return np.asarray(resized).reshape(self.shape)
 
 
@@ -174,10 +173,9 @@ def _decode(
         except ValueError as error:
             raise DataError(f"{what} is no whole JPEG image: {error}") from error
         return found
-    from PIL import Image as Pillow
-
+    pillow = _pillow()
     try:
-        with Pillow.open(io.BytesIO(data)) as opened:
+        with pillow.open(io.BytesIO(data)) as opened:
             image = np.asarray(opened if mode is None else opened.convert(_MODES[mode]))
     except OSError as error:
         raise DataError(f"{what} is no whole image: {error}") from error
@@ -211,6 +209,17 @@ def _simplejpeg() -> Any:
 
 def _threads() -> int:
     return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+
+
+@cache
+def _pillow() -> Any:
+    try:
+        from PIL import Image as Pillow
+    except ImportError as error:
+        raise DataError(
+            f"images take Pillow ({error}): pip install 'horovod_runner[images]'"
+        ) from error
+    return Pillow
 
 
 @cache

@@ -20,7 +20,7 @@ import pyarrow as pa
 from horovod_runner import context
 from horovod_runner.data.columns import Array, Column
 from horovod_runner.data.decoded import Decoded
-from horovod_runner.data.feed import Feed, Plan
+from horovod_runner.data.feed import WEIGHT, Feed, Plan
 from horovod_runner.data.fields import Columns, Field, Pad, fields_of, names_of
 from horovod_runner.data.images import Image
 from horovod_runner.data.order import Last, Order, OwnOrder
@@ -69,6 +69,11 @@ class Shard:
         if self._own is None:
             data, reader = context.data, self._given
             if reader is None:
+                if not data.readers:
+                    raise DataError(
+                        f"{self._name} is one rank's part of a dataset, and can be used inside "
+                        "main alone: give back what comes of it"
+                    )
                 reader = pickle.loads(data.readers)[self._name]  # noqa: S301 - from our own driver
             if isinstance(reader, Deferred):
                 told = data.pieces.get(self._name, ())
@@ -261,8 +266,15 @@ class Shard:
         last: Last,
         weights: bool,
     ) -> Plan:
+        if not isinstance(batch_size, int | np.integer):
+            raise TypeError(f"batch_size must be a whole number, not {batch_size!r}")
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+        if weights and any(field.name == WEIGHT for field in packed.fields):
+            raise DataError(
+                f"weights=True adds a part {WEIGHT!r}, and there is one: call yours otherwise, "
+                f"columns={{'own_weight': {WEIGHT!r}, ...}}"
+            )
         if last not in get_args(Last):
             raise ValueError(f"last must be 'pad' or 'drop', not {last!r}")
         rank, size = place()

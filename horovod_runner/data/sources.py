@@ -255,10 +255,20 @@ def source_of(value: object) -> Source | None:
         return _Table(value)
     module, name = f"{type(value).__module__}.", type(value).__qualname__
     if name == "DataFrame" and module.startswith("pandas."):  # pandas 3 has it in no submodule
-        return _Table(pa.Table.from_pandas(value, preserve_index=False))
+        return _Table(_from_pandas(value))
     if name == "DataFrame" and module.startswith("pyspark.sql."):
         return Frame(value)
     return None
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"the pandas DataFrame cannot be turned into columns of one type each: {error}. Leave "
+            "those columns out, or turn them into numbers, lists of numbers, text or bytes first"
+        ) from error
 
 
 def frames_of(sources: Mapping[str, Source]) -> dict[str, DataFrame]:
@@ -272,6 +282,9 @@ def _checked(reader: ArrowReader) -> ArrowReader:
         raise DataError("it has no rows")
     if not reader.columns:
         raise DataError("it has no columns")
+    for name in reader.fill:
+        if name not in reader.columns:
+            raise DataError(f"fill names {name!r}; the columns are {', '.join(reader.columns)}")
     reader.settle(list(reader.columns))
     return reader
 

@@ -8,7 +8,7 @@ No barrier, no shuffle: it is the DataFrame's own job, with packing as its last 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +40,10 @@ def stage(frame: DataFrame, folder: Path) -> Pieces:
     """
     schema = arrow_schema(frame)
     pieces = []
-    for row in frame.mapInArrow(partial(write_piece, folder), _SCHEMA).collect():
+    # mapInArrow looks columns up by name, and takes dots in it for fields of structs.
+    numbered = frame.toDF(*map(str, range(len(frame.columns))))
+    write = partial(write_piece, folder, frame.columns)
+    for row in numbered.mapInArrow(write, _SCHEMA).collect():
         if row["error"]:
             raise DataError(row["error"])
         pieces.append(msgspec.msgpack.decode(bytes(row["piece"]), type=Piece))
@@ -55,6 +58,11 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
+    twice = sorted({name for name in frame.columns if frame.columns.count(name) > 1})
+    if twice:
+        raise DataError(f"two columns are called {', '.join(map(repr, twice))}: rename one")
+    if frame.isStreaming:
+        raise DataError("it is a stream, which has no end: write it to a table, and pass that")
     # Spark 4.1 wants to be told, of what is an int64 to us in any case.
     named = inspect.signature(to_arrow_schema).parameters
     options = {"timezone": "UTC"} if "timezone" in named else {}
@@ -66,7 +74,9 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     return schema
 
 
-def write_piece(folder: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def write_piece(
+    folder: Path, names: Sequence[str], batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """The Spark task: write a partition, and tell in one row where it is."""
     from pyspark import TaskContext
 
@@ -79,7 +89,7 @@ def write_piece(folder: Path, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.
     try:
         with PieceWriter(folder, number, name) as writer:
             for batch in batches:
-                writer.append(batch)
+                writer.append(pa.RecordBatch.from_arrays(batch.columns, names=list(names)))
             told = msgspec.msgpack.encode(writer.finish())
     except DataError as found:
         error = str(found)

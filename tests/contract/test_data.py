@@ -224,6 +224,32 @@ def test_a_column_that_cannot_become_a_tensor_is_named_before_the_launch(
     assert "begun" not in capsys.readouterr().out
 
 
+def test_columns_may_have_dots_in_their_names(ranks: Ranks) -> None:
+    frame = pd.DataFrame({"a.b": [10, 20], "a": [1, 2], "c`d": [5, 6]})
+    given = frame if ranks.spark is None else ranks.spark.createDataFrame(frame)
+
+    def main(train: Shard) -> list[list[int]]:
+        [batch] = train.batches(2 // int(os.environ["HOROVOD_SIZE"]), last="drop")
+        return [batch[name].tolist() for name in ("a.b", "a", "c`d")]
+
+    found = ranks.run(1, main, train=given)
+    assert sorted(zip(*found, strict=True)) == [(10, 1, 5), (20, 2, 6)]
+
+
+def test_a_name_that_two_columns_have_is_refused(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if ranks.spark is None:
+        bad: Any = pd.DataFrame([[1, 2]], columns=["a", "a"])
+        told = "train: the pandas DataFrame cannot be turned .* Duplicate column names"
+    else:
+        bad = ranks.spark.range(3).selectExpr("id AS a", "id AS a")
+        told = "train: two columns are called 'a'"
+    with pytest.raises(DataError, match=told):
+        ranks.run(2, never, train=bad)
+    assert "begun" not in capsys.readouterr().out
+
+
 def test_nulls_are_refused_with_the_columns_name(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -141,7 +141,7 @@ def test_structs_are_taken_apart_and_null_where_they_are() -> None:
     ids=["number", "text", "in a list", "list", "vector"],
 )
 def test_nulls_are_refused_with_the_columns_name(array: pa.Array) -> None:
-    with pytest.raises(DataError, match=r"'c' has nulls.*fill=.*fillna"):
+    with pytest.raises(DataError, match=r"'c' has nulls.*fill=.*DataFrame"):
         read(array)
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod_runner.data import Image
 from horovod_runner.data import feed as feeds
 from horovod_runner.data import shard as shards
 from horovod_runner.data.shard import Shard
@@ -273,3 +274,75 @@ def test_packing_that_takes_long_tells_where_it_is(
     monkeypatch.setattr(shards, "_TELL_SECONDS", 0)
     shard.batches(3, ["b"])
     assert capsys.readouterr().out.startswith("train: 1 of 1 parts packed on ")
+
+
+def test_a_column_may_be_called_like_the_field_of_a_struct(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+    shard = shard_of(pd.DataFrame({"a.b": [10, 20], "a": [1, 2]}))
+    [batch] = shard.batches(2, ["a", "a.b"])
+    assert (batch["a"].tolist(), batch["a.b"].tolist()) == ([1, 2], [10, 20])
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ({"columns": {"a", "b"}}, TypeError, "columns takes a list of names of columns, not {"),
+        ({"columns": "label"}, TypeError, "columns takes a list of names of columns, not 'label'"),
+        ({"columns": [3]}, TypeError, r"not \[3\]"),
+        ({"columns": {"x": {"a", "b"}}}, TypeError, r"columns=\{'x': ...\} takes a list of names"),
+        ({"columns": []}, ValueError, "columns names no column"),
+        ({"columns": {}}, ValueError, "columns names no column"),
+        ({"columns": {"x": []}}, ValueError, r"columns=\{'x': ...\} names no column"),
+        ({"pad": 0}, TypeError, "pad takes a number for each part"),
+        ({"pad": {"ragged": 0.5}}, DataError, "pad={'ragged': 0.5} does not fit int64"),
+        ({"pad": {"ragged": float("nan")}}, DataError, "does not fit int64"),
+        ({"pad": {"ragged": [0, 5]}}, DataError, r"pad={'ragged': \[0, 5\]} does not fit int64"),
+        ({"dtypes": {"text": "float32"}}, DataError, "dtypes names 'text', which is text"),
+        ({"dtypes": {"a": "float99"}}, TypeError, "types of NumPy's, as 'float32', not 'float99'"),
+        ({"images": {"nope": Image(2, 2)}}, DataError, "column 'nope' holds no images"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be a whole number, not 2.5"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_refused(
+    shard: Shard, options: dict[str, Any], kind: type[Exception], told: str
+) -> None:
+    with pytest.raises(kind, match=told):
+        shard.batches(**{"batch_size": 8, **options})
+
+
+def test_one_type_for_all_leaves_text_and_turns_ragged_lists(shard: Shard) -> None:
+    batch = next(iter(shard.batches(8, ["text", "ragged", "label"], dtypes="float32")))
+    assert isinstance(batch["text"][0], str)
+    assert {row.dtype.name for row in batch["ragged"]} == {"float32"}
+    assert batch["label"].dtype == np.float32
+
+
+def test_weights_do_not_take_the_place_of_a_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+    shard = shard_of(pd.DataFrame({"weight": [7.0, 8.0]}))
+    with pytest.raises(DataError, match="call yours otherwise"):
+        shard.batches(2, weights=True)
+    [batch] = shard.batches(2, {"own": "weight"}, weights=True)
+    assert (batch["own"].tolist(), batch["weight"].tolist()) == ([7, 8], [1, 1])
+
+
+def test_what_is_no_state_is_refused(shard: Shard) -> None:
+    batches = shard.batches(8, ["label"])
+    with pytest.raises(DataError, match="no state of a feed: it lacks data, epoch"):
+        batches.load_state_dict({"weights": 1})
+    with pytest.raises(DataError, match="step 1000 of an epoch of 13 steps"):
+        batches.load_state_dict({**batches.state_dict(), "step": 1000})
+
+
+def test_a_shard_that_left_its_run_says_so() -> None:
+    with pytest.raises(DataError, match=r"train is one rank's part .* inside main alone"):
+        Shard("train").batches(8)
+
+
+def test_what_pandas_cannot_give_is_told() -> None:
+    with pytest.raises(DataError, match="the pandas DataFrame cannot be turned into columns"):
+        shard_of(pd.DataFrame({"odd": [object(), object()]}))

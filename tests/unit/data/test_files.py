@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_runner.data import delta_table, files
+from horovod_runner.data import delta_table, files, parquet
 from horovod_runner.data.files import Files
 from horovod_runner.errors import DataError
 
@@ -86,6 +86,17 @@ def test_only_the_columns_that_are_wanted_are_read(folder: Path) -> None:
 def test_only_the_rows_that_are_wanted_are_read(folder: Path, filter_: Any) -> None:
     found = files.find(str(folder), filter_=filter_, columns=["b"])
     assert [row["b"] for row in rows_of(found)] == list(range(150))
+
+
+@pytest.mark.parametrize("filter_", [[("nope", "=", 1)], [("a", "<", "text")]])
+def test_a_filter_that_does_not_fit_is_named(folder: Path, filter_: Any) -> None:
+    with pytest.raises(DataError, match=r"the filter .* cannot be applied to a, b.* of .*parquet"):
+        files.find(str(folder), filter_=filter_)
+
+
+def test_what_fills_nulls_of_no_column_is_named(folder: Path) -> None:
+    with pytest.raises(DataError, match="train: fill names 'nope'; the columns are a, b"):
+        parquet(str(folder), fill={"nope": 1}).prepare("train", None)
 
 
 def test_what_paths_tell_becomes_columns_below_the_folder_alone(tmp_path: Path) -> None:
