@@ -109,11 +109,6 @@ def find_datasets(kwargs: Mapping[str, Any]) -> Datasets:
             f"{', '.join(candidates)}: datasets take NumPy and pyarrow ({error}): "
             "pip install 'horovod_runner[data]'"
         ) from error
-    found = {}
-    for name, value in candidates.items():
-        try:
-            found[name] = source_of(value)
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error.__cause__
+    found = {name: source_of(value) for name, value in candidates.items()}
     sources = {name: source for name, source in found.items() if source is not None}
     return Datasets(sources, {name: Shard(name) for name in sources})

@@ -24,7 +24,7 @@ from horovod_runner.errors import DataError
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
-# One chunk is in use, one waits and one is being made.
+# One chunk is in use, one waits and up to two are being made.
 _CHUNK_BYTES = 3 << 20
 _MAX_CHUNK_STEPS = 256
 _CHUNKS_READ_AHEAD = 4  # from disk
@@ -67,7 +67,6 @@ class Feed(Generic[T]):
 
     Attributes:
         names: of the parts of a batch.
-        has_weights: whether the last of them is a 1 for each row, and a 0 for padding.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Feed(Generic[T]):
         self._order = plan.order
         self._place = plan.place
         self._fields = plan.fields
-        self.has_weights = plan.weights
+        self._has_weights = plan.weights
         self._same = plan.same
         self._make = make
         self._buffers = Buffers()
@@ -121,7 +120,7 @@ class Feed(Generic[T]):
         drawn: deque[tuple[int, Array]] = deque()
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps, *self._place)
-            self._store.read_ahead(rows, asked)
+            self._store.read_ahead(rows, self._names, asked)
             drawn.append((step, rows))
             step += len(rows)
             if len(drawn) > _CHUNKS_READ_AHEAD:
@@ -132,7 +131,7 @@ class Feed(Generic[T]):
         first, rows = numbers
         taken = self._store.take(rows.ravel(), self._names, self._buffers)
         values = [_by_step(field, taken, len(rows)) for field in self._fields]
-        if self.has_weights:
+        if self._has_weights:
             values.append(self._weights(first, rows))
         return self._make(self.names, values)
 

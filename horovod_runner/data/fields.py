@@ -147,12 +147,12 @@ def _parts(
     if isinstance(wanted, Mapping):
         for name, asked in wanted.items():
             if not isinstance(asked, str):
-                check_names(asked, f"columns={{{name!r}: ...}}")
+                _check_names(asked, f"columns={{{name!r}: ...}}")
         if not wanted:
             raise ValueError("columns names no column at all")
         return wanted
     if wanted is not None:
-        check_names(wanted, "columns")
+        _check_names(wanted, "columns")
     else:
         heads = tuple(f"{name}." for name in images)
         plain = [name for name in there if name not in images and not name.startswith(heads)]
@@ -160,7 +160,7 @@ def _parts(
     return {name: name for name in wanted}
 
 
-def check_names(names: object, what: str) -> None:
+def _check_names(names: object, what: str) -> None:
     """See to it that columns are named in an order, which must be the same on all ranks.
 
     Args:
@@ -211,7 +211,7 @@ def fields_of(
                 raise DataError(f"{option} names {name!r}; the parts are {', '.join(parts)}")
     for name in images:
         if name not in parts.values():
-            sources_of(name, there)
+            sources_of(name, there)  # tells what holds no images at all
             raise DataError(
                 f"images names the column {name!r}, which is no part by itself: "
                 f"columns={{..., {name!r}: {name!r}}}"
@@ -273,8 +273,10 @@ def _field(
 
 
 def _check_pad(name: str, value: object, dtype: str) -> None:
-    number = isinstance(value, int | float | np.number)
-    if not number or (np.dtype(dtype).kind in "iu" and not float(value).is_integer()):  # type: ignore[arg-type]
+    fits = isinstance(value, int | float | np.number) and (
+        np.dtype(dtype).kind not in "iu" or float(value).is_integer()
+    )
+    if not fits:
         raise DataError(
             f"pad={{{name!r}: {value!r}}} does not fit {dtype}: give a number that does, or turn "
             f"the column into another type: dtypes={{{name!r}: 'float32'}}"
@@ -285,9 +287,10 @@ def _expand(names: Sequence[str], there: Mapping[str, Column]) -> tuple[Column, 
     """The columns of some names, where a struct's name stands for all of its fields."""
     found: list[Column] = []
     for name in names:
-        fields = [c for own, c in there.items() if own.startswith(f"{name}.")]
         if name in there:
-            fields = [there[name]]
+            found.append(there[name])
+            continue
+        fields = [c for own, c in there.items() if own.startswith(f"{name}.")]
         if not fields:
             raise DataError(f"there is no column {name!r}: there are {', '.join(there)}")
         found += fields

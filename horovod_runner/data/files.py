@@ -279,7 +279,7 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
             plain = footer.schema.to_arrow_schema().remove_metadata()
             own = file.table(plain.empty_table(), 0).schema
             if expression is not None or file.kept is not None:
-                rows = _counts(filesystem, file, len(rows), expression)
+                rows = [_count(filesystem, file, group, expression) for group in range(len(rows))]
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
         if schema is not None and own != schema:
@@ -305,25 +305,23 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
     )
 
 
-def _counts(
-    filesystem: Any, file: File, groups: int, expression: pc.Expression | None
-) -> list[int]:
-    """How many rows of each group count."""
+def _count(filesystem: Any, file: File, group: int, expression: pc.Expression | None) -> int:
+    """How many rows of a group count."""
+    names: list[str] | None = None if expression is not None else []
+    tables = _read(filesystem, file, [group], names)
+    return sum(_kept(table, expression, file.path) for table in tables)
+
+
+def _kept(table: pa.Table, expression: pc.Expression | None, path: str) -> int:
     if expression is None:
-        return [sum(map(len, _read(filesystem, file, [group], []))) for group in range(groups)]
-    counts = []
-    for group in range(groups):
-        count = 0
-        for table in _read(filesystem, file, [group], None):
-            try:
-                count += len(table.filter(expression))
-            except (pa.ArrowException, TypeError) as error:
-                raise DataError(
-                    f"the filter {expression} cannot be applied to {', '.join(table.column_names)} "
-                    f"of {file.path}: {error}"
-                ) from error
-        counts.append(count)
-    return counts
+        return len(table)
+    try:
+        return len(table.filter(expression))
+    except (pa.ArrowException, TypeError) as error:
+        raise DataError(
+            f"the filter {expression} cannot be applied to {', '.join(table.column_names)} "
+            f"of {path}: {error}"
+        ) from error
 
 
 def _units(

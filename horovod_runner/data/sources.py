@@ -47,6 +47,23 @@ class Source(ABC):
         """See :meth:`prepare`, which puts the name before what is wrong."""
 
 
+def _reading(
+    columns: Sequence[str] | None,
+    filter_: Filter | None,
+    fill: Mapping[str, Any] | None,
+    ragged: Sequence[str],
+    storage_options: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """How Parquet files are read, whoever lists them: arguments of :func:`files.find`."""
+    return {
+        "columns": columns,
+        "filter_": filter_,
+        "fill": fill,
+        "ragged": ragged,
+        "storage_options": storage_options,
+    }
+
+
 class parquet(Source):  # noqa: N801 - reads as a call
     """Parquet files, which the ranks read themselves.
 
@@ -72,13 +89,7 @@ class parquet(Source):  # noqa: N801 - reads as a call
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._path = path
-        self._options: dict[str, Any] = {
-            "columns": columns,
-            "filter_": filter,
-            "fill": fill,
-            "ragged": ragged,
-            "storage_options": storage_options,
-        }
+        self._options = _reading(columns, filter, fill, ragged, storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         return _checked(files.find(self._path, **self._options))
@@ -113,13 +124,7 @@ class delta(Source):  # noqa: N801 - reads as a call
     ) -> None:
         self._path = path
         self._version = version
-        self._options: dict[str, Any] = {
-            "columns": columns,
-            "filter_": filter,
-            "fill": fill,
-            "ragged": ragged,
-            "storage_options": storage_options,
-        }
+        self._options = _reading(columns, filter, fill, ragged, storage_options)
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data import delta_table
@@ -162,13 +167,7 @@ class petastorm(Source):  # noqa: N801 - reads as a call
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         self._url: str = dataset if isinstance(dataset, str) else dataset.cache_dir_url
-        self._plain: dict[str, Any] = {
-            "columns": columns,
-            "filter_": filter,
-            "fill": fill,
-            "ragged": ragged,
-            "storage_options": storage_options,
-        }
+        self._plain = _reading(columns, filter, fill, ragged, storage_options)
         own = {"predicate": predicate, "transform_spec": transform_spec, "schema_fields": ngram}
         self._own = {name: value for name, value in own.items() if value is not None}
         if self._own and filter is not None:
@@ -205,11 +204,14 @@ class petastorm(Source):  # noqa: N801 - reads as a call
 
 
 class _Table(Source):
-    def __init__(self, table: pa.Table) -> None:
+    """An Arrow table, or a pandas DataFrame."""
+
+    def __init__(self, table: Any) -> None:
         self._table = table
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
-        table = self._table.unify_dictionaries()
+        given = self._table
+        table = (given if isinstance(given, pa.Table) else _from_pandas(given)).unify_dictionaries()
         units, digest = [len(table)], _digest(table)
         if shared is None:
             found: ArrowReader = Table(
@@ -255,7 +257,7 @@ def source_of(value: object) -> Source | None:
         return _Table(value)
     module, name = f"{type(value).__module__}.", type(value).__qualname__
     if name == "DataFrame" and module.startswith("pandas."):  # pandas 3 has it in no submodule
-        return _Table(_from_pandas(value))
+        return _Table(value)
     if name == "DataFrame" and module.startswith("pyspark.sql."):
         return Frame(value)
     return None

@@ -8,7 +8,8 @@ No barrier, no shuffle: it is the DataFrame's own job, with packing as its last 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,9 @@ def stage(frame: DataFrame, folder: Path) -> Pieces:
     schema = arrow_schema(frame)
     pieces = []
     # mapInArrow looks columns up by name, and takes dots in it for fields of structs.
-    numbered = frame.toDF(*map(str, range(len(frame.columns))))
-    write = partial(write_piece, folder, frame.columns)
+    names = frame.columns
+    numbered = frame.toDF(*map(str, range(len(names))))
+    write = partial(write_piece, folder, names)
     for row in numbered.mapInArrow(write, _SCHEMA).collect():
         if row["error"]:
             raise DataError(row["error"])
@@ -58,7 +60,8 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    twice = sorted({name for name in frame.columns if frame.columns.count(name) > 1})
+    counts = Counter(frame.columns)  # asked for once: over Connect it may take a message
+    twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise DataError(f"two columns are called {', '.join(map(repr, twice))}: rename one")
     if frame.isStreaming:
@@ -75,7 +78,7 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
 
 
 def write_piece(
-    folder: Path, names: Sequence[str], batches: Iterator[pa.RecordBatch]
+    folder: Path, names: list[str], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """The Spark task: write a partition, and tell in one row where it is."""
     from pyspark import TaskContext
@@ -89,7 +92,7 @@ def write_piece(
     try:
         with PieceWriter(folder, number, name) as writer:
             for batch in batches:
-                writer.append(pa.RecordBatch.from_arrays(batch.columns, names=list(names)))
+                writer.append(pa.RecordBatch.from_arrays(batch.columns, names=names))
             told = msgspec.msgpack.encode(writer.finish())
     except DataError as found:
         error = str(found)

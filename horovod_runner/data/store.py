@@ -36,7 +36,7 @@ from horovod_runner.errors import DataError
 from horovod_runner.folder import check_room
 
 _LAYOUT = "layout.json"
-_MAX_BUFFERS = 6
+_MAX_BUFFERS = 6  # two in use, two waiting and two being filled
 _ALIGNMENT = 64
 _AHEAD_BYTES = 1 << 17  # what Linux reads at a time by itself
 _UNUSED = 2  # references, as sys.getrefcount tells them
@@ -285,20 +285,25 @@ class Store:
             at += end - begin
         return Rows(values, lengths)
 
-    def read_ahead(self, rows: Array, asked: list[npt.NDArray[np.bool_]]) -> None:
+    def read_ahead(
+        self, rows: Array, names: Sequence[str], asked: list[npt.NDArray[np.bool_]]
+    ) -> None:
         """Let the system fetch what some rows lie in, many parts at a time.
 
         A gather would wait for each part by itself.
 
         Args:
             rows: their numbers.
+            names: of the columns that are wanted.
             asked: for each matrix, which parts were asked for before; empty to begin with.
         """
         assert self._matrices is not None  # noqa: S101 - open() comes first
         if not asked:
-            asked += [np.zeros(m.nbytes // _AHEAD_BYTES + 1, np.bool_) for m in self._matrices]
-        for number, (matrix, known) in enumerate(zip(self._matrices, asked, strict=True)):
-            if known.all():
+            asked += [np.zeros(-(-m.nbytes // _AHEAD_BYTES), np.bool_) for m in self._matrices]
+        for number, (group, matrix, known) in enumerate(
+            zip(self._groups, self._matrices, asked, strict=True)
+        ):
+            if known.all() or not any(column.name in names for column in group):
                 continue
             wanted = np.zeros_like(known)
             wanted[rows * (matrix.shape[1] * matrix.itemsize) // _AHEAD_BYTES] = True

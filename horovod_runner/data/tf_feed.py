@@ -32,13 +32,13 @@ def dataset_of(plan: Plan, batch_rows: int, as_tuple: bool, start: int) -> tf.da
         as_tuple: batches are tuples, else dicts.
         start: how many batches come before the first one, of all epochs together.
     """
-    make = _whole if all(field.is_uniform for field in plan.fields) else _apart
-    feed: Feed[Any] = Feed(plan, make, is_helped=True)
+    is_uniform = all(field.is_uniform for field in plan.fields)
+    feed: Feed[Any] = Feed(plan, _whole if is_uniform else _apart, is_helped=True)
     feed.skip(start)
     signatures = [_signature(field, batch_rows) for field in plan.fields]
     if plan.weights:
         signatures.append(tf.TensorSpec([batch_rows], tf.float32))
-    dataset = _in_chunks(feed, signatures) if make is _whole else _one_by_one(feed, signatures)
+    dataset = (_in_chunks if is_uniform else _one_by_one)(feed, signatures)
     if not as_tuple:
         dataset = dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))
     if not start % max(1, len(feed)):

@@ -230,10 +230,11 @@ def test_each_part_of_a_matrix_is_asked_for_once(
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
     asked: list[Any] = []
-    found.read_ahead(np.array([39_999]), asked)
+    names = [column.name for column in found.layout.columns]
+    found.read_ahead(np.array([39_999]), names, asked)
     assert [int(one.sum()) for one in asked] == [1] * len(asked)
     for _ in range(2):
-        found.read_ahead(np.arange(40_000), asked)
+        found.read_ahead(np.arange(40_000), names, asked)
     matrices = [path for path in found.folder.iterdir() if path.name.startswith("fixed-")]
     sizes = [path.stat().st_size for path in matrices]
     assert max(sizes) > 2 * calls[0][1]
