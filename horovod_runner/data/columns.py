@@ -230,12 +230,33 @@ def _without_nulls(array: pa.Array, column: Column, fill: object) -> pa.Array:
     if not array.null_count:
         return array
     if fill is None:
+        fillable = column.kind not in ("vector", "list")
+        hint = f", or say what stands for them: fill={{{column.name!r}: 0}}, or df.fillna for a "
         raise DataError(
             f"column {column.name!r} has nulls ({array.null_count} in a batch of {len(array)} "
-            "rows): a tensor has none. Leave those rows out, or say what stands for them: "
-            f"fill={{{column.name!r}: 0}}, or df.fillna for a DataFrame"
+            "rows): a tensor has none. Leave those rows out"
+            f"{hint + 'DataFrame' if fillable else ''}"
         )
     return pc.fill_null(array, pa.scalar(fill, type=array.type))
+
+
+def check_fill(name: str, type_: pa.DataType, fill: object) -> None:
+    """See that a value can stand for a column's nulls.
+
+    Raises:
+        DataError: it cannot.
+    """
+    if isinstance(type_, pa.BaseExtensionType):
+        type_ = type_.storage_type
+    while not pa.types.is_primitive(type_) and hasattr(type_, "value_type"):
+        type_ = type_.value_type
+    try:
+        pa.scalar(fill, type=type_)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"fill says that {fill!r} stands for nulls of column {name!r}, which is {type_}: "
+            f"{error}"
+        ) from error
 
 
 def _to_numpy(array: pa.Array, column: Column) -> Array:

@@ -73,12 +73,14 @@ class Files(ArrowReader):
         files: in the order of their names.
         parts: for each unit, the row groups it is made of: the file's number and the groups'.
         filter: which rows are read; None for all.
+        filter_columns: what has to be read to tell.
     """
 
     filesystem: Any
     files: list[File]
     parts: list[list[tuple[int, list[int]]]]
     filter: Any
+    filter_columns: Sequence[str]
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of a unit, some thousand at a time.
@@ -86,11 +88,12 @@ class Files(ArrowReader):
         Raises:
             DataError: a file cannot be read, or is not what it was when the run began.
         """
+        needed = [*names, *(name for name in self.filter_columns if name not in names)]
         for number, groups in self.parts[unit]:
             file = self.files[number]
             self._check(file)
             try:
-                for table in _read(self.filesystem, file, groups, self._stored(file, names)):
+                for table in _read(self.filesystem, file, groups, _stored(file, needed)):
                     kept = table if self.filter is None else table.filter(self.filter)
                     yield from kept.to_batches()
             except (pa.ArrowException, OSError, EOFError) as error:
@@ -106,21 +109,20 @@ class Files(ArrowReader):
                 "be those that were planned with. Train on a copy that nobody writes to"
             )
 
-    def _stored(self, file: File, names: Sequence[str]) -> list[str] | None:
-        """What some columns are called in a file; None for all: a filter may need any."""
-        if self.filter is not None:
-            return None
-        there = {own: name for name, own in file.names.items()}
-        heads = [(name.partition(".")[0], name) for name in names]
-        return [
-            there[head] + name[len(head) :] if head in there else name
-            for head, name in heads
-            if head not in file.constants
-        ]
+
+def _stored(file: File, names: Sequence[str]) -> list[str]:
+    """What some columns are called in a file."""
+    there = {own: name for name, own in file.names.items()}
+    heads = [(name.partition(".")[0], name) for name in names]
+    return [
+        there[head] + name[len(head) :] if head in there else name
+        for head, name in heads
+        if head not in file.constants
+    ]
 
 
 def _read(
-    filesystem: Any, file: File, groups: Sequence[int], names: Sequence[str] | None
+    filesystem: Any, file: File, groups: Sequence[int], names: Sequence[str]
 ) -> Iterator[pa.Table]:
     """Row groups of a file, some thousand rows at a time."""
     footer = _footer(filesystem, file.path, file.version)
@@ -159,14 +161,14 @@ def _is_local(filesystem: Any) -> bool:
     return "file" in filesystem.protocol
 
 
-def _batch_rows(group: Any, names: Sequence[str] | None) -> int:
+def _batch_rows(group: Any, names: Sequence[str]) -> int:
     """As many rows as take about two megabytes."""
-    heads = None if names is None else {name.partition(".")[0] for name in names}
+    heads = {name.partition(".")[0] for name in names}
     columns = (group.column(number) for number in range(group.num_columns))
     size = sum(
         column.total_uncompressed_size
         for column in columns
-        if heads is None or column.path_in_schema.partition(".")[0] in heads
+        if column.path_in_schema.partition(".")[0] in heads
     )
     return int(min(max(_BATCH_BYTES * group.num_rows // max(1, size), _MIN_ROWS), _MAX_ROWS))
 
@@ -269,17 +271,23 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
     Raises:
         DataError: one cannot be read, or does not fit to the others.
     """
-    expression = pq.filters_to_expression(filter_) if isinstance(filter_, list | tuple) else filter_
+    expression = _expression(filter_)
     groups, schema, looked = [], None, []
+    needed: list[str] = []
     for number, file in enumerate(files):
-        version = version_of(filesystem, file.path)
+        file = replace(file, version=version_of(filesystem, file.path))  # noqa: PLW2901
         try:
-            footer = _footer(filesystem, file.path, version)
+            footer = _footer(filesystem, file.path, file.version)
             rows = _group_rows(footer)
             plain = footer.schema.to_arrow_schema().remove_metadata()
             own = file.table(plain.empty_table(), 0).schema
+            needed = _needed(expression, own)
             if expression is not None or file.kept is not None:
-                rows = [_count(filesystem, file, group, expression) for group in range(len(rows))]
+                possible = _possible(filesystem, file, len(rows), expression, own)
+                rows = [
+                    _count(filesystem, file, group, expression, needed) if group in possible else 0
+                    for group in range(len(rows))
+                ]
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file.path} cannot be read as Parquet: {error}") from error
         if schema is not None and own != schema:
@@ -287,7 +295,7 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
                 f"{file.path} has other columns than {files[0].path}: {_difference(schema, own)}"
             )
         schema = own
-        looked.append(replace(file, version=version))
+        looked.append(file)
         groups += [(number, group, count) for group, count in enumerate(rows)]
     assert schema is not None  # noqa: S101 - there is a file
     parts, units = _units(groups)
@@ -299,29 +307,66 @@ def look(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) 
         looked,
         parts,
         expression,
+        needed,
         schema=schema,
         units=units,
         fingerprint=fingerprint,
     )
 
 
-def _count(filesystem: Any, file: File, group: int, expression: pc.Expression | None) -> int:
-    """How many rows of a group count."""
-    names: list[str] | None = None if expression is not None else []
-    tables = _read(filesystem, file, [group], names)
-    return sum(_kept(table, expression, file.path) for table in tables)
-
-
-def _kept(table: pa.Table, expression: pc.Expression | None, path: str) -> int:
-    if expression is None:
-        return len(table)
+def _expression(filter_: Filter | None) -> pc.Expression | None:
+    if filter_ is None or isinstance(filter_, pc.Expression):
+        return filter_
     try:
-        return len(table.filter(expression))
-    except (pa.ArrowException, TypeError) as error:
+        return pq.filters_to_expression(filter_)
+    except (pa.ArrowException, ValueError, TypeError) as error:
         raise DataError(
-            f"the filter {expression} cannot be applied to {', '.join(table.column_names)} "
-            f"of {path}: {error}"
+            f"the filter {filter_!r} is neither an expression of pyarrow.dataset nor tuples as "
+            f"pyarrow takes them, such as [('year', '>=', 2024)]: {error}"
         ) from error
+
+
+def _needed(expression: pc.Expression | None, schema: pa.Schema) -> list[str]:
+    """The columns that a filter may name: an expression tells none but by what it prints."""
+    told = "" if expression is None else str(expression)
+    return [name for name in schema.names if name in told or "FieldPath(" in told]
+
+
+def _possible(
+    filesystem: Any, file: File, groups: int, expression: pc.Expression | None, schema: pa.Schema
+) -> set[int]:
+    """The row groups that may have rows which a filter lets through, as statistics tell."""
+    if expression is None:
+        return set(range(groups))
+    import pyarrow.dataset as ds
+
+    constants = ds.scalar(True)  # noqa: FBT003 - a value
+    for name, value in file.constants.items():
+        constants &= ds.field(name) == value
+    try:
+        schema.empty_table().filter(expression)
+        if file.names:  # statistics know columns by their names in the file
+            return set(range(groups))
+        with _opened(filesystem, file.path) as handle:
+            whole = ds.ParquetFileFormat().make_fragment(handle, partition_expression=constants)
+            return {group.id for group in whole.subset(expression, schema=schema).row_groups}
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"the filter {expression} cannot be applied to {', '.join(schema.names)} of "
+            f"{file.path}: {error}"
+        ) from error
+
+
+def _count(
+    filesystem: Any,
+    file: File,
+    group: int,
+    expression: pc.Expression | None,
+    names: Sequence[str],
+) -> int:
+    """How many rows of a group count."""
+    tables = _read(filesystem, file, [group], _stored(file, names))
+    return sum(len(table if expression is None else table.filter(expression)) for table in tables)
 
 
 def _units(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +14,16 @@ import pyarrow as pa
 from horovod_runner.data import columns as cols
 from horovod_runner.data.columns import Column, Rows
 from horovod_runner.data.store import Chunk, Layout, Store, pack
+from horovod_runner.errors import DataError
+
+
+@contextmanager
+def named(name: str) -> Iterator[None]:
+    """Put a dataset's name before what is wrong with it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error.__cause__
 
 
 class Reader(Protocol):

@@ -24,7 +24,7 @@ from horovod_runner.data.feed import WEIGHT, Feed, Plan
 from horovod_runner.data.fields import Columns, Field, Pad, fields_of, names_of
 from horovod_runner.data.images import Image
 from horovod_runner.data.order import Last, Order, OwnOrder
-from horovod_runner.data.readers import Deferred, Reader
+from horovod_runner.data.readers import Deferred, Reader, named
 from horovod_runner.data.store import Layout, Store
 from horovod_runner.errors import DataError
 from horovod_runner.folder import VARIABLE, RunFolder
@@ -249,12 +249,13 @@ class Shard:
         kept = {name: image for name, image in (images or {}).items() if image.cache}
         others = {name: image for name, image in (images or {}).items() if not image.cache}
         reader: Reader = Decoded(self._reader, kept) if kept else self._reader
-        there = reader.columns
-        names = names_of(there, columns, others)
-        settled = reader.settle(names)
-        there = {**there, **{column.name: column for column in settled}}
-        fields = fields_of(there, columns, dtypes, pad, others)
-        return _Packed(self._store(reader, names, settled, repr(kept) if kept else ""), fields)
+        with named(self._name):
+            there = reader.columns
+            names = names_of(there, columns, others)
+            settled = reader.settle(names)
+            there = {**there, **{column.name: column for column in settled}}
+            fields = fields_of(there, columns, dtypes, pad, others)
+            return _Packed(self._store(reader, names, settled, repr(kept) if kept else ""), fields)
 
     def _plan(
         self,
@@ -292,6 +293,12 @@ class Shard:
         else:
             order = OwnOrder(self._counts, batch_size, rank, seed=seed, shuffle=shuffle, last=last)
             state["ranks"] = size
+        if not order.steps:
+            raise DataError(
+                f"{self._name} has {self.rows} rows, and a batch on each of {size} ranks takes "
+                f"{global_batch}: last='drop' leaves none. Make batch_size smaller, or use "
+                "last='pad'"
+            )
         return Plan(packed.store, order, (rank, size), packed.fields, weights, state)
 
     def _own_rows(self, last: Last) -> Array:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
-from horovod_runner.data import files
-from horovod_runner.data.readers import ArrowReader, Deferred, Reader, Table, TableFile
+from horovod_runner.data import columns, files
+from horovod_runner.data.readers import ArrowReader, Deferred, Reader, Table, TableFile, named
 from horovod_runner.data.spill import Spilled
 from horovod_runner.errors import DataError
 from horovod_runner.folder import check_room
@@ -37,10 +37,8 @@ class Source(ABC):
         Raises:
             DataError: it cannot be read, or a column cannot become a tensor.
         """
-        try:
+        with named(name):
             return self._prepare(name, shared)
-        except DataError as error:
-            raise DataError(f"{name}: {error}") from error.__cause__
 
     @abstractmethod
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
@@ -287,6 +285,7 @@ def _checked(reader: ArrowReader) -> ArrowReader:
     for name in reader.fill:
         if name not in reader.columns:
             raise DataError(f"fill names {name!r}; the columns are {', '.join(reader.columns)}")
+        columns.check_fill(name, columns.leaves(reader.schema)[name], reader.fill[name])
     reader.settle(list(reader.columns))
     return reader
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from horovod_runner.data.pieces import Piece, PieceWriter, joined
-from horovod_runner.data.readers import Deferred, Pieces
+from horovod_runner.data.readers import Deferred, Pieces, named
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def take_in(
                 column = batch.column(batch.schema.get_field_index(name))
                 rows = column.filter(pc.is_valid(column)) if column.null_count else column
                 if len(rows):
-                    _append(name, writer, pa.RecordBatch.from_struct_array(rows))
+                    with named(name):
+                        writer.append(pa.RecordBatch.from_struct_array(rows))
                     if name not in examples:
                         examples[name] = _stored(pa.RecordBatch.from_struct_array(rows[:1]))
         return {
@@ -111,13 +112,6 @@ def _stored(batch: pa.RecordBatch) -> bytes:
         writer.write_batch(batch)
     stored: bytes = sink.getvalue().to_pybytes()
     return stored
-
-
-def _append(name: str, writer: PieceWriter, rows: pa.RecordBatch) -> None:
-    try:
-        writer.append(rows)
-    except DataError as error:
-        raise DataError(f"{name}: {error}") from error
 
 
 @dataclass(frozen=True)

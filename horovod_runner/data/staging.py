@@ -59,6 +59,7 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
         DataError: a column cannot become a tensor.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
 
     counts = Counter(frame.columns)  # asked for once: over Connect it may take a message
     twice = sorted(name for name, count in counts.items() if count > 1)
@@ -69,10 +70,17 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
     # Spark 4.1 wants to be told, of what is an int64 to us in any case.
     named = inspect.signature(to_arrow_schema).parameters
     options = {"timezone": "UTC"} if "timezone" in named else {}
-    try:
-        schema = to_arrow_schema(frame.schema, **options)
-    except Exception as error:  # pyspark's own kinds, which differ from release to release
-        raise DataError(f"a column cannot be turned into Arrow: {error}") from error
+    fields = []
+    for field in frame.schema:
+        try:
+            fields += to_arrow_schema(StructType([field]), **options)
+        except Exception as error:  # pyspark's own kinds, which differ from release to release
+            raise DataError(
+                f"column {field.name!r} of type {field.dataType.simpleString()} cannot become a "
+                f"tensor, as Spark does not turn it into Arrow: {error}. Leave it out, or turn it "
+                "into numbers, lists of numbers, text or bytes first"
+            ) from error
+    schema = pa.schema(fields)
     cols.choose(schema)
     return schema
 

@@ -346,3 +346,21 @@ def test_a_shard_that_left_its_run_says_so() -> None:
 def test_what_pandas_cannot_give_is_told() -> None:
     with pytest.raises(DataError, match="the pandas DataFrame cannot be turned into columns"):
         shard_of(pd.DataFrame({"odd": [object(), object()]}))
+
+
+def test_nulls_that_packing_meets_are_told_with_the_datasets_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1, None], "v": [[1.0], None]}), tmp_path / "0.parquet")
+    train = shard_of(parquet(str(tmp_path)))
+    with pytest.raises(DataError, match=r"^train: column 'a' has nulls \(1 .* fill={'a': 0}"):
+        train.batches(1, ["a"])
+    with pytest.raises(DataError, match=r"^train: column 'v' has nulls .*Leave those rows out$"):
+        train.batches(1, ["v"])
+
+
+def test_a_batch_that_nothing_fills_is_told_with_how_many_rows_there_are(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_rank(monkeypatch, 1, 4)
+    told = f"train has {shard.rows} rows, and a batch on each of 4 ranks takes 4000: last='drop'"
+    with pytest.raises(DataError, match=told):
+        shard.batches(1000, last="drop")

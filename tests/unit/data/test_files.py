@@ -88,6 +88,27 @@ def test_only_the_rows_that_are_wanted_are_read(folder: Path, filter_: Any) -> N
     assert [row["b"] for row in rows_of(found)] == list(range(150))
 
 
+def test_row_groups_and_columns_that_a_filter_does_not_want_are_not_read(folder: Path) -> None:
+    damage(folder / "0.parquet", group=2, column=0)
+    damage(folder / "0.parquet", group=0, column=2)
+    damage(folder / "1.parquet", group=0, column=0)
+    found = files.find(str(folder), filter_=[("a", "<", 150)], columns=["b"])
+    assert [row["b"] for row in rows_of(found)] == list(range(150))
+
+
+def test_a_file_that_was_written_again_is_filtered_anew(folder: Path) -> None:
+    wanted = [("a", "<", 150)]
+    assert files.find(str(folder), filter_=wanted).units == [100, 50]
+    pq.write_table(TABLE.slice(100, 400), folder / "0.parquet", row_group_size=400)
+    assert len(rows_of(files.find(str(folder), filter_=wanted))) == 50
+
+
+@pytest.mark.parametrize("filter_", ["a < 5", [("a", "5")], [("a", "<>", 5)]])
+def test_a_filter_of_another_form_is_told_what_one_looks_like(folder: Path, filter_: Any) -> None:
+    with pytest.raises(DataError, match=r"the filter .* such as \[\('year', '>=', 2024\)\]"):
+        files.find(str(folder), filter_=filter_)
+
+
 @pytest.mark.parametrize("filter_", [[("nope", "=", 1)], [("a", "<", "text")]])
 def test_a_filter_that_does_not_fit_is_named(folder: Path, filter_: Any) -> None:
     with pytest.raises(DataError, match=r"the filter .* cannot be applied to a, b.* of .*parquet"):
@@ -97,6 +118,16 @@ def test_a_filter_that_does_not_fit_is_named(folder: Path, filter_: Any) -> None
 def test_what_fills_nulls_of_no_column_is_named(folder: Path) -> None:
     with pytest.raises(DataError, match="train: fill names 'nope'; the columns are a, b"):
         parquet(str(folder), fill={"nope": 1}).prepare("train", None)
+
+
+@pytest.mark.parametrize(("name", "fill"), [("a", "x"), ("a", 0.5), ("state", 1), ("lists", [1])])
+def test_what_cannot_stand_for_nulls_is_told_before_anything_is_read(
+    tmp_path: Path, name: str, fill: object
+) -> None:
+    lists = pa.array([[n] for n in range(ROWS)])
+    pq.write_table(TABLE.append_column("lists", lists), tmp_path / "0.parquet")
+    with pytest.raises(DataError, match=f"train: fill says that .* nulls of column '{name}', whi"):
+        parquet(str(tmp_path), fill={name: fill}).prepare("train", None)
 
 
 def test_what_paths_tell_becomes_columns_below_the_folder_alone(tmp_path: Path) -> None:
@@ -139,14 +170,18 @@ def test_a_file_that_changes_under_the_run_is_named(folder: Path) -> None:
         rows_of(found)
 
 
-def test_a_damaged_page_is_named(folder: Path) -> None:
-    path = folder / "1.parquet"
+def damage(path: Path, group: int, column: int) -> None:
+    """Overwrite a column's first page; whoever looks at the file's time sees nothing of it."""
     stamp = path.stat().st_mtime_ns
     data = bytearray(path.read_bytes())
-    at = pq.ParquetFile(path).metadata.row_group(0).column(0).data_page_offset
+    at = pq.ParquetFile(path).metadata.row_group(group).column(column).data_page_offset
     data[at : at + 40] = b"\xff" * 40
     path.write_bytes(data)
     os.utime(path, ns=(stamp, stamp))
+
+
+def test_a_damaged_page_is_named(folder: Path) -> None:
+    damage(folder / "1.parquet", group=0, column=0)
     with pytest.raises(DataError, match=r"1.parquet cannot be read \(row groups"):
         rows_of(files.find(str(folder)))
 
