@@ -251,7 +251,9 @@ def check_fill(name: str, type_: pa.DataType, fill: object) -> None:
     while not pa.types.is_primitive(type_) and hasattr(type_, "value_type"):
         type_ = type_.value_type
     try:
-        pa.scalar(fill, type=type_)
+        value = pa.scalar(fill, type=type_).as_py()
+        if isinstance(value, int) and value != fill:  # Arrow cuts off what is behind the point
+            raise ValueError("it is no whole number")
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise DataError(
             f"fill says that {fill!r} stands for nulls of column {name!r}, which is {type_}: "

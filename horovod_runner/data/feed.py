@@ -116,11 +116,12 @@ class Feed(Generic[T]):
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         steps = self._steps_of_a_chunk()
-        asked: list[Array] = []
+        ahead = self._store.read_ahead(self._names)
         drawn: deque[tuple[int, Array]] = deque()
         while step < self._order.steps:
             rows = self._order.take(epoch, step, steps, *self._place)
-            self._store.read_ahead(rows, self._names, asked)
+            if ahead is not None:
+                ahead.ask(rows.ravel())
             drawn.append((step, rows))
             step += len(rows)
             if len(drawn) > _CHUNKS_READ_AHEAD:

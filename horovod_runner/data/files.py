@@ -340,7 +340,7 @@ def _possible(
         return set(range(groups))
     import pyarrow.dataset as ds
 
-    constants = ds.scalar(True)  # noqa: FBT003 - a value
+    constants = ds.scalar(True)
     for name, value in file.constants.items():
         constants &= ds.field(name) == value
     try:

@@ -32,13 +32,13 @@ import numpy as np
 import numpy.typing as npt
 
 from horovod_runner.data.columns import Array, Column, Rows
+from horovod_runner.data.read_ahead import ReadAhead, memory_for_files
 from horovod_runner.errors import DataError
 from horovod_runner.folder import check_room
 
 _LAYOUT = "layout.json"
 _MAX_BUFFERS = 6  # two in use, two waiting and two being filled
 _ALIGNMENT = 64
-_AHEAD_BYTES = 1 << 17  # what Linux reads at a time by itself
 _UNUSED = 2  # references, as sys.getrefcount tells them
 _CHECK_BYTES = 1 << 26  # how much may be written before room is looked for again
 
@@ -285,34 +285,17 @@ class Store:
             at += end - begin
         return Rows(values, lengths)
 
-    def read_ahead(
-        self, rows: Array, names: Sequence[str], asked: list[npt.NDArray[np.bool_]]
-    ) -> None:
-        """Let the system fetch what some rows lie in, many parts at a time.
-
-        A gather would wait for each part by itself.
-
-        Args:
-            rows: their numbers.
-            names: of the columns that are wanted.
-            asked: for each matrix, which parts were asked for before; empty to begin with.
-        """
+    def read_ahead(self, names: Sequence[str]) -> ReadAhead | None:
+        """What fetches the rows of some columns from disk in an epoch; None: the system alone."""
+        if sys.platform != "linux":
+            return None
         assert self._matrices is not None  # noqa: S101 - open() comes first
-        if not asked:
-            asked += [np.zeros(-(-m.nbytes // _AHEAD_BYTES), np.bool_) for m in self._matrices]
-        for number, (group, matrix, known) in enumerate(
-            zip(self._groups, self._matrices, asked, strict=True)
-        ):
-            if known.all() or not any(column.name in names for column in group):
-                continue
-            wanted = np.zeros_like(known)
-            wanted[rows * (matrix.shape[1] * matrix.itemsize) // _AHEAD_BYTES] = True
-            wanted[known] = False
-            known[wanted] = True
-            with (self.folder / f"fixed-{number}").open("rb") as file:
-                for part in np.flatnonzero(wanted).tolist():
-                    start = part * _AHEAD_BYTES
-                    os.posix_fadvise(file.fileno(), start, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        files = [
+            (self.folder / f"fixed-{number}", self.layout.rows, matrix.shape[1] * matrix.itemsize)
+            for number, (group, matrix) in enumerate(zip(self._groups, self._matrices, strict=True))
+            if any(column.name in names for column in group)
+        ]
+        return ReadAhead(files, memory_for_files())
 
     def row_bytes(self, name: str) -> int:
         """About how many bytes a row of a column has."""

@@ -216,26 +216,3 @@ def test_columns_of_one_type_share_a_matrix(parts: Parts) -> None:
     groups = [[column.name for column in group] for group in parts.layout.groups()]
     assert groups == [["a", "c"], ["b"], ["v"]]
     assert columns.Column("x", "vector", "int64", (2, 3)).width == 6
-
-
-def test_each_part_of_a_matrix_is_asked_for_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = filled(tmp_path, Parts([40_000]))
-    calls: list[tuple[int, int]] = []
-
-    def advise(_: int, start: int, length: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_WILLNEED
-        calls.append((start, length))
-
-    monkeypatch.setattr(os, "posix_fadvise", advise)
-    asked: list[Any] = []
-    names = [column.name for column in found.layout.columns]
-    found.read_ahead(np.array([39_999]), names, asked)
-    assert [int(one.sum()) for one in asked] == [1] * len(asked)
-    for _ in range(2):
-        found.read_ahead(np.arange(40_000), names, asked)
-    matrices = [path for path in found.folder.iterdir() if path.name.startswith("fixed-")]
-    sizes = [path.stat().st_size for path in matrices]
-    assert max(sizes) > 2 * calls[0][1]
-    assert len(calls) == sum(-(-size // calls[0][1]) for size in sizes)
