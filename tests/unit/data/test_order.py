@@ -16,7 +16,7 @@ from horovod_runner.data.order import Order, permute
 _SMALL = {"_SMALL_ROWS": 100, "_WINDOW_STEPS": 10, "_BLOCK_ROWS": 4}
 orders = st.builds(
     dict,
-    rows=st.integers(1, 3000),
+    rows=st.integers(1, 1500),
     global_batch=st.integers(1, 200),
     seed=st.integers(0, 2**32),
     shuffle=st.booleans(),
