@@ -77,8 +77,8 @@ def arrow_schema(frame: DataFrame) -> pa.Schema:
         except Exception as error:  # pyspark's own kinds, which differ from release to release
             raise DataError(
                 f"column {field.name!r} of type {field.dataType.simpleString()} cannot become a "
-                f"tensor, as Spark does not turn it into Arrow: {error}. Leave it out, or turn it "
-                "into numbers, lists of numbers, text or bytes first"
+                f"tensor, as Spark does not turn it into Arrow ({error}): leave it out, or turn "
+                "it into numbers, lists of numbers, text or bytes first"
             ) from error
     schema = pa.schema(fields)
     cols.choose(schema)
