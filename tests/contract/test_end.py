@@ -62,8 +62,13 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
     def press() -> None:
         signal.raise_signal(signal.SIGINT)
 
-    with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
-        ranks.run(2, wait_for_ever)
+    # Who started the tests in the background may have had it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
+            ranks.run(2, wait_for_ever)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_spark_job_that_is_cancelled_ends_all_ranks(ranks: Ranks) -> None:
