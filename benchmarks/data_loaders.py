@@ -109,7 +109,7 @@ def _vec(random: np.random.Generator, start: int, end: int) -> pa.Table:
 
 def _make_jpeg(folder: str, rows: int) -> None:
     """Smooth noise in Petastorm's own format, which is Parquet with a binary column."""
-    import data_spark
+    import launch
     from petastorm.codecs import CompressedImageCodec, ScalarCodec
     from petastorm.etl.dataset_metadata import materialize_dataset
     from petastorm.unischema import Unischema, UnischemaField, dict_to_spark_row
@@ -133,7 +133,7 @@ def _make_jpeg(folder: str, rows: int) -> None:
 
     url = f"file://{folder}"
     with (
-        data_spark.session() as spark,
+        launch.make_session() as spark,
         materialize_dataset(spark, url, schema, row_group_size_mb=1),
     ):
         rdd = spark.sparkContext.parallelize(range(rows), 4).map(row)

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -34,16 +33,6 @@ SIZE = 2
 EPOCHS = 2
 
 Systems = dict[str, Callable[[], float]]
-
-
-@contextmanager
-def session() -> Iterator[SparkSession]:
-    """A quiet ``local[2]`` session."""
-    spark = launch.make_session()
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def _take_turns(systems: Systems, rounds: int) -> list[Figures]:
@@ -90,7 +79,7 @@ def frame(task: Task) -> list[Figures]:
     from horovod_runner import HorovodRunner
     from horovod_runner.data import parquet
 
-    with session() as spark, tempfile.TemporaryDirectory() as folder:
+    with launch.make_session() as spark, tempfile.TemporaryDirectory() as folder:
         df = spark.read.parquet(task.folder)
         runner = HorovodRunner(np=SIZE, spark=spark)
         written = str(Path(folder, "written"))
@@ -229,7 +218,7 @@ def end_to_end(task: Task) -> list[Figures]:
     from horovod_runner import HorovodRunner
 
     steps = task.rows // SIZE // BATCH
-    with session() as spark, tempfile.TemporaryDirectory() as folder:
+    with launch.make_session() as spark, tempfile.TemporaryDirectory() as folder:
         spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, f"file://{folder}")
         df = _labelled(spark, task)
         runner = HorovodRunner(np=SIZE, spark=spark)
@@ -280,7 +269,7 @@ def estimator(task: Task) -> Figures:
     from horovod.spark.torch import TorchEstimator
     from torch import nn
 
-    with session() as spark, tempfile.TemporaryDirectory() as folder:
+    with launch.make_session() as spark, tempfile.TemporaryDirectory() as folder:
         net = nn.Sequential(nn.Linear(len(NARROW), 64), nn.ReLU(), nn.Linear(64, 1))
         made = TorchEstimator(
             backend=SparkBackend(num_proc=SIZE),
