@@ -200,11 +200,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     options = parser.parse_args()
-    spark = make_session()
-    try:
+    with make_session() as spark:
         launches, failures = measure_all(spark, options.systems, options.rounds)
-    finally:
-        spark.stop()
     print(f"\n{report.machine()}; medians of {options.rounds} warm launches\n")
     print(seconds_table(launches, failures))
     print()

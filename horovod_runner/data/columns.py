@@ -230,13 +230,16 @@ def _without_nulls(array: pa.Array, column: Column, fill: object) -> pa.Array:
     if not array.null_count:
         return array
     if fill is None:
-        fillable = column.kind not in ("vector", "list")
-        hint = f", or say what stands for them: fill={{{column.name!r}: 0}}, or df.fillna for a "
-        raise DataError(
+        told = (
             f"column {column.name!r} has nulls ({array.null_count} in a batch of {len(array)} "
             "rows): a tensor has none. Leave those rows out"
-            f"{hint + 'DataFrame' if fillable else ''}"
         )
+        if column.kind not in ("vector", "list"):
+            told += (
+                f", or say what stands for them: fill={{{column.name!r}: 0}}, or df.fillna for a "
+                "DataFrame"
+            )
+        raise DataError(told)
     return pc.fill_null(array, pa.scalar(fill, type=array.type))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -329,7 +330,9 @@ def _expression(filter_: Filter | None) -> pc.Expression | None:
 def _needed(expression: pc.Expression | None, schema: pa.Schema) -> list[str]:
     """The columns that a filter may name: an expression tells none but by what it prints."""
     told = "" if expression is None else str(expression)
-    return [name for name in schema.names if name in told or "FieldPath(" in told]
+    if "FieldPath(" in told:  # by its number
+        return list(schema.names)
+    return [name for name in schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", told)]
 
 
 def _possible(
