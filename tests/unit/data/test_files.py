@@ -96,6 +96,13 @@ def test_row_groups_and_columns_that_a_filter_does_not_want_are_not_read(folder:
     assert [row["b"] for row in rows_of(found)] == list(range(150))
 
 
+def test_a_column_whose_name_is_part_of_another_ones_is_not_read(folder: Path) -> None:
+    damage(folder / "2.parquet", group=0, column=0)  # "a", which "state" has in it
+    path = str(folder / "2.parquet")
+    found = files.find(path, filter_=[("state", "=", "x0")], columns=["b"])
+    assert [row["b"] for row in rows_of(found)] == list(range(800, 1000, 2))
+
+
 def test_a_file_that_was_written_again_is_filtered_anew(folder: Path) -> None:
     wanted = [("a", "<", 150)]
     assert files.find(str(folder), filter_=wanted).units == [100, 50]
