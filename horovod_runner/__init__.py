@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from horovod_runner.context import log_to_driver
+    from horovod_runner.context import (
+        current_attempt,
+        load_checkpoint,
+        log_to_driver,
+        report,
+        save_checkpoint,
+    )
     from horovod_runner.errors import (
         CancelledError,
         ChannelError,
+        CheckpointError,
         DataError,
         GpuError,
         HangError,
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CancelledError",
     "ChannelError",
+    "CheckpointError",
     "DataError",
     "GpuError",
     "HangError",
@@ -41,10 +49,21 @@ __all__ = [
     "RankFailedError",
     "SerializationError",
     "SlotError",
+    "current_attempt",
+    "load_checkpoint",
     "log_to_driver",
+    "report",
+    "save_checkpoint",
 ]
 
-_HOMES = {"HorovodRunner": "runner", "log_to_driver": "context"}
+_HOMES = {
+    "HorovodRunner": "runner",
+    "current_attempt": "context",
+    "load_checkpoint": "context",
+    "log_to_driver": "context",
+    "report": "context",
+    "save_checkpoint": "context",
+}
 
 
 def __getattr__(name: str) -> Any:

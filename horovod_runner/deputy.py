@@ -13,19 +13,33 @@ import threading
 from collections import deque
 from typing import Literal
 
+import msgspec
+
 from horovod_runner.channel import Channel
 from horovod_runner.driver import Driver
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.job import Job, Outcome, Record
 from horovod_runner.launchers.local import LocalLauncher
-from horovod_runner.messages import Failed, FromRank, Log, Output
+from horovod_runner.messages import (
+    Began,
+    Failed,
+    FilePart,
+    FromRank,
+    Log,
+    Output,
+    Report,
+    Saved,
+    Unsaved,
+)
 from horovod_runner.rank import stderr_echo
+from horovod_runner.sinks import Sink
 
 _KEPT_CHARACTERS = 16 << 20
 _KEPT_MESSAGES = 500_000
+_KEPT_REPORTS = 100_000
 
 
-class Deputy(Driver):
+class Deputy(Driver, Sink):
     """Works in a thread of its own from construction to :meth:`close`.
 
     Args:
@@ -47,7 +61,10 @@ class Deputy(Driver):
 
     def __init__(self, job: Job, host: str) -> None:
         super().__init__(job, LocalLauncher(), self, threading.Event())
-        self._facts: list[tuple[int, Failed | str]] = []
+        self._facts: list[tuple[int, Began | Saved | Unsaved | Failed | str]] = []
+        self._reports: list[tuple[int, Report]] = []
+        self._every, self._seen, self._left_out = 1, 0, 0
+        self._homeless: set[str] = set()  # checkpoints that came here in pieces
         self._texts: deque[tuple[int, Output | Log]] = deque()
         self._characters = 0
         self._cut = 0
@@ -69,6 +86,17 @@ class Deputy(Driver):
 
     def _handle(self, task: int, message: FromRank) -> None:
         match message:
+            case Report():
+                self._keep_report(task, message)
+                return
+            case FilePart():
+                self._homeless.add(message.name)
+            case Saved() if message.marker.name in self._homeless:
+                step = message.marker.step
+                why = "the ranks reach neither the driver nor its folder of checkpoints"
+                self._facts.append((task, Unsaved(message.rank, step, why)))
+            case Began() | Saved() | Unsaved():
+                self._facts.append((task, message))
             case Output() | Log():
                 self._keep(task, message)
             case Failed() if not self._stopped:  # else it was ended from here
@@ -82,6 +110,22 @@ class Deputy(Driver):
             _, first = self._texts.popleft()
             self._characters -= len(first.text)
             self._cut += len(first.text)
+
+    def _keep_report(self, task: int, report: Report) -> None:
+        """Of very many every second one, of those every second one in turn, and so on."""
+        self._seen += 1
+        if self._seen % self._every:
+            self._left_out += 1 + report.left_out
+            return
+        if self._left_out:
+            report = msgspec.structs.replace(report, left_out=report.left_out + self._left_out)
+            self._left_out = 0
+        self._reports.append((task, report))
+        if len(self._reports) > _KEPT_REPORTS:
+            dropped = self._reports[::2]
+            self._left_out += sum(1 + each.left_out for _, each in dropped)
+            self._reports = self._reports[1::2]
+            self._every *= 2
 
     def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
         """Kept as the message that it came in."""
@@ -108,4 +152,5 @@ class Deputy(Driver):
         self._thread.join()
         self._channel.close()
         problem = b"" if self._problem is None else pickle.dumps(self._problem)
-        return Record(self._slots, [*self._facts, *self._texts], self._cut, problem)
+        said = [*self._facts, *self._reports, *self._texts]
+        return Record(self._slots, said, self._cut, problem)

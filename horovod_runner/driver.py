@@ -13,6 +13,7 @@ from threading import Event
 from typing import Any
 
 from horovod_runner import failure, messages, software, topology
+from horovod_runner.archive import Archive
 from horovod_runner.channel import Channel
 from horovod_runner.errors import (
     CancelledError,
@@ -42,9 +43,18 @@ class Driver:
         launcher: where.
         sink: takes what comes back.
         cancelled: set, with a call of :meth:`wake` after it, to end the run.
+        archive: takes the checkpoints; None where there is no place for them.
     """
 
-    def __init__(self, job: Job, launcher: Launcher, sink: Sink, cancelled: Event) -> None:
+    def __init__(
+        self,
+        job: Job,
+        launcher: Launcher,
+        sink: Sink,
+        cancelled: Event,
+        archive: Archive | None = None,
+    ) -> None:
+        self._archive = archive
         self._job = job
         self._launcher = launcher
         self._sink = sink
@@ -170,6 +180,9 @@ class Driver:
         self._stop("a rank was lost")
 
     def _handle(self, task: int, message: messages.FromRank) -> None:
+        if type(message) is messages.Report:  # first: there may be very many
+            self._on_report(task, message)
+            return
         if isinstance(message, messages.Hello) and task in self._hellos:
             self._on_rerun(task)
             return
@@ -188,14 +201,77 @@ class Driver:
                     self._watchdog.handle(self._ranks[task], message)
             case _ if message.rank != self._ranks.get(task):
                 self._channel.dropped += 1  # no task speaks for another's rank
+            case _:
+                self._handle_own(task, message)
+
+    def _handle_own(self, task: int, message: messages.FromRank) -> None:
+        """Take in what a rank says of itself."""
+        match message:
             case messages.Started():
                 self._on_started(message)
             case messages.Output():
                 self._sink.output(message.rank, message.stream, message.text)
             case messages.Log():
                 self._sink.log(message.rank, message.text)
+            case messages.Began():
+                self._sink.began(message.rank)
+            case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
+                self._on_file(task, message)
             case messages.Failed():
                 self._on_failed(task, message)
+
+    def _on_report(self, task: int, report: messages.Report) -> None:
+        if self._apart:
+            return
+        self._liveness.heard(task)
+        if report.rank != self._ranks.get(task):
+            self._channel.dropped += 1
+        else:
+            self._sink.report(report)
+
+    def _on_file(
+        self,
+        task: int,
+        message: messages.FilePart | messages.Saved | messages.Unsaved | messages.Fetch,
+    ) -> None:
+        """Checkpoints, and the timeline: what is wrong with them ends no training."""
+        if isinstance(message, messages.Fetch):
+            self._channel.send(task, self._fetched(message))
+            return
+        try:
+            match message:
+                case messages.FilePart() if self._archive is not None:
+                    timeline = self._archive.part(message)
+                    if timeline is not None:
+                        self._sink.notice(f"Horovod's timeline: {timeline}")
+                case messages.Saved() if self._archive is not None:
+                    saved = self._archive.saved(message.marker)
+                    if saved is not None:
+                        self._sink.checkpoint(saved)
+                case messages.Unsaved():
+                    self._unsaved(f"the checkpoint of step {message.step}", message.reason)
+        except ValueError:
+            self._channel.dropped += 1
+        except OSError as error:
+            what = message.name if isinstance(message, messages.FilePart) else "a checkpoint"
+            self._unsaved(what, str(error))
+
+    def _unsaved(self, what: str, why: str) -> None:
+        latest = self._archive.markers[0] if self._archive and self._archive.markers else None
+        there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
+        self._sink.notice(
+            f"{what} could not be written: {why}. The training goes on; {there}. Free space, or "
+            "set checkpoint_dir to another place."
+        )
+
+    def _fetched(self, message: messages.Fetch) -> messages.Fetched:
+        if self._archive is None:
+            problem = (
+                "the ranks reach neither the driver nor its folder of checkpoints: set "
+                "checkpoint_dir to a store that driver and executors share."
+            )
+            return messages.Fetched(message.name, message.offset, problem=problem)
+        return self._archive.fetch(message)
 
     def _on_hello(self, task: int, hello: messages.Hello) -> None:
         if hello.offer.task != task:
@@ -254,8 +330,22 @@ class Driver:
             return
         self._pids[message.rank] = message.pid
         self._watchdog.started(message.rank)
-        if len(self._pids) == self._job.size > 1:
-            self._sink.notice(topology.describe(self._slots, self._pids))
+        if len(self._pids) == self._job.size:
+            self._sink.ranks(self._described({}))
+            if self._job.size > 1:
+                self._sink.notice(topology.describe(self._slots, self._pids))
+
+    def _described(self, exit_codes: dict[int, int | None]) -> list[topology.RankInfo]:
+        return [
+            topology.RankInfo(
+                slot.rank,
+                slot.hostname,
+                self._pids.get(slot.rank),
+                tuple(slot.gpus),
+                exit_codes.get(slot.rank),
+            )
+            for slot in self._slots
+        ]
 
     def _on_failed(self, task: int, message: messages.Failed) -> None:
         if self._stopped or task in self._failed:
@@ -393,6 +483,7 @@ class Driver:
         for outcome in outcomes:
             if outcome.record is not None:
                 self._replay(outcome.record)
+        self._sink.ranks(self._described({each.rank: each.exit_code for each in outcomes}))
         return outcomes
 
     def _result(self, outcomes: list[Outcome]) -> Any:

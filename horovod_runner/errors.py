@@ -3,6 +3,7 @@
     HorovodRunnerError (RuntimeError)
     ├── SlotError          the cluster has too few slots, or none that fit
     ├── DataError          a dataset cannot be read, packed or made into tensors
+    ├── CheckpointError    a checkpoint cannot be read, or its folder cannot be used
     ├── GpuError           a host has too few GPUs for its ranks
     ├── SerializationError main or its arguments cannot be sent to the ranks
     ├── LaunchError        the ranks could not be started
@@ -30,6 +31,10 @@ class SlotError(HorovodRunnerError):
 
 class DataError(HorovodRunnerError):
     """A dataset cannot be read, packed or made into tensors."""
+
+
+class CheckpointError(HorovodRunnerError):
+    """A checkpoint cannot be read, or its folder cannot be used."""
 
 
 class GpuError(HorovodRunnerError):

@@ -11,6 +11,37 @@ import os
 import pickle
 from typing import Any, NamedTuple
 
+from horovod_runner.checkpoint import Marker, Mode
+
+
+class CheckpointPlan(NamedTuple):
+    """Where a run's checkpoints go, and what it goes on from.
+
+    Attributes:
+        folder: the path or URL.
+        token: the run's id; also the sign by which a host tells that it sees that folder.
+        attempt: of the run, from 1 on.
+        next_number: of the next checkpoint in the folder.
+        keep, best, mode: as given to HorovodRunner.
+        lineage: whether all checkpoints of the folder are this training's, not its own run's only.
+        resume: what to go on from, the latest first; empty for a start.
+        fetched: the path of the first of them that is whole, where it came over the channel.
+    """
+
+    folder: str
+    token: str
+    attempt: int = 1
+    next_number: int = 1
+    keep: int | None = None
+    best: str | None = None
+    mode: Mode = "min"
+    lineage: bool = False
+    resume: tuple[Marker, ...] = ()
+    fetched: str = ""
+
+
+NO_CHECKPOINTS = CheckpointPlan("", "")
+
 
 class WorkerJob(NamedTuple):
     """What a worker is told through its job file.
@@ -21,6 +52,10 @@ class WorkerJob(NamedTuple):
         argv: its ``sys.argv``.
         data: the pickled readers of its datasets; empty where there are none.
         pieces: see messages.Assignment.
+        size: the number of ranks.
+        attempt: of the run, from 1 on.
+        reports: whether this rank's reports are wanted.
+        checkpoints: where they go.
     """
 
     rank: int
@@ -29,6 +64,10 @@ class WorkerJob(NamedTuple):
     argv: list[str]
     data: bytes = b""
     pieces: dict[str, list[bytes]] | None = None
+    size: int = 1
+    attempt: int = 1
+    reports: bool = True
+    checkpoints: CheckpointPlan = NO_CHECKPOINTS
 
 
 class WorkerOutcome(NamedTuple):

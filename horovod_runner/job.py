@@ -12,19 +12,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from horovod_runner import hang, software
+from horovod_runner import handover, hang, software
 from horovod_runner.errors import SerializationError
 from horovod_runner.gpu import Pinning
-from horovod_runner.handover import WorkerOutcome
-from horovod_runner.messages import Failed, Log, Output
+from horovod_runner.handover import CheckpointPlan, WorkerOutcome
+from horovod_runner.messages import Began, Failed, Log, Output, Report, Saved, Unsaved
 from horovod_runner.topology import Slot
 
 # The user's knobs of Horovod and of the libraries under it follow the job to every rank.
 _FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_")
+ReportRanks = Literal[0, "all"]
 _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 
 
@@ -46,6 +47,10 @@ class Job:
         software: what the driver has installed.
         data: the pickled readers of the datasets; empty where there are none.
         data_limit: as given to HorovodRunner.
+        attempt: of the run, from 1 on.
+        checkpoints: where they go, and what to go on from.
+        report_ranks: as given to HorovodRunner.
+        timeline: whether Horovod's timeline is wanted.
     """
 
     run_id: str
@@ -61,6 +66,10 @@ class Job:
     software: Mapping[str, str] = field(default_factory=dict)
     data: bytes = field(default=b"", repr=False)
     data_limit: int | None = None
+    attempt: int = 1
+    checkpoints: CheckpointPlan = handover.NO_CHECKPOINTS
+    report_ranks: ReportRanks = 0
+    timeline: bool = False
 
     @property
     def stall_seconds(self) -> int:
@@ -81,6 +90,8 @@ def make_job(
     hang_timeout: float | None,
     ship_modules: Sequence[ModuleType],
     warn_bytes: int,
+    report_ranks: ReportRanks = 0,
+    timeline: bool = False,
 ) -> Job:
     """Pickle a function and its arguments into a job.
 
@@ -132,6 +143,8 @@ def make_job(
         stream_output=stream_output,
         hang_timeout=hang_timeout,
         software=software.installed(),
+        report_ranks=report_ranks,
+        timeline=timeline,
     )
 
 
@@ -168,7 +181,7 @@ class Record(msgspec.Struct, frozen=True):
     """
 
     slots: list[Slot]
-    said: list[tuple[int, Output | Log | Failed | str]]
+    said: list[tuple[int, Began | Output | Log | Report | Saved | Unsaved | Failed | str]]
     cut: int = 0
     problem: bytes = b""
 

@@ -3,16 +3,19 @@
 On the wire each message is MessagePack with its type's name in front; nothing is ever unpickled
 from here.
 
-    rank to driver: Hello, Started, Output, Log, Alive, Stalled, Stacks, Failed, Ended
-    driver to rank: Welcome, Apart, Assignment, ShowStacks, Stop, Taken
+    rank to driver: Hello, Started, Began, Output, Log, Report, FilePart, Saved, Unsaved, Fetch,
+                    Alive, Stalled, Stacks, Failed, Ended
+    driver to rank: Welcome, Apart, Assignment, Fetched, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeVar
 
 import msgspec
 
+from horovod_runner.checkpoint import Marker
 from horovod_runner.topology import Offer, Slot
 
 
@@ -45,6 +48,12 @@ class Started(Message, frozen=True):
     pid: int
 
 
+class Began(Message, frozen=True):
+    """``main`` is called on a rank now."""
+
+    rank: int
+
+
 class Output(Message, frozen=True):
     """A piece of what a rank printed: whole lines, but for the last piece and for size 1."""
 
@@ -58,6 +67,60 @@ class Log(Message, frozen=True):
 
     rank: int
     text: str
+
+
+class Report(Message, frozen=True):
+    """What ``report`` was called with.
+
+    Attributes:
+        metrics: numbers by name; NaN and infinity among them.
+        time: when, in seconds since the epoch, by the clock of the rank's host.
+        left_out: how many reports of this rank before this one found no room and were left out.
+    """
+
+    rank: int
+    metrics: Mapping[str, int | float]
+    step: int | None = None
+    epoch: int | None = None
+    time: float = 0.0
+    left_out: int = 0
+
+
+class FilePart(Message, frozen=True):
+    """A piece of a file on its way to the driver's machine, from its start to its end.
+
+    Attributes:
+        name: of a checkpoint, or "timeline".
+        offset: where the piece begins, in bytes.
+    """
+
+    rank: int
+    name: str
+    offset: int
+    data: bytes
+
+
+class Saved(Message, frozen=True):
+    """A checkpoint is complete: in its folder, or as the file parts before this message."""
+
+    rank: int
+    marker: Marker
+
+
+class Unsaved(Message, frozen=True):
+    """A checkpoint could not be written; the ones before it are unharmed."""
+
+    rank: int
+    step: int
+    reason: str
+
+
+class Fetch(Message, frozen=True):
+    """Asks for a piece of a checkpoint that the driver alone sees; Fetched answers."""
+
+    rank: int
+    name: str
+    offset: int
 
 
 class Alive(Message, frozen=True):
@@ -147,6 +210,20 @@ class Assignment(Message, frozen=True):
     pieces: dict[str, list[bytes]] = {}
 
 
+class Fetched(Message, frozen=True):
+    """A piece of a checkpoint.
+
+    Attributes:
+        data: empty at the end of the file.
+        problem: why it cannot be had; empty otherwise.
+    """
+
+    name: str
+    offset: int
+    data: bytes = b""
+    problem: str = ""
+
+
 class ShowStacks(Message, frozen=True):
     """Answer with Stacks."""
 
@@ -161,8 +238,24 @@ class Taken(Message, frozen=True):
     """The driver has taken everything up to Ended."""
 
 
-FromRank = Hello | Started | Output | Log | Alive | Stalled | Stacks | Failed | Ended
-FromDriver = Welcome | Apart | Assignment | ShowStacks | Stop | Taken
+FromRank = (
+    Hello
+    | Started
+    | Began
+    | Output
+    | Log
+    | Report
+    | FilePart
+    | Saved
+    | Unsaved
+    | Fetch
+    | Alive
+    | Stalled
+    | Stacks
+    | Failed
+    | Ended
+)
+FromDriver = Welcome | Apart | Assignment | Fetched | ShowStacks | Stop | Taken
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

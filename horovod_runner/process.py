@@ -3,7 +3,9 @@
     parent                                   worker
       job file      ------ fd, read ------>  what to run
       outcome file  <----- fd, write ------  how it ended
-      pipe          <----- framed messages   log_to_driver, reports
+      pipe          <----- framed messages   log_to_driver
+      pipe          <----- framed messages   reports: the worker never waits for room
+      pipe          <----- framed messages   checkpoints
       pipe          <----- stacks            when asked for
       pipes         <----- stdout, stderr
       lifeline      ------ order ----------> its guard, which ends it
@@ -52,7 +54,7 @@ class WorkerProcess:
         directory: the working directory; this process's own if None.
 
     Attributes:
-        stdout, stderr, frames, stacks: descriptors to read, non-blocking.
+        stdout, stderr, frames, reports, bulk, stacks: descriptors to read, non-blocking.
         born: becomes readable when :attr:`pid` is known.
     """
 
@@ -62,14 +64,17 @@ class WorkerProcess:
         job_file = _unnamed_file("job")
         self._outcome_file = _unnamed_file("outcome")
         self.frames, frames_write = os.pipe()
+        self.reports, reports_write = os.pipe()
+        self.bulk, bulk_write = os.pipe()
         self.born, born_write = os.pipe()
         self.stacks, stacks_write = os.pipe()
         lifeline, lifeline_write = os.pipe()
+        sent = (frames_write, reports_write, bulk_write, stacks_write)
         self._lifeline: int | None = lifeline_write
         try:
             _write_job(job_file, job)
             outcome = self._outcome_file.fileno()
-            passed = (job_file.fileno(), outcome, frames_write, stacks_write, lifeline, born_write)
+            passed = (job_file.fileno(), outcome, *sent, lifeline, born_write)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
                 stdin=subprocess.DEVNULL,
@@ -82,12 +87,12 @@ class WorkerProcess:
                 start_new_session=True,
             )
         except BaseException:
-            for descriptor in (self.frames, self.stacks, self.born, lifeline_write):
+            for descriptor in (*self._received, self.born, lifeline_write):
                 os.close(descriptor)
             self._outcome_file.close()
             raise
         finally:
-            for descriptor in (frames_write, stacks_write, born_write, lifeline):
+            for descriptor in (*sent, born_write, lifeline):
                 os.close(descriptor)
             job_file.close()
         self._pid: int | None = None
@@ -95,7 +100,7 @@ class WorkerProcess:
         assert self._process.stderr is not None  # noqa: S101
         self.stdout = self._process.stdout.fileno()
         self.stderr = self._process.stderr.fileno()
-        for descriptor in (self.stdout, self.stderr, self.frames, self.stacks):
+        for descriptor in (self.stdout, self.stderr, *self._received):
             os.set_blocking(descriptor, False)
             _enlarge(descriptor)
         self._exit_descriptor = _open_pidfd(self._process.pid)
@@ -105,6 +110,10 @@ class WorkerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _received(self) -> tuple[int, int, int, int]:
+        return self.frames, self.reports, self.bulk, self.stacks
 
     @property
     def pid(self) -> int:
@@ -168,7 +177,7 @@ class WorkerProcess:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._outcome_file.close()
-        for descriptor in (self.frames, self.stacks, self.born):
+        for descriptor in (*self._received, self.born):
             os.close(descriptor)
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:

@@ -5,6 +5,7 @@ Runs in a Spark task or in a thread of the driver, beside the worker and never i
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -15,11 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from horovod_runner import environment, gpu, host, messages, software
+from horovod_runner import checkpoint, environment, gpu, host, messages, software, stores
 from horovod_runner.channel import ChannelAddress, Link
-from horovod_runner.errors import DataError, HorovodRunnerError
+from horovod_runner.checkpoint import Marker
+from horovod_runner.errors import CheckpointError, DataError, HorovodRunnerError
 from horovod_runner.folder import VARIABLE, RunFolder
-from horovod_runner.handover import WorkerJob
+from horovod_runner.handover import CheckpointPlan, WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.messages import Assignment
 from horovod_runner.process import WorkerProcess
@@ -29,6 +31,10 @@ from horovod_runner.watch import LOST_DRIVER, Watch
 REACH_SECONDS = 30.0
 _APART_SECONDS = 10.0
 _DRAIN_SECONDS = 30.0  # without any progress
+_FETCH_SECONDS = 60.0  # for the driver to check a checkpoint and give a piece of it
+_PIECE_BYTES = 1 << 20
+_ENOUGH_WAITING = 32  # pieces that the driver has not taken
+_TIMELINE = "HOROVOD_TIMELINE"
 
 
 class _CalledOffError(Exception):
@@ -88,9 +94,7 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings, kept: Exi
         if here.apart is not None and not link.reaches(_APART_SECONDS):
             raise _ApartError
         try:
-            folder = RunFolder(job.run_id, limit=job.data_limit) if job.data else None
-            if folder is not None:
-                kept.enter_context(folder)
+            folder = kept.enter_context(RunFolder(job.run_id, limit=job.data_limit))
             outcome = _run(job, address, here, link, folder)
         except _ApartError:
             raise
@@ -111,9 +115,9 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings, kept: Exi
 
 
 def _run(
-    job: Job, address: ChannelAddress, here: Surroundings, link: Link, folder: RunFolder | None
+    job: Job, address: ChannelAddress, here: Surroundings, link: Link, folder: RunFolder
 ) -> Outcome:
-    pieces = {} if here.take_in is None or folder is None else here.take_in(folder.path)
+    pieces = {} if here.take_in is None else here.take_in(folder.path)
     offer = _offer(job, address, here)
     # Task 0 becomes rank 0: the meeting points are on its host.
     with _Meeting(offer.address, job.size) if here.task == 0 else _NoMeeting() as meeting:
@@ -123,8 +127,20 @@ def _run(
         link.put(hello)
         assignment = _await_assignment(link, address)
         slot = next(slot for slot in assignment.slots if slot.task == here.task)
+        plan = job.checkpoints
+        if slot.rank == 0 and plan.resume:
+            plan = _fetched(plan, link, folder.path)
         worker_job = WorkerJob(
-            slot.rank, job.main, here.path, list(job.argv), job.data, assignment.pieces
+            slot.rank,
+            job.main,
+            here.path,
+            list(job.argv),
+            job.data,
+            assignment.pieces,
+            slot.size,
+            job.attempt,
+            job.report_ranks in ("all", slot.rank),
+            plan,
         )
         variables = environment.worker_variables(
             slot,
@@ -133,12 +149,81 @@ def _run(
             _gpu_variables(job, slot),
             here.user_environment,
         )
-        if folder is not None:
-            variables[VARIABLE] = str(folder.path)
+        variables[VARIABLE] = str(folder.path)
+        timeline = folder.path / "timeline.json"
+        if job.timeline:  # all ranks must ask for it; rank 0 alone writes
+            variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
         with WorkerProcess(worker_job, variables, here.directory) as worker:
             watch = Watch(job, slot, link, worker, here.echo)
             watch.until_end()
+            if job.timeline and slot.rank == 0:
+                _send_timeline(timeline, link)
             return watch.outcome()
+
+
+def _fetched(plan: CheckpointPlan, link: Link, folder: Path) -> CheckpointPlan:
+    """See to it that rank 0 has what it goes on from.
+
+    Raises:
+        CheckpointError: the driver has no whole one, or does not answer.
+    """
+    if checkpoint.is_seen(stores.open_folder(plan.folder), plan.token):
+        return plan
+    problems = []
+    for marker in plan.resume:
+        problem = _fetch(marker, link, folder)
+        if not problem:
+            return plan._replace(fetched=str(folder / marker.name))
+        problems.append(problem)
+    raise CheckpointError(f"nothing to go on from could be fetched: {' '.join(problems)}")
+
+
+def _fetch(marker: Marker, link: Link, folder: Path) -> str:
+    """Copy a checkpoint here, piece by piece; returns why that cannot be, or nothing.
+
+    Raises:
+        _CalledOffError: the driver called the run off.
+    """
+    offset = 0
+    with (folder / marker.name).open("wb") as file:
+        while offset < marker.size:
+            link.put(messages.Fetch(0, marker.name, offset))
+            answer = _await_piece(link, marker.name, offset)
+            if answer.problem or not answer.data:
+                return answer.problem or f"{marker.name} was cut short at {offset} bytes."
+            file.write(answer.data)
+            offset += len(answer.data)
+    return ""
+
+
+def _await_piece(link: Link, name: str, offset: int) -> messages.Fetched:
+    deadline = time.monotonic() + _FETCH_SECONDS
+    while time.monotonic() < deadline:
+        for message in link.wait(0.5):
+            if isinstance(message, messages.Fetched):
+                if (message.name, message.offset) == (name, offset):
+                    return message
+            elif isinstance(message, messages.Stop):
+                raise _CalledOffError(message.reason)
+        if link.lost:
+            raise _CalledOffError(LOST_DRIVER)
+    problem = f"the driver gave no piece of {name} within {_FETCH_SECONDS:.0f} s."
+    return messages.Fetched(name, offset, problem=problem)
+
+
+def _send_timeline(path: Path, link: Link) -> None:
+    """Send what Horovod has written, also where the worker was killed."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:  # main never called hvd.init()
+        return
+    with file:
+        offset = 0
+        while data := file.read(_PIECE_BYTES):
+            link.put(messages.FilePart(0, "timeline", offset, data))
+            offset += len(data)
+            while link.waiting >= _ENOUGH_WAITING and not link.lost:
+                link.wait(0.1)
 
 
 def _offer(job: Job, address: ChannelAddress, here: Surroundings) -> Offer:

@@ -4,27 +4,38 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from horovod_runner.archive import Archive
+from horovod_runner.attempts import run_attempts
+from horovod_runner.checkpoint import Mode
 from horovod_runner.datasets import find_datasets
 from horovod_runner.deputy import Deputy
 from horovod_runner.driver import Driver
+from horovod_runner.errors import CancelledError
 from horovod_runner.gpu import Pinning
 from horovod_runner.hang import DEFAULT_SECONDS
-from horovod_runner.job import make_job
+from horovod_runner.job import Job, ReportRanks, make_job
 from horovod_runner.launchers import Launcher
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.launchers.spark import SparkLauncher, find_session
+from horovod_runner.recorder import Recorder
+from horovod_runner.result import Run, Status, Timings, plain_params
+from horovod_runner.sinks import Sink, Sinks
+from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.terminal import TerminalSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Verbosity = Literal["all", "log_callback_only"]
+_EVENTS = tuple(name for name in vars(Sink) if not name.startswith("_"))
 
 
 class HorovodRunner:
@@ -57,6 +68,24 @@ class HorovodRunner:
             go to the ranks' own disks, unless all ranks are on this machine.
         data_limit: how many bytes the datasets of a run may take on each host's disk. None: all
             that is free but 1 GiB (or a twentieth of the disk, if that is less).
+        checkpoint_dir: where ``save_checkpoint`` writes: a path, or an URL that fsspec knows
+            (``s3://``, ``gs://``, ``abfs://``, ``hdfs://``, ``dbfs:/``). Executors that do not see
+            a path as this machine does send their checkpoints here. None: a temporary folder of
+            this machine, which lasts as long as :attr:`last_run`.
+        keep: how many checkpoints to keep; None keeps all.
+        best: the metric by which they are kept, the latest one in any case; None keeps the latest.
+        mode: whether "min" or "max" of it is good.
+        resume: whether ``load_checkpoint`` gives the latest checkpoint of ``checkpoint_dir``, if
+            there is one. Without, a run leaves those of former runs alone.
+        max_restarts: how often a failed run is launched again, from its latest checkpoint: so
+            often after errors, and so often after losses of a process or host. An error that comes
+            back at the same place without a checkpoint between ends the run.
+        report_ranks: whose ``report`` counts: rank 0's, or "all".
+        progress: whether to show a progress bar, or lines where there is no terminal, of what is
+            reported.
+        sinks: take what comes back, too: MLflow, TensorBoard, your own
+            (:mod:`horovod_runner.sinks`).
+        timeline: a file of this machine for Horovod's timeline.
         warn_pickle_bytes: above this size of ``main`` and its arguments a warning names the
             largest part.
         spark: the session for ``np`` >= 0; None takes the active one, or creates one.
@@ -79,6 +108,16 @@ class HorovodRunner:
         ship_modules: Sequence[ModuleType] = (),
         data_dir: str | os.PathLike[str] | None = None,
         data_limit: int | None = None,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        keep: int | None = 3,
+        best: str | None = None,
+        mode: Mode = "min",
+        resume: bool = False,
+        max_restarts: int = 0,
+        report_ranks: ReportRanks = 0,
+        progress: bool = True,
+        sinks: Sequence[Sink] = (),
+        timeline: str | os.PathLike[str] | None = None,
         warn_pickle_bytes: int = 64 << 20,
         spark: SparkSession | None = None,
     ) -> None:
@@ -110,6 +149,11 @@ class HorovodRunner:
                     f"ship_modules must hold modules, not {type(module).__name__}: "
                     "import mymodule, then ship_modules=[mymodule]"
                 )
+        _check_checkpoints(keep, mode, resume, checkpoint_dir, max_restarts)
+        _check_sinks(report_ranks, sinks)
+        timeline_path = None if timeline is None else Path(timeline).absolute()
+        if timeline_path is not None and not timeline_path.parent.is_dir():
+            raise ValueError(f"timeline={timeline!r}: there is no folder {timeline_path.parent}")
         if np == 0:
             warnings.warn(
                 "np=0 (all slots) is deprecated: the number of slots depends on which executors "
@@ -127,9 +171,21 @@ class HorovodRunner:
         self._ship_modules = tuple(ship_modules)
         self._data_dir = None if data_dir is None else Path(data_dir).absolute()
         self._data_limit = data_limit
+        self._checkpoint_dir = None if checkpoint_dir is None else os.fspath(checkpoint_dir)
+        self._keep = keep
+        self._best = best
+        self._mode: Mode = mode
+        self._resume = resume
+        self._max_restarts = max_restarts
+        self._report_ranks: ReportRanks = report_ranks
+        self._progress = progress
+        self._sinks = tuple(sinks)
+        self._timeline = timeline_path
         self._warn_pickle_bytes = warn_pickle_bytes
         self._spark = spark
         self._runs: dict[threading.Event, Driver | None] = {}
+        #: The run that is under way, or the last one; None before the first.
+        self.last_run: Run | None = None
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``main(**kwargs)`` on every rank and return rank 0's value.
@@ -160,6 +216,7 @@ class HorovodRunner:
                 f"main must be callable, not {type(main).__name__}: pass the function itself, "
                 "run(train), not what it returns, run(train())"
             )
+        timings = Timings(time.time())
         cancelled = threading.Event()
         self._runs[cancelled] = None
         try:
@@ -177,6 +234,8 @@ class HorovodRunner:
                 hang_timeout=self._hang_timeout,
                 ship_modules=self._ship_modules,
                 warn_bytes=self._warn_pickle_bytes,
+                report_ranks=self._report_ranks,
+                timeline=self._timeline is not None,
             )
             with datasets.prepared(
                 job,
@@ -185,15 +244,65 @@ class HorovodRunner:
                 data_limit=self._data_limit,
                 ship_modules=self._ship_modules,
             ) as job:
-                driver = Driver(job, launcher, TerminalSink(size), cancelled)
-                self._runs[cancelled] = driver
-                return driver.run()
+                run = Run(job.run_id, self._np, plain_params(self._np, kwargs), timings=timings)
+                return self._run(run, job, launcher, cancelled)
         finally:
             del self._runs[cancelled]
 
+    def _run(self, run: Run, job: Job, launcher: Launcher, cancelled: threading.Event) -> Any:
+        archive = Archive(
+            job.run_id,
+            self._checkpoint_dir,
+            keep=self._keep,
+            best=self._best,
+            mode=self._mode,
+            resume=self._resume,
+            timeline=self._timeline,
+        )
+
+        def entered(driver: Driver) -> None:
+            self._runs[cancelled] = driver
+
+        with archive:
+            run._archive = archive
+            weakref.finalize(run, archive.discard)
+            self.last_run = run
+            progress = Progress() if self._progress else None
+            terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
+            own = [recorder, terminal, *([progress] if progress is not None else [])]
+            sink = Sinks(own, self._sinks, terminal.notice)
+            sink.begin(run)
+            status: Status = "failed"
+            try:
+                value = run_attempts(
+                    job,
+                    launcher,
+                    sink,
+                    recorder,
+                    archive=archive,
+                    cancelled=cancelled,
+                    max_restarts=self._max_restarts,
+                    entered=entered,
+                )
+                status = "finished"
+                return value
+            except (CancelledError, KeyboardInterrupt):
+                status = "cancelled"
+                raise
+            finally:
+                recorder.ended(status)
+                sink.end(run)
+                sink.close()
+
     def __getstate__(self) -> dict[str, Any]:
         # A main that is a method of an object that holds its runner has to be picklable.
-        return {**self.__dict__, "_runs": {}, "_ship_modules": ()}
+        left_here: dict[str, Any] = {
+            "_runs": {},
+            "_ship_modules": (),
+            "_sinks": (),
+            "last_run": None,
+        }
+        return {**self.__dict__, **left_here}
 
     def cancel(self) -> None:
         """End the run that is under way, from another thread; without one nothing happens.
@@ -224,7 +333,39 @@ class HorovodRunner:
         return SparkLauncher(spark, self._slot_timeout, notice, cancelled, Deputy)
 
 
-def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+def _whole(name: str, value: object, least: int, note: str) -> None:
+    if value is None and name == "keep":
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}; {note}")
+
+
+def _check_checkpoints(
+    keep: int | None, mode: str, resume: bool, checkpoint_dir: object, max_restarts: int
+) -> None:
+    _one_of("mode", mode, get_args(Mode))
+    _whole("keep", keep, 1, "None keeps all")
+    _whole("max_restarts", max_restarts, 0, "0 restarts nothing")
+    if resume and checkpoint_dir is None:
+        raise ValueError(
+            "resume=True goes on from the checkpoints in checkpoint_dir, and none is given: "
+            "name the folder or URL that the former run wrote to"
+        )
+
+
+def _check_sinks(report_ranks: object, sinks: Sequence[Sink]) -> None:
+    _one_of("report_ranks", report_ranks, get_args(ReportRanks))
+    for sink in sinks:
+        if isinstance(sink, type) or not any(hasattr(sink, event) for event in _EVENTS):
+            raise TypeError(
+                f"sinks must hold sinks (horovod_runner.sinks.Sink), and {sink!r} has none of "
+                f"the methods {', '.join(_EVENTS)}"
+            )
+
+
+def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         listed = ", ".join(map(repr, choices))
         raise ValueError(f"{name} must be one of {listed}, not {value!r}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -189,6 +190,21 @@ def _first_of_each_first(gpus: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     firsts = [own[0] for own in gpus if own]
     others = [gpu for own in gpus for gpu in own[1:]]
     return tuple(dict.fromkeys([*firsts, *others]))
+
+
+class RankInfo(NamedTuple):
+    """A rank as ``runner.last_run.ranks`` shows it.
+
+    Attributes:
+        gpus: the GPUs that it was given.
+        exit_code: its process's, negative for a signal; None while it runs, or where it was lost.
+    """
+
+    rank: int
+    host: str
+    pid: int | None
+    gpus: tuple[str, ...]
+    exit_code: int | None
 
 
 def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:

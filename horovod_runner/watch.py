@@ -10,6 +10,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 import zmq
@@ -27,6 +28,13 @@ _TAIL_LINES = 30
 _TAIL_LINE_CHARACTERS = 2000
 _POLL_MS = 100
 _BEAT_MS = 1000
+# Reports are fetched on a clock: a training loop that sends one a step is not to wake this process
+# with each. Sooner where the pipe fills.
+_REPORTS_SECONDS = 0.1
+_REPORTS_SOON_SECONDS = 0.01
+_REPORTS_MANY_BYTES = PIPE_BYTES // 8
+# So many batches that the driver has not taken: reports and checkpoints stay in their pipes.
+_ENOUGH_WAITING = 32
 _ACTIVITY_SECONDS = 5.0  # between two looks at what the worker does
 _STACKS_SECONDS = 2.0  # for the first of a worker's stacks to come, and a tenth for the rest
 LOST_DRIVER = (
@@ -50,7 +58,9 @@ class Watch:
         self._link = link
         self._worker = worker
         self._held: deque[bytes] = deque()
-        self._frames = bytearray()
+        self._frames = {pipe: bytearray() for pipe in (worker.frames, worker.reports, worker.bulk)}
+        self._reports_at: float | None = None
+        self._bulk_waits = False
         self._kill_at: float | None = None
         self._problem = ""
         self._activity: Activity | None = None
@@ -67,7 +77,7 @@ class Watch:
         }
         self._poller = zmq.Poller()
         self._poller.register(link.socket, link.wanted)
-        self._open = {worker.stdout, worker.stderr, worker.frames, worker.stacks}
+        self._open = {worker.stdout, worker.stderr, worker.stacks, *self._frames}
         for descriptor in self._open:
             self._poller.register(descriptor, zmq.POLLIN)
         self._poller.register(link.monitor, zmq.POLLIN)
@@ -95,14 +105,13 @@ class Watch:
             self._flush_held()
         else:
             self._poller.modify(self._link.socket, self._link.wanted)
-            ready = dict(self._poller.poll(_POLL_MS if self._needs_clock() else _BEAT_MS))
+            self._hold_bulk(self._link.waiting >= _ENOUGH_WAITING)
+            ready = dict(self._poller.poll(self._patience()))
             if self._worker.born in ready:
                 self._poller.unregister(self._worker.born)
                 self._queue(messages.Started(self._slot.rank, self._worker.pid))
                 self._activity = Activity(self._worker.pid, self._activity_seconds)
-            for descriptor in self._open & ready.keys():
-                if self._read(descriptor) is None:
-                    self._leave(descriptor)
+            self._read_ready(self._open & ready.keys())
             if self._link.monitor in ready:
                 self._link.observe()
             self._tell()
@@ -119,6 +128,49 @@ class Watch:
             self._end_worker()
         if self._kill_at is not None and time.monotonic() > self._kill_at:
             self._worker.kill()
+
+    def _patience(self) -> int:
+        """How long to wait for something to happen, in milliseconds."""
+        longest = _POLL_MS if self._needs_clock() else _BEAT_MS
+        if self._reports_at is None or self._link.waiting >= _ENOUGH_WAITING:
+            return longest
+        return min(longest, max(0, round((self._reports_at - time.monotonic()) * 1000)))
+
+    def _hold_bulk(self, wait: bool) -> None:
+        if wait != self._bulk_waits and self._worker.bulk in self._open:
+            self._bulk_waits = wait
+            self._poller.modify(self._worker.bulk, 0 if wait else zmq.POLLIN)
+
+    def _read_reports(self) -> None:
+        """Read what is in the pipe of reports, unless the driver takes no more."""
+        pipe, count = self._worker.reports, 0
+        while self._link.waiting < _ENOUGH_WAITING and count < PIPE_BYTES:
+            found = self._read(pipe)
+            if found is None:
+                self._leave(pipe)
+            if pipe not in self._open:
+                return
+            if not found:
+                break
+            count += found
+            self._link.flush()
+        soon = count >= _REPORTS_MANY_BYTES
+        if count:
+            pause = _REPORTS_SOON_SECONDS if soon else _REPORTS_SECONDS
+            self._reports_at = time.monotonic() + pause
+        elif self._link.waiting < _ENOUGH_WAITING:
+            self._reports_at = None  # nothing for a while: told when something comes
+            self._poller.register(pipe, zmq.POLLIN)
+
+    def _read_ready(self, ready: set[int]) -> None:
+        for descriptor in ready:
+            if descriptor == self._worker.reports:
+                self._poller.unregister(descriptor)  # from here on by the clock
+                self._reports_at = 0.0
+            elif self._read(descriptor) is None:
+                self._leave(descriptor)
+        if self._reports_at is not None and time.monotonic() >= self._reports_at:
+            self._read_reports()
 
     def _tell(self) -> None:
         """What the driver is told without anything having happened."""
@@ -147,7 +199,7 @@ class Watch:
     def _read(self, descriptor: int) -> int | None:
         """Read once: how many bytes, 0 if there were none yet, None at the end of the stream."""
         try:
-            data = os.read(descriptor, _READ_BYTES)
+            data = os.read(descriptor, PIPE_BYTES if descriptor in self._frames else _READ_BYTES)
         except BlockingIOError:
             return 0
         if not data:
@@ -156,9 +208,9 @@ class Watch:
             self._stacks += data
             if self._stacks_until is not None:  # soon complete: it is written in one go
                 self._stacks_until = time.monotonic() + _STACKS_SECONDS / 10
-        elif descriptor == self._worker.frames:
+        elif descriptor in self._frames:
             self._touch()
-            self._forward(data)
+            self._forward(descriptor, data)
         else:
             self._print(self._streams[descriptor], data)
         return len(data)
@@ -171,20 +223,24 @@ class Watch:
 
     def _leave(self, descriptor: int) -> None:
         self._open.discard(descriptor)
-        self._poller.unregister(descriptor)
+        if descriptor == self._worker.reports:
+            self._reports_at = None
+        with suppress(KeyError):  # not polled just now
+            self._poller.unregister(descriptor)
 
-    def _forward(self, data: bytes) -> None:
-        self._frames += data
+    def _forward(self, pipe: int, data: bytes) -> None:
+        held = self._frames[pipe]
+        held += data
         try:
-            end = frames.complete(self._frames)
+            end = frames.complete(held)
         except ValueError:
             # Only a worker that overwrites its own memory comes here; its output still counts.
-            self._frames.clear()
-            self._leave(self._worker.frames)
+            held.clear()
+            self._leave(pipe)
             return
         if end:
-            self._queue_batch(bytes(self._frames[:end]))
-            del self._frames[:end]
+            self._queue_batch(bytes(held[:end]))
+            del held[:end]
 
     def _print(self, stream: Lines, data: bytes, *, final: bool = False) -> None:
         text, lines = stream.feed(data, final=final)

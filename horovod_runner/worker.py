@@ -1,4 +1,4 @@
-"""The process of one rank: ``python -m horovod_runner.worker`` and six descriptors.
+"""The process of one rank: ``python -m horovod_runner.worker`` and eight descriptors.
 
     environment (set by the task) -> forked off its guard -> sys.path and __main__
         -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
@@ -16,10 +16,14 @@ import os
 import pickle
 import sys
 import types
+from contextlib import suppress
 from typing import Any
 
-from horovod_runner import context, gpu, guard, handover, pipe
+from horovod_runner import context, gpu, guard, handover, messages, pipe
+from horovod_runner.context import Rank
+from horovod_runner.frames import frame
 from horovod_runner.handover import WorkerJob, WorkerOutcome
+from horovod_runner.reports import Reporter
 
 # How Horovod and torch.distributed say that somebody else went away.
 _SECONDARY_TEXTS = (
@@ -41,10 +45,11 @@ _SECONDARY_TYPES = (
 
 def main(arguments: list[str]) -> int:
     """Run the rank; returns the exit code."""
-    job_file, outcome_file, frames, stacks, lifeline, born = map(int, arguments)
-    guard.fork(lifeline, born, (0, 1, 2, job_file, outcome_file, frames, stacks))
-    for descriptor in (job_file, outcome_file, frames, stacks):
+    *own, lifeline, born = map(int, arguments)
+    guard.fork(lifeline, born, (0, 1, 2, *own))
+    for descriptor in own:
         os.set_inheritable(descriptor, False)
+    job_file, outcome_file, frames, reports, bulk, stacks = own
     faulthandler.enable()  # a crash in native code still shows Python's stack
     os.set_blocking(stacks, False)  # better half a stack than a worker that waits
     faulthandler.register(guard.STACKS_SIGNAL, file=stacks)
@@ -54,11 +59,17 @@ def main(arguments: list[str]) -> int:
     way_out = pipe.Pipe(job.rank, frames, outcome_file)
     pipe.enter(way_out)
     context.data.readers, context.data.pieces = job.data, job.pieces or {}
+    reporter = Reporter(job.rank, reports, job.reports)
+    rank = Rank(job.rank, job.size, job.attempt, reporter, job.checkpoints, bulk)
+    context.enter(rank)
     sys.path[:] = job.path
     sys.argv[:] = job.argv
     _make_user_main()
     gpu.pin_on_import()
-    outcome = _run(job)
+    outcome = _run(job, way_out)
+    # A failed rank too: what it has saved is what the next attempt goes on from.
+    rank.finish()
+    _end_timeline()
     try:
         handover.write(outcome_file, outcome)
     except OSError as error:
@@ -68,9 +79,6 @@ def main(arguments: list[str]) -> int:
         handover.write(outcome_file, outcome)
     if not outcome.ok:
         # At once, ahead of the survivors' errors: the rest of this process's end takes time.
-        from horovod_runner import messages
-        from horovod_runner.frames import frame
-
         failed = messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
         way_out.send(frame(messages.encode(failed)))
     return outcome.exit_code
@@ -89,10 +97,11 @@ def _make_user_main() -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
-def _run(job: WorkerJob) -> WorkerOutcome:
+def _run(job: WorkerJob, way_out: pipe.Pipe) -> WorkerOutcome:
     try:
         function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
         _share_globals(function)
+        way_out.send(frame(messages.encode(messages.Began(job.rank))))
         value = function(**kwargs)
     except SystemExit as error:
         return _exited(error)
@@ -110,6 +119,16 @@ def _run(job: WorkerJob) -> WorkerOutcome:
         kind = "horovod_runner.errors.SerializationError"
         return WorkerOutcome(False, 1, error_type=kind, traceback=text)
     return WorkerOutcome(True, 0, pickled)
+
+
+def _end_timeline() -> None:
+    """Have Horovod write its timeline to the end; what it has at the exit it may leave out."""
+    for name in ("horovod.torch", "horovod.tensorflow"):
+        horovod = sys.modules.get(name)
+        if horovod is not None and os.environ.get("HOROVOD_TIMELINE"):
+            with suppress(Exception):  # it is shut down already, and with it the timeline
+                if horovod.is_initialized():
+                    horovod.stop_timeline()
 
 
 def _no_room(outcome: WorkerOutcome, error: OSError) -> WorkerOutcome:

@@ -71,8 +71,12 @@ class Launcher(Protocol):
     shares_files: bool
     frames: Mapping[str, Any]
 
-    def slots(self, size: int) -> int:
+    def slots(self, size: int, patience: float = 0.0) -> int:
         """Check that ``size`` ranks fit (0: as many as there are), and return how many to start.
+
+        Args:
+            size: how many.
+            patience: seconds to wait at least for slots that are to come back.
 
         Raises:
             SlotError: they do not fit, with the numbers and the setting to change.

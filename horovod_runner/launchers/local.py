@@ -20,7 +20,7 @@ class LocalLauncher:
     shares_files = True
     frames: Mapping[str, Any] = {}
 
-    def slots(self, size: int) -> int:
+    def slots(self, size: int, patience: float = 0.0) -> int:
         """As many as asked for: the machine is the user's own."""
         return size
 

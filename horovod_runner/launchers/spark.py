@@ -85,7 +85,7 @@ class SparkLauncher:
         if self._is_connect:
             self.channel_host = connect.driver_host(spark, self.channel_host)
 
-    def slots(self, size: int) -> int:
+    def slots(self, size: int, patience: float = 0.0) -> int:
         """See :class:`~horovod_runner.launchers.Launcher`."""
         dynamic = conf_of(self._spark, "spark.dynamicAllocation.enabled") or ""
         if dynamic.lower() == "true" and not self._is_local:
@@ -94,7 +94,7 @@ class SparkLauncher:
                 "dynamic allocation. Set it to false and ask for a fixed number of executors "
                 "(spark.executor.instances, or spark.cores.max on a standalone cluster)."
             )
-        deadline = time.monotonic() + self._patience()
+        deadline = time.monotonic() + max(self._patience(), patience)
         said = time.monotonic()
         count = connect.count_slots if self._is_connect else _count_slots
         while True:

@@ -17,6 +17,7 @@ from horovod_runner.driver import Driver
 from horovod_runner.errors import RankFailedError
 from horovod_runner.handover import WorkerOutcome
 from horovod_runner.job import Job, Outcome
+from horovod_runner.sinks import Sink
 from horovod_runner.topology import Offer
 
 _SECONDS = 30.0
@@ -54,7 +55,7 @@ class Launched:
         return
 
 
-class Heard:
+class Heard(Sink):
     """A sink that remembers."""
 
     def __init__(self) -> None:

@@ -1,0 +1,178 @@
+"""The reports of a run as columns: what ``runner.last_run.metrics`` is made from."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from horovod_runner.messages import Report
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Above so many rows of a rank every second one is dropped, and from there on every second report is
+# left out, of those every second one in turn, and so on.
+MAX_ROWS: Final = 1 << 20
+
+
+class Metrics:
+    """All ranks' reports; filled by one thread, read by any.
+
+    Attributes:
+        latest: by rank, the latest value of each of its metrics, whatever was left out.
+        left_out: by rank, how many reports have no row: those that the rank had no room to send,
+            and those that were thinned here.
+    """
+
+    def __init__(self, max_rows: int = MAX_ROWS) -> None:
+        self._max_rows = max_rows
+        self._lock = threading.Lock()
+        self._ranks: dict[int, _Rows] = {}
+        self.latest: dict[int, dict[str, float | int]] = {}
+        self.left_out: dict[int, int] = {}
+
+    def add(self, report: Report, attempt: int) -> None:
+        """Take a report in."""
+        with self._lock:
+            rank = report.rank
+            rows = self._ranks.get(rank)
+            if rows is None:
+                rows = self._ranks[rank] = _Rows()
+                self.latest[rank] = {}
+                self.left_out[rank] = 0
+            self.latest[rank].update(report.metrics)
+            self.left_out[rank] += report.left_out
+            rows.seen += 1
+            if rows.seen % rows.every:
+                self.left_out[rank] += 1
+                return
+            rows.append(report, attempt)
+            if rows.count > self._max_rows:
+                self.left_out[rank] += rows.thin()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(rows.count for rows in self._ranks.values())
+
+    def series(self, rank: int = 0) -> dict[str, list[tuple[int, int | None, float]]]:
+        """Of one rank: (attempt, step, value) of each metric, in order."""
+        with self._lock:
+            rows = self._ranks.get(rank)
+            if rows is None:
+                return {}
+            return {name: list(rows.points(name)) for name in rows.columns}
+
+    def table(self) -> pa.Table:
+        """A row for each report, in the order of ranks and arrival.
+
+        Columns rank (int32), attempt (int32), step (int64, may be null), epoch (int64, may be
+        null), time (timestamp, UTC), and one of float64 for each metric, null where a report had
+        not that one.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        parts = []
+        with self._lock:
+            names = list(dict.fromkeys(n for rows in self._ranks.values() for n in rows.columns))
+            for rank in sorted(self._ranks):
+                parts.append(_columns_of(np, pa, rank, self._ranks[rank], names))
+        schema = pa.schema(
+            [
+                ("rank", pa.int32()),
+                ("attempt", pa.int32()),
+                ("step", pa.int64()),
+                ("epoch", pa.int64()),
+                ("time", pa.timestamp("us", "UTC")),
+                *((name, pa.float64()) for name in names),
+            ]
+        )
+        return pa.concat_tables(
+            [pa.Table.from_arrays(columns, schema=schema) for columns in parts]
+            or [schema.empty_table()]
+        )
+
+
+class _Column:
+    """The values of one column, and the rows that have one."""
+
+    def __init__(self, code: str) -> None:
+        self.rows = array("q")
+        self.values = array(code)
+
+    def append(self, row: int, value: Any) -> None:
+        self.rows.append(row)
+        self.values.append(value)
+
+    def thin(self) -> None:
+        both = zip(self.rows, self.values, strict=True)
+        kept = [(row >> 1, value) for row, value in both if not row & 1]
+        self.rows = array("q", [row for row, _ in kept])
+        self.values = array(self.values.typecode, [value for _, value in kept])
+
+
+class _Rows:
+    """One rank's reports."""
+
+    def __init__(self) -> None:
+        self.seen = -1
+        self.every = 1
+        self.count = 0
+        self.attempts = array("i")
+        self.times = array("d")
+        self.steps = _Column("q")
+        self.epochs = _Column("q")
+        self.columns: dict[str, _Column] = {}
+
+    def append(self, report: Report, attempt: int) -> None:
+        row = self.count
+        self.count += 1
+        self.attempts.append(attempt)
+        self.times.append(report.time)
+        if report.step is not None:
+            self.steps.append(row, report.step)
+        if report.epoch is not None:
+            self.epochs.append(row, report.epoch)
+        for name, value in report.metrics.items():
+            column = self.columns.get(name)
+            if column is None:
+                column = self.columns[sys.intern(name)] = _Column("d")
+            column.append(row, value)
+
+    def thin(self) -> int:
+        """Drop every second row; returns how many."""
+        before = self.count
+        self.attempts, self.times = self.attempts[::2], self.times[::2]
+        for column in (self.steps, self.epochs, *self.columns.values()):
+            column.thin()
+        self.count = len(self.times)
+        self.every *= 2
+        return before - self.count
+
+    def points(self, name: str) -> Iterator[tuple[int, int | None, float]]:
+        steps = dict(zip(self.steps.rows, self.steps.values, strict=True))
+        column = self.columns[name]
+        for row, value in zip(column.rows, column.values, strict=True):
+            yield self.attempts[row], steps.get(row), value
+
+
+def _columns_of(np: Any, pa: Any, rank: int, rows: _Rows, names: list[str]) -> list[Any]:
+    def filled(column: _Column | None, kind: Any) -> Any:
+        values, missing = np.zeros(rows.count, kind), np.ones(rows.count, bool)
+        if column is not None:
+            at = np.array(column.rows, np.int64)
+            values[at], missing[at] = np.array(column.values, kind), False
+        return pa.array(values, mask=missing)
+
+    micros = (np.array(rows.times, np.float64) * 1e6).astype(np.int64)
+    return [
+        pa.array(np.full(rows.count, rank, np.int32)),
+        pa.array(np.array(rows.attempts, np.int32)),
+        filled(rows.steps, np.int64),
+        filled(rows.epochs, np.int64),
+        pa.array(micros, pa.timestamp("us", "UTC")),
+        *(filled(rows.columns.get(name), np.float64) for name in names),
+    ]
