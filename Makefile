@@ -70,7 +70,7 @@ clean:
 $(MAIN)/.ready: setup.cfg constraints/petastorm.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(MAIN)
 	$(MAIN)/bin/pip install --quiet --constraint constraints/petastorm.txt \
-		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,build,examples,dev]'
+		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,plot,mlflow,tensorboard,build,examples,dev]'
 	$(MAIN)/bin/horovod-runner install
 	touch $@
 

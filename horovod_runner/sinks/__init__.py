@@ -26,18 +26,23 @@ if TYPE_CHECKING:
     from horovod_runner.topology import RankInfo
 
 _CLOSE_SECONDS: Final = 30.0
+_IDLE_SECONDS: Final = 1.0
 _QUEUED_EVENTS: Final = 100_000
 
 
 class Sink:
     """Takes what comes back from the ranks of a run; each method here does nothing.
 
-    Those that are given to HorovodRunner are called in a thread of their own, one call after the
-    other; what they raise is shown once and ends them, not the run.
+    Those that are given to HorovodRunner are called in a thread of their own (but for
+    :meth:`prepare`), one call after the other; what they raise is shown once and ends them, not the
+    run.
     """
 
+    def prepare(self) -> None:
+        """The first call, in the thread that calls ``run``: for what is bound to that thread."""
+
     def begin(self, run: Run) -> None:
-        """The run begins; ``run`` is what ``runner.last_run`` gives, its ``kwargs`` included."""
+        """The run begins; ``run`` is what ``runner.last_run`` gives, with ``run.params``."""
 
     def attempt(self, number: int) -> None:
         """All ranks are about to be launched, for the ``number``-th time from 1 on."""
@@ -62,6 +67,9 @@ class Sink:
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is complete."""
+
+    def idle(self) -> None:
+        """Nothing has come for a second: time to send on what was gathered."""
 
     def end(self, run: Run) -> None:
         """The run has ended; ``run.status`` tells how. The last call."""
@@ -143,6 +151,10 @@ class _Apart:
         self._thread = threading.Thread(
             target=self._work, name=f"horovod_runner-sink-{self._name}", daemon=True
         )
+        try:
+            self._call("prepare", ())
+        except Exception as error:
+            self._give_up("prepare", error)
         self._thread.start()
 
     def put(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -156,26 +168,35 @@ class _Apart:
             self._changed.notify()
 
     def _work(self) -> None:
+        told = True  # of being idle
         while True:
             with self._changed:
                 while not self._events:
                     if self._closed:
                         return
-                    self._changed.wait()
-                event, arguments = self._events.popleft()
+                    if not self._changed.wait(None if told else _IDLE_SECONDS):
+                        break
+                event, arguments = self._events.popleft() if self._events else ("idle", ())
+            told = event == "idle"
             try:
-                method = getattr(self._sink, event, None)
-                if method is not None:
-                    method(*arguments)
+                self._call(event, arguments)
             except Exception as error:
-                self._notice(
-                    f"the sink {self._name} failed in {event}() and gets nothing more of this run: "
-                    f"{type(error).__name__}: {error}"
-                )
-                with self._changed:
-                    self._closed = True
-                    self._events.clear()
+                self._give_up(event, error)
                 return
+
+    def _call(self, event: str, arguments: tuple[Any, ...]) -> None:
+        method = getattr(self._sink, event, None)
+        if method is not None:
+            method(*arguments)
+
+    def _give_up(self, event: str, error: Exception) -> None:
+        self._notice(
+            f"the sink {self._name} failed in {event}() and gets nothing more of this run: "
+            f"{type(error).__name__}: {error}"
+        )
+        with self._changed:
+            self._closed = True
+            self._events.clear()
 
     def close(self, deadline: float) -> None:
         with self._changed:

@@ -1,0 +1,334 @@
+"""What ``report`` costs a training loop, and how many reports a second the driver takes.
+
+The rate has a peer in the same run: a bare ZeroMQ pair with CURVE and messages of the same content,
+two processes that send and one that decodes, turn by turn with ours. Steps of a real model with and
+without reports take turns in blocks, and so do blocks without and without, for the noise.
+
+    python benchmarks/reports.py [--rounds 5] [--seconds 4] [--parts call rate steps] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import report
+
+from horovod_runner import HorovodRunner
+
+_RANKS = 2
+_METRICS = {"1 metric": ("loss",), "4 metrics": ("loss", "accuracy", "lr", "norm")}
+_RATE_METRICS = ("loss", "lr")
+_BURST = 500  # reports: fewer than the pipe to the watching process has room for
+_PAUSE_SECONDS = 0.15  # until they have left that pipe
+_FLOOD = 50_000
+_BLOCK_SECONDS = 0.6  # longer than a report's way to the driver
+_TARGET_MICROS, _TARGET_RATE, _TARGET_SLOWER = 10.0, 300_000.0, 1.01
+_ARMS = ("none", "none again", "reports")
+
+
+class Calls(NamedTuple):
+    """Microseconds a call: in bursts for which there is room, and in a loop that overruns it."""
+
+    bursts: list[float]
+    floods: list[float]
+
+
+class Rate(NamedTuple):
+    """Reports that arrived at the driver, the seconds that took, and those left out on the way."""
+
+    arrived: int
+    seconds: float
+    left_out: int = 0
+
+    @property
+    def per_second(self) -> float:
+        """How many arrived in a second."""
+        return self.arrived / self.seconds
+
+
+def time_calls(names: tuple[str, ...], rounds: int, burst: int, flood: int, pause: float) -> Any:
+    """A rank's ``main``: calls ``report`` with these metrics."""
+    import time
+
+    import horovod_runner
+
+    def once(count: int) -> float:
+        metrics = {name: 0.123 * i for i, name in enumerate(names, 1)}
+        report_ = horovod_runner.report
+        start = time.perf_counter()
+        for step in range(count):
+            report_(step=step, epoch=1, **metrics)
+        return (time.perf_counter() - start) / count * 1e6
+
+    once(burst)
+    bursts, floods = [], []
+    for _ in range(rounds):
+        for _ in range(8):
+            time.sleep(pause)
+            bursts.append(once(burst))
+        floods.append(once(flood))
+    return bursts, floods
+
+
+def report_for(names: tuple[str, ...], seconds: float) -> int:
+    """A rank's ``main``: reports as fast as it can; returns how often."""
+    import time
+
+    import horovod_runner
+
+    report_, count, until = horovod_runner.report, 0, time.monotonic() + seconds
+    metrics = {name: 0.123 * i for i, name in enumerate(names, 1)}
+    while time.monotonic() < until:
+        for _ in range(50):
+            count += 1
+            report_(step=count, epoch=1, **metrics)
+    return count
+
+
+def train(rounds: int, block_seconds: float, distributed: bool) -> Any:
+    """A rank's ``main``: seconds a step of blocks of steps, by turns with and without reports."""
+    import time
+
+    import torch
+
+    import horovod_runner
+
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(
+        torch.nn.Linear(512, 768), torch.nn.ReLU(), torch.nn.Linear(768, 768), torch.nn.ReLU()
+    )
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if distributed:
+        import horovod.torch as hvd
+
+        hvd.init()
+        optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    x, y = torch.randn(32, 512), torch.randn(32, 768)
+    done = 0
+
+    def steps(count: int, reports: bool) -> float:
+        nonlocal done
+        start = time.perf_counter()
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            value = loss.item()
+            done += 1
+            if reports:
+                horovod_runner.report(loss=value, lr=1e-3, step=done, epoch=1)
+        return (time.perf_counter() - start) / count
+
+    steps(50, True)
+    # As many on all ranks: each step is a meeting.
+    count = 150 if distributed else round(block_seconds / steps(100, False))
+    arms = ("none", "none again", "reports")
+    seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+    for turn in range(rounds):
+        for arm in arms if turn % 2 else reversed(arms):
+            seconds[arm].append(steps(count, arm == "reports"))
+    return seconds
+
+
+def measure_rate(seconds: float) -> Rate:
+    """Both ranks' reports, from the first that arrived to the last."""
+    runner = HorovodRunner(np=-_RANKS, report_ranks="all", progress=False)
+    moments: list[tuple[float, int]] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.005):
+            run = runner.last_run
+            count = 0 if run is None else len(run._metrics)
+            if count and (not moments or moments[-1][1] != count):
+                moments.append((time.monotonic(), count))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        runner.run(report_for, names=_RATE_METRICS, seconds=seconds)
+    finally:
+        ended.set()
+        looking.join()
+    assert runner.last_run is not None
+    arrived = runner.last_run.metrics.num_rows
+    left_out = sum(runner.last_run.thinned.values())
+    # What was there at the first look came before it.
+    return Rate(arrived - moments[0][1], moments[-1][0] - moments[0][0], left_out)
+
+
+def send_bare(
+    rank: int, seconds: float, address: str, keys: tuple[bytes, bytes, bytes], ready: Any
+) -> None:
+    """One of the peer's processes that send: a message a report, and an empty one at the end."""
+    import msgspec
+    import zmq
+
+    server, public, secret = keys
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.curve_serverkey, socket.curve_publickey = server, public
+        socket.curve_secretkey = secret
+        socket.connect(address)
+        encoder = msgspec.msgpack.Encoder()
+        metrics = {name: 0.123 * i for i, name in enumerate(_RATE_METRICS, 1)}
+        ready.wait()
+        count, until = 0, time.monotonic() + seconds
+        while time.monotonic() < until:
+            for _ in range(50):
+                count += 1
+                content = ("Report", rank, metrics, count, 1, time.time(), 0)
+                socket.send(encoder.encode(content))
+        socket.send(b"")
+
+
+def measure_bare(seconds: float) -> Rate:
+    """The peer: PUSH and PULL with CURVE, nothing left out, for the senders wait."""
+    import msgspec
+    import zmq
+
+    server, secret = zmq.curve_keypair()
+    with (
+        tempfile.TemporaryDirectory() as _,
+        zmq.Context() as context,
+        context.socket(zmq.PULL) as socket,
+    ):
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = server, secret
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        spawn = multiprocessing.get_context("spawn")
+        ready = spawn.Barrier(_RANKS)
+        address, keys = f"tcp://127.0.0.1:{port}", (server, *zmq.curve_keypair())
+        senders = [
+            spawn.Process(target=send_bare, args=(rank, seconds, address, keys, ready), daemon=True)
+            for rank in range(_RANKS)
+        ]
+        for sender in senders:
+            sender.start()
+        decode = msgspec.msgpack.Decoder().decode
+        socket.recv()
+        arrived, ended, start = 0, 0, time.monotonic()
+        while ended < _RANKS:
+            data = socket.recv()
+            if data:
+                decode(data)
+                arrived += 1
+            else:
+                ended += 1
+        end = time.monotonic()
+        for sender in senders:
+            sender.join()
+    return Rate(arrived, end - start)
+
+
+def measure_calls(rounds: int) -> dict[str, Calls]:
+    """Microseconds a call, by how many metrics it has."""
+    found = {}
+    for title, names in _METRICS.items():
+        runner = HorovodRunner(np=-1, progress=False)
+        sizes = {"burst": _BURST, "flood": _FLOOD, "pause": _PAUSE_SECONDS}
+        found[title] = Calls(*runner.run(time_calls, names=names, rounds=rounds, **sizes))
+    return found
+
+
+def measure_rates(rounds: int, seconds: float) -> dict[str, list[Rate]]:
+    """Ours and the peer's, turn by turn, after one that does not count."""
+    systems: dict[str, Callable[[float], Rate]] = {"ours": measure_rate, "bare": measure_bare}
+    found: dict[str, list[Rate]] = {name: [] for name in systems}
+    for turn in range(rounds + 1):
+        for name, measure in systems.items():
+            rate = measure(seconds if turn else 1.0)
+            print(f"round {turn}  {name}: {rate.per_second:,.0f}/s", file=sys.stderr, flush=True)
+            if turn:
+                found[name].append(rate)
+    return found
+
+
+def measure_steps(np: int, rounds: int) -> dict[str, list[float]]:
+    """Rank 0's seconds a step, of each block."""
+    runner = HorovodRunner(np=np, progress=False, env={"OMP_NUM_THREADS": "1"})
+    arguments = {"rounds": rounds, "block_seconds": _BLOCK_SECONDS, "distributed": np != -1}
+    return dict(runner.run(train, **arguments))
+
+
+def calls_table(calls: dict[str, Calls]) -> str:
+    """Microseconds a call."""
+    rows = []
+    for title, found in calls.items():
+        verdict = report.at_most(median(found.bursts), _TARGET_MICROS)
+        rows.append([title, *verdict, f"{min(found.bursts):.2f}", f"{median(found.floods):.2f}"])
+    heads = ["microseconds a call", "median", "target", "", "least", "where most are left out"]
+    return report.table(heads, rows)
+
+
+def rates_table(rates: dict[str, list[Rate]]) -> str:
+    """Reports a second at the driver."""
+    ours, bare = (median(each.per_second for each in rates[name]) for name in ("ours", "bare"))
+    best = {name: max(each.per_second for each in rates[name]) for name in rates}
+    made = [each.left_out / (each.left_out + each.arrived) for each in rates["ours"]]
+    verdict = "met" if ours >= _TARGET_RATE else "NOT MET"
+    rows = [
+        ["ours, 2 ranks", f"{ours:,.0f}", f">= {_TARGET_RATE:,.0f}", verdict],
+        ["the fastest round", f"{best['ours']:,.0f}", "-", ""],
+        ["bare pyzmq with CURVE, a message a report", f"{bare:,.0f}", "-", ""],
+        ["the fastest round", f"{best['bare']:,.0f}", "-", ""],
+        ["ours / bare", f"{ours / bare:.2f}", "-", ""],
+        ["reported, but left out and counted", f"{median(made):.0%}", "-", ""],
+    ]
+    return report.table(["reports a second at the driver", "median", "target", ""], rows)
+
+
+def steps_table(steps: dict[str, dict[str, list[float]]]) -> str:
+    """How much longer a step takes with a report."""
+    rows = []
+    for title, found in steps.items():
+        none, again, reports = (found[arm] for arm in _ARMS)
+        pairs = [both / (one + two) * 2 for one, two, both in zip(none, again, reports)]
+        noise = [two / one for one, two in zip(none, again)]
+        verdict = report.at_most(median(pairs), _TARGET_SLOWER)
+        verdict[0] = f"{median(pairs):.4f}"
+        least = min(reports) / min(*none, *again)
+        cells = [f"{median(none) * 1e3:.2f}", *verdict, f"{least:.4f}", f"{median(noise):.4f}"]
+        rows.append([title, *cells])
+    heads = ["steps with / without", "ms a step", "ratio", "target", "", "of the fastest", "noise"]
+    return report.table(heads, rows)
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description="What report costs, and how many arrive.")
+    parser.add_argument("--rounds", type=int, default=5, help="of each; eight times for steps")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of reporting in a round")
+    parts = ("call", "rate", "steps")
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: all")
+    parser.add_argument("--json", type=Path, help="where to write the raw data")
+    options = parser.parse_args()
+    raw: dict[str, Any] = {}
+    tables = []
+    if "call" in options.parts:
+        raw["call"] = measure_calls(options.rounds)
+        tables.append(calls_table(raw["call"]))
+    if "rate" in options.parts:
+        raw["rate"] = measure_rates(options.rounds, options.seconds)
+        tables.append(rates_table(raw["rate"]))
+    if "steps" in options.parts:
+        sizes = {"np=-1": -1, f"np=-{_RANKS}, Horovod": -_RANKS}
+        raw["steps"] = {name: measure_steps(np, 8 * options.rounds) for name, np in sizes.items()}
+        tables.append(steps_table(raw["steps"]))
+    print(f"\n{report.machine()}; {options.rounds} rounds\n")
+    print("\n\n".join(tables))
+    if options.json:
+        report.write_json(options.json, raw)
+
+
+if __name__ == "__main__":
+    main()

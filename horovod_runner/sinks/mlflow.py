@@ -1,0 +1,190 @@
+"""Writes a run into MLflow: its params, its metrics, its checkpoints, and how it ended."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from horovod_runner.sinks import Sink
+from horovod_runner.stores import local_path
+
+if TYPE_CHECKING:
+    from horovod_runner.checkpoint import Checkpoint
+    from horovod_runner.messages import Report
+    from horovod_runner.result import Run
+
+_STATUS: Final = {"finished": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+_TAG: Final = "horovod_runner"
+_FLUSH_SECONDS: Final = 1.0
+# MLflow's limits: of a request, and of a name.
+_BATCH: Final = 1000
+_NAME_LENGTH: Final = 250
+
+
+class MLflowSink(Sink):
+    """Writes a run into MLflow.
+
+        with mlflow.start_run():
+            HorovodRunner(np=4, sinks=[MLflowSink()]).run(main, learning_rate=0.1)
+
+    It goes into the MLflow run that is active where ``run`` is called, and a new one where none is.
+    A new one ends as FINISHED, FAILED or (after a cancel) KILLED. One that was active stays open:
+    whoever started it ends it. Either has the tags ``horovod_runner.run_id``, ``.status`` and, after
+    a restart, ``.attempts``.
+
+    Params are ``last_run.params``; those that an active run has already stay as they are. Metrics go
+    by step, or by the count of the rank's reports where ``report`` was given none; those of other
+    ranks than 0 (``report_ranks="all"``) are named ``rank1/loss``. The epoch is a metric, ``epoch``.
+    A character that MLflow does not allow in a name becomes "_". NaN and infinity are sent as they
+    are: MLflow's databases keep the largest float in place of infinity.
+
+    Args:
+        tracking_uri: of a server or store. None takes the one that MLflow is set to; with any other
+            one the active run is somewhere else, and a new one is made.
+        experiment: the name of that which a new run belongs to; created if need be. None: the one
+            that MLflow is set to.
+        run_name: of a new run; None lets MLflow choose.
+        log_checkpoints: whether checkpoints become artifacts, in the folder ``checkpoints``. MLflow
+            keeps all of them, whatever ``keep`` says. One that is in a store of its own is not
+            copied: the tag ``horovod_runner.checkpoint`` has the URL of the latest one.
+
+    Attributes:
+        run_id: of the MLflow run; None before the first.
+
+    Raises:
+        ImportError: MLflow is not installed.
+        mlflow.exceptions.MlflowException: MLflow cannot use such a tracking URI.
+    """
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        log_checkpoints: bool = True,
+    ) -> None:
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise ImportError(
+                "MLflowSink writes with MLflow: pip install 'horovod_runner[mlflow]'"
+            ) from error
+        self._client: Any = MlflowClient(tracking_uri)
+        self._tracking_uri = tracking_uri
+        self._experiment = experiment
+        self._run_name = run_name
+        self._log_checkpoints = log_checkpoints
+        self.run_id: str | None = None
+
+    def prepare(self) -> None:
+        """See :class:`~horovod_runner.sinks.Sink`; so for all below."""
+        import mlflow
+        from mlflow.tracking.context.registry import resolve_tags
+        from mlflow.tracking.fluent import _get_experiment_id
+
+        # MLflow's own idea of where things go: it may have been set since, and is the thread's.
+        self._client = mlflow.MlflowClient(self._tracking_uri)
+        ours = self._tracking_uri in (None, mlflow.get_tracking_uri())
+        active = mlflow.active_run() if ours else None
+        self._active: str | None = None if active is None else active.info.run_id
+        self._experiment_id = "0"  # the default experiment
+        self._tags: dict[str, str] = {}
+        if active is None:
+            self._tags = resolve_tags()
+            if ours and self._experiment is None:
+                self._experiment_id = _get_experiment_id() or self._experiment_id
+
+    def begin(self, run: Run) -> None:
+        self._metrics: list[Any] = []
+        self._flushed_at = time.monotonic()
+        self._counts: dict[int, int] = {}
+        self._epochs: dict[int, int] = {}
+        self.run_id = self._active or self._new_run()
+        self._set("run_id", run.run_id)
+        self._log_params(run)
+
+    def _new_run(self) -> str:
+        experiment = self._experiment_id
+        if self._experiment is not None:
+            found = self._client.get_experiment_by_name(self._experiment)
+            experiment = (
+                self._client.create_experiment(self._experiment)
+                if found is None
+                else found.experiment_id
+            )
+        created = self._client.create_run(experiment, tags=self._tags, run_name=self._run_name)
+        return str(created.info.run_id)
+
+    def _log_params(self, run: Run) -> None:
+        from mlflow.entities import Param
+
+        # Of the active run; MLflow refuses to change a param.
+        there = {} if self._active is None else self._client.get_run(self.run_id).data.params
+        named = {_name(name): str(value) for name, value in run.params.items()}
+        params = [Param(name, value) for name, value in named.items() if name not in there]
+        self._client.log_batch(self.run_id, params=params)
+
+    def attempt(self, number: int) -> None:
+        if number > 1:
+            self._set("attempts", str(number))
+
+    def report(self, report: Report) -> None:
+        from mlflow.entities import Metric
+
+        rank = report.rank
+        count = self._counts[rank] = self._counts.get(rank, 0) + 1
+        step = count if report.step is None else report.step
+        numbers = {name: value for name, value in report.metrics.items() if name != "total_steps"}
+        if report.epoch is not None and self._epochs.get(rank) != report.epoch:
+            numbers["epoch"] = self._epochs[rank] = report.epoch
+        at = max(0, int(report.time * 1000))
+        prefix = f"rank{rank}/" if rank else ""
+        self._metrics += [
+            Metric(_name(prefix + name), float(value), at, step) for name, value in numbers.items()
+        ]
+        due = time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
+        if due or len(self._metrics) >= _BATCH:
+            self._flush()
+
+    def _flush(self) -> None:
+        gathered, self._metrics = self._metrics, []
+        for start in range(0, len(gathered), _BATCH):
+            self._client.log_batch(self.run_id, metrics=gathered[start : start + _BATCH])
+        self._flushed_at = time.monotonic()
+
+    def idle(self) -> None:
+        self._flush()
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        if not self._log_checkpoints:
+            return
+        self._flush()  # an upload may take its time
+        path = local_path(checkpoint.path)
+        if path is None:
+            self._set("checkpoint", checkpoint.path)
+            return
+        try:
+            self._client.log_artifact(self.run_id, str(path), "checkpoints")
+        except Exception:
+            if path.exists():
+                raise
+            # `keep` has let it go meanwhile: there is a newer one.
+
+    def end(self, run: Run) -> None:
+        self._flush()
+        self._set("status", run.status)
+        if self._active is None:
+            self._client.set_terminated(self.run_id, _STATUS[run.status])
+
+    def _set(self, name: str, value: str) -> None:
+        self._client.set_tag(self.run_id, f"{_TAG}.{name}", value)
+
+
+@lru_cache(maxsize=4096)
+def _name(name: str) -> str:
+    """A name as MLflow allows it: letters, digits, ``_-.:/`` and spaces, as a path within."""
+    allowed = re.sub(r"[^\w\-.:/ ]", "_", name)[:_NAME_LENGTH]
+    return posixpath.normpath(allowed).lstrip("./") or "_"

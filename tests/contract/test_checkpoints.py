@@ -1,0 +1,253 @@
+"""Checkpoints, resuming and restarting, over both launchers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_runner import (
+    RankFailedError,
+    checkpoint,
+    current_attempt,
+    load_checkpoint,
+    log_to_driver,
+    save_checkpoint,
+)
+from tests.conftest import Ranks
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+
+def count_to(last: int, fail_at: int | None = None) -> list[int]:
+    """Counts, saves each number, and returns where it began in which attempt."""
+    found = load_checkpoint()
+    first = 0 if found is None else found.state["count"]
+    for count in range(first + 1, last + 1):
+        save_checkpoint({"count": count}, step=count, metrics={"loss": -count})
+        if count == fail_at and current_attempt() == 1:
+            raise ValueError(f"failed at {count}")
+    return [first, current_attempt()]
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank sees the driver's folder, as on a cluster without a shared one."""
+    monkeypatch.setattr(checkpoint, "show", lambda folder, token: None)
+
+
+def test_checkpoints_are_on_the_driver_and_last_as_long_as_the_run(ranks: Ranks) -> None:
+    def main() -> None:
+        for step in (10, 20, 30, 40):
+            rank = os.environ["HOROVOD_RANK"]
+            save_checkpoint({"weights": [step], "rank": rank}, step, {"loss": 1 / step})
+
+    runner = ranks.runner(2, keep=3)
+    runner.run(main)
+    run = runner.last_run
+    assert [each.step for each in run.checkpoints] == [20, 30, 40]
+    assert run.latest.load() == {"weights": [40], "rank": "0"}
+    assert run.latest.metrics == {"loss": 1 / 40}
+    assert run.latest.size == Path(run.latest.path).stat().st_size
+    folder = Path(run.latest.path).parent
+    assert len(list(folder.glob("checkpoint-*"))) == 6
+    del run, runner
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_the_best_are_kept_and_the_latest(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.skip_where_it_is_slow()
+
+    def main() -> None:
+        for step, accuracy in enumerate([0.5, 0.9, 0.7, 0.8, 0.1]):
+            save_checkpoint(b"x", step, {"accuracy": accuracy})
+
+    options = {"keep": 2, "best": "accuracy", "mode": "max", "checkpoint_dir": tmp_path / "new"}
+    runner = ranks.runner(1, **options)
+    runner.run(main)
+    assert [each.step for each in runner.last_run.checkpoints] == [1, 3, 4]
+    assert runner.last_run.best_checkpoint.step == 1
+    assert runner.last_run.latest.step == 4
+    assert len(list((tmp_path / "new").iterdir())) == 6
+
+
+@pytest.mark.horovod
+def test_another_run_of_another_size_goes_on_from_the_latest(ranks: Ranks, tmp_path: Path) -> None:
+    def main() -> Any:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        found = load_checkpoint()
+        if found is None:
+            save_checkpoint({"w": torch.arange(5.0)}, 1, {"loss": 2.0})
+            save_checkpoint({"w": torch.arange(5.0) * 2}, 2, {"loss": 1.0})
+            return None
+        total = hvd.allreduce(found.state["w"], op=hvd.Sum, name="w")
+        return found.step, dict(found.metrics), total.tolist()
+
+    options = {"checkpoint_dir": tmp_path, "resume": True}
+    assert ranks.run(1, main, options) is None  # a first start
+    assert ranks.run(3, main, options) == (2, {"loss": 1.0}, [0, 6, 12, 18, 24])
+
+
+def test_without_resume_a_run_starts_anew_and_leaves_former_ones_alone(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks.skip_where_it_is_slow()
+    for _ in range(2):
+        runner = ranks.runner(1, checkpoint_dir=tmp_path, keep=1)
+        assert runner.run(count_to, last=3) == [0, 1]
+        assert [each.step for each in runner.last_run.checkpoints] == [3]
+    assert len(list(tmp_path.glob("*.json"))) == 2
+    runner = ranks.runner(1, checkpoint_dir=tmp_path, keep=1, resume=True)
+    assert runner.run(count_to, last=5) == [3, 1]
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_a_failed_attempt_is_followed_by_one_from_the_latest_checkpoint(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = ranks.runner(1, max_restarts=1)
+    assert runner.run(count_to, last=6, fail_at=4) == [4, 2]
+    run = runner.last_run
+    assert [each.number for each in run.attempts] == [1, 2]
+    assert run.attempts[0].error == "ValueError: failed at 4"
+    assert [each.resumed_from for each in run.attempts] == [None, 4]
+    assert [each.attempt for each in run.checkpoints] == [1, 2, 2]
+    told = capsys.readouterr().err
+    assert "attempt 1 failed: ValueError: failed at 4" in told
+    assert "attempt 2 of at most 3 begins in 1 s, from step 4" in told
+
+
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_former_checkpoint(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    def main() -> Any:
+        found = load_checkpoint()
+        if found is not None:
+            return found.step, len(os.listdir(tmp_path))
+        save_checkpoint(b"small", 1)
+        save_checkpoint(bytes(300_000_000), 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+    runner = ranks.runner(1, max_restarts=1, checkpoint_dir=tmp_path)
+    step, files = runner.run(main)
+    assert step == 1
+    assert files <= 4  # the checkpoint, the driver's sign, and the part that was cut off
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_an_error_that_comes_back_at_the_same_place_is_raised(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.skip_where_it_is_slow()
+
+    def main() -> None:
+        log_to_driver(f"attempt {current_attempt()}")
+        raise KeyError("always")
+
+    runner = ranks.runner(2, max_restarts=5)
+    with pytest.raises(KeyError, match="always") as caught:
+        runner.run(main)
+    assert isinstance(caught.value.__cause__, RankFailedError)
+    assert len(runner.last_run.attempts) == 2
+    assert "the same error came back at the same place" in capsys.readouterr().err
+
+
+def test_ranks_that_see_no_folder_send_and_fetch_their_checkpoints(
+    ranks: Ranks, tmp_path: Path, hidden: None
+) -> None:
+    state = os.urandom(20_000_000)
+
+    def main() -> Any:
+        found = load_checkpoint()
+        if found is None:
+            for step in (1, 2):
+                save_checkpoint(state, step)
+            return sorted(os.listdir(tmp_path))
+        return found.step, found.state == state
+
+    runner = ranks.runner(1, checkpoint_dir=tmp_path, keep=1)
+    assert not [name for name in runner.run(main) if name.startswith("checkpoint")]
+    assert runner.last_run.latest.load() == state
+    assert len(list(tmp_path.glob("*.bin"))) == 1
+    assert ranks.run(1, main, {"checkpoint_dir": tmp_path, "resume": True}) == (2, True)
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(
+    ranks: Ranks, tmp_path: Path, seen: bool, request: pytest.FixtureRequest
+) -> None:
+    ranks.skip_where_it_is_slow()
+    if not seen:
+        request.getfixturevalue("hidden")
+    ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=3)
+    (latest,) = tmp_path.glob("*step-3-*.npz")
+    data = bytearray(latest.read_bytes())
+    data[100] ^= 1
+    latest.write_bytes(data)
+    options = {"checkpoint_dir": tmp_path, "resume": True}
+    assert ranks.run(1, count_to, options, last=4) == [2, 1]
+
+
+def test_a_full_disk_fails_the_checkpoint_and_not_the_training(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> str:
+        save_checkpoint(b"small", 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        save_checkpoint(bytes(1_000_000), 2)
+        return "done"
+
+    runner = ranks.runner(1)
+    assert runner.run(main) == "done"
+    assert [each.step for each in runner.last_run.checkpoints] == [1]
+    told = capsys.readouterr().err
+    assert "the checkpoint of step 2 could not be written: [Errno 27] File too large" in told
+    assert "that of step 1 stays" in told
+
+
+def test_a_state_that_cannot_be_stored_is_the_ranks_own_error(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+    with pytest.raises(TypeError, match=r"state\['f'\] is a builtin_function"):
+        ranks.run(1, lambda: save_checkpoint({"f": print}, 1))
+
+
+@pytest.mark.horovod
+def test_ranks_that_cannot_meet_are_told_what_to_call(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.skip_where_it_is_slow()
+    ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=1)
+    with pytest.raises(RuntimeError, match=r"call hvd\.init\(\) before it"):
+        ranks.run(2, count_to, {"checkpoint_dir": tmp_path, "resume": True}, last=2)
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("framework", ["tensorflow", "torch.distributed"])
+def test_the_other_ways_to_meet_do_as_well(tmp_path: Path, framework: str) -> None:
+    def main() -> Any:
+        if framework == "tensorflow":
+            import horovod.tensorflow as hvd
+
+            hvd.init()
+        else:
+            import torch.distributed as dist
+
+            dist.init_process_group("gloo")
+        found = load_checkpoint()
+        if found is not None:
+            log_to_driver(f"{found.step} {found.state}")
+
+    ranks = Ranks("local", None)
+    ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=1)
+    runner = ranks.runner(2, checkpoint_dir=tmp_path, resume=True)
+    runner.run(main)
+    lines = [line.text for line in runner.last_run.logs if line.stream == "log"]
+    assert lines == ["1 {'count': 1}"] * 2

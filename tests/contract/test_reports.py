@@ -1,0 +1,190 @@
+"""What comes back of a run while it goes on and after it, over both launchers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_runner import RankFailedError, log_to_driver, report
+from horovod_runner.sinks import Sink
+from tests.conftest import Ranks
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+
+def train(steps: int) -> str:
+    rank = int(os.environ["HOROVOD_RANK"])
+    log_to_driver(f"rank {rank} is here")
+    for step in range(steps):
+        report(loss=1 / (step + 1), rank_of=rank, step=step, epoch=step // 10)
+    return "done"
+
+
+def test_rank_0s_reports_are_a_table_afterwards(ranks: Ranks) -> None:
+    runner = ranks.runner(2)
+    assert runner.run(train, steps=30) == "done"
+    table = runner.last_run.metrics
+    assert table["step"].to_pylist() == list(range(30))
+    assert table["epoch"].to_pylist() == [step // 10 for step in range(30)]
+    assert table["loss"].to_pylist() == [1 / (step + 1) for step in range(30)]
+    assert set(table["rank"].to_pylist()) == {0}
+    assert runner.last_run.thinned == {}
+    assert runner.last_run.latest_metrics == {"loss": 1 / 30, "rank_of": 0}
+
+
+def test_all_ranks_reports_are_when_asked_for(ranks: Ranks) -> None:
+    runner = ranks.runner(3, report_ranks="all")
+    runner.run(train, steps=5)
+    table = runner.last_run.metrics
+    assert table["rank"].to_pylist() == table["rank_of"].to_pylist()
+    assert table["step"].to_pylist() == list(range(5)) * 3
+
+
+def test_a_run_tells_of_its_ranks_its_moments_and_its_lines(ranks: Ranks) -> None:
+    runner = ranks.runner(2)
+    assert runner.last_run is None
+    runner.run(train, steps=1)
+    run = runner.last_run
+    assert (run.status, run.np, run.params["steps"]) == ("finished", runner._np, 1)
+    assert [(each.rank, each.exit_code) for each in run.ranks] == [(0, 0), (1, 0)]
+    assert len({each.pid for each in run.ranks}) == 2
+    moments = run.timings
+    assert moments.queued <= moments.launched <= moments.first_line <= moments.end
+    assert moments.first_line <= moments.first_report <= moments.end
+    logged = [line.text for line in run.logs if line.stream == "log"]
+    assert sorted(logged) == ["rank 0 is here", "rank 1 is here"]
+    (attempt,) = run.attempts
+    assert (attempt.number, attempt.error, attempt.resumed_from) == (1, "", None)
+
+
+def test_what_a_killed_rank_reported_has_arrived(ranks: Ranks) -> None:
+    def main() -> None:
+        for step in range(1000):
+            report(loss=1.0, step=step)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    runner = ranks.runner(1)
+    with pytest.raises(RankFailedError, match="SIGKILL"):
+        runner.run(main)
+    run = runner.last_run
+    assert run.metrics["step"].to_pylist() == list(range(1000))
+    assert run.status == "failed"
+    assert run.attempts[0].error.startswith("RankFailedError: rank 0 of 1 on ")
+    assert run.ranks[0].exit_code == -signal.SIGKILL
+
+
+class Events(Sink):
+    """Remembers, and looks at the run from its own thread."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.rows = -1
+        self.status = ""
+
+    def begin(self, run: Any) -> None:
+        self.run = run
+        self.seen.append("begin")
+
+    def attempt(self, number: int) -> None:
+        self.seen.append(("attempt", number))
+
+    def report(self, report: Any) -> None:
+        if self.rows < 0:
+            self.rows, self.status = self.run.metrics.num_rows, self.run.status
+        self.seen.append((report.rank, report.step, dict(report.metrics)))
+
+    def end(self, run: Any) -> None:
+        self.seen.append(("end", run.status))
+
+
+def test_a_sink_of_ones_own_is_told_of_all_in_order(ranks: Ranks) -> None:
+    def main() -> None:
+        for step in range(3):
+            report(loss=float(step), step=step)
+
+    events = Events()
+    ranks.run(1, main, {"sinks": [events]})
+    middle = [(0, step, {"loss": float(step)}) for step in range(3)]
+    assert events.seen == ["begin", ("attempt", 1), *middle, ("end", "finished")]
+
+
+def test_a_run_is_readable_while_it_goes_on(ranks: Ranks, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    os.mkfifo(seen)
+
+    def main() -> None:
+        report(loss=0.5, step=1)
+        seen.read_bytes()  # until the driver has seen it
+
+    class Looking(Events):
+        def report(self, report: Any) -> None:
+            super().report(report)
+            seen.write_bytes(b"x")
+
+    events = Looking()
+    ranks.run(1, main, {"sinks": [events]})
+    assert (events.rows, events.status) == (1, "running")
+
+
+def test_a_sink_that_fails_is_told_once_and_fails_no_run(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks.skip_where_it_is_slow()
+
+    class Failing(Sink):
+        def report(self, report: Any) -> None:
+            raise ConnectionError("no server")
+
+    events = Events()
+    assert ranks.run(1, train, {"sinks": [Failing(), events]}, steps=5) == "done"
+    assert len(events.seen) == 8
+    told = "the sink Failing failed in report() and gets nothing more of this run: "
+    assert capsys.readouterr().err.count(f"{told}ConnectionError: no server") == 1
+
+
+def test_reports_beyond_what_a_driver_takes_are_counted_and_the_last_arrives(
+    ranks: Ranks,
+) -> None:
+    ranks.skip_where_it_is_slow()
+    count = 200_000
+
+    def main() -> None:
+        for step in range(count):
+            report(loss=float(step), step=step)
+
+    runner = ranks.runner(1)
+    runner.run(main)
+    run = runner.last_run
+    assert run.metrics.num_rows + run.thinned.get(0, 0) == count
+    assert run.latest_metrics == {"loss": count - 1}
+    assert run.metrics["step"].to_pylist()[-1] == count - 1
+
+
+def test_a_metric_that_is_no_number_is_the_ranks_own_error(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+    with pytest.raises(TypeError, match="the metric 'loss' is a list"):
+        ranks.run(1, lambda: report(loss=[1.0]))
+
+
+@pytest.mark.horovod
+def test_horovods_timeline_comes_to_the_driver(ranks: Ranks, tmp_path: Path) -> None:
+    ranks.skip_where_it_is_slow()
+
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        for _ in range(3):
+            hvd.allreduce(torch.ones(3), name="gradient")
+        hvd.shutdown()
+
+    path = tmp_path / "timeline.json"
+    ranks.run(2, main, {"timeline": path})
+    events = json.loads(path.read_text())
+    assert "allreduce.gradient" in {event.get("args", {}).get("name") for event in events if event}

@@ -1,0 +1,59 @@
+"""Reports as columns."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_runner.messages import Report
+from horovod_runner.metrics import Metrics
+
+pa = pytest.importorskip("pyarrow")
+
+
+def test_a_row_has_null_where_its_report_had_no_such_metric() -> None:
+    metrics = Metrics()
+    metrics.add(Report(0, {"loss": 0.5}, step=1, time=1.5), 1)
+    metrics.add(Report(1, {"loss": math.nan}, step=1), 1)
+    metrics.add(Report(0, {"accuracy": 1}, epoch=2), 2)
+    table = metrics.table()
+    assert table.column_names == ["rank", "attempt", "step", "epoch", "time", "loss", "accuracy"]
+    rows = table.drop(["time"]).to_pylist()
+    first = {"rank": 0, "attempt": 1, "step": 1, "epoch": None, "loss": 0.5, "accuracy": None}
+    second = {"rank": 0, "attempt": 2, "step": None, "epoch": 2, "loss": None, "accuracy": 1.0}
+    assert rows[:2] == [first, second]
+    assert math.isnan(rows[2].pop("loss"))  # told, and no null
+    assert rows[2] == {"rank": 1, "attempt": 1, "step": 1, "epoch": None, "accuracy": None}
+    assert table["time"][0].as_py().timestamp() == 1.5
+
+
+def test_no_report_is_a_table_without_rows() -> None:
+    assert Metrics().table().num_rows == 0
+
+
+@given(st.integers(1, 500), st.integers(1, 50))
+def test_rows_and_those_left_out_are_all_and_the_latest_value_is_there(
+    count: int, limit: int
+) -> None:
+    metrics = Metrics(limit)
+    for step in range(count):
+        metrics.add(Report(0, {"loss": float(step)}, step=step, left_out=1), 1)
+    table = metrics.table()
+    assert table.num_rows == len(metrics) <= limit
+    assert table.num_rows + metrics.left_out[0] == 2 * count
+    steps = table["step"].to_pylist()
+    assert table["loss"].to_pylist() == steps
+    assert len({b - a for a, b in itertools.pairwise(steps)}) <= 1  # evenly
+    assert metrics.latest[0] == {"loss": count - 1}
+
+
+def test_points_carry_their_step_and_attempt() -> None:
+    metrics = Metrics()
+    for attempt, step in [(1, 0), (1, 5), (2, 5)]:
+        metrics.add(Report(0, {"loss": step / 2}, step=step), attempt)
+    assert metrics.series() == {"loss": [(1, 0, 0.0), (1, 5, 2.5), (2, 5, 2.5)]}
+    assert metrics.series(rank=3) == {}
