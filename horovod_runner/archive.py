@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from horovod_runner import checkpoint, stores
-from horovod_runner.checkpoint import Checkpoint, Marker, Mode
+from horovod_runner.checkpoint import Checkpoint
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folder import RunFolder
 from horovod_runner.handover import CheckpointPlan
+from horovod_runner.marker import Marker, Mode, file_name, is_name, ranked, surplus
 from horovod_runner.messages import Fetch, Fetched, FilePart
 from horovod_runner.stores import LocalFolder
 
@@ -120,7 +121,7 @@ class Archive:
         """The best by the metric that they are ranked by; the latest where there is none."""
         ordered = self.markers
         if self._best is not None:
-            ordered = checkpoint.ranked(ordered, self._best, self._mode)
+            ordered = ranked(ordered, self._best, self._mode)
         return Checkpoint(self._folder, ordered[0]) if ordered else None
 
     def saved(self, marker: Marker) -> Checkpoint | None:
@@ -128,7 +129,11 @@ class Archive:
 
         Raises:
             OSError: it came in pieces, and they cannot be made one.
+            ValueError: no rank of this run writes such a one.
         """
+        named = file_name(marker.number, marker.step, self._run_id, marker.kind)
+        if marker.name != named or not is_name(named):
+            raise ValueError(f"{marker.name!r} is not {named!r}")
         if any(marker.number <= known.number for known in self.markers):
             return None
         writing, self._writing = self._writing, None
@@ -141,7 +146,7 @@ class Archive:
                 raise OSError(f"{part.name} lacks pieces")
             checkpoint.publish(self._folder, part, marker)
         self.markers.insert(0, marker)
-        for old in checkpoint.surplus(self.markers, self._keep, self._best, self._mode):
+        for old in surplus(self.markers, self._keep, self._best, self._mode):
             self.markers.remove(old)
             if writing is not None:
                 with suppress(OSError):
@@ -158,7 +163,7 @@ class Archive:
         if message.name == "timeline":
             return self._timeline_part(message)
         local = self._folder.local(message.name)
-        if not checkpoint.is_name(message.name) or local is None:
+        if not is_name(message.name) or local is None:
             raise ValueError(f"{message.name!r} is no checkpoint's name, or no part is expected")
         path = local.parent / f"{stores.PART}{message.name}"
         if message.offset == 0:
@@ -193,7 +198,7 @@ class Archive:
                 checkpoint.check(path, known[message.name])
                 self._reading = message.name, path.open("rb", buffering=0)
             file = self._reading[1]
-            file.seek(message.offset)
+            file.seek(min(max(0, message.offset), known[message.name].size))
             return Fetched(message.name, message.offset, file.read(_PIECE_BYTES))
         except (CheckpointError, OSError) as error:
             return Fetched(message.name, message.offset, problem=str(error))

@@ -216,7 +216,10 @@ class Driver:
             case messages.Began():
                 self._sink.began(message.rank)
             case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
-                self._on_file(task, message)
+                if message.rank == 0:
+                    self._on_file(task, message)
+                else:
+                    self._channel.dropped += 1  # rank 0 alone saves and loads
             case messages.Failed():
                 self._on_failed(task, message)
 

@@ -11,7 +11,7 @@ import os
 import pickle
 from typing import Any, NamedTuple
 
-from horovod_runner.checkpoint import Marker, Mode
+from horovod_runner.marker import Marker, Mode
 
 
 class CheckpointPlan(NamedTuple):

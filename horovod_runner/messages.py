@@ -11,12 +11,14 @@ from here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
-from horovod_runner.checkpoint import Marker
+from horovod_runner.marker import Marker
 from horovod_runner.topology import Offer, Slot
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -80,8 +82,8 @@ class Report(Message, frozen=True):
 
     rank: int
     metrics: Mapping[str, int | float]
-    step: int | None = None
-    epoch: int | None = None
+    step: _Int64 | None = None
+    epoch: _Int64 | None = None
     time: float = 0.0
     left_out: int = 0
 

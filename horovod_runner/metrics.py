@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # Above so many rows of a rank every second one is dropped, and from there on every second report is
 # left out, of those every second one in turn, and so on.
 MAX_ROWS: Final = 1 << 20
+# More metrics of a rank have no column.
+MAX_METRICS: Final = 1 << 12
 
 
 class Metrics:
@@ -43,7 +45,9 @@ class Metrics:
                 rows = self._ranks[rank] = _Rows()
                 self.latest[rank] = {}
                 self.left_out[rank] = 0
-            self.latest[rank].update(report.metrics)
+            latest = self.latest[rank]
+            if len(latest) < MAX_METRICS:
+                latest.update(report.metrics)
             self.left_out[rank] += report.left_out
             rows.seen += 1
             if rows.seen % rows.every:
@@ -138,9 +142,10 @@ class _Rows:
             self.epochs.append(row, report.epoch)
         for name, value in report.metrics.items():
             column = self.columns.get(name)
-            if column is None:
+            if column is None and len(self.columns) < MAX_METRICS:
                 column = self.columns[sys.intern(name)] = _Column("d")
-            column.append(row, value)
+            if column is not None:
+                column.append(row, value)
 
     def thin(self) -> int:
         """Drop every second row; returns how many."""
@@ -167,7 +172,8 @@ def _columns_of(np: Any, pa: Any, rank: int, rows: _Rows, names: list[str]) -> l
             values[at], missing[at] = np.array(column.values, kind), False
         return pa.array(values, mask=missing)
 
-    micros = (np.array(rows.times, np.float64) * 1e6).astype(np.int64)
+    times = np.nan_to_num(np.array(rows.times, np.float64))
+    micros = (times.clip(0, 2**33) * 1e6).astype(np.int64)
     return [
         pa.array(np.full(rows.count, rank, np.int32)),
         pa.array(np.array(rows.attempts, np.int32)),

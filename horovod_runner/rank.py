@@ -16,13 +16,13 @@ from pathlib import Path
 
 import msgspec
 
-from horovod_runner import checkpoint, environment, gpu, host, messages, software, stores
+from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
-from horovod_runner.checkpoint import Marker
 from horovod_runner.errors import CheckpointError, DataError, HorovodRunnerError
 from horovod_runner.folder import VARIABLE, RunFolder
 from horovod_runner.handover import CheckpointPlan, WorkerJob
 from horovod_runner.job import Job, Outcome
+from horovod_runner.marker import Marker
 from horovod_runner.messages import Assignment
 from horovod_runner.process import WorkerProcess
 from horovod_runner.topology import Offer, Slot
@@ -167,6 +167,9 @@ def _fetched(plan: CheckpointPlan, link: Link, folder: Path) -> CheckpointPlan:
     Raises:
         CheckpointError: the driver has no whole one, or does not answer.
     """
+    # Here, not above: few tasks have anything to go on from.
+    from horovod_runner import checkpoint, stores
+
     if checkpoint.is_seen(stores.open_folder(plan.folder), plan.token):
         return plan
     problems = []

@@ -22,6 +22,7 @@ COLUMNS: Final = ("rank", "attempt", "step", "epoch", "time")
 # Writes of at most so much to a pipe come whole and unmixed (POSIX: PIPE_BUF).
 _ATOMIC_BYTES = 4096
 _PLAIN = (float, int)
+_LEAST, _MOST = -(2**63), 2**63 - 1
 _Held = tuple[float | int, int | None, int | None, float]
 
 
@@ -123,13 +124,13 @@ def checked(
     for name, value in metrics.items():
         numbers[name] = value if type(value) in _PLAIN else number(name, value)
     refuse_columns(numbers)
-    if step is not None and type(step) is not int:
+    for name, value in numbers.items():
+        if type(value) is int and not _LEAST <= value <= _MOST:
+            numbers[name] = float(value)
+    if step is not None and (type(step) is not int or not _LEAST <= step <= _MOST):
         step = whole("step", step)
-    if epoch is not None and type(epoch) is not int:
+    if epoch is not None and (type(epoch) is not int or not _LEAST <= epoch <= _MOST):
         epoch = whole("epoch", epoch)
-    for value in numbers.values():
-        if type(value) is int and not -(2**63) <= value < 2**63:
-            return {name: float(each) for name, each in numbers.items()}, step, epoch
     return numbers, step, epoch
 
 
@@ -182,6 +183,7 @@ def whole(name: str, value: Any) -> int:
 
     Raises:
         TypeError: it is no whole number.
+        ValueError: it has more than 64 bits.
     """
     found = value
     with suppress(TypeError):
@@ -189,4 +191,6 @@ def whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(found, int):
         kind = type(value).__qualname__
         raise TypeError(f"{name} must be a whole number, not {kind} ({value!r:.80})")
+    if not _LEAST <= found <= _MOST:
+        raise ValueError(f"{name} must be a number of 64 bits, and {found} is not")
     return found

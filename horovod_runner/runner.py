@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from horovod_runner.archive import Archive
 from horovod_runner.attempts import run_attempts
-from horovod_runner.checkpoint import Mode
 from horovod_runner.datasets import find_datasets
 from horovod_runner.deputy import Deputy
 from horovod_runner.driver import Driver
@@ -25,6 +24,7 @@ from horovod_runner.job import Job, ReportRanks, make_job
 from horovod_runner.launchers import Launcher
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.launchers.spark import SparkLauncher, find_session
+from horovod_runner.marker import Mode
 from horovod_runner.recorder import Recorder
 from horovod_runner.result import Run, Status, Timings, plain_params
 from horovod_runner.sinks import Sink, Sinks

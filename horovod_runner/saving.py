@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner import checkpoint, messages, states, stores
-from horovod_runner.checkpoint import Marker
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folder import VARIABLE
 from horovod_runner.frames import frame
 from horovod_runner.handover import CheckpointPlan
+from horovod_runner.marker import Marker, file_name, surplus
 from horovod_runner.reports import number, whole
 
 _PIECE_BYTES = 1 << 20
@@ -95,7 +95,7 @@ class Saver:
     def _write(
         self, snapshot: states.Snapshot, step: int, metrics: dict[str, float | int], count: int
     ) -> None:
-        name = checkpoint.file_name(count, step, self._plan.token, snapshot.kind)
+        name = file_name(count, step, self._plan.token, snapshot.kind)
         local = self._folder.local(name) if self._direct else None
         part = (local.parent if local else _scratch()) / f"{stores.PART}{name}"
         try:
@@ -130,7 +130,7 @@ class Saver:
         plan = self._plan
         found = checkpoint.complete(self._folder)
         ours = [each for each in found if plan.lineage or each.run_id == plan.token]
-        for marker in checkpoint.surplus(ours, plan.keep, plan.best, plan.mode):
+        for marker in surplus(ours, plan.keep, plan.best, plan.mode):
             with suppress(OSError):
                 checkpoint.remove(self._folder, marker)
 

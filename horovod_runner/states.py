@@ -23,20 +23,13 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from horovod_runner.errors import CheckpointError
+from horovod_runner.marker import Kind
 
-Kind = Literal["torch", "arrays", "keras", "bytes", "folder"]
-SUFFIXES: Final[Mapping[Kind, str]] = {
-    "torch": ".pt",
-    "arrays": ".npz",
-    "keras": ".keras",
-    "bytes": ".bin",
-    "folder": ".tar",
-}
 _TREE = "tree.msgpack"
 _PLAIN = (type(None), bool, int, float, str, bytes)
 

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 _CLOSE_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 5.0
 _QUEUED_EVENTS: Final = 100_000
+# Of these there may be too many; of all others there are few.
+_MANY: Final = ("report", "output", "log")
 
 
 class Sink:
@@ -134,7 +137,9 @@ class Sinks(Sink):
         """Wait until the user's sinks have taken everything, for half a minute at most."""
         deadline = time.monotonic() + _CLOSE_SECONDS
         for other in self._others:
-            other.close(deadline)
+            other.close()
+        for other in self._others:
+            other.wait(deadline)
 
 
 class _Apart:
@@ -161,7 +166,7 @@ class _Apart:
         with self._changed:
             if self._closed:
                 return
-            if len(self._events) >= _QUEUED_EVENTS and event in ("report", "output", "log"):
+            if len(self._events) >= _QUEUED_EVENTS and event in _MANY:
                 self._left_out += 1
                 return
             self._events.append((event, arguments))
@@ -177,7 +182,7 @@ class _Apart:
                     if not self._changed.wait(None if told else _IDLE_SECONDS):
                         break
                 event, arguments = self._events.popleft() if self._events else ("idle", ())
-            told = event == "idle"
+            told = event in ("idle", "end")
             try:
                 self._call(event, arguments)
             except Exception as error:
@@ -198,17 +203,24 @@ class _Apart:
             self._closed = True
             self._events.clear()
 
-    def close(self, deadline: float) -> None:
+    def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify()
+
+    def wait(self, deadline: float) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
+            with self._changed:
+                waiting = len(self._events)
+                few = [queued for queued in self._events if queued[0] not in _MANY]
+                self._events = deque(few)
             self._notice(
                 f"the sink {self._name} has not taken everything {_CLOSE_SECONDS:.0f} s after the "
-                f"end of the run: {len(self._events)} events are given up"
+                f"end of the run: it goes on as long as this process does, without "
+                f"{waiting - len(few)} reports and lines"
             )
-            self._events.clear()
+            self._thread.join(_LAST_SECONDS)
         elif self._left_out:
             self._notice(
                 f"the sink {self._name} was too slow: {self._left_out} reports and lines were left "

@@ -141,11 +141,42 @@ def _anything(dice: random.Random, depth: int = 0) -> object:
     return dice.choice(kinds if depth < 4 else kinds[:5])()
 
 
+_FILES = (
+    "checkpoint-000001-step-1-0a1b2c3d.pt",
+    "checkpoint-000001-step-1-0a1b2c3d.json",
+    "timeline",
+    "../x",
+    "/etc/passwd",
+    "checkpoint-000001-step-1-../../x.pt",
+)
+
+
+def _file(dice: random.Random) -> str:
+    return dice.choice((*_FILES, _text(dice)))
+
+
+def _metrics(dice: random.Random) -> object:
+    return {_text(dice): dice.choice((_number(dice), 0.5, float("nan"))) for _ in range(3)}
+
+
+def _marker(dice: random.Random) -> object:
+    numbers = ("number", "step", "size", "attempt")
+    marker: dict[str, object] = {"name": _file(dice), **{name: _number(dice) for name in numbers}}
+    kind = dice.choice(("torch", "bytes", "folder", "exe"))
+    return {**marker, "kind": kind, "sha256": _text(dice), "run_id": "0a1b2c3d"}
+
+
 _FIELDS: dict[str, Sequence[Callable[[random.Random], object]]] = {
     "Hello": (_offer, _text, _number),
     "Started": (_number, _number),
     "Output": (_number, lambda dice: dice.choice(("stdout", "stderr")), _text),
     "Log": (_number, _text),
+    "Began": (_number,),
+    "Report": (_number, _metrics, _number, _number, lambda dice: dice.random() * 1e10, _number),
+    "FilePart": (_number, _file, _number, lambda dice: dice.randbytes(dice.randrange(3000))),
+    "Saved": (_number, _marker),
+    "Unsaved": (_number, _number, _text),
+    "Fetch": (_number, _file, _number),
     "Failed": (_number, _number, _text, lambda dice: dice.random() < 0.5),
     "Ended": (_number, _number),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import states
+from horovod_runner.marker import SUFFIXES
 from horovod_runner.reports import checked
 
 
@@ -46,7 +47,7 @@ def test_numbers_of_numpy_and_torch_are_taken() -> None:
 def round_trip(state: Any, folder: Path, copier: states.Copier | None = None) -> Any:
     """The state, through a file; and its kind."""
     snapshot = (copier or states.Copier()).copy(state)
-    path = folder / f"state{states.SUFFIXES[snapshot.kind]}"
+    path = folder / f"state{SUFFIXES[snapshot.kind]}"
     path.unlink(missing_ok=True)
     snapshot.write(path)
     return states.read(snapshot.kind, path), snapshot.kind

@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import CheckpointError, checkpoint, stores
+from horovod_runner import marker as markers
 from horovod_runner.archive import Archive
-from horovod_runner.checkpoint import Checkpoint, Marker
+from horovod_runner.checkpoint import Checkpoint
+from horovod_runner.marker import Marker, Mode
 from horovod_runner.messages import Fetch, FilePart
 from horovod_runner.stores import LocalFolder
 
 
 def marker(number: int, data: bytes = b"state", **fields: object) -> Marker:
     given_ = {"step": number * 10, "run_id": "run1", **fields}
-    name = checkpoint.file_name(number, given_["step"], str(given_["run_id"]), "bytes")  # type: ignore[arg-type]
+    name = markers.file_name(number, given_["step"], str(given_["run_id"]), "bytes")  # type: ignore[arg-type]
     return Marker(
         name=name, number=number, kind="bytes", size=len(data), sha256=_sha256(data), **given_
     )  # type: ignore[arg-type]
@@ -61,7 +63,7 @@ def test_one_that_was_cut_off_does_not_count_and_the_former_does(
     tmp_path: Path, spoil: str
 ) -> None:
     former, last = publish(tmp_path, 1), publish(tmp_path, 2)
-    state, told = tmp_path / last.name, tmp_path / checkpoint.marker_name(last.name)
+    state, told = tmp_path / last.name, tmp_path / markers.marker_name(last.name)
     match spoil:
         case "no marker":
             told.unlink()
@@ -88,12 +90,12 @@ def test_files_of_others_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
 def test_what_a_run_left_unfinished_is_removed(tmp_path: Path) -> None:
     kept, cut = publish(tmp_path, 1), publish(tmp_path, 2)
     folder = LocalFolder(tmp_path)
-    (tmp_path / checkpoint.marker_name(cut.name)).unlink()
+    (tmp_path / markers.marker_name(cut.name)).unlink()
     (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
     checkpoint.show(folder, "run1")
     assert checkpoint.is_seen(folder, "run1")
     checkpoint.tidy(folder, "run1")
-    assert sorted(os.listdir(tmp_path)) == [kept.name, checkpoint.marker_name(kept.name)]
+    assert sorted(os.listdir(tmp_path)) == [kept.name, markers.marker_name(kept.name)]
     assert not checkpoint.is_seen(folder, "run1")
 
 
@@ -119,10 +121,10 @@ _metrics = st.dictionaries(
     st.sampled_from(["min", "max"]),
 )
 def test_retention_keeps_the_latest_and_the_best(
-    metrics: list[dict[str, float]], keep: int | None, best: str | None, mode: checkpoint.Mode
+    metrics: list[dict[str, float]], keep: int | None, best: str | None, mode: Mode
 ) -> None:
     there = [marker(number + 1, metrics=each) for number, each in enumerate(metrics)]
-    gone = checkpoint.surplus(there, keep, best, mode)
+    gone = markers.surplus(there, keep, best, mode)
     kept = [each for each in there if each not in gone]
     if keep is None:
         assert kept == there
@@ -148,7 +150,7 @@ def test_retention_keeps_the_latest_and_the_best(
 
 def test_without_the_metric_a_checkpoint_is_no_better_than_any() -> None:
     there = [marker(1, metrics={"loss": 9.0}), marker(2), marker(3, metrics={"loss": math.nan})]
-    assert [each.number for each in checkpoint.ranked(there, "loss", "min")] == [1, 3, 2]
+    assert [each.number for each in markers.ranked(there, "loss", "min")] == [1, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +202,7 @@ def test_pieces_become_a_checkpoint_when_all_are_there(tmp_path: Path) -> None:
         assert saved is not None
         assert saved.load() == b"first second"
         assert archive.saved(made) is None  # known
-    assert sorted(os.listdir(tmp_path)) == [made.name, checkpoint.marker_name(made.name)]
+    assert sorted(os.listdir(tmp_path)) == [made.name, markers.marker_name(made.name)]
 
 
 def test_pieces_with_a_gap_are_no_checkpoint_and_leave_nothing(tmp_path: Path) -> None:

@@ -6,13 +6,26 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from horovod_runner import GpuError, HangError, LaunchError, deputy, driver, log_to_driver, rank
+from horovod_runner import (
+    GpuError,
+    HangError,
+    LaunchError,
+    checkpoint,
+    deputy,
+    driver,
+    log_to_driver,
+    rank,
+    report,
+    save_checkpoint,
+)
+from horovod_runner.archive import Archive
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.deputy import Deputy
 from horovod_runner.driver import Driver
@@ -20,6 +33,8 @@ from horovod_runner.job import Job, make_job
 from horovod_runner.launchers.apart import Apart
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
 from horovod_runner.rank import Surroundings, run_rank
+from horovod_runner.recorder import Recorder
+from horovod_runner.result import Run
 from horovod_runner.sinks.terminal import TerminalSink
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -97,7 +112,11 @@ def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
         ship_modules=(),
         warn_bytes=1 << 30,
     )
-    return Driver(job, Blind(blind), TerminalSink(size), threading.Event()).run()
+    archive = options.get("archive")
+    if archive is not None:
+        job = replace(job, run_id=options["run_id"], checkpoints=archive.plan(1))
+    sink = options.get("sink") or TerminalSink(size)
+    return Driver(job, Blind(blind), sink, threading.Event(), archive).run()
 
 
 def talk() -> int:
@@ -166,6 +185,39 @@ def test_output_beyond_the_limit_is_cut_in_front_and_told(
     captured = capsys.readouterr()
     assert [int(line) for line in captured.out.splitlines()] == list(range(90, 100))
     assert "9000 characters of what the ranks printed were too many" in captured.err
+
+
+def test_reports_come_to_the_driver_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deputy, "_KEPT_REPORTS", 100)
+
+    def main() -> None:
+        for step in range(1000):
+            report(loss=float(step), step=step)
+
+    recorder = Recorder(Run("test", 1))
+    run(main, {0}, size=1, sink=recorder)
+    metrics = recorder._run._metrics
+    assert 50 <= len(metrics) <= 100
+    assert len(metrics) + metrics.left_out[0] >= 1000 - 2 * (1000 // len(metrics))
+    assert recorder._run.timings.first_line is not None
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_checkpoints_are_kept_where_the_ranks_see_the_folder(
+    tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not seen:
+        monkeypatch.setattr(checkpoint, "show", lambda folder, token: None)
+
+    def main() -> None:
+        save_checkpoint(b"state", 7)
+
+    run_id = "0a1b2c3d"
+    with Archive(run_id, str(tmp_path)) as archive:
+        run(main, {0}, size=1, run_id=run_id, archive=archive)
+    assert [each.step for each in archive.checkpoints] == ([7] if seen else [])
+    told = "the checkpoint of step 7 could not be written: the ranks reach neither the driver"
+    assert (told in capsys.readouterr().err) is not seen
 
 
 def test_a_task_that_spark_starts_again_never_goes_on_alone() -> None:

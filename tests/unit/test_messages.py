@@ -39,6 +39,18 @@ _sent = st.one_of(
     st.builds(messages.Log, _small, st.text()),
     st.builds(messages.Failed, _small, _small, st.text(), st.booleans()),
     st.builds(messages.Ended, _small, _small),
+    st.builds(messages.Began, _small),
+    st.builds(
+        messages.Report,
+        _small,
+        st.dictionaries(st.text(), st.floats(allow_nan=False) | _small),
+        st.none() | _small,
+        st.none() | _small,
+        st.floats(allow_nan=False),
+    ),
+    st.builds(messages.FilePart, _small, st.text(), _small, st.binary()),
+    st.builds(messages.Unsaved, _small, _small, st.text()),
+    st.builds(messages.Fetch, _small, st.text(), _small),
 )
 
 

@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 import horovod_runner
-from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner import (
+    HorovodRunner,
+    current_attempt,
+    load_checkpoint,
+    log_to_driver,
+    report,
+    save_checkpoint,
+)
 from horovod_runner.job import user_path
+from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink
 
 
@@ -28,6 +36,16 @@ from horovod_runner.sinks.terminal import TerminalSink
         ({"np": 1, "gpus_per_rank": 1.5}, ValueError, "gpus_per_rank"),
         ({"np": 1, "gpus_per_rank": -1}, ValueError, "gpus_per_rank"),
         ({"np": 1, "env": {"A": 1}}, TypeError, "'A' maps to 1"),
+        ({"np": 1, "resume": True}, ValueError, "goes on from the checkpoints in checkpoint_dir"),
+        ({"np": 1, "mode": "least"}, ValueError, "'min', 'max'"),
+        ({"np": 1, "keep": 0}, ValueError, "keep must be at least 1, not 0; None keeps all"),
+        ({"np": 1, "keep": "3"}, TypeError, "keep must be an int, not str"),
+        ({"np": 1, "max_restarts": -1}, ValueError, "max_restarts must be at least 0"),
+        ({"np": 1, "max_restarts": None}, TypeError, "max_restarts must be an int"),
+        ({"np": 1, "report_ranks": 1}, ValueError, "report_ranks must be one of 0, 'all'"),
+        ({"np": 1, "sinks": [print]}, TypeError, "has none of the methods"),
+        ({"np": 1, "sinks": [Sink]}, TypeError, "sinks must hold sinks"),
+        ({"np": 1, "timeline": "/no/such/t.json"}, ValueError, "there is no folder /no/such"),
     ],
 )
 def test_wrong_arguments_are_told_at_once(
@@ -67,6 +85,15 @@ def test_log_to_driver_prints_outside_a_run(capsys: pytest.CaptureFixture[str]) 
     log_to_driver("just a test")
     log_to_driver(12)  # type: ignore[arg-type]
     assert capsys.readouterr().out == "just a test\n12\n"
+
+
+def test_main_can_be_called_outside_a_run() -> None:
+    report(loss=0.5, step=1)
+    with pytest.raises(TypeError, match="'loss' is a str"):
+        report(loss="0.5")
+    save_checkpoint({"w": 1}, 1)
+    assert load_checkpoint() is None
+    assert current_attempt() == 1
 
 
 def test_without_pyspark_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
