@@ -3,6 +3,7 @@
     python examples/digits_torch.py --np -2    # two ranks on this machine, without Spark
     python examples/digits_torch.py --np 2     # two ranks in a local Spark barrier job
     spark-submit --master spark://host:7077 examples/digits_torch.py --np 4
+    python examples/digits_torch.py --checkpoint-dir digits --resume    # goes on where it ended
 
 The numbered comments mark the eight steps that turn a script for one process into one for many.
 """
@@ -15,7 +16,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner import (
+    HorovodRunner,
+    load_checkpoint,
+    log_to_driver,
+    report,
+    save_checkpoint,
+)
 from horovod_runner.data import Shard
 
 if TYPE_CHECKING:
@@ -27,7 +34,7 @@ BATCH_SIZE = 32  # on each rank
 LEARNING_RATE = 0.003  # with one rank
 
 
-def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -> dict[str, Any]:
+def train(digits: Shard, held_out: Shard, epochs: int) -> dict[str, Any]:
     """Train as one of the ranks; HorovodRunner hands back what rank 0 returns."""
     # Imported here, where the ranks run: the driver needs neither torch nor Horovod.
     import horovod.torch as hvd
@@ -65,29 +72,40 @@ def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -
     # 5. Wrap the optimizer: step() applies the gradients averaged over all ranks.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
+    # What an earlier run or attempt has saved, the place in the data included.
+    losses: list[float] = []
+    found = load_checkpoint()
+    if found is not None:
+        losses = found.state["losses"]
+        model.load_state_dict(found.state["model"])
+        optimizer.load_state_dict(found.state["optimizer"])
+        batches.load_state_dict(found.state["batches"])
+
     # 6. Start all ranks from rank 0's weights and optimizer state.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
-    losses = []
-    for epoch in range(epochs):
+    steps = len(batches)
+    for epoch in range(len(losses), epochs):
         total = torch.zeros(())
-        for x, y in batches:
+        for step, (x, y) in enumerate(batches, start=epoch * steps + 1):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
             optimizer.step()
             total += loss.detach().cpu()
+            report(loss=loss.item(), step=step, epoch=epoch + 1, total_steps=epochs * steps)
 
         # 7. Average the metrics over the ranks: each has seen its own part only.
-        losses.append(hvd.allreduce(total / len(batches), name="loss").item())
+        losses.append(hvd.allreduce(total / steps, name="loss").item())
 
-        # 8. Log and write checkpoints on rank 0 alone.
+        # 8. Log and write checkpoints on rank 0 alone: the other ranks' calls do nothing.
+        report(epoch_loss=losses[-1], step=step, epoch=epoch + 1)
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        state |= {"batches": batches.state_dict(), "losses": losses}
+        save_checkpoint(state, step, metrics={"loss": losses[-1]})
         if hvd.rank() == 0:
             log_to_driver(f"epoch {epoch + 1:2}: loss {losses[-1]:.4f}")
-            if checkpoint is not None:
-                torch.save(model.state_dict(), f"{checkpoint}.part")
-                os.replace(f"{checkpoint}.part", checkpoint)  # never half a file
 
     # Every rank looks at its part of the held-out digits; the counts are summed. What fills the
     # last batch up weighs nothing.
@@ -130,7 +148,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train on handwritten digits with Horovod.")
     parser.add_argument("--np", type=int, default=2, help="ranks; below 0: without Spark")
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--checkpoint", type=os.path.abspath, help="a file for the weights")
+    parser.add_argument("--checkpoint-dir", help="a folder or URL for checkpoints")
+    parser.add_argument("--resume", action="store_true", help="go on from the latest of them")
+    parser.add_argument("--plot", help="a file for a picture of the losses")
     args = parser.parse_args()
 
     digits, held_out = load()
@@ -138,13 +158,12 @@ def main() -> int:
         if spark is not None:  # any DataFrame will do; this one comes from pandas
             digits = spark.createDataFrame(digits, "image array<double>, label long")
             held_out = spark.createDataFrame(held_out, "image array<double>, label long")
-        result = HorovodRunner(np=args.np).run(
-            train,
-            digits=digits,
-            held_out=held_out,
-            epochs=args.epochs,
-            checkpoint=args.checkpoint,
+        runner = HorovodRunner(
+            np=args.np, checkpoint_dir=args.checkpoint_dir, resume=args.resume, best="loss"
         )
+        result = runner.run(train, digits=digits, held_out=held_out, epochs=args.epochs)
+        if args.plot:
+            runner.last_run.plot("loss", "epoch_loss").savefig(args.plot)
     print(f"accuracy on {HELD_OUT} held-out digits: {result['accuracy']:.1%}")
     return 0 if result["accuracy"] >= 0.95 else 1
 

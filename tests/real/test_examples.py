@@ -52,11 +52,16 @@ def test_an_example_learns_the_digits(example: str, np: str, tmp_path: Path) -> 
     check(start(sys.executable, script, "--np", np, directory=tmp_path))
 
 
-def test_the_checkpoint_of_rank_0_is_left_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_an_example_goes_on_where_it_ended_and_draws_its_losses(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "digits_torch.py")
-    command = [sys.executable, script, "--np", "-2", "--checkpoint", "weights.pt"]
-    check(start(*command, directory=tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["weights.pt"]
+    command = [sys.executable, script, "--np", "-2", "--checkpoint-dir", "digits"]
+    first = start(*command, "--epochs", "10", directory=tmp_path)
+    rest = start(*command, "--resume", "--plot", "loss.svg", directory=tmp_path)
+    assert re.findall(r"epoch +(\d+):", rest) == ["11", "12", "13", "14", "15"]
+    check(first + rest)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["digits", "loss.svg"]
+    picture = (tmp_path / "loss.svg").read_text()
+    assert "<!-- epoch_loss -->" in picture
 
 
 def test_spark_submit_runs_the_same_file(tmp_path: Path) -> None:
