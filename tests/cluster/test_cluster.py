@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from horovod_runner import HorovodRunner, RankFailedError, log_to_driver
+from horovod_runner import (
+    HorovodRunner,
+    RankFailedError,
+    current_attempt,
+    load_checkpoint,
+    log_to_driver,
+    save_checkpoint,
+)
 from tests.contract.test_end import Calling
 
 if TYPE_CHECKING:
@@ -149,25 +156,58 @@ def _wait_for_ever() -> None:
     threading.Event().wait()
 
 
-def test_a_killed_executor_is_told_as_the_loss_of_its_rank(spark: SparkSession) -> None:
-    killed: list[str] = []
+class Killing(Calling):
+    """Kills the second executor when all four ranks are up: the lines tell its folder."""
 
-    def kill() -> None:
-        # The second worker's: the log lines tell the executors' folders.
-        folder = sorted({line.split()[2] for line in shown.getvalue().splitlines()})[-1]
+    def __init__(self) -> None:
+        super().__init__("up", 4, self.kill)
+        self.killed: list[str] = []
+
+    def kill(self) -> None:
+        folder = sorted(self.folders.values())[-1]
         for process in psutil.process_iter(["name"]):
             with contextlib.suppress(psutil.Error):
                 if process.info["name"] == "java" and process.cwd() == folder:
                     process.kill()
-                    killed.append(folder)
+                    self.killed.append(folder)
 
-    shown = Calling("up", 4, kill)
+    @property
+    def folders(self) -> dict[int, str]:
+        lines = [line.split() for line in self.getvalue().splitlines()]
+        return {int(line[1]): line[2] for line in lines}
+
+
+def test_a_killed_executor_is_told_as_the_loss_of_its_rank(spark: SparkSession) -> None:
     runner = HorovodRunner(np=4, spark=spark, gpus_per_rank=0, slot_timeout=120)
-    with contextlib.redirect_stdout(shown), pytest.raises(RankFailedError) as caught:
+    with (
+        contextlib.redirect_stdout(Killing()) as shown,
+        pytest.raises(RankFailedError) as caught,
+    ):
         runner.run(_wait_for_ever)
-    folders = {int(line.split()[1]): line.split()[2] for line in shown.getvalue().splitlines()}
-    assert killed == [folders[caught.value.rank]]
+    assert shown.killed == [shown.folders[caught.value.rank]]
     assert f"rank {caught.value.rank} of 4" in str(caught.value)
     assert "was lost" in str(caught.value)
     assert "ExecutorLostFailure" in str(caught.value)
     assert runner.run(int) == 0  # Spark brings up another one
+
+
+def test_a_killed_executor_costs_the_steps_since_the_last_checkpoint(spark: SparkSession) -> None:
+    def main() -> tuple[int, int]:
+        import horovod.torch as hvd
+
+        hvd.init()
+        found = load_checkpoint()
+        if found is not None:
+            return found.step, current_attempt()
+        save_checkpoint({"step": 7}, 7)
+        save_checkpoint({"step": 8}, 8)  # when that of step 7 is complete
+        _wait_for_ever()
+        raise AssertionError
+
+    runner = HorovodRunner(np=4, spark=spark, gpus_per_rank=0, max_restarts=1)
+    with contextlib.redirect_stdout(Killing()) as shown:
+        step, attempt = runner.run(main)
+    assert (step in (7, 8), attempt, len(shown.killed)) == (True, 2, 1)
+    run = runner.last_run
+    assert [each.resumed_from for each in run.attempts] == [None, step]
+    assert "was lost" in run.attempts[0].error

@@ -17,11 +17,18 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, GpuError, RankFailedError, log_to_driver
+from horovod_runner import (
+    CancelledError,
+    GpuError,
+    RankFailedError,
+    log_to_driver,
+    report,
+    save_checkpoint,
+)
 from tests.conftest import Ranks
 from tests.connect.server import ConnectServer
 from tests.contract.test_data import ROWS, dataset, labels_by_step, table, tell_labels
-from tests.contract.test_end import in_thread
+from tests.contract.test_end import in_thread, sweep
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -153,6 +160,23 @@ def test_a_killed_driver_takes_its_ranks_along_when_the_server_misses_it(
         finally:
             driver.kill()
         assert psutil.wait_procs(processes, timeout=60)[1] == []
+    sweep()
+
+
+def test_reports_arrive_at_the_end_and_checkpoints_where_both_sides_see_them(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    def main() -> None:
+        for step in range(10):
+            report(loss=float(step), step=step)
+        save_checkpoint({"step": 10}, 10)
+
+    runner = ranks.runner(2, checkpoint_dir=tmp_path)
+    runner.run(main)
+    run = runner.last_run
+    assert run.metrics["loss"].to_pylist() == list(range(10))
+    assert run.latest.load() == {"step": 10}
+    assert [each.exit_code for each in run.ranks] == [0, 0]
 
 
 def test_a_million_lines_are_cut_to_the_last_ones(ranks: Ranks) -> None:

@@ -1,0 +1,455 @@
+"""Where reports go: MLflow, TensorBoard and sinks of one's own; and what a person watches."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import math
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import threading
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from horovod_runner import (
+    CancelledError,
+    HorovodRunner,
+    current_attempt,
+    log_to_driver,
+    report,
+    save_checkpoint,
+)
+from horovod_runner.sinks import Sink
+from horovod_runner.sinks.mlflow import MLflowSink
+from horovod_runner.sinks.tensorboard import TensorBoardSink
+
+ROOT = Path(__file__).parents[2]
+
+
+def train(steps: int, rate: float = 0.1) -> str:
+    for step in range(1, steps + 1):
+        report(loss=1 / step, total_steps=steps, step=step, epoch=step // 10)
+    return "done"
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """MLflow, set to a store of its own; its databases take more than mlflow-skinny has."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    return pytest.importorskip("mlflow")
+
+
+def history(mlflow: Any, run_id: str | None, name: str) -> list[tuple[int, float]]:
+    points = mlflow.MlflowClient().get_metric_history(run_id, name)
+    return [(point.step, point.value) for point in points]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_mlflow_has_params_metrics_checkpoints_and_the_end(mlflow: Any) -> None:
+    def main(steps: int, note: str) -> None:
+        for step in range(1, steps + 1):
+            report(loss=1 / step, total_steps=steps, step=step, epoch=step // 2)
+        report(accuracy=math.nan, **{"top-5 (%)": math.inf})
+        save_checkpoint({"weights": note}, steps, {"loss": 1 / steps})
+
+    sink = MLflowSink(experiment="digits", run_name="first")
+    runner = HorovodRunner(np=-2, sinks=[sink], report_ranks="all")
+    runner.run(main, steps=4, note="long")
+    client, checkpoint = mlflow.MlflowClient(), runner.last_run.latest
+    found = client.get_run(sink.run_id)
+    assert client.get_experiment(found.info.experiment_id).name == "digits"
+    assert (found.info.run_name, found.info.status) == ("first", "FINISHED")
+    assert found.data.params == {"np": "-2", "steps": "4", "note": "long"}
+    assert found.data.tags["horovod_runner.run_id"] == runner.last_run.run_id
+    losses = [(step, 1 / step) for step in range(1, 5)]
+    assert history(mlflow, sink.run_id, "loss") == losses
+    assert history(mlflow, sink.run_id, "rank1/loss") == losses
+    assert history(mlflow, sink.run_id, "epoch") == [(1, 0), (2, 1), (4, 2)]
+    assert history(mlflow, sink.run_id, "top-5 ___") == [(4, math.inf)]
+    ((step, value),) = history(mlflow, sink.run_id, "accuracy")
+    assert step == 4
+    assert math.isnan(value)
+    assert "total_steps" not in found.data.metrics
+    (artifact,) = client.list_artifacts(sink.run_id, "checkpoints")
+    copy = Path(client.download_artifacts(sink.run_id, artifact.path))
+    assert copy.read_bytes() == Path(checkpoint.path).read_bytes()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_mlflow_tells_a_failed_run_from_a_cancelled_one(mlflow: Any) -> None:
+    def fail() -> None:
+        raise ValueError("no good")
+
+    def wait() -> None:
+        report(loss=1.0)
+        threading.Event().wait()
+
+    class Impatient(Sink):
+        def report(self, report: Any) -> None:
+            runner.cancel()
+
+    sink = MLflowSink()
+    with pytest.raises(ValueError, match="no good"):
+        HorovodRunner(np=-1, sinks=[sink]).run(fail)
+    client, failed = mlflow.MlflowClient(), sink.run_id
+    runner = HorovodRunner(np=-1, sinks=[sink, Impatient()])
+    with pytest.raises(CancelledError):
+        runner.run(wait)
+    assert client.get_run(failed).info.status == "FAILED"
+    assert client.get_run(sink.run_id).info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_mlflow_gets_a_run_into_the_active_one_and_leaves_that_open(mlflow: Any) -> None:
+    sink = MLflowSink()
+    with mlflow.start_run() as active:
+        mlflow.log_param("steps", "set before")
+        HorovodRunner(np=-1, sinks=[sink]).run(train, steps=3)
+        assert sink.run_id == active.info.run_id
+        found = mlflow.MlflowClient().get_run(sink.run_id)
+        assert found.info.status == "RUNNING"
+        assert found.data.tags["horovod_runner.status"] == "finished"
+        assert found.data.params == {"steps": "set before", "np": "-1"}
+        mlflow.log_metric("afterwards", 1.0)
+    assert len(history(mlflow, sink.run_id, "loss")) == 3
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_mlflow_has_what_was_reported_while_main_does_something_else(
+    mlflow: Any, tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+    os.mkfifo(seen)
+
+    class Watched(MLflowSink):
+        def idle(self) -> None:
+            super().idle()
+            if history(mlflow, self.run_id, "loss") == [(1, 0.5), (2, 0.25)]:
+                seen.write_bytes(b"x")
+
+    def main() -> None:
+        report(loss=0.5)
+        report(loss=0.25)
+        seen.read_bytes()  # until the store has both
+
+    HorovodRunner(np=-1, sinks=[Watched()]).run(main)
+
+
+def test_mlflow_is_told_where_a_checkpoint_is_that_is_in_a_store(mlflow: Any) -> None:
+    sink = MLflowSink()
+    sink.prepare()
+    run: Any = SimpleNamespace(run_id="1a2b", params={"np": 1}, status="finished")
+    sink.begin(run)
+    checkpoint: Any = SimpleNamespace(path="s3://bucket/checkpoint-000001-step-3-1a2b.pt")
+    sink.checkpoint(checkpoint)
+    sink.end(run)
+    tags = mlflow.MlflowClient().get_run(sink.run_id).data.tags
+    assert tags["horovod_runner.checkpoint"] == checkpoint.path
+
+
+def test_a_tracking_uri_that_cannot_be_is_refused_before_the_launch(mlflow: Any) -> None:
+    with pytest.raises(mlflow.MlflowException, match="nonsense"):
+        MLflowSink("nonsense://server")
+
+
+def read_events(folder: Path) -> Any:
+    """What TensorBoard's own reader finds in a folder."""
+    # What keeps that reader from importing TensorFlow, which takes half a minute.
+    sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder)).Reload()
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_tensorboard_reads_the_metrics_and_params_of_all_ranks(tmp_path: Path) -> None:
+    def main(note: str) -> None:
+        train(steps=12)
+        report(accuracy=math.nan)
+
+    sink = TensorBoardSink(tmp_path / "runs" / "first")
+    HorovodRunner(np=-2, sinks=[sink], report_ranks="all").run(main, note="long")
+    for name in ("", "rank1"):
+        events = read_events(tmp_path / "runs" / "first" / name)
+        assert events.Tags()["scalars"] == ["loss", "epoch", "accuracy"]
+        assert [point.step for point in events.Scalars("loss")] == list(range(1, 13))
+        losses = [point.value for point in events.Scalars("loss")]
+        assert losses == pytest.approx([1 / step for step in range(1, 13)])
+        assert [point.value for point in events.Scalars("epoch")] == [0] * 9 + [1] * 3
+        assert [point.step for point in events.Scalars("accuracy")] == [12]
+        assert math.isnan(events.Scalars("accuracy")[0].value)
+    (text,) = read_events(tmp_path / "runs" / "first").Tensors("params")
+    assert b"| note | long |" in text.tensor_proto.string_val[0]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_tensorboard_shows_what_a_restart_did_again_once(tmp_path: Path) -> None:
+    def main() -> None:
+        attempt = current_attempt()
+        for step in range(1, 7) if attempt == 1 else range(4, 9):
+            report(attempt_of=attempt, step=step)
+        if attempt == 1:
+            raise ValueError("no good")
+
+    HorovodRunner(np=-1, sinks=[TensorBoardSink(tmp_path)], max_restarts=1).run(main)
+    points = read_events(tmp_path).Scalars("attempt_of")
+    assert [point.step for point in points] == list(range(1, 9))
+    assert [point.value for point in points] == [1] * 3 + [2] * 5
+
+
+def test_event_files_are_written_without_a_framework(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from types import SimpleNamespace
+        from horovod_runner.messages import Report
+        from horovod_runner.sinks.tensorboard import TensorBoardSink
+
+        run = SimpleNamespace(params={"np": 1})
+        sink = TensorBoardSink(sys.argv[1])
+        sink.begin(run)
+        sink.report(Report(0, {"loss": 0.5}))
+        sink.end(run)
+        print([name for name in ("tensorflow", "torch") if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
+    assert [point.value for point in read_events(tmp_path).Scalars("loss")] == [0.5]
+
+
+def test_event_files_cannot_be_in_a_store() -> None:
+    with pytest.raises(ValueError, match="stores cannot do"):
+        TensorBoardSink("s3://bucket/runs")
+
+
+@pytest.mark.parametrize(
+    ("module", "sink", "extra"),
+    [("mlflow", MLflowSink, "mlflow"), ("tensorboard", TensorBoardSink, "tensorboard")],
+)
+def test_a_sink_whose_package_is_missing_names_the_extra(
+    module: str, sink: Any, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"pip install 'horovod_runner\[{extra}\]'"):
+        sink(tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_ten_lines_are_a_sink(tmp_path: Path) -> None:
+    class CsvSink:
+        def begin(self, run: Any) -> None:
+            self.file = (tmp_path / f"{run.params['steps']}.csv").open("w")
+            self.writer = csv.writer(self.file)
+
+        def report(self, report: Any) -> None:
+            self.writer.writerow([report.step, report.metrics["loss"]])
+
+        def end(self, run: Any) -> None:
+            self.writer.writerow([run.status, ""])
+            self.file.close()
+
+    sink: Any = CsvSink()
+    HorovodRunner(np=-1, sinks=[sink]).run(train, steps=2)
+    assert (tmp_path / "2.csv").read_text().split() == ["1,1.0", "2,0.5", "finished,"]
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("event", ["prepare", "begin", "report", "end"])
+def test_a_sink_that_raises_fails_no_run_and_is_told_once(
+    event: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(Sink):
+        pass
+
+    def fail(*_: Any) -> None:
+        raise ConnectionError("no server")
+
+    setattr(Failing, event, fail)
+    assert HorovodRunner(np=-1, sinks=[Failing()]).run(train, steps=5) == "done"
+    told = f"the sink Failing failed in {event}() and gets nothing more of this run: "
+    assert capsys.readouterr().err.count(f"{told}ConnectionError: no server") == 1
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_slow_sink_holds_up_no_rank_and_gets_everything(tmp_path: Path) -> None:
+    returns = tmp_path / "returns"
+    os.mkfifo(returns)
+
+    class Slow(Sink):
+        def __init__(self) -> None:
+            self.steps: list[int | None] = []
+
+        def report(self, report: Any) -> None:
+            if not self.steps:
+                returns.read_bytes()  # until main has reported everything
+            self.steps.append(report.step)
+
+    def main() -> None:
+        train(steps=1000)
+        returns.write_bytes(b"x")
+
+    sink = Slow()
+    HorovodRunner(np=-1, sinks=[sink]).run(main)
+    assert sink.steps == list(range(1, 1001))
+
+
+# What a person watches.
+
+
+def test_without_a_terminal_progress_is_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    HorovodRunner(np=-1).run(train, steps=20)
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "HorovodRunner: epoch 0, step 1/20, loss=1"
+    assert last.startswith("HorovodRunner: epoch 2, step 20/20, ")
+    assert last.endswith(" steps/s, loss=0.05")
+
+
+def test_without_progress_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    HorovodRunner(np=-1, progress=False).run(train, steps=20)
+    assert capsys.readouterr() == ("", "")
+
+
+_WATCHED = """
+import sys
+from horovod_runner import HorovodRunner, current_attempt, log_to_driver, report
+
+def main(way):
+    for step in range(20):
+        if way != "nothing":
+            report(loss=1 / (step + 1), total_steps=20, step=step)
+        if step % 10 == 0:
+            log_to_driver(f"at step {step}")
+        if way == "prints":
+            print(step, end=" ", flush=True)
+        if way == "restarts" and step == 12 and current_attempt() == 1:
+            raise ValueError("no good")
+
+HorovodRunner(np=-1, max_restarts=1).run(main, way=sys.argv[1])
+print("after")
+"""
+
+
+class Screen:
+    """What a terminal shows of lines that are written over."""
+
+    def __init__(self, written: str) -> None:
+        self.lines = [self._shown(line) for line in written.replace("\r\n", "\n").split("\n")]
+
+    @staticmethod
+    def _shown(line: str) -> str:
+        shown = ""
+        for part in line.split("\r"):
+            text = part.removeprefix("\x1b[K")
+            shown = text + ("" if text != part else shown[len(text) :])
+        return shown.rstrip()
+
+
+def watch(way: str, folder: Path, columns: int = 100) -> list[str]:
+    """The lines that a terminal shows in the end."""
+    script = folder / "watched.py"
+    script.write_text(_WATCHED)
+    ours, its = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    command = [sys.executable, str(script), way]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env) as process:
+        os.close(its)
+        written = b""
+        try:
+            while some := os.read(ours, 1 << 16):
+                written += some
+        except OSError:  # that is how a terminal ends
+            pass
+        finally:
+            os.close(ours)
+    assert process.returncode == 0, written.decode()
+    return Screen(written.decode()).lines
+
+
+def test_a_terminal_shows_a_bar_below_all_lines_and_leaves_it(tmp_path: Path) -> None:
+    *lines, bar, after, end = watch("reports", tmp_path)
+    assert lines == ["at step 0", "at step 10"]
+    assert bar.startswith("100%|███")
+    assert "| 20/20 [" in bar
+    assert bar.endswith("step/s, loss=0.05]")
+    assert (after, end) == ("after", "")
+
+
+def test_a_restart_is_seen_in_the_bar(tmp_path: Path) -> None:
+    *lines, bar, _, _ = watch("restarts", tmp_path)
+    assert [line for line in lines if line.startswith("at")] == ["at step 0", "at step 10"] * 2
+    assert any(line.startswith("HorovodRunner: attempt 1 failed: ") for line in lines)
+    assert bar.startswith("attempt 2: 100%|███")
+
+
+def test_a_line_that_main_has_not_ended_is_not_written_over(tmp_path: Path) -> None:
+    lines = watch("prints", tmp_path)
+    assert "at step 0" in lines[0]
+    printed = " ".join(line for line in lines if "%" not in line)
+    assert [word for word in printed.split() if word.isdigit()] != []
+    assert "100%|███" in lines[-3]
+
+
+def test_a_run_that_reports_nothing_shows_no_bar(tmp_path: Path) -> None:
+    assert watch("nothing", tmp_path) == ["at step 0", "at step 10", "after", ""]
+
+
+def test_a_terminal_without_a_size_gets_lines(tmp_path: Path) -> None:
+    lines = watch("reports", tmp_path, columns=0)
+    assert "HorovodRunner: step 0/20, loss=1" in lines
+    assert lines[-3].startswith("HorovodRunner: step 20/20, ")
+
+
+_CELLS = [
+    """
+from horovod_runner import HorovodRunner, report
+
+def main(steps, total):
+    for step in range(1, steps + 1):
+        report(loss=1 / step, total_steps=total, step=step)
+    assert steps < 10
+""",
+    "HorovodRunner(np=-1).run(main, steps=5, total=5)",
+    "HorovodRunner(np=-1).run(main, steps=5, total=1000)  # which ends early, and well",
+    "HorovodRunner(np=-1).run(main, steps=10, total=10)",
+]
+
+
+def test_a_notebook_shows_a_bar_with_its_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nbclient
+    import nbformat
+
+    pytest.importorskip("ipywidgets")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in _CELLS])
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", allow_errors=True, resources=resources
+    )
+    client.execute()
+    state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
+    bars = []
+    for cell in notebook.cells[1:]:
+        (shown,) = [out for out in cell.outputs if out.output_type == "display_data"]
+        box = shown.data["application/vnd.jupyter.widget-view+json"]["model_id"]
+        names = [name.removeprefix("IPY_MODEL_") for name in state[box]["state"]["children"]]
+        _, bar, text = [state[name]["state"] for name in names]
+        told = text["value"].replace("\u2007", " ")
+        assert "loss=0." in told
+        bars.append((bar["bar_style"], told.split(" ")[1]))
+    assert bars == [("success", "5/5"), ("success", "5/1000"), ("danger", "10/10")]
