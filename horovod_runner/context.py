@@ -61,7 +61,7 @@ class Rank:
         """Wait until all that ``main`` reported and saved is on its way."""
         self.reporter.finish()
         if self.saver is not None:
-            self.saver.finish()
+            self.saver.close()
 
 
 data = Data()

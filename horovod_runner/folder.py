@@ -64,6 +64,14 @@ class RunFolder:
             self._root.rmdir()
 
 
+def remove_left(run_id: str) -> None:
+    """Remove a run's folder on this host if all that used it were killed."""
+    folder = RunFolder(run_id)
+    if folder.path.is_dir():
+        with folder:
+            pass
+
+
 def check_room(folder: Path, size: int) -> None:
     """See to it that a run's folder may take so many more bytes.
 

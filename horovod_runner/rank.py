@@ -19,7 +19,7 @@ import msgspec
 from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
 from horovod_runner.errors import CheckpointError, DataError, HorovodRunnerError
-from horovod_runner.folder import VARIABLE, RunFolder
+from horovod_runner.folder import VARIABLE, RunFolder, remove_left
 from horovod_runner.handover import CheckpointPlan, WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.marker import Marker
@@ -94,7 +94,9 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings, kept: Exi
         if here.apart is not None and not link.reaches(_APART_SECONDS):
             raise _ApartError
         try:
-            folder = kept.enter_context(RunFolder(job.run_id, limit=job.data_limit))
+            folder = None
+            if job.data or job.checkpoints.resume or job.timeline:
+                folder = kept.enter_context(RunFolder(job.run_id, limit=job.data_limit))
             outcome = _run(job, address, here, link, folder)
         except _ApartError:
             raise
@@ -115,9 +117,9 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings, kept: Exi
 
 
 def _run(
-    job: Job, address: ChannelAddress, here: Surroundings, link: Link, folder: RunFolder
+    job: Job, address: ChannelAddress, here: Surroundings, link: Link, folder: RunFolder | None
 ) -> Outcome:
-    pieces = {} if here.take_in is None else here.take_in(folder.path)
+    pieces = {} if here.take_in is None or folder is None else here.take_in(folder.path)
     offer = _offer(job, address, here)
     # Task 0 becomes rank 0: the meeting points are on its host.
     with _Meeting(offer.address, job.size) if here.task == 0 else _NoMeeting() as meeting:
@@ -128,7 +130,7 @@ def _run(
         assignment = _await_assignment(link, address)
         slot = next(slot for slot in assignment.slots if slot.task == here.task)
         plan = job.checkpoints
-        if slot.rank == 0 and plan.resume:
+        if slot.rank == 0 and plan.resume and folder is not None:
             plan = _fetched(plan, link, folder.path)
         worker_job = WorkerJob(
             slot.rank,
@@ -149,16 +151,19 @@ def _run(
             _gpu_variables(job, slot),
             here.user_environment,
         )
-        variables[VARIABLE] = str(folder.path)
-        timeline = folder.path / "timeline.json"
-        if job.timeline:  # all ranks must ask for it; rank 0 alone writes
+        if folder is not None:
+            variables[VARIABLE] = str(folder.path)
+        timeline = folder.path / "timeline.json" if job.timeline and folder is not None else None
+        if timeline is not None:  # all ranks must ask for it; rank 0 alone writes
             variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
         with WorkerProcess(worker_job, variables, here.directory) as worker:
             watch = Watch(job, slot, link, worker, here.echo)
             watch.until_end()
-            if job.timeline and slot.rank == 0:
+            if timeline is not None and slot.rank == 0:
                 _send_timeline(timeline, link)
-            return watch.outcome()
+            outcome = watch.outcome()
+        remove_left(job.run_id)
+        return outcome
 
 
 def _fetched(plan: CheckpointPlan, link: Link, folder: Path) -> CheckpointPlan:

@@ -22,7 +22,7 @@ from typing import Any
 
 from horovod_runner import checkpoint, messages, states, stores
 from horovod_runner.errors import CheckpointError
-from horovod_runner.folder import VARIABLE
+from horovod_runner.folder import VARIABLE, RunFolder
 from horovod_runner.frames import frame
 from horovod_runner.handover import CheckpointPlan
 from horovod_runner.marker import Marker, file_name, surplus
@@ -65,6 +65,8 @@ class Saver:
         self._lock = threading.Lock()
         self._folder = stores.open_folder(plan.folder)
         self._direct = checkpoint.is_seen(self._folder, plan.token)
+        self._kept = ExitStack()
+        self._scratch: Path | None = None
 
     def save(self, state: Any, step: Any, metrics: Mapping[str, Any] | None) -> None:
         """Copy the state and have it written.
@@ -92,13 +94,19 @@ class Saver:
             self._thread.join()
             self._thread = None
 
+    def close(self) -> None:
+        """Wait until all is written, and leave nothing on this host."""
+        self.finish()
+        self._kept.close()
+
     def _write(
         self, snapshot: states.Snapshot, step: int, metrics: dict[str, float | int], count: int
     ) -> None:
         name = file_name(count, step, self._plan.token, snapshot.kind)
         local = self._folder.local(name) if self._direct else None
-        part = (local.parent if local else _scratch()) / f"{stores.PART}{name}"
+        part = None
         try:
+            part = (local.parent if local else self._own_folder()) / f"{stores.PART}{name}"
             snapshot.write(part)
             marker = Marker(
                 name=name,
@@ -123,8 +131,15 @@ class Saver:
             with suppress(OSError):
                 self._send(messages.Unsaved(0, step, told))
         finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+            if part is not None:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+
+    def _own_folder(self) -> Path:
+        """Where a file waits to be sent: on this host, and gone with the run."""
+        if self._scratch is None:
+            self._scratch = self._kept.enter_context(RunFolder(self._plan.token)).path
+        return self._scratch
 
     def _prune(self) -> None:
         plan = self._plan
@@ -148,7 +163,7 @@ class Saver:
 
 
 def _scratch() -> Path:
-    """The run's folder on this host, which goes with the run."""
+    """The run's folder on this host, in a rank that has something to go on from."""
     return Path(os.environ.get(VARIABLE) or tempfile.gettempdir())
 
 
