@@ -200,6 +200,7 @@ class HorovodRunner:
         Raises:
             SlotError: the cluster has fewer than ``np`` slots.
             GpuError: a host has too few GPUs for its ranks.
+            CheckpointError: ``checkpoint_dir`` cannot be used.
             DataError: a dataset among the arguments cannot be read, has nulls, or has a column that
                 cannot become a tensor.
             SerializationError: ``main`` or an argument cannot be pickled; names the object and the
@@ -237,62 +238,73 @@ class HorovodRunner:
                 report_ranks=self._report_ranks,
                 timeline=self._timeline is not None,
             )
-            with datasets.prepared(
-                job,
-                launcher,
-                data_dir=self._data_dir,
-                data_limit=self._data_limit,
-                ship_modules=self._ship_modules,
-            ) as job:
-                run = Run(job.run_id, self._np, plain_params(self._np, kwargs), timings=timings)
-                return self._run(run, job, launcher, cancelled)
+            archive = Archive(
+                job.run_id,
+                self._checkpoint_dir,
+                keep=self._keep,
+                best=self._best,
+                mode=self._mode,
+                resume=self._resume,
+                timeline=self._timeline,
+            )
+            params = plain_params(self._np, kwargs)
+            run = Run(job.run_id, self._np, params, timings=timings, _archive=archive)
+            # A folder that cannot be used is told before any data are packed.
+            with (
+                archive,
+                datasets.prepared(
+                    job,
+                    launcher,
+                    data_dir=self._data_dir,
+                    data_limit=self._data_limit,
+                    ship_modules=self._ship_modules,
+                ) as job,
+            ):
+                weakref.finalize(run, archive.discard)
+                self.last_run = run
+                return self._supervise(run, archive, job, launcher, cancelled)
         finally:
             del self._runs[cancelled]
 
-    def _run(self, run: Run, job: Job, launcher: Launcher, cancelled: threading.Event) -> Any:
-        archive = Archive(
-            job.run_id,
-            self._checkpoint_dir,
-            keep=self._keep,
-            best=self._best,
-            mode=self._mode,
-            resume=self._resume,
-            timeline=self._timeline,
-        )
+    def _supervise(
+        self,
+        run: Run,
+        archive: Archive,
+        job: Job,
+        launcher: Launcher,
+        cancelled: threading.Event,
+    ) -> Any:
+        """Run the job to its end, and tell the sinks of it."""
 
         def entered(driver: Driver) -> None:
             self._runs[cancelled] = driver
 
-        with archive:
-            run._archive = archive
-            weakref.finalize(run, archive.discard)
-            self.last_run = run
-            progress = Progress() if self._progress else None
-            terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
-            own = [recorder, terminal, *([progress] if progress is not None else [])]
-            sink = Sinks(own, self._sinks, terminal.notice)
-            sink.begin(run)
-            status: Status = "failed"
-            try:
-                value = run_attempts(
-                    job,
-                    launcher,
-                    sink,
-                    recorder,
-                    archive=archive,
-                    cancelled=cancelled,
-                    max_restarts=self._max_restarts,
-                    entered=entered,
-                )
-                status = "finished"
-                return value
-            except (CancelledError, KeyboardInterrupt):
-                status = "cancelled"
-                raise
-            finally:
-                recorder.ended(status)
-                sink.end(run)
-                sink.close()
+        progress = Progress() if self._progress else None
+        terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
+        own = [recorder, terminal, *([progress] if progress is not None else [])]
+        sink = Sinks(own, self._sinks, terminal.notice)
+        sink.begin(run)
+        status: Status = "failed"
+        try:
+            value = run_attempts(
+                job,
+                launcher,
+                sink,
+                recorder,
+                archive=archive,
+                cancelled=cancelled,
+                max_restarts=self._max_restarts,
+                entered=entered,
+            )
+            status = "finished"
+            return value
+        except (CancelledError, KeyboardInterrupt):
+            status = "cancelled"
+            raise
+        finally:
+            recorder.ended(status)
+            sink.end(run)
+            sink.close()
 
     def __getstate__(self) -> dict[str, Any]:
         # A main that is a method of an object that holds its runner has to be picklable.
