@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from horovod_runner.result import Run
     from horovod_runner.topology import RankInfo
 
+#: The metric that tells how many steps there will be.
+TOTAL: Final = "total_steps"
 _CLOSE_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 5.0
@@ -76,6 +78,20 @@ class Sink:
 
     def end(self, run: Run) -> None:
         """The run has ended; ``run.status`` tells how. The last call."""
+
+
+class Steps:
+    """The steps of one rank's reports."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: int | None = None
+
+    def of(self, report: Report) -> int:
+        """A report's step: its own, else that of the last one with a step, else their count."""
+        self._count += 1
+        self._last = self._last if report.step is None else report.step
+        return self._count if self._last is None else self._last
 
 
 class Sinks(Sink):

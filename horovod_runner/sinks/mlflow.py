@@ -5,10 +5,11 @@ from __future__ import annotations
 import posixpath
 import re
 import time
+from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.sinks import Sink
+from horovod_runner.sinks import TOTAL, Sink, Steps
 from horovod_runner.stores import local_path
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ class MLflowSink(Sink):
 
     It goes into the MLflow run that is active where ``run`` is called, and a new one where none is.
     A new one ends as FINISHED, FAILED or (after a cancel) KILLED. One that was active stays open:
-    whoever started it ends it. Either has the tags ``horovod_runner.run_id``, ``.status`` and, after
-    a restart, ``.attempts``.
+    whoever started it ends it. Either has the tags ``horovod_runner.run_id``, ``.status`` and,
+    after a restart, ``.attempts``.
 
-    Params are ``last_run.params``; those that an active run has already stay as they are. Metrics go
-    by step, or by the count of the rank's reports where ``report`` was given none; those of other
-    ranks than 0 (``report_ranks="all"``) are named ``rank1/loss``. The epoch is a metric, ``epoch``.
-    A character that MLflow does not allow in a name becomes "_". NaN and infinity are sent as they
-    are: MLflow's databases keep the largest float in place of infinity.
+    Params are ``last_run.params``; those that an active run has already stay as they are. Metrics
+    go by step, or by the count of the rank's reports where none has a step; the epoch is one of
+    them. Those of other ranks than 0 (``report_ranks="all"``) are named ``rank1/loss``. A character
+    that MLflow does not allow in a name becomes "_". NaN and infinity are sent as they are:
+    MLflow's databases keep the largest float in place of infinity.
 
     Args:
         tracking_uri: of a server or store. None takes the one that MLflow is set to; with any other
@@ -100,7 +101,7 @@ class MLflowSink(Sink):
     def begin(self, run: Run) -> None:
         self._metrics: list[Any] = []
         self._flushed_at = time.monotonic()
-        self._counts: dict[int, int] = {}
+        self._steps: defaultdict[int, Steps] = defaultdict(Steps)
         self._epochs: dict[int, int] = {}
         self.run_id = self._active or self._new_run()
         self._set("run_id", run.run_id)
@@ -135,9 +136,8 @@ class MLflowSink(Sink):
         from mlflow.entities import Metric
 
         rank = report.rank
-        count = self._counts[rank] = self._counts.get(rank, 0) + 1
-        step = count if report.step is None else report.step
-        numbers = {name: value for name, value in report.metrics.items() if name != "total_steps"}
+        step = self._steps[rank].of(report)
+        numbers = {name: value for name, value in report.metrics.items() if name != TOTAL}
         if report.epoch is not None and self._epochs.get(rank) != report.epoch:
             numbers["epoch"] = self._epochs[rank] = report.epoch
         at = max(0, int(report.time * 1000))

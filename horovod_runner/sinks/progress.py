@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.sinks import Sink, is_terminal, write
+from horovod_runner.sinks import TOTAL, Sink, Steps, is_terminal, write
 
 if TYPE_CHECKING:
     from horovod_runner.messages import Report
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 _LINE_SECONDS = 10.0
 _DRAW_SECONDS = 0.1
-_TOTAL = "total_steps"
 _SHOWN_METRICS = 5
 
 
@@ -30,13 +30,15 @@ class Progress(Sink):
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._lines = not (is_terminal() or _in_notebook())
+        self._lines = not (_has_columns() or _in_notebook())
+        self._line_open = False
         self._attempt = 1
+        self._restarted = False
         self._metrics: dict[str, float | int] = {}
-        self._step: int | None = None
+        self._steps = Steps()
+        self._step = 0
         self._epoch: int | None = None
         self._total: int | None = None
-        self._count = 0
         self._shown_at = 0.0
         self._paced: tuple[float, int] | None = None
         self._dirty = False
@@ -44,18 +46,18 @@ class Progress(Sink):
     def attempt(self, number: int) -> None:
         """See :class:`~horovod_runner.sinks.Sink`; so for all below."""
         self._attempt = number
+        self._restarted = number > 1
         self._paced = None
-        self._count = 0
+        self._steps = Steps()
 
     def report(self, report: Report) -> None:
         if report.rank != 0:
             return
         self._metrics.update(report.metrics)
-        total = self._metrics.pop(_TOTAL, None)
+        total = self._metrics.pop(TOTAL, None)
         if total is not None and math.isfinite(total):
             self._total = int(total)
-        self._count += 1
-        self._step = self._count if report.step is None else report.step
+        self._step = self._steps.of(report)
         self._epoch = report.epoch if report.epoch is not None else self._epoch
         self._dirty = True
         now = time.monotonic()
@@ -65,33 +67,46 @@ class Progress(Sink):
             self._show(now)
 
     def end(self, run: Run) -> None:
+        if run.status == "finished" and self._step + 1 == self._total:
+            self._step += 1  # they were counted from 0
+            self._dirty = True
+        if self._line_open and not self._lines and (self._dirty or self._bar is not None):
+            write(sys.stderr, "\n")
+            self._line_open = False
         if self._dirty:
             self._show(time.monotonic())
-        if self._bar is not None:
-            done = run.status == "finished" and self._total is not None
-            if hasattr(self._bar, "disp") and done:
-                self._bar.disp(bar_style="success")
-            self._bar.close()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            bar.close()
+            widget = _widget(bar)
+            if widget is not None:
+                # For tqdm every bar has failed that is short of its end, and no other one.
+                widget.bar_style = "success" if run.status == "finished" else "danger"
 
     @contextmanager
-    def away(self) -> Iterator[None]:
-        """While something else is written: the bar comes back below it."""
-        if self._bar is None:
-            yield
-            return
-        self._bar.clear()
+    def away(self, text: str) -> Iterator[None]:
+        """While a text is written: the bar comes back below it, once its last line is complete."""
+        bar = self._bar
+        if bar is not None and not self._line_open:
+            bar.clear()
         try:
             yield
         finally:
-            self._bar.refresh()
+            self._line_open = not text.endswith("\n")
+            if bar is not None and not self._line_open:
+                bar.refresh()
 
     def _show(self, now: float) -> None:
-        self._shown_at = now
-        self._dirty = False
         if self._lines:
             write(sys.stderr, f"HorovodRunner: {self._line(now)}\n")
+        elif self._line_open and _widget(self._bar) is None:
             return
+        else:
+            self._draw()
+        self._shown_at = now
+        self._dirty = False
+
+    def _draw(self) -> None:
         if self._bar is None:
             from tqdm.auto import tqdm
 
@@ -99,25 +114,30 @@ class Progress(Sink):
             tqdm.monitor_interval = 0
             self._bar = tqdm(
                 total=self._total,
-                initial=self._step or 0,
+                initial=self._step,
                 unit="step",
                 dynamic_ncols=True,
                 file=sys.stderr,
                 leave=True,
                 smoothing=0.1,
+                desc=self._description() or None,
+                postfix=self._values(),
             )
-        bar = self._bar
-        if self._total is not None and bar.total != self._total:
-            bar.reset(total=self._total) if hasattr(bar, "container") else None
-            bar.total = self._total
+            self._restarted = False
+        bar, step = self._bar, self._step
         bar.set_description_str(self._description(), refresh=False)
         bar.set_postfix_str(self._values(), refresh=False)
-        step = self._step or 0
-        if step < bar.n:  # a restart goes on from before
-            bar.n = bar.initial = step
-            bar.last_print_n = step
-        bar.update(step - bar.n)
-        bar.refresh()
+        if self._total is not None and bar.total != self._total:
+            bar.total = self._total
+            widget = _widget(bar)
+            if widget is not None:
+                widget.max, widget.bar_style = self._total, ""
+        if self._restarted or step < bar.n:
+            bar.reset()
+            bar.n = bar.initial = bar.last_print_n = step
+            self._restarted = False
+        if not bar.update(step - bar.n):
+            bar.refresh()
 
     def _description(self) -> str:
         parts = [f"attempt {self._attempt}"] if self._attempt > 1 else []
@@ -130,7 +150,7 @@ class Progress(Sink):
         return ", ".join(f"{name}={_short(value)}" for name, value in shown)
 
     def _line(self, now: float) -> str:
-        step = self._step or 0
+        step = self._step
         of = f"/{self._total}" if self._total is not None else ""
         parts = [self._description(), f"step {step}{of}"]
         if self._paced is not None and now > self._paced[0] and step > self._paced[1]:
@@ -141,6 +161,20 @@ class Progress(Sink):
 
 def _short(value: float | int) -> str:
     return str(value) if isinstance(value, int) else f"{value:.4g}"
+
+
+def _widget(bar: Any) -> Any:
+    """The bar's own widget in a notebook; None where it is text."""
+    container = getattr(bar, "container", None)
+    return None if container is None else container.children[1]
+
+
+def _has_columns() -> bool:
+    """Whether stderr is a terminal that knows its size: where it has none, tqdm draws nothing."""
+    try:
+        return is_terminal() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
+    except (AttributeError, OSError, ValueError):
+        return False
 
 
 def _in_notebook() -> bool:

@@ -6,10 +6,11 @@ import itertools
 import os
 import socket
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.sinks import Sink
+from horovod_runner.sinks import TOTAL, Sink, Steps
 from horovod_runner.stores import local_path
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class TensorBoardSink(Sink):
         HorovodRunner(np=4, sinks=[TensorBoardSink("runs/first")]).run(main)
 
     and ``tensorboard --logdir runs`` shows it. Metrics go by step, or by the count of the rank's
-    reports where ``report`` was given none; the epoch is one of them. Those of other ranks than 0
+    reports where none has a step; the epoch is one of them. Those of other ranks than 0
     (``report_ranks="all"``) are in folders ``rank1``, ``rank2`` and so on, so TensorBoard draws the
     ranks into one picture. The run's params are a text.
 
@@ -63,7 +64,7 @@ class TensorBoardSink(Sink):
     def begin(self, run: Run) -> None:
         """See :class:`~horovod_runner.sinks.Sink`; so for all below."""
         self._files: dict[int, _EventFile] = {}
-        self._counts: dict[int, int] = {}
+        self._steps: defaultdict[int, Steps] = defaultdict(Steps)
         self._flushed_at = time.monotonic()
         self._params = _table(run)
 
@@ -73,9 +74,8 @@ class TensorBoardSink(Sink):
 
     def report(self, report: Report) -> None:
         rank = report.rank
-        count = self._counts[rank] = self._counts.get(rank, 0) + 1
-        step = count if report.step is None else report.step
-        numbers = {name: value for name, value in report.metrics.items() if name != "total_steps"}
+        step = self._steps[rank].of(report)
+        numbers = {name: value for name, value in report.metrics.items() if name != TOTAL}
         if report.epoch is not None:
             numbers["epoch"] = report.epoch
         self._file(rank).scalars(numbers, step, report.time)
@@ -140,11 +140,10 @@ class _EventFile:
     def _text(self, tag: str, markdown: str) -> Any:
         from tensorboard.compat.proto import tensor_pb2, tensor_shape_pb2, types_pb2
 
-        shape = tensor_shape_pb2.TensorShapeProto
         tensor = tensor_pb2.TensorProto(
             dtype=types_pb2.DT_STRING,
             string_val=[markdown.encode()],
-            tensor_shape=shape(dim=[shape.Dim(size=1)]),
+            tensor_shape=tensor_shape_pb2.TensorShapeProto(),
         )
         metadata = self._summary_pb2.SummaryMetadata
         described = metadata(plugin_data=metadata.PluginData(plugin_name="text"))
@@ -167,5 +166,8 @@ class _EventFile:
 
 
 def _table(run: Run) -> str:
-    rows = [f"| {name} | {value} |" for name, value in run.params.items()]
+    def cell(value: object) -> str:
+        return str(value).replace("|", "\\|").replace("\n", " ")
+
+    rows = [f"| {cell(name)} | {cell(value)} |" for name, value in run.params.items()]
     return "\n".join(["| param | value |", "|---|---|", *rows])

@@ -41,5 +41,5 @@ class TerminalSink(Sink):
         self._write(sys.stderr, start + lines)
 
     def _write(self, stream: TextIO, text: str) -> None:
-        with nullcontext() if self._progress is None else self._progress.away():
+        with nullcontext() if self._progress is None else self._progress.away(text):
             write(stream, text)
