@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -35,98 +34,16 @@ from typing import Any, NamedTuple
 
 import psutil
 import report
-
-import horovod_runner
+from faults_training import EVERY, KEEP, SIZE, STEP_SECONDS, STEPS
 
 ROOT = Path(__file__).resolve().parents[1]
-_SIZE = 2
-_STEPS = 300
-_STEP_SECONDS = 0.01  # and what the step itself takes
-_EVERY = 20  # steps, then a checkpoint
-_KEEP = 3
+_TRAINING = Path(__file__).with_name("faults_training.py")
 _BALLAST_BYTES = 32 << 20  # so that writing takes long enough to be hit
 _SMALL_BALLAST_BYTES = 2 << 20  # on a disk of so many:
 _DISK_BYTES = 16 << 20
-_LIMIT_SECONDS = 180.0
+_LIMIT_SECONDS = 300.0
 _MARK = "HOROVOD_RUNNER_FAULTS"  # all processes of this campaign have it in their environment
 _NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)-\w+\.(?:pt|json)")
-# Two executors with room for one rank each.
-_CONF = {
-    "spark.executor.cores": "2",
-    "spark.task.cpus": "2",
-    "spark.executor.memory": "1g",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-}
-
-
-def train(folder: str, ballast_bytes: int) -> str:
-    """The ranks' ``main``; returns a digest of the weights."""
-    import hashlib
-
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.Adam(model.parameters(), 1e-3), named_parameters=model.named_parameters()
-    )
-    # Changes with each step: a checkpoint that mixes two of them would show.
-    ballast = torch.zeros(ballast_bytes // 4)
-    loaded, start = horovod_runner.load_checkpoint(), 0
-    if loaded is not None:
-        start = loaded.step
-        model.load_state_dict(loaded.state["model"])
-        optimizer.load_state_dict(loaded.state["optimizer"])
-        if not bool((loaded.state["ballast"] == start).all()):
-            raise AssertionError(f"the checkpoint of step {start} is not of that step")
-    with open(f"{folder}/begun", "a") as file:  # one line, so in one piece
-        file.write(f"{json.dumps([hvd.rank(), os.getpid(), start])}\n")
-    steps = os.open(f"{folder}/steps", os.O_WRONLY | os.O_CREAT)
-    for step in range(start + 1, _STEPS + 1):
-        generator = torch.Generator().manual_seed(step * hvd.size() + hvd.rank())
-        x = torch.randn(32, 16, generator=generator)
-        optimizer.zero_grad()
-        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-        loss.backward()
-        optimizer.step()
-        ballast.fill_(step)
-        time.sleep(_STEP_SECONDS)
-        os.pwrite(steps, step.to_bytes(8, "little"), 8 * hvd.rank())
-        horovod_runner.report(loss=loss, step=step)
-        if step % _EVERY == 0:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            horovod_runner.save_checkpoint({**state, "ballast": ballast}, step)
-    os.close(steps)
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str, resume: bool) -> None:
-    """The driver process of one training; leaves its result in the folder."""
-    options: dict[str, Any] = {"np": -_SIZE}
-    if master:
-        from pyspark.sql import SparkSession
-
-        builder = SparkSession.builder.master(master)
-        for name, value in _CONF.items():
-            builder = builder.config(name, value)
-        options = {"np": _SIZE, "spark": builder.getOrCreate(), "slot_timeout": 60}
-        options["spark"].sparkContext.setLogLevel("OFF")
-    runner = horovod_runner.HorovodRunner(
-        **options, checkpoint_dir=checkpoints, keep=_KEEP, resume=resume, max_restarts=2
-    )
-    weights = runner.run(train, folder=folder, ballast_bytes=ballast_bytes)
-    assert runner.last_run is not None
-    told = [attempt.resumed_from for attempt in runner.last_run.attempts]
-    Path(folder, "result").write_text(json.dumps({"weights": weights, "resumed_from": told}))
-    if master:
-        options["spark"].stop()
 
 
 class FaultError(Exception):
@@ -134,7 +51,7 @@ class FaultError(Exception):
 
 
 class Begun(NamedTuple):
-    """A rank that has begun: its worker's process, and the step that it goes on from."""
+    """A rank that has begun: its process, and the step that it goes on from."""
 
     rank: int
     pid: int
@@ -177,8 +94,8 @@ class Training:
 
     def start(self, resume: bool = False) -> None:
         """Start the driver, for the first time or again."""
-        settings = [self.folder, self.checkpoints, self.ballast_bytes, self._master]
-        command = [sys.executable, __file__, "--drive", *map(str, settings), "yes" * resume]
+        settings = [self.folder, self.checkpoints, self.ballast_bytes, self._master, int(resume)]
+        command = [sys.executable, str(_TRAINING), *map(str, settings)]
         with (self.folder / "output").open("ab") as file:
             self.driver = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
@@ -215,9 +132,8 @@ class Training:
     @property
     def step(self) -> int:
         """How many steps rank 0 has done."""
-        with contextlib.suppress(FileNotFoundError):
-            return int.from_bytes((self.folder / "steps").read_bytes()[:8], "little")
-        return 0
+        path = self.folder / "steps"
+        return int.from_bytes(path.read_bytes()[:8], "little") if path.exists() else 0
 
     @property
     def complete(self) -> int:
@@ -235,7 +151,7 @@ class Training:
         return 0
 
     def strike(self, what: str, *processes: int) -> Strike:
-        """Kill processes; the first attempt's workers, by rank, are :attr:`workers`."""
+        """Kill processes."""
         complete = self.complete  # before: what is written now may yet become so
         for process in processes:
             os.kill(process, signal.SIGKILL)
@@ -243,12 +159,12 @@ class Training:
 
     @property
     def workers(self) -> list[int]:
-        """The process ids of the first attempt's workers, by rank."""
-        return [begun.pid for begun in sorted(self.begun[:_SIZE])]
+        """The first attempt's processes, by rank."""
+        return [begun.pid for begun in sorted(self.begun[:SIZE])]
 
 
 def _strike_rank(training: Training, random: Random) -> Strike:
-    rank = random.randrange(_SIZE)
+    rank = random.randrange(SIZE)
     return training.strike(f"rank {rank}", training.workers[rank])
 
 
@@ -258,11 +174,11 @@ def _strike_all(training: Training, _: Random) -> Strike:
 
 def _strike_executor(training: Training, random: Random) -> Strike:
     # Its worker <- guard <- the task's Python <- pyspark.daemon <- the executor.
-    parents = psutil.Process(training.workers[random.randrange(_SIZE)]).parents()
-    java = next(process for process in parents if process.name() == "java")
+    parents = psutil.Process(training.workers[random.randrange(SIZE)]).parents()
+    java = [each.name() for each in parents].index("java")
     if random.random() < 0.5:
-        return training.strike("executor", java.pid)
-    return training.strike("executor, its Python", *(each.pid for each in parents[1:3]), java.pid)
+        return training.strike("executor", parents[java].pid)
+    return training.strike("executor's Python", *(each.pid for each in parents[1:java]))
 
 
 def _strike_driver(training: Training, _: Random) -> Strike:
@@ -273,10 +189,9 @@ def _strike_driver(training: Training, _: Random) -> Strike:
 
 
 def _strike_writer(training: Training, random: Random) -> Strike:
-    size = random.uniform(0.05, 0.9) * training.ballast_bytes
-    rank = training.workers[0]
-    training.wait_for("a checkpoint was begun", lambda: training.part_bytes == 0)
-    training.wait_for("a checkpoint was half written", lambda: training.part_bytes > size)
+    size, rank = random.uniform(0.05, 0.9) * training.ballast_bytes, training.workers[0]
+    training.wait_for("the former checkpoint was written", lambda: training.part_bytes == 0)
+    training.wait_for("one was half written", lambda: training.part_bytes > size)
     struck = training.strike("", rank)
     share = training.part_bytes / training.ballast_bytes
     if not 0 < share < 1:
@@ -285,7 +200,7 @@ def _strike_writer(training: Training, random: Random) -> Strike:
 
 
 def _strike_full(training: Training, random: Random) -> Strike:
-    """Fill the disk, see that the training goes on with its checkpoint kept, and kill a rank."""
+    # The training goes on, and keeps its checkpoint; then a rank is killed.
     filler = training.checkpoints / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
@@ -333,79 +248,75 @@ def _workers_left() -> list[int]:
 
 
 def _files_left(checkpoints: Path) -> list[str]:
-    names = os.listdir(checkpoints)
-    left = [name for name in names if not _NAME.fullmatch(name)]
-    left += [name for name in names if f"{name.rpartition('.')[0]}.json" not in names]
-    left += sorted(name for name in names if name.endswith(".json"))[:-_KEEP]
+    names = set(os.listdir(checkpoints))
+    markers = [name for name in names if _NAME.fullmatch(name) and name.endswith(".json")]
+    for marker in sorted(markers)[-KEEP:]:
+        names -= {marker, marker.replace(".json", ".pt")}
     temporary = os.listdir(tempfile.gettempdir())
-    return left + [name for name in temporary if not name.startswith("torchinductor_")]  # torch's
+    others = [name for name in temporary if not name.startswith("torchinductor_")]  # torch's own
+    return sorted(names) + others
+
+
+def _problems(training: Training, struck: Strike, result: dict[str, Any]) -> list[str]:
+    starts, told = [begun.start for begun in training.begun], result["resumed_from"][-1]
+    resumed, last = starts[-1], training.complete
+    workers, files = _workers_left(), _files_left(training.checkpoints)
+    checks = {
+        f"the ranks began at the steps {starts}": starts != [0] * SIZE + [resumed] * SIZE,
+        "it began anew": resumed == 0,
+        "a complete checkpoint was passed over": resumed < struck.complete,
+        f"the driver told of step {told}": told != resumed,
+        f"the last checkpoint is of step {last}": last != STEPS,
+        f"processes left: {workers}": workers,
+        f"files left: {files}": files,
+    }
+    return [problem for problem, found in checks.items() if found]
 
 
 def disturbed(kind: str, random: Random, folder: Path, master: str, weights: str) -> list[str]:
     """Run one training and strike it; returns its row of the table, problems last."""
     checkpoints = folder / "checkpoints"
-    checkpoints.mkdir()
-    target = random.randint(3 * _EVERY, _STEPS - 4 * _EVERY)
-    pause = random.uniform(0, 2 * _STEP_SECONDS)
+    checkpoints.mkdir(parents=True)
+    target = random.randint(3 * EVERY, STEPS - 4 * EVERY)
+    pause = random.uniform(0, 2 * STEP_SECONDS)
     full = kind == "disk"
+    disk = _small_disk(checkpoints) if full else contextlib.nullcontext()
     ballast_bytes = _SMALL_BALLAST_BYTES if full else _BALLAST_BYTES
-    with (
-        _small_disk(checkpoints) if full else contextlib.nullcontext(),
-        Training(folder, checkpoints, ballast_bytes, master) as training,
-    ):
-        struck = Strike(kind, target, 0)
+    struck, after = Strike(kind, target, 0), ["-", "-", "-"]
+    with disk, Training(folder, checkpoints, ballast_bytes, master) as training:
         try:
             training.wait_for(f"step {target}", lambda: training.step >= target)
             time.sleep(pause)
             struck = KINDS[kind](training, random)
             result = training.finish()
-            starts = [begun.start for begun in training.begun]
-            first, second = starts[:_SIZE], set(starts[_SIZE:])
-            resumed = starts[-1]
-            checks = {
-                f"the ranks began at the steps {starts}": (len(starts), len(second)) != (4, 1),
-                "it began anew": resumed == 0 or any(first),
-                "a complete checkpoint was passed over": resumed < struck.complete,
-                f"the driver told {result['resumed_from']}": result["resumed_from"][-1] != resumed,
-                "other weights": result["weights"] != weights,
-                f"processes left: {(workers := _workers_left())}": workers,
-                f"files left: {(files := _files_left(checkpoints))}": files,
-            }
-            problems = [problem for problem, found in checks.items() if found]
-            numbers = [struck.step, struck.complete, resumed, struck.step - resumed]
-            equal = "yes" if result["weights"] == weights else "NO"
-            row = [struck.what, *map(str, numbers), equal]
-        except (FaultError, OSError, psutil.Error, StopIteration) as error:
-            problems = [str(error) or traceback.format_exc()]
-            row = [struck.what or kind, str(struck.step), str(struck.complete), "-", "-", "-"]
+            resumed = training.begun[-1].start
+            equal = result["weights"] == weights
+            after = [str(resumed), str(struck.step - resumed), "yes" if equal else "NO"]
+            problems = [*_problems(training, struck, result), *["other weights"] * (not equal)]
+        except (FaultError, OSError, psutil.Error) as error:
+            problems = [f"{type(error).__name__}: {error}"]
         if problems:
             print(training.output[-5000:], file=sys.stderr)
-    return [*row, "; ".join(problems)]
+    return [struck.what, str(struck.step), str(struck.complete), *after, "; ".join(problems)]
 
 
-def campaign(kinds: list[str], seed: int, folder: Path, stack: contextlib.ExitStack) -> list[Any]:
+def campaign(kinds: list[str], seed: int, folder: Path) -> list[list[str]]:
     """Run all trainings; returns the table's rows."""
+    (folder / "undisturbed" / "checkpoints").mkdir(parents=True)
+    with Training(folder / "undisturbed", folder / "undisturbed" / "checkpoints") as training:
+        weights = training.finish()["weights"]
     sys.path.insert(0, str(ROOT))
     from tests.cluster.standalone import Place, StandaloneCluster
 
-    masters, weights = {"": ""}, {}
-    if "executor" in kinds:
-        (folder / "cluster").mkdir()
-        cluster = StandaloneCluster(folder / "cluster", (Place(), Place()))
-        masters["executor"] = stack.enter_context(cluster).master
-    for kind, master in masters.items():
-        own = folder / f"undisturbed-{kind}"
-        own.mkdir()
-        with Training(own, own, master=master) as training:
-            weights[kind] = training.finish()["weights"]
-    rows = []
-    for number, kind in enumerate(kinds):
-        own = folder / f"run-{number}"
-        own.mkdir()
-        at = kind if kind in masters else ""
-        row = disturbed(kind, Random(f"{seed} {number}"), own, masters[at], weights[at])
-        print(f"{number + 1}/{len(kinds)}: {', '.join(row)}", file=sys.stderr, flush=True)
-        rows.append(row)
+    rows, master = [], ""
+    with contextlib.ExitStack() as stack:
+        for number, kind in enumerate(kinds, 1):
+            if kind == "executor" and not master:
+                master = stack.enter_context(StandaloneCluster(folder, (Place(), Place()))).master
+            own, random = folder / f"run-{number}", Random(f"{seed} {number}")
+            row = disturbed(kind, random, own, master if kind == "executor" else "", weights)
+            print(f"{number}/{len(kinds)}: {', '.join(row)}", file=sys.stderr, flush=True)
+            rows.append(row)
     return rows
 
 
@@ -415,29 +326,24 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=KINDS, help="strike all trainings in this way")
-    parser.add_argument("--drive", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.drive:
-        folder, checkpoints, ballast_bytes, master, resume = options.drive
-        drive(folder, checkpoints, int(ballast_bytes), master, bool(resume))
-        return
     kinds = [options.only] if options.only else list(KINDS)
     kinds = [kinds[number % len(kinds)] for number in range(options.runs)]
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as name:
         own = Path(name)
         (own / "tmp").mkdir()
         tempfile.tempdir = os.environ["TMPDIR"] = str(own / "tmp")
         os.environ["SPARK_LOCAL_DIRS"] = str(own / "spark")
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ[_MARK] = str(os.getpid())
-        rows = campaign(kinds, options.seed, own, stack)
+        rows = campaign(kinds, options.seed, own)
     print(f"\n{report.machine()}\n")
     heads = ["killed", "at step", "last complete", "resumed from", "steps lost", "weights equal"]
     print(report.table(heads, [row[:-1] for row in rows]))
-    well = sum(not row[-1] for row in rows)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         if row[-1]:
-            print(f"run {number + 1} ({row[0]}): {row[-1]}")
+            print(f"run {number} ({row[0]}): {row[-1]}")
+    well = sum(not row[-1] for row in rows)
     print(f"\n{well}/{len(rows)} resumed")
     sys.exit(well < len(rows))
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.sinks import TOTAL, Sink, Steps, is_terminal, write
@@ -77,24 +77,27 @@ class Progress(Sink):
             self._show(time.monotonic())
         bar, self._bar = self._bar, None
         if bar is not None:
-            bar.close()
-            widget = _widget(bar)
-            if widget is not None:
-                # For tqdm every bar has failed that is short of its end, and no other one.
-                widget.bar_style = "success" if run.status == "finished" else "danger"
+            with suppress(Exception):
+                bar.close()
+                widget = _widget(bar)
+                if widget is not None:
+                    # For tqdm every bar has failed that is short of its end, and no other one.
+                    widget.bar_style = "success" if run.status == "finished" else "danger"
 
     @contextmanager
     def away(self, text: str) -> Iterator[None]:
         """While a text is written: the bar comes back below it, once its last line is complete."""
         bar = self._bar
         if bar is not None and not self._line_open:
-            bar.clear()
+            with suppress(Exception):
+                bar.clear()
         try:
             yield
         finally:
             self._line_open = not text.endswith("\n")
             if bar is not None and not self._line_open:
-                bar.refresh()
+                with suppress(Exception):
+                    bar.refresh()
 
     def _show(self, now: float) -> None:
         if self._lines:
@@ -102,7 +105,10 @@ class Progress(Sink):
         elif self._line_open and _widget(self._bar) is None:
             return
         else:
-            self._draw()
+            try:
+                self._draw()
+            except Exception:  # a bar that cannot be drawn is no reason to end a training
+                self._lines, self._bar = True, None
         self._shown_at = now
         self._dirty = False
 
