@@ -107,7 +107,7 @@ def train(rounds: int, block_seconds: float, distributed: bool) -> dict[str, lis
     )
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
     x, y = torch.randn(32, 512), torch.randn(32, 768)
-    done = 0
+    done, calls = 0, list[float]()
 
     def steps(count: int, reports: bool) -> list[float]:
         nonlocal done
@@ -120,7 +120,9 @@ def train(rounds: int, block_seconds: float, distributed: bool) -> dict[str, lis
             value = loss.item()
             done += 1
             if reports:
+                before = time.perf_counter()
                 horovod_runner.report(loss=value, lr=1e-3, step=done, epoch=1)
+                calls.append(time.perf_counter() - before)
             moments.append(time.perf_counter())
         return [end - start for start, end in pairwise(moments)]
 
@@ -138,7 +140,7 @@ def train(rounds: int, block_seconds: float, distributed: bool) -> dict[str, lis
     for turn in range(rounds):
         for arm in arms if turn % 2 else reversed(arms):
             seconds[arm].append(steps(int(count), arm == "reports"))
-    return seconds
+    return {**seconds, "calls": [calls]}
 
 
 def measure_rate(seconds: float) -> Rate:
@@ -292,16 +294,19 @@ def steps_table(steps: dict[str, dict[str, list[list[float]]]]) -> str:
     rows = []
     for title, blocks in steps.items():
         # By turns: what slows the machine for a while slows all blocks of a turn.
+        *arms, calls = blocks.values()
         cells = {}
         for name, of in (("usual", median), ("all", sum)):
-            turns = [[of(block) for block in turn] for turn in zip(*blocks.values(), strict=True)]
+            turns = [[of(block) for block in turn] for turn in zip(*arms, strict=True)]
             cells[name] = median(2 * third / (first + second) for first, second, third in turns)
             cells[f"{name} noise"] = median(second / first for first, second, _ in turns)
         milliseconds = median(median(block) for block in blocks["none"]) * 1e3
+        micros = median(calls[0]) * 1e6
         verdict = report.at_most(cells["usual"], _TARGET_SLOWER)[1:]
         usual, noise, whole, whole_noise = (f"{cell:.4f}" for cell in cells.values())
-        rows.append([title, f"{milliseconds:.2f}", usual, *verdict, noise, whole, whole_noise])
-    heads = ["with / without reports", "ms", "a step", "target", "", "noise", "all", "noise"]
+        figures = [usual, *verdict, noise, whole, whole_noise, f"{micros:.1f}"]
+        rows.append([title, f"{milliseconds:.2f}", *figures])
+    heads = ["with / without reports", "ms", "a step", "target", "", "noise", "all", "noise", "us"]
     return report.table(heads, rows)
 
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
-    from horovod_runner.result import Run
+# (attempt, step, value), in order.
+Points = Sequence[tuple[int, int | None, float]]
 
 _PANELS_A_ROW = 2
 _POINTS = 5_000  # more than a picture shows
 _ALONE = 60  # of so few points each one is marked
 
 
-def plot(run: Run, names: Sequence[str], rank: int) -> matplotlib.figure.Figure:
+def plot(
+    series: Mapping[str, Points], names: Sequence[str], title: str
+) -> matplotlib.figure.Figure:
     """A figure with a panel for each metric: its value by step, each attempt a line.
+
+    Args:
+        series: all that there are, by name.
+        names: which to draw; all where none is named.
+        title: stands above.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -28,23 +36,22 @@ def plot(run: Run, names: Sequence[str], rank: int) -> matplotlib.figure.Figure:
         raise ImportError(
             "plot() draws with matplotlib: pip install 'horovod_runner[plot]'"
         ) from error
-    series = run._metrics.series(rank)
     shown = names or [name for name in series if name != "total_steps"]
     for name in shown:
         if name not in series:
             there = ", ".join(series) or "none: main has not called report()"
-            raise ValueError(f"rank {rank} has reported no metric {name!r}; there are: {there}")
+            raise ValueError(f"no metric {name!r} was reported; there are: {there}")
     columns = min(_PANELS_A_ROW, max(1, len(shown)))
     rows = max(1, -(-len(shown) // columns))
     # A Figure of its own: pyplot would keep it, and show it a second time in a notebook.
     figure = Figure(figsize=(5.5 * columns, 3.2 * rows), layout="constrained")
     for index, name in enumerate(shown):
         _draw(figure.add_subplot(rows, columns, index + 1), name, series[name])
-    figure.suptitle(f"np={run.np}, {run.status}", fontsize="medium")
+    figure.suptitle(title, fontsize="medium")
     return figure
 
 
-def _draw(axes: Any, name: str, points: list[tuple[int, int | None, float]]) -> None:
+def _draw(axes: Any, name: str, points: Points) -> None:
     stride = max(1, len(points) // _POINTS)
     attempts: dict[int, tuple[list[float], list[float]]] = {}
     for at, (attempt, step, value) in enumerate(points):

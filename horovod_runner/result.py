@@ -157,7 +157,7 @@ class Run:
         """
         from horovod_runner.plot import plot
 
-        return plot(self, names, rank)
+        return plot(self._metrics.series(rank), names, f"np={self.np}, {self.status}")
 
 
 def plain_params(np: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
