@@ -1,0 +1,56 @@
+"""What plot() draws."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from horovod_runner.messages import Report
+from horovod_runner.result import Run
+
+pytest.importorskip("matplotlib")
+
+
+def run_of(*reports: tuple[int, int | None, dict[str, float]]) -> Run:
+    run = Run("test", 4)
+    for attempt, step, metrics in reports:
+        run._metrics.add(Report(0, metrics, step=step), attempt)
+    return run
+
+
+def test_each_metric_has_a_panel_and_each_attempt_a_line() -> None:
+    first = [(1, step, {"loss": 1 / (step + 1), "accuracy": 0.5}) for step in range(10)]
+    again = [(2, step, {"loss": 1 / (step + 1)}) for step in range(5, 20)]
+    figure = run_of(*first, *again).plot()
+    loss, accuracy = figure.axes
+    assert [axes.get_title() for axes in (loss, accuracy)] == ["loss", "accuracy"]
+    drawn = [line for line in loss.lines if len(line.get_xdata()) > 2]
+    assert [list(line.get_xdata()) for line in drawn] == [list(range(10)), list(range(5, 20))]
+    (mark,) = [line for line in loss.lines if len(line.get_xdata()) == 2]
+    assert list(mark.get_xdata()) == [5, 5]  # where the restart began
+    assert len(accuracy.lines) == 1
+    assert loss.get_xlabel() == "step"
+    assert figure._suptitle.get_text() == "np=4, running"
+
+
+def test_reports_without_a_step_are_drawn_in_their_order() -> None:
+    reports = [(1, None, {"loss": value}) for value in (3.0, math.nan, 1.0)]
+    (axes,) = run_of(*reports).plot("loss").axes
+    assert list(axes.lines[0].get_xdata()) == [0, 1, 2]
+    assert axes.get_xlabel() == "report"
+
+
+def test_a_million_points_are_drawn_as_some_thousands_the_last_included() -> None:
+    run = run_of(*[(1, step, {"loss": 0.0}) for step in range(20_001)])
+    xs = list(run.plot().axes[0].lines[0].get_xdata())
+    assert len(xs) <= 10_001
+    assert xs[-1] == 20_000
+
+
+def test_a_metric_that_nobody_reported_is_told_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match=r"no metric 'los' was reported; there are: loss"):
+        run_of((1, 1, {"loss": 1.0})).plot("los")
+    with pytest.raises(ValueError, match="main has not called report"):
+        run_of().plot("loss")
+    assert run_of().plot().axes == []
