@@ -73,7 +73,7 @@ class Archive:
                 self._folder = LocalFolder(local.absolute())
             found = checkpoint.complete(self._folder)
             if local is not None:
-                checkpoint.tidy(self._folder, self._run_id)
+                checkpoint.tidy(self._folder, self._run_id, alone=self._resume)
                 checkpoint.show(self._folder, self._run_id)
         except Exception as error:  # each store has errors of its own
             self._kept.close()
@@ -95,6 +95,23 @@ class Archive:
     def discard(self) -> None:
         """Remove the temporary folder, if that is where the checkpoints are."""
         self._kept.close()
+
+    def catch_up(self) -> list[Checkpoint]:
+        """After an attempt has failed: take in what its ranks did not live to tell.
+
+        What they began and did not complete is removed. Returns the complete ones that nobody was
+        told of, the oldest first.
+        """
+        self._close_files()
+        known = {marker.name for marker in self.markers}
+        with suppress(Exception):  # a store that does not answer now
+            found = checkpoint.complete(self._folder)
+            self.markers = [
+                marker for marker in found if self._resume or marker.run_id == self._run_id
+            ]
+            checkpoint.tidy(self._folder, self._run_id, signs=False)
+        untold = [marker for marker in self.markers if marker.name not in known]
+        return [Checkpoint(self._folder, marker) for marker in reversed(untold)]
 
     def plan(self, attempt: int) -> CheckpointPlan:
         """What the ranks of an attempt are to know."""

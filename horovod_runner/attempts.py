@@ -71,6 +71,8 @@ def run_attempts(
             return driver.run()
         except Exception as error:
             recorder.failed(error)
+            for untold in archive.catch_up():
+                sink.checkpoint(untold)
             if isinstance(error, _FINAL) or max_restarts == 0:
                 raise
             latest = archive.markers[0] if archive.markers else None

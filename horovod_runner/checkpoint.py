@@ -165,14 +165,24 @@ def is_seen(folder: Folder, token: str) -> bool:
     return isinstance(folder, RemoteFolder) or folder.size(f"{_SEEN}{token}") is not None
 
 
-def tidy(folder: Folder, token: str) -> None:
-    """Remove a run's signs and unfinished files, and what crashed runs left long ago."""
-    whole = {marker.name for marker in complete(folder)}
-    for name in folder.names():
-        ours = name.startswith((PART, _SEEN)) and token in name
-        left = name.startswith((PART, _SEEN)) and folder.age(name) > _STALE_SECONDS
+def tidy(folder: Folder, token: str, *, signs: bool = True, alone: bool = False) -> None:
+    """Remove a run's signs and unfinished files, and what crashed runs left long ago.
+
+    Args:
+        folder: where.
+        token: the run's.
+        signs: whether its signs go, too.
+        alone: no other run is using the folder: what crashed runs left goes at once.
+    """
+    kinds = (PART, _SEEN) if signs else (PART,)
+    names = set(folder.names())
+    for name in names:
+        ours = name.startswith(kinds) and token in name
+        old = alone or folder.age(name) > _STALE_SECONDS
+        left = name.startswith((PART, _SEEN)) and old
         # Without a marker: cut off between the two.
-        unmarked = is_name(name) and f"-{token}." in name and name not in whole
+        unmarked = is_name(name) and marker_name(name) not in names
+        unmarked = unmarked and (old or f"-{token}." in name)
         if ours or left or unmarked:
             with suppress(OSError):
                 folder.remove(name)

@@ -122,10 +122,11 @@ class Saver:
             )
             if self._direct:
                 checkpoint.publish(self._folder, part, marker)
-                self._prune()
             else:
                 self._stream(part, marker)
             self._send(messages.Saved(0, marker))
+            if self._direct:
+                self._prune()
         except Exception as error:
             told = str(error) or type(error).__name__
             with suppress(OSError):

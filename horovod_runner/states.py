@@ -269,7 +269,12 @@ def _write_bytes(path: Path, data: bytes) -> None:
 
 
 def _write_torch(path: Path, state: Any) -> None:
-    sys.modules["torch"].save(state, path)
+    try:
+        sys.modules["torch"].save(state, path)
+    except RuntimeError as error:  # torch's own does not tell what the system said
+        free = shutil.disk_usage(path.parent).free / 1e6
+        told = str(error).partition("\n")[0]
+        raise OSError(f"torch.save failed with {free:.1f} MB free on its disk: {told}") from error
 
 
 def _write_arrays(path: Path, state: Any) -> None:

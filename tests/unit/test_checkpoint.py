@@ -279,3 +279,28 @@ def test_a_folder_that_cannot_be_made_is_told_before_the_launch(tmp_path: Path) 
         Archive("run1", str(tmp_path / "file" / "x")),
     ):
         pass
+
+
+def test_what_a_killed_rank_did_not_live_to_tell_counts_and_what_it_began_goes(
+    tmp_path: Path,
+) -> None:
+    with Archive("run1", str(tmp_path)) as archive:
+        archive.saved(publish(tmp_path, 1))
+        publish(tmp_path, 2)
+        (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
+        publish(tmp_path, 9, run_id="other")
+        assert [each.step for each in archive.catch_up()] == [20]
+        assert [each.step for each in archive.checkpoints] == [10, 20]
+        assert archive.catch_up() == []
+        assert archive.plan(2).next_number == 3
+        assert not list(tmp_path.glob(".part-*"))
+        assert list(tmp_path.glob(".seen-*"))  # for the next attempt's ranks
+
+
+def test_a_run_that_goes_on_clears_up_after_the_one_that_crashed(tmp_path: Path) -> None:
+    kept, cut = publish(tmp_path, 1), publish(tmp_path, 2)
+    (tmp_path / markers.marker_name(cut.name)).unlink()
+    (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
+    with Archive("run2", str(tmp_path), resume=True):
+        pass
+    assert sorted(os.listdir(tmp_path)) == [kept.name, markers.marker_name(kept.name)]
