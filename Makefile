@@ -20,7 +20,8 @@ with_java = if ! command -v java >/dev/null; then \
 demo: $(MAIN)/.ready
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
 
-test: check test-main test-latest fuzz
+# The fast tests are among those of the main leg.
+test: lint test-main test-latest fuzz
 
 check: lint fast
 

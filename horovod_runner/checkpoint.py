@@ -70,7 +70,8 @@ def complete(folder: Folder) -> list[Marker]:
                 marker = msgspec.json.decode(folder.read(marker_name(name)), type=Marker)
                 if marker.name == name and folder.size(name) == marker.size:
                     found.append(marker)
-    return sorted(found, key=lambda marker: marker.number, reverse=True)
+    # A rank that outlived its driver may have written a number that is there twice.
+    return sorted(found, key=lambda marker: (marker.number, marker.saved_at), reverse=True)
 
 
 def publish(folder: Folder, part: Path, marker: Marker) -> None:

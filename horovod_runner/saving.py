@@ -126,7 +126,8 @@ class Saver:
                 self._stream(part, marker)
             self._send(messages.Saved(0, marker))
             if self._direct:
-                self._prune()
+                with suppress(Exception):  # what is kept too long goes with the next one
+                    self._prune()
         except Exception as error:
             told = str(error) or type(error).__name__
             with suppress(OSError):
@@ -147,8 +148,7 @@ class Saver:
         found = checkpoint.complete(self._folder)
         ours = [each for each in found if plan.lineage or each.run_id == plan.token]
         for marker in surplus(ours, plan.keep, plan.best, plan.mode):
-            with suppress(OSError):
-                checkpoint.remove(self._folder, marker)
+            checkpoint.remove(self._folder, marker)
 
     def _stream(self, path: Path, marker: Marker) -> None:
         with path.open("rb", buffering=0) as file:

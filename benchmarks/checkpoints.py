@@ -1,0 +1,292 @@
+"""What a checkpoint costs: the training's wait, the way to the driver, memory.
+
+All against a peer in the same run, turn by turn: the wait against a plain ``torch.save`` of the
+same state to the same disk and against one copy in memory, the way to the driver against a copy of
+the same file. A disk may keep what is written in memory or be waited for (fsync): each row says so,
+and both sides do the same.
+
+    python benchmarks/checkpoints.py [--rounds 5] [--mb 500] [--large-mb 2000] [--json PATH]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+from unittest import mock
+
+import report
+
+from horovod_runner import HorovodRunner
+from horovod_runner.sinks import Sink
+
+_TENSORS = 20
+_TARGET_STALL, _TARGET_STREAM, _TARGET_MEMORY = 1 / 3, 0.5, 2.0
+_MB = 1_000_000
+
+
+class Streamed(NamedTuple):
+    """A checkpoint that went to the driver: its seconds, and the peak of the driver's memory."""
+
+    seconds: float
+    size: int
+    driver_growth: int
+    worker_growth: int
+
+
+class Events(Sink):
+    """When checkpoints were complete on the driver."""
+
+    def __init__(self) -> None:
+        self.complete: list[float] = []
+
+    def checkpoint(self, checkpoint: Any) -> None:
+        """See Sink."""
+        self.complete.append(time.time())
+
+
+def save_in_turn(folder: str, mb: int, rounds: int) -> dict[str, list[float]]:
+    """A rank's ``main``: seconds of each way to save the same state."""
+    import os
+    import time
+
+    import torch
+
+    from horovod_runner import context, save_checkpoint
+
+    state = {f"tensor {i}": torch.randn(mb * 250_000 // 20) for i in range(20)}
+    copy = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    model = torch.nn.Linear(1024, 1024)
+    x = torch.randn(64, 1024)
+    path = os.path.join(folder, "plain.pt")
+    seconds: dict[str, list[float]] = {
+        name: [] for name in ("ours", "torch.save", "with fsync", "copy", "written", "step", "calm")
+    }
+
+    def step() -> float:
+        start = time.perf_counter()
+        for _ in range(10):
+            model(x).sum().backward()
+        return time.perf_counter() - start
+
+    def ours() -> None:
+        start = time.perf_counter()
+        save_checkpoint({"model": state}, turn)
+        seconds["ours"].append(time.perf_counter() - start)
+        assert context._rank is not None
+        assert context._rank.saver is not None
+        thread = context._rank.saver._thread
+        assert thread is not None
+        slowest, count = 0.0, 0
+        while thread.is_alive():
+            slowest, count = max(slowest, step()), count + 1
+        seconds["written"].append(time.perf_counter() - start)
+        seconds["step"].append(slowest)
+        seconds["calm"].append(max(step() for _ in range(max(1, count))))
+
+    def plain() -> None:
+        start = time.perf_counter()
+        torch.save({"model": state}, path)
+        seconds["torch.save"].append(time.perf_counter() - start)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+        seconds["with fsync"].append(time.perf_counter() - start)
+        os.unlink(path)
+
+    def in_memory() -> None:
+        start = time.perf_counter()
+        for name, tensor in state.items():
+            copy[name].copy_(tensor)
+        seconds["copy"].append(time.perf_counter() - start)
+
+    for turn in range(rounds + 1):
+        for way in (ours, plain, in_memory) if turn % 2 else (plain, in_memory, ours):
+            os.sync()  # nobody waits for what another has written
+            way()
+    return seconds
+
+
+def save_far_away(mb: int, steps: int, far: bool) -> tuple[list[float], int]:
+    """A rank's ``main``: saves as on a host that does not see the driver's folder.
+
+    Returns:
+        When the first piece of each checkpoint was about to be sent; by how many bytes this
+        process has grown at most.
+    """
+    import time
+
+    import torch
+
+    from horovod_runner import checkpoint, context, save_checkpoint, saving
+
+    def resident(name: str) -> int:
+        with open("/proc/self/status") as file:
+            line = next(line for line in file if line.startswith(name))
+        return int(line.split()[1]) * 1024
+
+    if far:
+        checkpoint.is_seen = lambda folder, token: False
+    begun: list[float] = []
+    send = saving.Saver._stream
+
+    def noted(self: Any, *arguments: Any) -> None:
+        begun.append(time.time())
+        send(self, *arguments)
+
+    saving.Saver._stream = noted  # type: ignore[method-assign]
+    before = resident("VmRSS")
+    state = {f"tensor {i}": torch.zeros(mb * 250_000 // 20) for i in range(20)}
+    for number in range(steps):
+        for tensor in state.values():
+            tensor += 1
+        save_checkpoint({"model": state}, number)
+    assert context._rank is not None
+    context._rank.finish()
+    return begun, resident("VmHWM") - before
+
+
+@contextmanager
+def own_peak() -> Iterator[list[int]]:
+    """By how many bytes this process grows at most, once the block is left."""
+    growth: list[int] = []
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _resident("VmRSS")
+    yield growth
+    growth.append(_resident("VmHWM") - before)
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+
+def measure_waits(mb: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way to save, the first round first."""
+    with tempfile.TemporaryDirectory() as folder:
+        runner = HorovodRunner(np=-1, progress=False, checkpoint_dir=folder, keep=1)
+        found: dict[str, list[float]] = runner.run(
+            save_in_turn, folder=folder, mb=mb, rounds=rounds
+        )
+    return found
+
+
+def measure_stream(mb: int, sync: bool) -> tuple[Streamed, list[float]]:
+    """A checkpoint on its way to the driver, and the seconds of plain copies of the same file."""
+    unsynced = nullcontext() if sync else mock.patch("os.fsync", lambda descriptor: None)
+    with tempfile.TemporaryDirectory() as folder, unsynced:
+        events = Events()
+        runner = HorovodRunner(np=-1, progress=False, checkpoint_dir=folder, sinks=[events])
+        with own_peak() as growth:
+            begun, worker = runner.run(save_far_away, mb=mb, steps=1, far=True)
+        assert runner.last_run is not None
+        assert runner.last_run.latest is not None
+        path = Path(runner.last_run.latest.path)
+        copies = [_copy(path, path.with_suffix(".copy"), sync) for _ in range(2)]
+        seconds = events.complete[0] - begun[0]
+        return Streamed(seconds, path.stat().st_size, growth[0], worker), copies
+
+
+def _copy(source: Path, target: Path, sync: bool) -> float:
+    os.sync()
+    start = time.perf_counter()
+    shutil.copyfile(source, target)
+    if sync:
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+    seconds = time.perf_counter() - start
+    target.unlink()
+    return seconds
+
+
+def measure_memory(mb: int, far: bool) -> int:
+    """By how many bytes rank 0 grows while it saves three times."""
+    runner = HorovodRunner(np=-1, progress=False, keep=1)
+    _, growth = runner.run(save_far_away, mb=mb, steps=3, far=far)
+    return int(growth)
+
+
+def waits_table(waits: dict[str, list[float]], mb: int) -> str:
+    """How long the training waits."""
+    usual = {name: median(seconds[1:]) for name, seconds in waits.items()}
+    rows = [
+        [title, f"{usual[name] * 1e3:.0f}", f"{waits[name][0] * 1e3:.0f}"]
+        for title, name in (
+            ("save_checkpoint", "ours"),
+            ("torch.save", "torch.save"),
+            ("torch.save and fsync", "with fsync"),
+            ("a copy in memory", "copy"),
+            ("save_checkpoint until it is on disk, fsync included", "written"),
+            ("longest of the ten steps at a time meanwhile", "step"),
+            ("longest of as many of them alone", "calm"),
+        )
+    ]
+    heads = [f"milliseconds, {mb} MB", "median", "the first"]
+    ratio = usual["ours"] / usual["torch.save"]
+    against_copy = f"{usual['ours'] / usual['copy']:.2f}"
+    ratios = [
+        ["save_checkpoint / torch.save", *report.at_most(ratio, round(_TARGET_STALL, 3))],
+        ["save_checkpoint / a copy in memory", against_copy, "-", ""],
+    ]
+    table = report.table(heads, rows)
+    return f"{table}\n\n{report.table(['ratio', 'measured', 'target', ''], ratios)}"
+
+
+def streams_table(streams: dict[str, list[tuple[Streamed, list[float]]]]) -> str:
+    """How fast a checkpoint gets to the driver."""
+    rows = []
+    for title, found in streams.items():
+        ours = median(streamed.size / streamed.seconds for streamed, _ in found) / _MB
+        copy = median(found[0][0].size / seconds for _, both in found for seconds in both) / _MB
+        verdict = report.at_least(ours / copy, _TARGET_STREAM)
+        rows.append([title, f"{ours:.0f}", f"{copy:.0f}", f"{ours / copy:.2f}", *verdict[1:]])
+    return report.table(["MB a second", "to the driver", "copyfile", "ratio", "target", ""], rows)
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser(description="What a checkpoint costs.")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mb", type=int, default=500)
+    parser.add_argument("--large-mb", type=int, default=2000)
+    parser.add_argument("--json", type=Path, help="where to write the raw data")
+    options = parser.parse_args()
+    mb, large = options.mb, options.large_mb
+    waits = measure_waits(mb, options.rounds)
+    print(waits_table(waits, mb), file=sys.stderr, flush=True)
+    names = {f"{mb} MB, neither waits for the disk": False, f"{mb} MB, fsync on both sides": True}
+    streams: dict[str, list[tuple[Streamed, list[float]]]] = {name: [] for name in names}
+    for _ in range(options.rounds):
+        for name, sync in names.items():
+            streams[name].append(measure_stream(mb, sync))
+    streams[f"{large} MB, fsync on both sides"] = [measure_stream(large, True)]
+    memory = {"direct": measure_memory(mb, far=False), "to the driver": measure_memory(mb, True)}
+    print(f"\n{report.machine()}; medians of {options.rounds} rounds\n")
+    print(waits_table(waits, mb))
+    print(f"\n{streams_table(streams)}\n")
+    rows = []
+    for name, growth in memory.items():
+        verdict = report.at_most(growth / _MB / mb, _TARGET_MEMORY)
+        rows.append([f"rank 0 with {mb} MB, {name}", f"{growth / _MB:.0f}", *verdict])
+    for name, found in streams.items():
+        biggest = max(found, key=lambda each: each[0].driver_growth)[0]
+        rows.append(
+            [f"driver and watch, {name}", f"{biggest.driver_growth / _MB:.0f}", "-", "-", ""]
+        )
+        above = biggest.worker_growth - 2 * biggest.size
+        rows.append([f"rank 0 above twice the state, {name}", f"{above / _MB:.0f}", "-", "-", ""])
+    print(report.table(["MB at the peak", "growth", "of the state", "target", ""], rows))
+    if options.json:
+        raw = {"waits": waits, "streams": streams, "memory": memory}
+        report.write_json(options.json, raw)
+
+
+if __name__ == "__main__":
+    main()
