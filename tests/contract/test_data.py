@@ -356,8 +356,8 @@ def test_what_a_killed_driver_leaves_is_removed_by_the_next_run(
         assert driver.stdout.readline().strip() == b"packed"
         driver.kill()
         driver.wait()
-    (left,) = tmp_path.glob("horovod_runner-*/*")
-    assert list(left.glob("*/fixed-0"))
+    assert list(tmp_path.glob("horovod_runner-*/*/*/fixed-0"))
+    assert list(tmp_path.glob("horovod_runner-*/*-checkpoints"))
     again = script.replace("signal.pause()", "")
     subprocess.run([sys.executable, "-c", again], cwd=tmp_path, env=environment, check=True)
     assert list(tmp_path.glob("horovod_runner-*")) == []
