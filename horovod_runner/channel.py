@@ -33,7 +33,7 @@ from horovod_runner.frames import frame, unframe
 from horovod_runner.messages import FromDriver, FromRank, Message
 from horovod_runner.spool import Spool
 
-_QUEUED_BATCHES = 2048  # on the driver, over all ranks: at most 128 MiB
+_QUEUED_BATCHES = 64  # on the driver, over all ranks: of a checkpoint 64 MiB
 # A larger batch travels in parts: what bounds a part bounds what a stranger, who has shaken no
 # hands yet, makes the driver hold.
 _PART_BYTES = 1 << 20
@@ -158,13 +158,19 @@ class Channel:
 
         Waits for at most ``timeout`` seconds (None: without end) for a message or :meth:`wake`.
         """
+        for task, batch in self.batches(timeout):
+            for message in batch:
+                yield task, message
+
+    def batches(self, timeout: float | None = None) -> Iterator[tuple[int, list[FromRank]]]:
+        """As :meth:`receive`, the messages that came together together."""
         ready = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)
         if self._socket in ready:
             yield from self._take()
 
-    def _take(self) -> Iterator[tuple[int, FromRank]]:
+    def _take(self) -> Iterator[tuple[int, list[FromRank]]]:
         for _ in range(256):  # then let the caller look at other things
             try:
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -172,14 +178,13 @@ class Channel:
                 return
             try:
                 task = self._tasks[parts[0]]
-                batch = b"".join(parts[1:])
-                found = [messages.decode_from_rank(data) for data in unframe(batch)]
+                batch = parts[1] if len(parts) == 2 else b"".join(parts[1:])
+                found = messages.decode_batch(batch)
             except (KeyError, ValueError, msgspec.MsgspecError):
                 self.dropped += 1
                 continue
             self._received[task] += 1
-            for message in found:
-                yield task, message
+            yield task, found
 
     def received(self, task: int) -> int:
         """How many batches came from a task."""

@@ -86,9 +86,6 @@ class Deputy(Driver, Sink):
 
     def _handle(self, task: int, message: FromRank) -> None:
         match message:
-            case Report():
-                self._keep_report(task, message)
-                return
             case FilePart():
                 self._homeless.add(message.name)
             case Saved() if message.marker.name in self._homeless:
@@ -110,6 +107,10 @@ class Deputy(Driver, Sink):
             _, first = self._texts.popleft()
             self._characters -= len(first.text)
             self._cut += len(first.text)
+
+    def _on_reports(self, task: int, reports: list[Report]) -> None:
+        for report in reports:
+            self._keep_report(task, report)
 
     def _keep_report(self, task: int, report: Report) -> None:
         """Of very many every second one, of those every second one in turn, and so on."""

@@ -10,7 +10,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 from horovod_runner import failure, messages, software, topology
 from horovod_runner.archive import Archive
@@ -136,8 +136,8 @@ class Driver:
         expected = self._expected(launch)
         moments = [each for each in (self._deadline, until, tick, expected) if each is not None]
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
-        for task, message in self._channel.receive(timeout):
-            self._handle(task, message)
+        for task, batch in self._channel.batches(timeout):
+            self._take_in(task, batch)
         now = time.monotonic()
         if self._deadline is not None and now > self._deadline:
             self._deadline = None
@@ -179,9 +179,16 @@ class Driver:
         self._problem = failure.lost_error(sorted(self._lost), self._slots, self._pids)
         self._stop("a rank was lost")
 
+    def _take_in(self, task: int, batch: list[messages.FromRank]) -> None:
+        if set(map(type, batch)) == {messages.Report}:  # there may be very many
+            self._on_reports(task, cast("list[messages.Report]", batch))
+            return
+        for message in batch:
+            self._handle(task, message)
+
     def _handle(self, task: int, message: messages.FromRank) -> None:
-        if type(message) is messages.Report:  # first: there may be very many
-            self._on_report(task, message)
+        if isinstance(message, messages.Report):
+            self._on_reports(task, [message])
             return
         if isinstance(message, messages.Hello) and task in self._hellos:
             self._on_rerun(task)
@@ -223,14 +230,15 @@ class Driver:
             case messages.Failed():
                 self._on_failed(task, message)
 
-    def _on_report(self, task: int, report: messages.Report) -> None:
+    def _on_reports(self, task: int, reports: list[messages.Report]) -> None:
         if self._apart:
             return
         self._liveness.heard(task)
-        if report.rank != self._ranks.get(task):
-            self._channel.dropped += 1
-        else:
-            self._sink.report(report)
+        rank = self._ranks.get(task)
+        own = [report for report in reports if report.rank == rank]
+        self._channel.dropped += len(reports) - len(own)
+        if own:
+            self._sink.reports(own)
 
     def _on_file(
         self,
@@ -446,8 +454,8 @@ class Driver:
 
     def _settle(self, launch: Launch) -> None:
         """Wait for tasks that outlive their launch: Spark does not wait for those it cancels."""
-        for task, message in self._channel.receive(0):
-            self._handle(task, message)
+        for task, batch in self._channel.batches(0):
+            self._take_in(task, batch)
         try:
             launch.outcomes()
         except TaskLostError as error:

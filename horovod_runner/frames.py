@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 
 MAX_BYTES = 256 << 20
 _LENGTH = struct.Struct("<I")
@@ -20,30 +19,31 @@ def complete(data: bytes | bytearray) -> int:
     Raises:
         ValueError: a frame claims to be larger than any can be: this is no stream of frames.
     """
-    end = 0
-    while end + _LENGTH.size <= len(data):
-        (length,) = _LENGTH.unpack_from(data, end)
+    length_at, end, last = _LENGTH.unpack_from, 0, len(data) - 4
+    while end <= last:
+        (length,) = length_at(data, end)
         if length > MAX_BYTES:
             raise ValueError(f"a frame of {length} bytes, above the limit of {MAX_BYTES}")
-        if end + _LENGTH.size + length > len(data):
+        if end + length > last:
             break
-        end += _LENGTH.size + length
+        end += 4 + length
     return end
 
 
-def unframe(batch: bytes) -> Iterator[bytes]:
+def unframe(batch: bytes) -> list[bytes]:
     """The messages of a batch of whole frames.
 
     Raises:
         ValueError: the batch does not end with a whole frame.
     """
-    start = 0
-    while start < len(batch):
-        end = start + _LENGTH.size
-        if end > len(batch):
+    # There may be very many: nothing is looked up twice here.
+    found, length_at, start, size = [], _LENGTH.unpack_from, 0, len(batch)
+    while start < size:
+        begin = start + 4
+        if begin > size:
             raise ValueError("a batch ends inside a frame's length")
-        (length,) = _LENGTH.unpack_from(batch, start)
-        if end + length > len(batch):
+        start = begin + length_at(batch, start)[0]
+        if start > size:
             raise ValueError("a batch ends inside a frame")
-        yield batch[end : end + length]
-        start = end + length
+        found.append(batch[begin:start])
+    return found

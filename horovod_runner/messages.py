@@ -10,11 +10,12 @@ from here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from horovod_runner.frames import unframe
 from horovod_runner.marker import Marker
 from horovod_runner.topology import Offer, Slot
 
@@ -71,7 +72,7 @@ class Log(Message, frozen=True):
     text: str
 
 
-class Report(Message, frozen=True):
+class Report(Message, frozen=True, gc=False):
     """What ``report`` was called with.
 
     Attributes:
@@ -265,14 +266,22 @@ _from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(From
 _T = TypeVar("_T")
 
 
-def encode(message: Message) -> bytes:
-    """The message's bytes."""
-    return _encoder.encode(message)
+encode: Final[Callable[[Message], bytes]] = _encoder.encode
+"""The message's bytes."""
 
 
 def decode_from_rank(data: bytes) -> FromRank:
     """Raises :class:`msgspec.DecodeError` for anything but a rank's message."""
     return _decode(_from_rank, data)
+
+
+def decode_batch(batch: bytes) -> list[FromRank]:
+    """A batch of frames; raises as :func:`decode_from_rank` and :func:`unframe` do."""
+    decode = _from_rank.decode
+    try:
+        return [decode(data) for data in unframe(batch)]
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
 
 
 def decode_from_driver(data: bytes) -> FromDriver:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.messages import Report
@@ -36,26 +37,30 @@ class Metrics:
         self.latest: dict[int, dict[str, float | int]] = {}
         self.left_out: dict[int, int] = {}
 
-    def add(self, report: Report, attempt: int) -> None:
-        """Take a report in."""
+    def extend(self, reports: Sequence[Report], attempt: int) -> None:
+        """Take reports of one rank in."""
+        rank = reports[0].rank
         with self._lock:
-            rank = report.rank
             rows = self._ranks.get(rank)
             if rows is None:
                 rows = self._ranks[rank] = _Rows()
                 self.latest[rank] = {}
                 self.left_out[rank] = 0
             latest = self.latest[rank]
-            if len(latest) < MAX_METRICS:
-                latest.update(report.metrics)
-            self.left_out[rank] += report.left_out
-            rows.seen += 1
-            if rows.seen % rows.every:
-                self.left_out[rank] += 1
-                return
-            rows.append(report, attempt)
-            if rows.count > self._max_rows:
-                self.left_out[rank] += rows.thin()
+            for report in reports:
+                if len(latest) < MAX_METRICS:
+                    latest.update(report.metrics)
+            left_out = sum([report.left_out for report in reports])
+            for start in range(0, len(reports), self._max_rows):
+                part = reports[start : start + self._max_rows]
+                # The first of a rank has number 0, and multiples of `every` have a row.
+                kept = part[-rows.seen % rows.every :: rows.every]
+                rows.seen += len(part)
+                left_out += len(part) - len(kept)
+                rows.extend(kept, attempt)
+                while rows.count > self._max_rows:
+                    left_out += rows.thin()
+            self.left_out[rank] += left_out
 
     def __len__(self) -> int:
         with self._lock:
@@ -101,19 +106,43 @@ class Metrics:
 
 
 class _Column:
-    """The values of one column, and the rows that have one."""
+    """The values of one column.
+
+    Attributes:
+        values: in the order of rows.
+        rows: which row each is in; None while the first value is in the first row, and so on.
+    """
 
     def __init__(self, code: str) -> None:
-        self.rows = array("q")
         self.values = array(code)
+        self.rows: array[int] | None = None
 
-    def append(self, row: int, value: Any) -> None:
-        self.rows.append(row)
-        self.values.append(value)
+    def extend(self, first_row: int, values: list[Any]) -> None:
+        """Take in the values of successive rows, None where one has none."""
+        if None in values:
+            both = [each for each in enumerate(values, first_row) if each[1] is not None]
+            self._given_rows().fromlist([row for row, _ in both])
+            values = [value for _, value in both]
+        elif self.rows is not None or first_row != len(self.values):
+            self._given_rows().extend(range(first_row, first_row + len(values)))
+        self.values.fromlist(values)
+
+    def _given_rows(self) -> array[int]:
+        if self.rows is None:
+            self.rows = array("q", range(len(self.values)))
+        return self.rows
+
+    def numbered(self) -> Iterator[tuple[int, Any]]:
+        """Each row that has a value, with it."""
+        rows = range(len(self.values)) if self.rows is None else self.rows
+        return zip(rows, self.values, strict=True)
 
     def thin(self) -> None:
-        both = zip(self.rows, self.values, strict=True)
-        kept = [(row >> 1, value) for row, value in both if not row & 1]
+        """Leave the values of every second row."""
+        if self.rows is None:
+            self.values = self.values[::2]
+            return
+        kept = [(row >> 1, value) for row, value in self.numbered() if not row & 1]
         self.rows = array("q", [row for row, _ in kept])
         self.values = array(self.values.typecode, [value for _, value in kept])
 
@@ -122,7 +151,7 @@ class _Rows:
     """One rank's reports."""
 
     def __init__(self) -> None:
-        self.seen = -1
+        self.seen = 0
         self.every = 1
         self.count = 0
         self.attempts = array("i")
@@ -131,21 +160,20 @@ class _Rows:
         self.epochs = _Column("q")
         self.columns: dict[str, _Column] = {}
 
-    def append(self, report: Report, attempt: int) -> None:
+    def extend(self, reports: Sequence[Report], attempt: int) -> None:
         row = self.count
-        self.count += 1
-        self.attempts.append(attempt)
-        self.times.append(report.time)
-        if report.step is not None:
-            self.steps.append(row, report.step)
-        if report.epoch is not None:
-            self.epochs.append(row, report.epoch)
-        for name, value in report.metrics.items():
+        self.count += len(reports)
+        self.attempts.fromlist([attempt] * len(reports))
+        self.times.fromlist([report.time for report in reports])
+        self.steps.extend(row, [report.step for report in reports])
+        self.epochs.extend(row, [report.epoch for report in reports])
+        found = [report.metrics for report in reports]
+        for name in dict.fromkeys(chain.from_iterable(found)):
             column = self.columns.get(name)
             if column is None and len(self.columns) < MAX_METRICS:
                 column = self.columns[sys.intern(name)] = _Column("d")
             if column is not None:
-                column.append(row, value)
+                column.extend(row, [metrics.get(name) for metrics in found])
 
     def thin(self) -> int:
         """Drop every second row; returns how many."""
@@ -158,9 +186,8 @@ class _Rows:
         return before - self.count
 
     def points(self, name: str) -> Iterator[tuple[int, int | None, float]]:
-        steps = dict(zip(self.steps.rows, self.steps.values, strict=True))
-        column = self.columns[name]
-        for row, value in zip(column.rows, column.values, strict=True):
+        steps = dict(self.steps.numbered())
+        for row, value in self.columns[name].numbered():
             yield self.attempts[row], steps.get(row), value
 
 
@@ -168,7 +195,7 @@ def _columns_of(np: Any, pa: Any, rank: int, rows: _Rows, names: list[str]) -> l
     def filled(column: _Column | None, kind: Any) -> Any:
         values, missing = np.zeros(rows.count, kind), np.ones(rows.count, bool)
         if column is not None:
-            at = np.array(column.rows, np.int64)
+            at = slice(len(column.values)) if column.rows is None else np.array(column.rows)
             values[at], missing[at] = np.array(column.values, kind), False
         return pa.array(values, mask=missing)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from horovod_runner.result import Attempt, Line, Run, Status
@@ -60,11 +61,11 @@ class Recorder(Sink):
         timings = self._run.timings
         timings.first_line = timings.first_line or time.time()
 
-    def report(self, report: Report) -> None:
+    def reports(self, reports: Sequence[Report]) -> None:
         timings = self._run.timings
         if timings.first_report is None:
             timings.first_report = time.time()
-        self._run._metrics.add(report, self._attempt)
+        self._run._metrics.extend(reports, self._attempt)
 
     def failed(self, error: BaseException) -> None:
         """The attempt has failed."""

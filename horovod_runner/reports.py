@@ -19,6 +19,7 @@ from horovod_runner.frames import frame
 
 # What the table of reports calls its own columns.
 COLUMNS: Final = ("rank", "attempt", "step", "epoch", "time")
+_COLUMNS: Final = frozenset(COLUMNS)
 # Writes of at most so much to a pipe come whole and unmixed (POSIX: PIPE_BUF).
 _ATOMIC_BYTES = 4096
 _PLAIN = (float, int)
@@ -113,25 +114,33 @@ class Reporter:
 
 def checked(
     metrics: Mapping[str, Any], step: Any, epoch: Any
-) -> tuple[dict[str, float | int], int | None, int | None]:
+) -> tuple[Mapping[str, float | int], int | None, int | None]:
     """The arguments of a report as plain numbers.
 
     Raises:
         TypeError: a metric is no number, or a step or an epoch no whole one.
         ValueError: a metric has the name of a column that every report has.
     """
-    numbers: dict[str, float | int] = {}
-    for name, value in metrics.items():
-        numbers[name] = value if type(value) in _PLAIN else number(name, value)
-    refuse_columns(numbers)
-    for name, value in numbers.items():
-        if type(value) is int and not _LEAST <= value <= _MOST:
-            numbers[name] = float(value)
+    # A training loop waits for this: what is right as it is, is only looked at.
+    if not _COLUMNS.isdisjoint(metrics):
+        refuse_columns(metrics)
+    for value in metrics.values():
+        if type(value) is not float:
+            metrics = _numbers(metrics)
+            break
     if step is not None and (type(step) is not int or not _LEAST <= step <= _MOST):
         step = whole("step", step)
     if epoch is not None and (type(epoch) is not int or not _LEAST <= epoch <= _MOST):
         epoch = whole("epoch", epoch)
-    return numbers, step, epoch
+    return metrics, step, epoch
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | int]:
+    found: dict[str, float | int] = {}
+    for name, value in metrics.items():
+        plain = value if type(value) in _PLAIN else number(name, value)
+        found[name] = plain if type(plain) is float or _LEAST <= plain <= _MOST else float(plain)
+    return found
 
 
 def refuse_columns(names: Iterable[str]) -> None:

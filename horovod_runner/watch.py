@@ -33,8 +33,10 @@ _BEAT_MS = 1000
 _REPORTS_SECONDS = 0.1
 _REPORTS_SOON_SECONDS = 0.01
 _REPORTS_MANY_BYTES = PIPE_BYTES // 8
-# So many batches that the driver has not taken: reports and checkpoints stay in their pipes.
+# So many batches that the driver has not taken: reports stay in their pipe.
 _ENOUGH_WAITING = 32
+# Of checkpoints' pieces: ZeroMQ's own queue is full then, and the disk is no shorter way.
+_ENOUGH_BULK_WAITING = 2
 _ACTIVITY_SECONDS = 5.0  # between two looks at what the worker does
 _STACKS_SECONDS = 2.0  # for the first of a worker's stacks to come, and a tenth for the rest
 LOST_DRIVER = (
@@ -105,7 +107,7 @@ class Watch:
             self._flush_held()
         else:
             self._poller.modify(self._link.socket, self._link.wanted)
-            self._hold_bulk(self._link.waiting >= _ENOUGH_WAITING)
+            self._hold_bulk(self._link.waiting >= _ENOUGH_BULK_WAITING)
             ready = dict(self._poller.poll(self._patience()))
             if self._worker.born in ready:
                 self._poller.unregister(self._worker.born)

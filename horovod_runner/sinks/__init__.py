@@ -70,6 +70,11 @@ class Sink:
     def report(self, report: Report) -> None:
         """What ``report`` was called with: ``report.rank``, ``.metrics``, ``.step``, ``.epoch``."""
 
+    def reports(self, reports: Sequence[Report]) -> None:
+        """Some of one rank that came together; calls :meth:`report` with each."""
+        for report in reports:
+            self.report(report)
+
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is complete."""
 
@@ -131,11 +136,12 @@ class Sinks(Sink):
     def began(self, rank: int) -> None:
         self._hand("began", rank)
 
-    def report(self, report: Report) -> None:
+    def reports(self, reports: Sequence[Report]) -> None:
         for sink in self._own:
-            sink.report(report)
+            sink.reports(reports)
         for other in self._others:
-            other.put("report", (report,))
+            for report in reports:
+                other.put("report", (report,))
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         self._hand("checkpoint", checkpoint)

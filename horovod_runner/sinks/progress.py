@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -50,15 +50,16 @@ class Progress(Sink):
         self._paced = None
         self._steps = Steps()
 
-    def report(self, report: Report) -> None:
-        if report.rank != 0:
+    def reports(self, reports: Sequence[Report]) -> None:
+        if reports[0].rank != 0:
             return
-        self._metrics.update(report.metrics)
+        for report in reports:
+            self._metrics.update(report.metrics)
+            self._step = self._steps.of(report)
+            self._epoch = report.epoch if report.epoch is not None else self._epoch
         total = self._metrics.pop(TOTAL, None)
         if total is not None and math.isfinite(total):
             self._total = int(total)
-        self._step = self._steps.of(report)
-        self._epoch = report.epoch if report.epoch is not None else self._epoch
         self._dirty = True
         now = time.monotonic()
         if self._paced is None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Literal, TextIO
+from typing import TYPE_CHECKING, Literal, TextIO
 
 from horovod_runner.sinks import Sink, is_terminal, write
 from horovod_runner.sinks.progress import Progress
+
+if TYPE_CHECKING:
+    from horovod_runner.messages import Report
 
 
 class TerminalSink(Sink):
@@ -32,6 +36,9 @@ class TerminalSink(Sink):
     def log(self, rank: int, text: str) -> None:
         """What ``log_to_driver`` was called with, as it is."""
         self._write(sys.stdout, f"{text}\n")
+
+    def reports(self, reports: Sequence[Report]) -> None:
+        """For the progress bar alone."""
 
     def notice(self, text: str) -> None:
         """To stderr: a program's own output stays its own."""

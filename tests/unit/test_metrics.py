@@ -17,9 +17,9 @@ pa = pytest.importorskip("pyarrow")
 
 def test_a_row_has_null_where_its_report_had_no_such_metric() -> None:
     metrics = Metrics()
-    metrics.add(Report(0, {"loss": 0.5}, step=1, time=1.5), 1)
-    metrics.add(Report(1, {"loss": math.nan}, step=1), 1)
-    metrics.add(Report(0, {"accuracy": 1}, epoch=2), 2)
+    metrics.extend([Report(0, {"loss": 0.5}, step=1, time=1.5)], 1)
+    metrics.extend([Report(1, {"loss": math.nan}, step=1)], 1)
+    metrics.extend([Report(0, {"accuracy": 1}, epoch=2)], 2)
     table = metrics.table()
     assert table.column_names == ["rank", "attempt", "step", "epoch", "time", "loss", "accuracy"]
     rows = table.drop(["time"]).to_pylist()
@@ -41,7 +41,7 @@ def test_rows_and_those_left_out_are_all_and_the_latest_value_is_there(
 ) -> None:
     metrics = Metrics(limit)
     for step in range(count):
-        metrics.add(Report(0, {"loss": float(step)}, step=step, left_out=1), 1)
+        metrics.extend([Report(0, {"loss": float(step)}, step=step, left_out=1)], 1)
     table = metrics.table()
     assert table.num_rows == len(metrics) <= limit
     assert table.num_rows + metrics.left_out[0] == 2 * count
@@ -54,6 +54,6 @@ def test_rows_and_those_left_out_are_all_and_the_latest_value_is_there(
 def test_points_carry_their_step_and_attempt() -> None:
     metrics = Metrics()
     for attempt, step in [(1, 0), (1, 5), (2, 5)]:
-        metrics.add(Report(0, {"loss": step / 2}, step=step), attempt)
+        metrics.extend([Report(0, {"loss": step / 2}, step=step)], attempt)
     assert metrics.series() == {"loss": [(1, 0, 0.0), (1, 5, 2.5), (2, 5, 2.5)]}
     assert metrics.series(rank=3) == {}

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 def run_of(*reports: tuple[int, int | None, dict[str, float]]) -> Run:
     run = Run("test", 4)
     for attempt, step, metrics in reports:
-        run._metrics.add(Report(0, metrics, step=step), attempt)
+        run._metrics.extend([Report(0, metrics, step=step)], attempt)
     return run
 
 
