@@ -6,6 +6,7 @@ channel, and are put together here.
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -58,6 +59,7 @@ class Archive:
         self._kept = ExitStack()
         self._writing: tuple[str, BinaryIO] | None = None
         self._reading: tuple[str, BinaryIO] | None = None
+        self._said_unranked = False
         self.markers: list[Marker] = []
 
     def __enter__(self) -> Archive:
@@ -69,6 +71,8 @@ class Archive:
         try:
             local = self._folder.local("")
             if local is not None:
+                if local.exists() and not local.is_dir():
+                    raise NotADirectoryError("it is a file; name a folder")
                 local.mkdir(parents=True, exist_ok=True)
                 self._folder = LocalFolder(local.absolute())
             found = checkpoint.complete(self._folder)
@@ -135,11 +139,25 @@ class Archive:
 
     @property
     def best(self) -> Checkpoint | None:
-        """The best by the metric that they are ranked by; the latest where there is none."""
+        """The best by the metric that they are ranked by; without one the latest."""
         ordered = self.markers
         if self._best is not None:
             ordered = ranked(ordered, self._best, self._mode)
+            if ordered and math.isnan(ordered[0].metrics.get(self._best, math.nan)):
+                return None
         return Checkpoint(self._folder, ordered[0]) if ordered else None
+
+    def unranked(self, marker: Marker) -> str:
+        """What to say of a checkpoint that lacks the metric they are ranked by; once."""
+        if self._best is None or self._best in marker.metrics or self._said_unranked:
+            return ""
+        self._said_unranked = True
+        there = ", ".join(marker.metrics) or "none"
+        return (
+            f"best={self._best!r}: the checkpoint of step {marker.step} has no such metric (it "
+            f"has: {there}), so it counts as the latest only. Give it to save_checkpoint: metrics="
+            "{...}"
+        )
 
     def saved(self, marker: Marker) -> Checkpoint | None:
         """Take in that a checkpoint is complete; None where it is not, or was known.

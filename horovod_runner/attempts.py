@@ -61,6 +61,7 @@ def run_attempts(
         Exception: that of the last attempt, as :meth:`Driver.run` raises it.
     """
     ends: list[End] = []
+    reached = -1  # the furthest step of any checkpoint: one that is written again is no gain
     while True:
         number = len(ends) + 1
         attempt = replace(job, attempt=number, checkpoints=archive.plan(number))
@@ -76,17 +77,20 @@ def run_attempts(
             if isinstance(error, _FINAL) or max_restarts == 0:
                 raise
             latest = archive.markers[0] if archive.markers else None
-            ends.append(end_of(error, 0 if latest is None else latest.number))
+            reached = max([reached, *(marker.step for marker in archive.markers)])
+            ends.append(end_of(error, reached))
             seconds = wait_before_restart(ends, max_restarts)
             told = (str(error).strip().splitlines() or [""])[0]
             if seconds is None:
                 sink.notice(f"attempt {number} failed, and none follows: {_why(ends)}")
                 raise
-            goes_on = "from its start" if latest is None else f"from step {latest.step}"
+            goes_on = "nothing" if latest is None else f"the checkpoint of step {latest.step}"
+            count = sum(end.kind == ends[-1].kind for end in ends)
+            what = "error" if ends[-1].kind == "error" else "loss of a process or host"
             sink.notice(
                 f"attempt {number} failed: {type(error).__name__}: {told}\n"
-                f"attempt {number + 1} of at most {1 + 2 * max_restarts} begins in {seconds:g} s, "
-                f"{goes_on}"
+                f"attempt {number + 1} begins in {seconds:g} s ({what} {count}, max_restarts="
+                f"{max_restarts}); load_checkpoint gives {goes_on}"
             )
             if cancelled.wait(seconds):
                 raise CancelledError(f"run {job.run_id} was cancelled between two attempts") from (
@@ -103,7 +107,7 @@ def _why(ends: list[End]) -> str:
     last = ends[-1]
     if len(ends) > 1 and ends[-2] == last and last.kind == "error":
         return (
-            "the same error came back at the same place, with no new checkpoint in between; "
+            "the same error came back at the same place, and no checkpoint got further meanwhile; "
             "it would do so for ever"
         )
     count = sum(end.kind == last.kind for end in ends)

@@ -127,7 +127,7 @@ def check(path: Path, marker: Marker) -> None:
         raise CheckpointError(
             f"the checkpoint {marker.name} (step {marker.step}) is damaged: {size} bytes with "
             f"another SHA-256 than the {marker.size} bytes that were written. The disk or the "
-            "store has changed it; remove it and its .json to go on from the one before."
+            "store has changed it."
         )
 
 

@@ -259,13 +259,19 @@ class Driver:
                     saved = self._archive.saved(message.marker)
                     if saved is not None:
                         self._sink.checkpoint(saved)
+                        warning = self._archive.unranked(message.marker)
+                        if warning:
+                            self._sink.notice(warning)
                 case messages.Unsaved():
                     self._unsaved(f"the checkpoint of step {message.step}", message.reason)
         except ValueError:
             self._channel.dropped += 1
         except OSError as error:
             what = message.name if isinstance(message, messages.FilePart) else "a checkpoint"
-            self._unsaved(what, str(error))
+            if what == "timeline":
+                self._sink.notice(f"Horovod's timeline could not be written: {error}")
+            else:
+                self._unsaved(what, str(error))
 
     def _unsaved(self, what: str, why: str) -> None:
         latest = self._archive.markers[0] if self._archive and self._archive.markers else None

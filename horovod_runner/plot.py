@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 Points = Sequence[tuple[int, int | None, float]]
 
 _PANELS_A_ROW = 2
+_PANELS = 20  # where none is named
 _POINTS = 5_000  # more than a picture shows
 _ALONE = 60  # of so few points each one is marked
 
@@ -36,10 +37,10 @@ def plot(
         raise ImportError(
             "plot() draws with matplotlib: pip install 'horovod_runner[plot]'"
         ) from error
-    shown = names or [name for name in series if name != "total_steps"]
+    shown = names or [name for name in series if name != "total_steps"][:_PANELS]
     for name in shown:
         if name not in series:
-            there = ", ".join(series) or "none: main has not called report()"
+            there = ", ".join(list(series)[:_PANELS]) or "none: main has not called report()"
             raise ValueError(f"no metric {name!r} was reported; there are: {there}")
     columns = min(_PANELS_A_ROW, max(1, len(shown)))
     rows = max(1, -(-len(shown) // columns))

@@ -72,7 +72,7 @@ class Recorder(Sink):
         attempt = self._run.attempts[-1] if self._run.attempts else None
         if attempt is not None:
             lines = str(error).strip().splitlines() or [""]
-            attempt.error = f"{type(error).__name__}: {lines[0]}"
+            attempt.error = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
             attempt.ended = time.time()
 
     def ended(self, status: Status) -> None:

@@ -153,6 +153,24 @@ def refuse_columns(names: Iterable[str]) -> None:
             )
 
 
+def named(metrics: Any) -> dict[str, float | int]:
+    """The metrics of a checkpoint as plain numbers.
+
+    Raises:
+        TypeError: they are no dict of numbers by name.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics must be a dict of numbers, not {type(metrics).__qualname__}")
+    for name in metrics:
+        if not isinstance(name, str):
+            kind = type(name).__qualname__
+            raise TypeError(f"a metric's name must be a string, not {kind} ({name!r:.80})")
+    return {
+        name: float(each) if abs(each) > _MOST else each
+        for name, each in ((name, number(name, value)) for name, value in metrics.items())
+    }
+
+
 def number(name: str, value: Any) -> float | int:
     """A metric as a plain number: numbers, and NumPy, torch and TensorFlow scalars.
 
@@ -182,7 +200,7 @@ def _no_number(name: str, value: Any) -> TypeError:
     shape = getattr(value, "shape", None)
     shaped = f" of shape {tuple(shape)}" if isinstance(shape, (tuple, list)) else ""
     return TypeError(
-        f"the metric {name!r} is a {kind}{shaped}: report takes numbers, and NumPy, torch and "
+        f"the metric {name!r} is a {kind}{shaped}: metrics are numbers, or NumPy, torch and "
         "TensorFlow scalars. Reduce it to one number (its mean, say), or leave it out."
     )
 

@@ -16,7 +16,7 @@ class End(NamedTuple):
         kind: "error" where the ranks' own code failed or hung; "lost" where a process, an executor
             or a host went away.
         place: what failed and where, equal for failures that are the same.
-        checkpoint: the number of the latest checkpoint by then; 0 where there is none.
+        checkpoint: the furthest step of any checkpoint by then; -1 where there is none.
     """
 
     kind: Literal["error", "lost"]
@@ -28,7 +28,7 @@ def wait_before_restart(ends: Sequence[End], max_restarts: int) -> float | None:
     """The seconds to wait before the next attempt; None: there is none.
 
     Errors and losses are counted apart, each up to ``max_restarts``. An error that comes back at
-    the same place without any new checkpoint between would come back for ever: the second time
+    the same place without any checkpoint further on would come back for ever: the second time
     ends the run. The wait doubles with each failure of a kind in a row, from a second to a minute.
 
     Args:

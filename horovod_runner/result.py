@@ -46,7 +46,7 @@ class Attempt:
         number: from 1 on.
         started: seconds since the epoch.
         ended: seconds since the epoch; None while it runs.
-        resumed_from: the step of the checkpoint that it could go on from; None for a start.
+        resumed_from: the step of the latest checkpoint when it began; None for a start.
         error: why it failed, in one line; empty if it did not.
     """
 
@@ -149,7 +149,7 @@ class Run:
         """Draw metrics by step, restarts marked; takes matplotlib.
 
         Args:
-            names: the metrics; all that there are if none is named.
+            names: the metrics; if none is named, the first 20 that there are.
             rank: whose.
 
         Raises:

@@ -149,11 +149,15 @@ class HorovodRunner:
                     f"ship_modules must hold modules, not {type(module).__name__}: "
                     "import mymodule, then ship_modules=[mymodule]"
                 )
-        _check_checkpoints(keep, mode, resume, checkpoint_dir, max_restarts)
+        _check_checkpoints(
+            keep,
+            best,
+            mode,
+            resume=resume,
+            checkpoint_dir=checkpoint_dir,
+            max_restarts=max_restarts,
+        )
         _check_sinks(report_ranks, sinks)
-        timeline_path = None if timeline is None else Path(timeline).absolute()
-        if timeline_path is not None and not timeline_path.parent.is_dir():
-            raise ValueError(f"timeline={timeline!r}: there is no folder {timeline_path.parent}")
         if np == 0:
             warnings.warn(
                 "np=0 (all slots) is deprecated: the number of slots depends on which executors "
@@ -180,7 +184,7 @@ class HorovodRunner:
         self._report_ranks: ReportRanks = report_ranks
         self._progress = progress
         self._sinks = tuple(sinks)
-        self._timeline = timeline_path
+        self._timeline = None if timeline is None else _timeline_path(timeline)
         self._warn_pickle_bytes = warn_pickle_bytes
         self._spark = spark
         self._runs: dict[threading.Event, Driver | None] = {}
@@ -298,8 +302,9 @@ class HorovodRunner:
             )
             status = "finished"
             return value
-        except (CancelledError, KeyboardInterrupt):
+        except (CancelledError, KeyboardInterrupt) as error:
             status = "cancelled"
+            recorder.failed(error)
             raise
         finally:
             recorder.ended(status)
@@ -355,11 +360,26 @@ def _whole(name: str, value: object, least: int, note: str) -> None:
 
 
 def _check_checkpoints(
-    keep: int | None, mode: str, resume: bool, checkpoint_dir: object, max_restarts: int
+    keep: int | None,
+    best: object,
+    mode: str,
+    *,
+    resume: bool,
+    checkpoint_dir: object,
+    max_restarts: int,
 ) -> None:
     _one_of("mode", mode, get_args(Mode))
     _whole("keep", keep, 1, "None keeps all")
     _whole("max_restarts", max_restarts, 0, "0 restarts nothing")
+    if checkpoint_dir is not None and not isinstance(checkpoint_dir, (str, os.PathLike)):
+        kind = type(checkpoint_dir).__name__
+        raise TypeError(f"checkpoint_dir must be a path or an URL, not {kind}")
+    if checkpoint_dir is not None and not os.fspath(checkpoint_dir):
+        raise ValueError("checkpoint_dir is empty: name a folder or an URL, or leave it out")
+    if best is not None and not isinstance(best, str):
+        raise TypeError(f"best must be the name of a metric, not {type(best).__name__}")
+    if mode != "min" and best is None:
+        raise ValueError(f"mode={mode!r} ranks checkpoints by a metric: name it, best='accuracy'")
     if resume and checkpoint_dir is None:
         raise ValueError(
             "resume=True goes on from the checkpoints in checkpoint_dir, and none is given: "
@@ -367,10 +387,24 @@ def _check_checkpoints(
         )
 
 
+def _timeline_path(timeline: str | os.PathLike[str]) -> Path:
+    path = Path(timeline).absolute()
+    if not path.parent.is_dir():
+        raise ValueError(f"timeline={timeline!r}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"timeline={timeline!r} is a folder; name a file")
+    return path
+
+
 def _check_sinks(report_ranks: object, sinks: Sequence[Sink]) -> None:
     _one_of("report_ranks", report_ranks, get_args(ReportRanks))
+    if isinstance(sinks, str):
+        raise TypeError(f"sinks must hold objects, and {sinks!r} is a string: sinks=[MLflowSink()]")
     for sink in sinks:
-        if isinstance(sink, type) or not any(hasattr(sink, event) for event in _EVENTS):
+        if isinstance(sink, type):
+            name = sink.__name__
+            raise TypeError(f"sinks=[{name}]: that is the class; give an object, {name}(...)")
+        if not any(hasattr(sink, event) for event in _EVENTS):
             raise TypeError(
                 f"sinks must hold sinks (horovod_runner.sinks.Sink), and {sink!r} has none of "
                 f"the methods {', '.join(_EVENTS)}"

@@ -26,7 +26,7 @@ from horovod_runner.folder import VARIABLE, RunFolder
 from horovod_runner.frames import frame
 from horovod_runner.handover import CheckpointPlan
 from horovod_runner.marker import Marker, file_name, surplus
-from horovod_runner.reports import number, whole
+from horovod_runner.reports import named, whole
 
 _PIECE_BYTES = 1 << 20
 _BROADCAST_BYTES = 64 << 20
@@ -72,10 +72,13 @@ class Saver:
         """Copy the state and have it written.
 
         Raises:
-            TypeError: the state holds something that cannot be stored.
+            TypeError: the state holds something that cannot be stored, or a metric is no number.
+        ValueError: the step is below 0.
         """
         step = whole("step", step)
-        numbers = {name: number(name, value) for name, value in (metrics or {}).items()}
+        if step < 0:
+            raise ValueError(f"step counts what has been done and cannot be {step}")
+        numbers = {} if metrics is None else named(metrics)
         with self._lock:
             self.finish()
             snapshot = self._copier.copy(state)
@@ -183,9 +186,10 @@ def load(
         CheckpointError: none of the checkpoints is whole.
         RuntimeError: the ranks cannot reach one another yet.
     """
+    # On a first start too: a main that calls this too early is not to find out at a restart.
+    broadcast = None if size == 1 else _broadcast()
     if not plan.resume:
         return None
-    broadcast = None if size == 1 else _broadcast()
     with ExitStack() as kept:
         if rank == 0:
             path, marker = _first_whole(plan, kept, warn)

@@ -57,7 +57,7 @@ class MLflowSink(Sink):
 
     Raises:
         ImportError: MLflow is not installed.
-        mlflow.exceptions.MlflowException: MLflow cannot use such a tracking URI.
+        ValueError: MLflow cannot write there.
     """
 
     def __init__(
@@ -68,12 +68,20 @@ class MLflowSink(Sink):
         log_checkpoints: bool = True,
     ) -> None:
         try:
+            import mlflow
             from mlflow import MlflowClient
         except ImportError as error:
             raise ImportError(
                 "MLflowSink writes with MLflow: pip install 'horovod_runner[mlflow]'"
             ) from error
-        self._client: Any = MlflowClient(tracking_uri)
+        try:
+            self._client: Any = MlflowClient(tracking_uri)
+        except Exception as error:
+            raise ValueError(
+                f"MLflow cannot write to {tracking_uri or mlflow.get_tracking_uri()}: {error} Set "
+                "tracking_uri (or MLFLOW_TRACKING_URI) to a server; or install all of it, pip "
+                "install mlflow; or use a folder, file:mlruns, with MLFLOW_ALLOW_FILE_STORE=true."
+            ) from error
         self._tracking_uri = tracking_uri
         self._experiment = experiment
         self._run_name = run_name

@@ -47,6 +47,7 @@ class Progress(Sink):
         """See :class:`~horovod_runner.sinks.Sink`; so for all below."""
         self._attempt = number
         self._restarted = number > 1
+        self._metrics, self._dirty = {}, False
         self._paced = None
         self._steps = Steps()
 

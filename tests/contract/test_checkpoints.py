@@ -123,7 +123,8 @@ def test_a_failed_attempt_is_followed_by_one_from_the_latest_checkpoint(
     assert [each.attempt for each in run.checkpoints] == [1, 2, 2]
     told = capsys.readouterr().err
     assert "attempt 1 failed: ValueError: failed at 4" in told
-    assert "attempt 2 of at most 3 begins in 1 s, from step 4" in told
+    assert "attempt 2 begins in 1 s (error 1, max_restarts=1); load_checkpoint gives the " in told
+    assert "checkpoint of step 4" in told
 
 
 def test_a_rank_that_is_killed_while_it_writes_leaves_the_former_checkpoint(
@@ -160,6 +161,27 @@ def test_an_error_that_comes_back_at_the_same_place_is_raised(
     assert isinstance(caught.value.__cause__, RankFailedError)
     assert len(runner.last_run.attempts) == 2
     assert "the same error came back at the same place" in capsys.readouterr().err
+
+
+def test_a_main_that_starts_over_gains_nothing_by_the_same_checkpoints(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+
+    def main() -> None:
+        for step in (1, 2):
+            save_checkpoint({"step": step}, step)
+        raise ValueError("always")
+
+    runner = ranks.runner(1, max_restarts=5)
+    with pytest.raises(ValueError, match="always"):
+        runner.run(main)
+    assert len(runner.last_run.attempts) == 2
+
+
+@pytest.mark.parametrize("metrics", [{0: 1.0}, {"loss": "low"}, 0.5])
+def test_metrics_of_a_checkpoint_are_numbers_by_name(ranks: Ranks, metrics: Any) -> None:
+    ranks.skip_where_it_is_slow()
+    with pytest.raises(TypeError, match="metric"):
+        ranks.run(1, lambda: save_checkpoint({"a": 1}, 1, metrics))
 
 
 def test_ranks_that_see_no_folder_send_and_fetch_their_checkpoints(
@@ -224,8 +246,7 @@ def test_a_state_that_cannot_be_stored_is_the_ranks_own_error(ranks: Ranks) -> N
 @pytest.mark.horovod
 def test_ranks_that_cannot_meet_are_told_what_to_call(ranks: Ranks, tmp_path: Path) -> None:
     ranks.skip_where_it_is_slow()
-    ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=1)
-    with pytest.raises(RuntimeError, match=r"call hvd\.init\(\) before it"):
+    with pytest.raises(RuntimeError, match=r"call hvd\.init\(\) before it"):  # at a first start
         ranks.run(2, count_to, {"checkpoint_dir": tmp_path, "resume": True}, last=2)
 
 

@@ -272,6 +272,30 @@ def test_without_a_folder_checkpoints_last_as_long_as_the_run(tmp_path: Path) ->
     assert not folder.exists()  # there was no checkpoint
 
 
+def test_a_checkpoint_without_the_metric_that_ranks_is_told_once_and_is_not_the_best(
+    tmp_path: Path,
+) -> None:
+    with Archive("run1", str(tmp_path), best="accuracy", mode="max") as archive:
+        first, second = (publish(tmp_path, number, metrics={"loss": 1.0}) for number in (1, 2))
+        archive.saved(first)
+        assert "step 10 has no such metric (it has: loss)" in archive.unranked(first)
+        archive.saved(second)
+        assert archive.unranked(second) == ""
+        assert archive.best is None
+        archive.saved(publish(tmp_path, 3, metrics={"accuracy": 0.5}))
+        assert archive.best is not None
+        assert archive.best.step == 30
+
+
+def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(CheckpointError, match="it is a file; name a folder"),
+        Archive("run1", str(tmp_path / "file")),
+    ):
+        pass
+
+
 def test_a_folder_that_cannot_be_made_is_told_before_the_launch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (

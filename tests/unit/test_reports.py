@@ -111,7 +111,7 @@ def test_whole_numbers_of_any_size_are_taken() -> None:
     "value", ["0.5", None, [1.0], {}, 1j, b"1", Decimal(1), object(), float, print]
 )
 def test_what_is_no_number_is_named(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"the metric 'loss' is a .*report takes numbers"):
+    with pytest.raises(TypeError, match=r"the metric 'loss' is a .*metrics are numbers"):
         checked({"loss": value}, None, None)
 
 

@@ -44,7 +44,17 @@ from horovod_runner.sinks.terminal import TerminalSink
         ({"np": 1, "max_restarts": None}, TypeError, "max_restarts must be an int"),
         ({"np": 1, "report_ranks": 1}, ValueError, "report_ranks must be one of 0, 'all'"),
         ({"np": 1, "sinks": [print]}, TypeError, "has none of the methods"),
-        ({"np": 1, "sinks": [Sink]}, TypeError, "sinks must hold sinks"),
+        (
+            {"np": 1, "sinks": [Sink]},
+            TypeError,
+            r"that is the class; give an object, Sink\(\.\.\.\)",
+        ),
+        ({"np": 1, "sinks": "mlflow"}, TypeError, "'mlflow' is a string"),
+        ({"np": 1, "checkpoint_dir": ""}, ValueError, "checkpoint_dir is empty"),
+        ({"np": 1, "checkpoint_dir": 3}, TypeError, "checkpoint_dir must be a path or an URL"),
+        ({"np": 1, "best": 3}, TypeError, "best must be the name of a metric, not int"),
+        ({"np": 1, "mode": "max"}, ValueError, "name it, best='accuracy'"),
+        ({"np": 1, "timeline": "/tmp"}, ValueError, "is a folder; name a file"),
         ({"np": 1, "timeline": "/no/such/t.json"}, ValueError, "there is no folder /no/such"),
     ],
 )
