@@ -2,7 +2,7 @@
 
 The rate has a peer in the same run: a bare ZeroMQ pair with CURVE and messages of the same content,
 two processes that send and one that decodes, turn by turn with ours. Steps of a real model with and
-without reports take turns in blocks, and so do blocks without and without, for the noise.
+without reports take turns, and so do steps without and without, for the noise.
 
     python benchmarks/reports.py [--rounds 5] [--seconds 4] [--parts call rate steps] [--json PATH]
 """
@@ -15,9 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any, NamedTuple
 
 import report
@@ -29,8 +28,7 @@ _METRICS = (1, 4)
 _BURST = 500  # reports: fewer than the pipe to the watching process has room for
 _PAUSE_SECONDS = 0.15  # until they have left that pipe
 _FLOOD = 50_000
-_BLOCK_SECONDS = 0.25  # longer than a report's way to the driver
-_STEP_ROUNDS = 16  # times as many
+_TURNS = 60  # of steps in a round
 _TARGET_MICROS, _TARGET_RATE, _TARGET_SLOWER = 10.0, 300_000.0, 1.01
 
 
@@ -93,8 +91,9 @@ def report_for(seconds: float) -> None:
         count += 50
 
 
-def train(rounds: int, block_seconds: float, distributed: bool) -> dict[str, list[list[float]]]:
-    """A rank's ``main``: the seconds of each step, in blocks by turns with and without reports."""
+def train(turns: int, distributed: bool) -> dict[str, list[float]]:
+    """A rank's ``main``: seconds of ten steps, by turns with and without reports, and of a call."""
+    import random
     import time
 
     import torch
@@ -106,41 +105,34 @@ def train(rounds: int, block_seconds: float, distributed: bool) -> dict[str, lis
         torch.nn.Linear(512, 768), torch.nn.ReLU(), torch.nn.Linear(768, 768), torch.nn.ReLU()
     )
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-3)
-    x, y = torch.randn(32, 512), torch.randn(32, 768)
-    done, calls = 0, list[float]()
-
-    def steps(count: int, reports: bool) -> list[float]:
-        nonlocal done
-        moments = [time.perf_counter()]
-        for _ in range(count):
-            optimizer.zero_grad()
-            loss = torch.nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            optimizer.step()
-            value = loss.item()
-            done += 1
-            if reports:
-                before = time.perf_counter()
-                horovod_runner.report(loss=value, lr=1e-3, step=done, epoch=1)
-                calls.append(time.perf_counter() - before)
-            moments.append(time.perf_counter())
-        return [end - start for start, end in pairwise(moments)]
-
     if distributed:
         import horovod.torch as hvd
 
         hvd.init()
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    steps(20, True)
-    count = torch.tensor(block_seconds / sorted(steps(40, False))[20])
-    if distributed:  # as many on all ranks
-        count = hvd.allreduce(count)
-    arms = ("none", "none again", "reports")
-    seconds: dict[str, list[list[float]]] = {arm: [] for arm in arms}
-    for turn in range(rounds):
-        for arm in arms if turn % 2 else reversed(arms):
-            seconds[arm].append(steps(int(count), arm == "reports"))
-    return {**seconds, "calls": [calls]}
+    x, y = torch.randn(32, 512), torch.randn(32, 768)
+    seconds: dict[str, list[float]] = {"none": [], "none again": [], "reports": [], "call": []}
+
+    def ten_steps(reports: bool) -> float:
+        start = time.perf_counter()
+        for step in range(10):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            value = loss.item()
+            if reports:
+                before = time.perf_counter()
+                horovod_runner.report(loss=value, lr=1e-3, step=step, epoch=1)
+                seconds["call"].append(time.perf_counter() - before)
+        return time.perf_counter() - start
+
+    ten_steps(True)
+    for turn in range(turns):
+        # In another order each time, the same on all ranks.
+        for arm in random.Random(turn).sample(["none", "none again", "reports"], 3):
+            seconds[arm].append(ten_steps(arm == "reports"))
+    return seconds
 
 
 def measure_rate(seconds: float) -> Rate:
@@ -253,12 +245,10 @@ def measure_rates(rounds: int, seconds: float) -> dict[str, list[Rate]]:
     return found
 
 
-def measure_steps(np: int, rounds: int) -> dict[str, list[list[float]]]:
-    """Rank 0's seconds of each step, in blocks."""
+def measure_steps(np: int, turns: int) -> dict[str, list[float]]:
+    """Rank 0's seconds of ten steps of each kind, and of a call."""
     runner = HorovodRunner(np=np, progress=False, env={"OMP_NUM_THREADS": "1"})
-    found: dict[str, list[list[float]]] = runner.run(
-        train, rounds=rounds, block_seconds=_BLOCK_SECONDS, distributed=np != -1
-    )
+    found: dict[str, list[float]] = runner.run(train, turns=turns, distributed=np != -1)
     return found
 
 
@@ -289,31 +279,26 @@ def rates_table(rates: dict[str, list[Rate]]) -> str:
     return report.table(["reports a second at the driver", "median", "target", ""], rows)
 
 
-def steps_table(steps: dict[str, dict[str, list[list[float]]]]) -> str:
-    """How much longer steps take with a report: the usual one, and all of a block together."""
+def steps_table(steps: dict[str, dict[str, list[float]]]) -> str:
+    """How much longer steps take with a report, of the median and of the fastest tenth."""
     rows = []
-    for title, blocks in steps.items():
-        # By turns: what slows the machine for a while slows all blocks of a turn.
-        *arms, calls = blocks.values()
-        cells = {}
-        for name, of in (("usual", median), ("all", sum)):
-            turns = [[of(block) for block in turn] for turn in zip(*arms, strict=True)]
-            cells[name] = median(2 * third / (first + second) for first, second, third in turns)
-            cells[f"{name} noise"] = median(second / first for first, second, _ in turns)
-        milliseconds = median(median(block) for block in blocks["none"]) * 1e3
-        micros = median(calls[0]) * 1e6
-        verdict = report.at_most(cells["usual"], _TARGET_SLOWER)[1:]
-        usual, noise, whole, whole_noise = (f"{cell:.4f}" for cell in cells.values())
-        figures = [usual, *verdict, noise, whole, whole_noise, f"{micros:.1f}"]
-        rows.append([title, f"{milliseconds:.2f}", *figures])
-    heads = ["with / without reports", "ms", "a step", "target", "", "noise", "all", "noise", "us"]
-    return report.table(heads, rows)
+    for title, found in steps.items():
+        cells = []
+        for parts in (2, 10):
+            none, again, reports, call = (quantiles(each, n=parts)[0] for each in found.values())
+            ratio = 2 * reports / (none + again)
+            verdict = report.at_most(ratio, _TARGET_SLOWER)[1:] if parts == 2 else []
+            cells += [f"{none * 100:.2f}", f"{ratio:.4f}", *verdict, f"{again / none:.4f}"]
+            cells += [f"{call * 1e6:.0f}"]
+        rows.append([title, *cells])
+    heads = ["steps with / without", "ms", "median", "target", "", "noise", "call, us"]
+    return report.table([*heads, "ms", "fastest tenth", "noise", "call, us"], rows)
 
 
 def main() -> None:
     """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description="What report costs, and how many arrive.")
-    parser.add_argument("--rounds", type=int, default=5, help="of each; more for steps")
+    parser.add_argument("--rounds", type=int, default=5, help="of each")
     parser.add_argument("--seconds", type=float, default=4.0, help="of reporting in a round")
     parts = ("call", "rate", "steps")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: all")
@@ -330,7 +315,7 @@ def main() -> None:
     if "steps" in options.parts:
         sizes = {"np=-1": -1, f"np=-{_RANKS}, Horovod": -_RANKS}
         raw["steps"] = {
-            name: measure_steps(np, _STEP_ROUNDS * options.rounds) for name, np in sizes.items()
+            name: measure_steps(np, _TURNS * options.rounds) for name, np in sizes.items()
         }
         tables.append(steps_table(raw["steps"]))
     print(f"\n{report.machine()}; {options.rounds} rounds\n")
