@@ -46,8 +46,7 @@ test-main: $(MAIN)/.ready
 # Another Spark, pandas, NumPy and Arrow: what depends on them; and Spark Connect, whose server
 # pyspark's own package has from 4.0 on.
 test-latest: $(LATEST)/.ready
-	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/unit/data tests/contract/test_run.py \
-		tests/contract/test_slots.py tests/contract/test_horovod.py \
+	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/unit/data tests/contract/test_horovod.py \
 		tests/contract/test_data.py tests/real/test_feeds.py
 	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract tests/connect --connect \
 		--ignore tests/contract/test_hang.py
@@ -64,6 +63,8 @@ bench: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/launch.py
 	$(MAIN)/bin/python benchmarks/rendezvous.py
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/data.py
+	$(MAIN)/bin/python benchmarks/reports.py
+	$(MAIN)/bin/python benchmarks/checkpoints.py
 
 clean:
 	rm -rf $(MAIN) $(LATEST) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -75,7 +75,7 @@ def save_in_turn(folder: str, mb: int, rounds: int) -> dict[str, list[float]]:
         save_checkpoint({"model": state}, turn)
         seconds["ours"].append(time.perf_counter() - start)
         assert context._rank is not None
-        context._rank.finish()
+        context._rank.saver.finish()
         seconds["written"].append(time.perf_counter() - start)
 
     def plain() -> None:
@@ -130,7 +130,7 @@ def save_far_away(mb: int, steps: int, far: bool) -> tuple[list[float], int]:
     saving.Saver._stream = noted  # type: ignore[method-assign]
     save_checkpoint({"model": torch.zeros(1)}, 0)  # what comes once is no part of any state
     assert context._rank is not None
-    context._rank.finish()
+    context._rank.saver.finish()
     begun.clear()
     before = resident("VmRSS")
     state = {f"tensor {i}": torch.zeros(mb * 250_000 // 20) for i in range(20)}
@@ -138,7 +138,7 @@ def save_far_away(mb: int, steps: int, far: bool) -> tuple[list[float], int]:
         for tensor in state.values():
             tensor.add_(1)
         save_checkpoint({"model": state}, number)
-    context._rank.finish()
+    context._rank.saver.finish()
     return begun, resident("VmHWM") - before
 
 

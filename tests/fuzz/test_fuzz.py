@@ -30,10 +30,13 @@ from horovod_runner import (
     messages,
     pipe,
 )
+from horovod_runner.archive import Archive
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.driver import Driver
 from horovod_runner.job import Job
+from horovod_runner.recorder import Recorder
 from horovod_runner.rendezvous import Rendezvous
+from horovod_runner.result import Run
 from horovod_runner.topology import Offer
 from tests.fuzz import inputs
 from tests.fuzz.live import LiveRun
@@ -226,12 +229,13 @@ def test_batches_with_the_right_keys_from_no_task_change_nothing(
     assert run.dropped == each * len(names)
 
 
-class LastWords:
-    """A sink that waits for the tasks' last messages."""
+class LastWords(Recorder):
+    """A sink that keeps reports and waits for the tasks' last messages."""
 
     LOST = 5 * 10**12  # what they claim: no other message does so
 
     def __init__(self) -> None:
+        super().__init__(Run("fuzz", 2))
         self.heard = threading.Semaphore(0)
 
     def output(self, rank: int, stream: str, text: str) -> None:
@@ -255,17 +259,20 @@ def end_of(driver: Driver, ends: SimpleQueue[object]) -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_no_message_of_a_hostile_task_breaks_the_driver(
-    context: zmq.Context[zmq.Socket[bytes]],
+    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     episodes, each = 50, INPUTS // 100
     before = psutil.Process().memory_info().rss
     for episode in range(episodes):
+        stack = contextlib.ExitStack()
         launched, words, ends = Launched(), LastWords(), SimpleQueue[object]()
-        driver = Driver(Job("fuzz", 2, b""), launched, words, threading.Event())  # type: ignore[arg-type]
+        archive = stack.enter_context(Archive("0a1b2c3d", str(tmp_path / "mine")))
+        cancelled = threading.Event()
+        driver = Driver(Job("fuzz", 2, b""), launched, words, cancelled, archive)  # type: ignore[arg-type]
         running = threading.Thread(target=end_of, args=[driver, ends])
         running.start()
         clients = Clients(context, launched.address.get())
-        with clients.open(b"0") as first, clients.open(b"1") as second:
+        with stack, clients.open(b"0") as first, clients.open(b"1") as second:
             tasks = (first, second)
             if episode % 2:  # else few of them get so far as to have ranks
                 for task, client in enumerate(tasks):
@@ -284,6 +291,8 @@ def test_no_message_of_a_hostile_task_breaks_the_driver(
         end = ends.get(timeout=PATIENCE)
         assert end == "done" or isinstance(end, HorovodRunnerError)  # as their offers cannot be met
         running.join()
+        assert words._run.metrics.num_rows == len(words._run._metrics)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # no name of a file led out of it
     assert psutil.Process().memory_info().rss - before < MEMORY
 
 
