@@ -262,6 +262,7 @@ def test_no_message_of_a_hostile_task_breaks_the_driver(
     context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     episodes, each = 50, INPUTS // 100
+    assert Run("fuzz", 2).metrics.num_rows == 0  # imports pyarrow
     before = psutil.Process().memory_info().rss
     for episode in range(episodes):
         stack = contextlib.ExitStack()
