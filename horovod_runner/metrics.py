@@ -50,6 +50,9 @@ class Metrics:
             for report in reports:
                 if len(latest) < MAX_METRICS:
                     latest.update(report.metrics)
+                else:
+                    known = report.metrics.keys() & latest.keys()
+                    latest.update({name: report.metrics[name] for name in known})
             left_out = sum([report.left_out for report in reports])
             for start in range(0, len(reports), self._max_rows):
                 part = reports[start : start + self._max_rows]

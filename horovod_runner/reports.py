@@ -71,6 +71,7 @@ class Reporter:
 
     def _hold(self, latest: dict[str, _Held]) -> None:
         with self._lock:
+            self._left_out += not latest  # of one without metrics nothing could follow
             before = {held[1:] for held in self._held.values()}
             self._held.update(latest)
             # Of these nothing is left: later reports had the same metrics.
@@ -99,7 +100,11 @@ class Reporter:
         """Whether there was room."""
         message = messages.Report(self._rank, numbers, step, epoch, now, left_out)
         data = frame(messages.encode(message))
-        if len(data) > _ATOMIC_BYTES and len(numbers) > 1:
+        if len(data) > _ATOMIC_BYTES:
+            if len(numbers) <= 1:
+                name = next(iter(numbers), "")
+                told = f"a metric's name of {len(name)} characters is too long"
+                raise ValueError(f"{told}: {name[:80]}...")
             items, half = list(numbers.items()), len(numbers) // 2
             first, rest = dict(items[:half]), dict(items[half:])
             return self._send(first, step, epoch, now, left_out) and self._send(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner.messages import Report
-from horovod_runner.metrics import Metrics
+from horovod_runner.metrics import MAX_METRICS, Metrics
 
 pa = pytest.importorskip("pyarrow")
 
@@ -57,3 +57,11 @@ def test_points_carry_their_step_and_attempt() -> None:
         metrics.extend([Report(0, {"loss": step / 2}, step=step)], attempt)
     assert metrics.series() == {"loss": [(1, 0, 0.0), (1, 5, 2.5), (2, 5, 2.5)]}
     assert metrics.series(rank=3) == {}
+
+
+def test_beyond_so_many_metrics_the_known_ones_go_on() -> None:
+    metrics = Metrics()
+    many = {f"m{number}": 0.0 for number in range(MAX_METRICS)}
+    metrics.extend([Report(0, many), Report(0, {"m0": 1.0, "new": 2.0})], 1)
+    assert metrics.latest[0] == {**many, "m0": 1.0}
+    assert "new" not in metrics.series()

@@ -137,3 +137,25 @@ def test_nothing_of_a_framework_is_imported_to_look_at_a_number() -> None:
     before = set(sys.modules)
     checked({"loss": 1.0, "n": 3}, 1, 1)
     assert set(sys.modules) == before
+
+
+def test_a_name_that_no_message_holds_is_refused(pipe: Pipe) -> None:
+    reporter = Reporter(0, pipe.write, True)
+    with pytest.raises(ValueError, match="a metric's name of 5000 characters is too long"):
+        reporter.report({"x" * 5000: 1.0, "loss": 1.0}, None, None)
+    reporter.report({"loss": 2.0}, None, None)
+    assert pipe.drain()[-1].metrics == {"loss": 2.0}
+
+
+def test_a_report_without_metrics_that_finds_no_room_is_counted(pipe: Pipe) -> None:
+    reporter = Reporter(0, pipe.write, True)
+    count = 0
+    while not reporter._held:
+        reporter.report({"loss": 1.0}, count, None)
+        count += 1
+    for _ in range(5):
+        reporter.report({}, count, None)
+    first = pipe.drain()
+    reporter.finish()
+    rest = pipe.drain()
+    assert len(first) + len(rest) + sum(each.left_out for each in rest) == count + 5
