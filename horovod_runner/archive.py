@@ -133,6 +133,11 @@ class Archive:
         )
 
     @property
+    def latest(self) -> Marker | None:
+        """The latest one's marker."""
+        return self.markers[0] if self.markers else None
+
+    @property
     def checkpoints(self) -> list[Checkpoint]:
         """All that are kept, the oldest first."""
         return [Checkpoint(self._folder, marker) for marker in reversed(self.markers)]

@@ -76,7 +76,7 @@ def run_attempts(
                 sink.checkpoint(untold)
             if isinstance(error, _FINAL) or max_restarts == 0:
                 raise
-            latest = archive.markers[0] if archive.markers else None
+            latest = archive.latest
             reached = max([reached, *(marker.step for marker in archive.markers)])
             ends.append(end_of(error, reached))
             seconds = wait_before_restart(ends, max_restarts)

@@ -274,7 +274,7 @@ class Driver:
                 self._unsaved(what, str(error))
 
     def _unsaved(self, what: str, why: str) -> None:
-        latest = self._archive.markers[0] if self._archive and self._archive.markers else None
+        latest = None if self._archive is None else self._archive.latest
         there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
         self._sink.notice(
             f"{what} could not be written: {why}. The training goes on; {there}. Free space, or "

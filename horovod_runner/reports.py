@@ -170,10 +170,7 @@ def named(metrics: Any) -> dict[str, float | int]:
         if not isinstance(name, str):
             kind = type(name).__qualname__
             raise TypeError(f"a metric's name must be a string, not {kind} ({name!r:.80})")
-    return {
-        name: float(each) if abs(each) > _MOST else each
-        for name, each in ((name, number(name, value)) for name, value in metrics.items())
-    }
+    return _numbers(metrics)
 
 
 def number(name: str, value: Any) -> float | int:

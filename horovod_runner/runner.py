@@ -351,8 +351,6 @@ class HorovodRunner:
 
 
 def _whole(name: str, value: object, least: int, note: str) -> None:
-    if value is None and name == "keep":
-        return
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if value < least:
@@ -369,7 +367,8 @@ def _check_checkpoints(
     max_restarts: int,
 ) -> None:
     _one_of("mode", mode, get_args(Mode))
-    _whole("keep", keep, 1, "None keeps all")
+    if keep is not None:
+        _whole("keep", keep, 1, "None keeps all")
     _whole("max_restarts", max_restarts, 0, "0 restarts nothing")
     if checkpoint_dir is not None and not isinstance(checkpoint_dir, (str, os.PathLike)):
         kind = type(checkpoint_dir).__name__
