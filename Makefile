@@ -72,13 +72,13 @@ clean:
 $(MAIN)/.ready: setup.cfg constraints/petastorm.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(MAIN)
 	$(MAIN)/bin/pip install --quiet --constraint constraints/petastorm.txt \
-		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,plot,mlflow,tensorboard,build,examples,dev]'
+		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,plot,keras,lightning,mlflow,tensorboard,build,examples,dev]'
 	$(MAIN)/bin/horovod-runner install
 	touch $@
 
 $(LATEST)/.ready: setup.cfg constraints/latest.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(LATEST)
 	$(LATEST)/bin/pip install --quiet --constraint constraints/latest.txt \
-		--editable '.[spark,connect,torch,tensorflow,data,delta,images,build,examples,dev]'
+		--editable '.[spark,connect,torch,tensorflow,keras,data,delta,images,build,examples,dev]'
 	$(LATEST)/bin/horovod-runner install
 	touch $@

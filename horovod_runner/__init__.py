@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from horovod_runner.context import (
+        check_sync,
         current_attempt,
         load_checkpoint,
         log_to_driver,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         RankFailedError,
         SerializationError,
         SlotError,
+        SyncError,
     )
     from horovod_runner.runner import HorovodRunner
 
@@ -49,6 +51,8 @@ __all__ = [
     "RankFailedError",
     "SerializationError",
     "SlotError",
+    "SyncError",
+    "check_sync",
     "current_attempt",
     "load_checkpoint",
     "log_to_driver",
@@ -58,6 +62,7 @@ __all__ = [
 
 _HOMES = {
     "HorovodRunner": "runner",
+    "check_sync": "context",
     "current_attempt": "context",
     "load_checkpoint": "context",
     "log_to_driver": "context",

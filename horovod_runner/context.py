@@ -1,7 +1,7 @@
 """What ``main`` may call while it runs as a rank.
 
-`log_to_driver`, `report`, `save_checkpoint`, `load_checkpoint`, `current_attempt`. Outside a rank,
-in a test of ``main`` say, they check their arguments and do what makes sense there.
+`log_to_driver`, `report`, `save_checkpoint`, `load_checkpoint`, `check_sync`, `current_attempt`.
+Outside a rank, in a test of ``main`` say, they check their arguments and do what makes sense there.
 
 Imports what it needs here, not at the first call: that may come from a thread while another one
 forks, and a fork inside an import never ends. What checkpoints need is too much for that.
@@ -47,6 +47,7 @@ class Rank:
         plan: where checkpoints go and come from.
         bulk: the descriptor that they take to the driver's machine.
         saver: writes them, once there is one.
+        check_sync: whether weights are compared.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class Rank:
     plan: CheckpointPlan
     bulk: int
     saver: Saver | None = None
+    check_sync: bool = False
 
     def finish(self) -> None:
         """Wait until all that ``main`` reported and saved is on its way."""
@@ -159,6 +161,36 @@ def load_checkpoint() -> LoadedCheckpoint | None:
     from horovod_runner.saving import load
 
     return load(_rank.plan, _rank.rank, _rank.size, log_to_driver)
+
+
+def check_sync(model: Any, epoch: int | None = None) -> None:
+    """Make sure that all ranks have the same weights; for ``HorovodRunner(check_sync="epoch")``.
+
+    Without that option it returns at once. Call it on every rank, at the end of an epoch; it waits
+    for nobody: the driver compares hashes, and where they differ ends the run with a SyncError.
+    The callbacks of :mod:`horovod_runner.keras` and :mod:`horovod_runner.lightning` call it.
+
+    Args:
+        model: a torch module or a Keras model, of which the trainable weights are compared; or
+            tensors, arrays and variables, by name or in a row.
+        epoch: which epoch has ended.
+
+    Raises:
+        TypeError: there is something else than tensors in it.
+    """
+    if _rank is None or not _rank.check_sync or _rank.size == 1:
+        return
+    from horovod_runner.sync import hash_weights
+
+    way_out = pipe.current()
+    assert way_out is not None  # noqa: S101 - this is a rank
+    weights = hash_weights(model, _rank.rank, epoch)
+    way_out.send(frame(messages.encode(weights)))
+
+
+def current_rank() -> int:
+    """The number of this rank, before ``hvd.init()``, too; 0 outside a rank."""
+    return 0 if _rank is None else _rank.rank
 
 
 def current_attempt() -> int:

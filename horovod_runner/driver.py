@@ -20,11 +20,13 @@ from horovod_runner.errors import (
     HorovodRunnerError,
     LaunchError,
     SerializationError,
+    SyncError,
 )
 from horovod_runner.job import Job, Outcome, Record
 from horovod_runner.launchers import Launch, Launcher, LaunchLostError, TaskLostError
 from horovod_runner.liveness import Liveness
 from horovod_runner.sinks import Sink
+from horovod_runner.sync import SyncCheck
 from horovod_runner.watchdog import Watchdog
 
 _GATHER_SECONDS = 120.0  # between the first task's hello and the last one's
@@ -33,6 +35,12 @@ _TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them tog
 _STOP_SECONDS = 10.0
 _TICK_SECONDS = 1.0
 _CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
+
+_UNCOMPARED = (
+    "check_sync=\"epoch\": the ranks' weights were never compared. Keras's "
+    "BroadcastGlobalVariablesCallback (horovod_runner.keras) does it at the end of each epoch; in "
+    "a loop of your own call horovod_runner.check_sync(model, epoch) there, on every rank."
+)
 
 
 class Driver:
@@ -63,6 +71,7 @@ class Driver:
         self._liveness = Liveness()
         self._tick_at = 0.0
         self._watchdog = Watchdog(job, sink, lambda: self._send_all(messages.ShowStacks()))
+        self._sync = SyncCheck(job.size)
         self._stacks_wanted = Event()
         self._hellos: dict[int, messages.Hello] = {}
         self._slots: list[topology.Slot] = []
@@ -227,6 +236,8 @@ class Driver:
                     self._on_file(task, message)
                 else:
                     self._channel.dropped += 1  # rank 0 alone saves and loads
+            case messages.Weights():
+                self._on_weights(message)
             case messages.Failed():
                 self._on_failed(task, message)
 
@@ -272,6 +283,15 @@ class Driver:
                 self._sink.notice(f"Horovod's timeline could not be written: {error}")
             else:
                 self._unsaved(what, str(error))
+
+    def _on_weights(self, message: messages.Weights) -> None:
+        if self._stopped:
+            return
+        try:
+            self._sync.take(message)
+        except SyncError as error:
+            self._problem = error
+            self._stop("the ranks' weights differ")
 
     def _unsaved(self, what: str, why: str) -> None:
         latest = None if self._archive is None else self._archive.latest
@@ -514,6 +534,9 @@ class Driver:
                 )
         if not all(outcome.ok for outcome in outcomes):
             raise failure.run_error(outcomes, list(self._failed.values()))
+        elsewhere = any(outcome.record for outcome in outcomes)
+        if self._job.check_sync and self._job.size > 1 and not (self._sync.compared or elsewhere):
+            self._sink.notice(_UNCOMPARED)
         if len(outcomes) < self._job.size:
             raise LaunchError(f"Spark ran {len(outcomes)} tasks instead of {self._job.size}")
         first = next(outcome for outcome in outcomes if outcome.rank == 0)

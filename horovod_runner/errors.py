@@ -9,6 +9,7 @@
     ├── LaunchError        the ranks could not be started
     ├── CancelledError     ``HorovodRunner.cancel`` ended the run
     ├── HangError          the ranks made no progress for ``hang_timeout`` seconds
+    ├── SyncError          the ranks' weights are not equal (``check_sync``)
     ├── RankFailedError    a rank ended badly; also the ``__cause__`` of a user's own exception
     ├── ChannelError       the driver's message channel could not be opened
     └── InstallError       Horovod could not be built or installed
@@ -55,6 +56,10 @@ class CancelledError(HorovodRunnerError):
 
 class HangError(HorovodRunnerError):
     """The ranks made no progress for ``hang_timeout`` seconds; says who waits, and where."""
+
+
+class SyncError(HorovodRunnerError):
+    """The ranks' weights are not equal; names the first rank and variable that differ."""
 
 
 class ChannelError(HorovodRunnerError):

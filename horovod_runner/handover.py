@@ -56,6 +56,8 @@ class WorkerJob(NamedTuple):
         attempt: of the run, from 1 on.
         reports: whether this rank's reports are wanted.
         checkpoints: where they go.
+        check_sync: whether its weights are compared with the other ranks'.
+        sparkdl: whether sparkdl's names are this package's.
     """
 
     rank: int
@@ -68,6 +70,8 @@ class WorkerJob(NamedTuple):
     attempt: int = 1
     reports: bool = True
     checkpoints: CheckpointPlan = NO_CHECKPOINTS
+    check_sync: bool = False
+    sparkdl: bool = False
 
 
 class WorkerOutcome(NamedTuple):

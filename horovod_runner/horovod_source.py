@@ -1,9 +1,9 @@
 """Horovod's source: fetched from the package registry, checked, and mended before it is built.
 
-Horovod 0.28.1 is the last release. It does not compile against today's frameworks, slips in it
-keep its stall inspector dead under Gloo and its process sets off the job's network interface, and
-whoever waits for a collective burns a core. Each edit below is ours, is made to the unpacked source
-and says why; none changes what a collective computes.
+Horovod 0.28.1 is the last release. It does not compile against today's frameworks; slips in it keep
+its stall inspector dead under Gloo, its process sets off the job's network interface and
+TensorFlow's second join from waiting; and whoever waits for a collective burns a core. Each edit
+below is ours, is made to the unpacked source and says why; none changes what a collective computes.
 """
 
 from __future__ import annotations
@@ -85,6 +85,13 @@ EDITS = (
         '#include "tensorflow/compiler/xla/stream_executor/stream.h"\n'
         "#endif",
         "the header has moved",
+    ),
+    Edit(
+        "horovod/tensorflow/mpi_ops.cc",
+        'REGISTER_OP("HorovodJoin")\n',
+        'REGISTER_OP("HorovodJoin")\n    .SetIsStateful()\n',
+        "TensorFlow took join, which has no input, for a constant: from the second call on it "
+        "waited for nobody",
     ),
     Edit(
         "horovod/common/gloo/gloo_controller.cc",

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from horovod_runner import handover, hang, software
+from horovod_runner import handover, hang, software, sparkdl
 from horovod_runner.errors import SerializationError
 from horovod_runner.gpu import Pinning
 from horovod_runner.handover import CheckpointPlan, WorkerOutcome
@@ -51,6 +51,8 @@ class Job:
         checkpoints: where they go, and what to go on from.
         report_ranks: as given to HorovodRunner.
         timeline: whether Horovod's timeline is wanted.
+        check_sync: whether the ranks' weights are compared.
+        sparkdl: whether sparkdl's names are this package's.
     """
 
     run_id: str
@@ -70,6 +72,8 @@ class Job:
     checkpoints: CheckpointPlan = handover.NO_CHECKPOINTS
     report_ranks: ReportRanks = 0
     timeline: bool = False
+    check_sync: bool = False
+    sparkdl: bool = False
 
     @property
     def stall_seconds(self) -> int:
@@ -92,6 +96,7 @@ def make_job(
     warn_bytes: int,
     report_ranks: ReportRanks = 0,
     timeline: bool = False,
+    check_sync: bool = False,
 ) -> Job:
     """Pickle a function and its arguments into a job.
 
@@ -145,6 +150,8 @@ def make_job(
         software=software.installed(),
         report_ranks=report_ranks,
         timeline=timeline,
+        check_sync=check_sync,
+        sparkdl=sparkdl.is_installed(),
     )
 
 

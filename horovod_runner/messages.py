@@ -4,7 +4,7 @@ On the wire each message is MessagePack with its type's name in front; nothing i
 from here.
 
     rank to driver: Hello, Started, Began, Output, Log, Report, FilePart, Saved, Unsaved, Fetch,
-                    Alive, Stalled, Stacks, Failed, Ended
+                    Weights, Alive, Stalled, Stacks, Failed, Ended
     driver to rank: Welcome, Apart, Assignment, Fetched, ShowStacks, Stop, Taken
 """
 
@@ -124,6 +124,21 @@ class Fetch(Message, frozen=True):
     rank: int
     name: str
     offset: int
+
+
+class Weights(Message, frozen=True):
+    """What ``check_sync`` was called with.
+
+    Attributes:
+        names: of the variables; empty but for rank 0, which all are compared with.
+        digests: of their values, in the same order.
+        epoch: after which epoch.
+    """
+
+    rank: int
+    names: list[str]
+    digests: list[bytes]
+    epoch: _Int64 | None = None
 
 
 class Alive(Message, frozen=True):
@@ -252,6 +267,7 @@ FromRank = (
     | Saved
     | Unsaved
     | Fetch
+    | Weights
     | Alive
     | Stalled
     | Stacks

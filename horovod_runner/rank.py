@@ -143,6 +143,8 @@ def _run(
             job.attempt,
             job.report_ranks in ("all", slot.rank),
             plan,
+            job.check_sync,
+            job.sparkdl,
         )
         variables = environment.worker_variables(
             slot,

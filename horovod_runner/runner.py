@@ -86,6 +86,8 @@ class HorovodRunner:
         sinks: take what comes back, too: MLflow, TensorBoard, your own
             (:mod:`horovod_runner.sinks`).
         timeline: a file of this machine for Horovod's timeline.
+        check_sync: "epoch" compares the ranks' weights after each epoch, and fails the run where
+            they are not equal (:func:`horovod_runner.check_sync`).
         warn_pickle_bytes: above this size of ``main`` and its arguments a warning names the
             largest part.
         spark: the session for ``np`` >= 0; None takes the active one, or creates one.
@@ -118,6 +120,7 @@ class HorovodRunner:
         progress: bool = True,
         sinks: Sequence[Sink] = (),
         timeline: str | os.PathLike[str] | None = None,
+        check_sync: Literal["epoch"] | None = None,
         warn_pickle_bytes: int = 64 << 20,
         spark: SparkSession | None = None,
     ) -> None:
@@ -158,6 +161,7 @@ class HorovodRunner:
             max_restarts=max_restarts,
         )
         _check_sinks(report_ranks, sinks)
+        _one_of("check_sync", check_sync, (None, "epoch"))
         if np == 0:
             warnings.warn(
                 "np=0 (all slots) is deprecated: the number of slots depends on which executors "
@@ -185,6 +189,7 @@ class HorovodRunner:
         self._progress = progress
         self._sinks = tuple(sinks)
         self._timeline = None if timeline is None else _timeline_path(timeline)
+        self._check_sync = check_sync is not None
         self._warn_pickle_bytes = warn_pickle_bytes
         self._spark = spark
         self._runs: dict[threading.Event, Driver | None] = {}
@@ -212,6 +217,7 @@ class HorovodRunner:
             LaunchError: the ranks could not be started, or Spark ended them.
             CancelledError: :meth:`cancel` was called.
             HangError: the ranks made no progress for ``hang_timeout`` seconds.
+            SyncError: the ranks' weights are not equal (``check_sync``).
             RankFailedError: a rank died without a Python exception.
             Exception: what ``main`` raised on the first rank that failed, with a RankFailedError
                 as its ``__cause__`` that holds the remote traceback.
@@ -241,6 +247,7 @@ class HorovodRunner:
                 warn_bytes=self._warn_pickle_bytes,
                 report_ranks=self._report_ranks,
                 timeline=self._timeline is not None,
+                check_sync=self._check_sync,
             )
             archive = Archive(
                 job.run_id,

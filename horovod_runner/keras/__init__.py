@@ -1,0 +1,87 @@
+"""Horovod for Keras 3, on its TensorFlow and its torch backend, with the names of horovod.keras.
+
+    import horovod_runner.keras as hvd
+
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))
+    model.compile(optimizer, "sparse_categorical_crossentropy")
+    model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+                              hvd.callbacks.MetricAverageCallback()])
+
+Horovod's own ``horovod.keras`` and ``horovod.tensorflow.keras`` average nothing on Keras 3, and do
+not say so.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from horovod_runner.keras import callbacks, elastic
+    from horovod_runner.keras.optimizer import DistributedOptimizer, load_model
+    from horovod_runner.keras.values import (
+        Compression,
+        allgather,
+        allreduce,
+        broadcast,
+        broadcast_global_variables,
+        broadcast_variables,
+    )
+
+# Taken as they are from the Horovod of Keras's backend.
+_HOROVODS = frozenset(
+    {
+        *("init", "shutdown", "is_initialized", "start_timeline", "stop_timeline"),
+        *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
+        *("broadcast_object", "allgather_object"),
+        *("Average", "Sum", "Adasum", "Min", "Max", "Product"),
+        *("mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"),
+        *("nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"),
+        *("ProcessSet", "global_process_set"),
+    }
+)
+_HOMES = {
+    "Compression": "values",
+    "DistributedOptimizer": "optimizer",
+    "allgather": "values",
+    "allreduce": "values",
+    "broadcast": "values",
+    "broadcast_global_variables": "values",
+    "broadcast_variables": "values",
+    "load_model": "optimizer",
+}
+_MODULES = frozenset({"callbacks", "elastic"})
+
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "callbacks",
+    "elastic",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily: a driver imports this for code that the ranks alone run, and may have no Horovod.
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    elif name in _HOROVODS:
+        from horovod_runner.keras.collectives import collectives
+
+        value = getattr(collectives().hvd, name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_HOROVODS})

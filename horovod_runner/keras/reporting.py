@@ -1,0 +1,142 @@
+"""Callbacks that tell the driver how a training goes; they need Keras, and no Horovod.
+
+Also for tf_keras, where TF_USE_LEGACY_KERAS is set.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from horovod_runner.context import (
+    current_rank,
+    load_checkpoint,
+    log_to_driver,
+    report,
+    save_checkpoint,
+)
+
+if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+    import tf_keras as keras
+else:
+    import keras
+
+
+class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Shows on the driver how ``model.fit`` goes: rank 0's epochs, with their metrics.
+
+    Comes from HorovodRunner's ``sparkdl.horovod.tensorflow.keras.LogCallback``.
+
+    Args:
+        per_batch_log: show each batch, too.
+    """
+
+    def __init__(self, per_batch_log: bool = False) -> None:
+        super().__init__()
+        self.per_batch_log = per_batch_log
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See :class:`keras.callbacks.Callback`; so for all below."""
+        self._epoch = epoch
+        self._log(f"epoch {epoch + 1}{self._of('epochs')} begins")
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        if self.per_batch_log:
+            where = f"epoch {self._epoch + 1}, batch {batch + 1}{self._of('steps')}"
+            self._log(f"{where}: {_told(logs)}")
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._log(f"epoch {epoch + 1}{self._of('epochs')} ends: {_told(logs)}")
+
+    def _of(self, what: str) -> str:
+        total = (self.params or {}).get(what)
+        return f" of {total}" if total else ""
+
+    def _log(self, text: str) -> None:
+        if current_rank() == 0:
+            log_to_driver(text)
+
+
+class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Reports the metrics of ``model.fit``, saves checkpoints, and goes on from one.
+
+    Put it after MetricAverageCallback, which averages the metrics over the ranks. The numbers are
+    rows of ``runner.last_run.metrics`` and move the progress bar; the model is saved at the end of
+    each epoch. When ``load_checkpoint`` has something to go on from (``resume=True``, a restart),
+    its weights, optimizer state and epoch are taken up before the first batch: the same call of
+    ``fit`` goes on where the former one ended.
+
+    Args:
+        every: report after so many batches; 0 reports epochs alone.
+        save_every: save after so many epochs; 0 saves nothing.
+        restore: whether to go on from a checkpoint.
+    """
+
+    def __init__(self, every: int = 10, save_every: int = 1, restore: bool = True) -> None:
+        super().__init__()
+        for name, value in (("every", every), ("save_every", save_every)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} must be a whole number from 0 on, not {value!r}")
+        self.every = every
+        self.save_every = save_every
+        self.restore = restore
+        self._epoch = 0
+        self._steps = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See :class:`keras.callbacks.Callback`; so for all below."""
+        loaded = load_checkpoint() if self.restore else None
+        if loaded is None:
+            return
+        _take_up(self.model, loaded.state)
+        self._steps = loaded.step
+        # As Keras's own BackupAndRestore does.
+        self.model._initial_epoch = int(loaded.metrics.get("epoch", -1)) + 1
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        steps, epochs = self.params.get("steps"), self.params.get("epochs")
+        self._in_epoch = batch + 1
+        if self.every and (batch + 1) % self.every == 0:
+            known = {"total_steps": steps * epochs} if steps and epochs else {}
+            step = self._steps + batch + 1
+            report(step=step, epoch=self._epoch, **known, **_numbers(logs))
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        self._steps += self._in_epoch
+        report(step=self._steps, epoch=epoch, **_numbers(logs))
+        if self.save_every and (epoch + 1) % self.save_every == 0:
+            save_checkpoint(self.model, self._steps, {**_numbers(logs), "epoch": epoch})
+
+
+def _take_up(model: Any, saved: Any) -> None:
+    """Give a model the weights and the optimizer state of another one."""
+    if not isinstance(saved, keras.Model):
+        raise TypeError(
+            f"the checkpoint holds a {type(saved).__qualname__}, not a Keras model: it was not "
+            "written by ReportCallback. Use ReportCallback(restore=False) and load it in main"
+        )
+    if not model.built:
+        model.build(saved.input_shape)
+    model.set_weights(saved.get_weights())
+    optimizer, other = model.optimizer, saved.optimizer
+    if optimizer is None or other is None or not other.built:
+        return
+    if not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    for own, value in zip(optimizer.variables, other.variables, strict=True):
+        own.assign(value)
+
+
+def _numbers(logs: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        name.replace(" ", "_"): value for name, value in (logs or {}).items() if name != "epoch"
+    }
+
+
+def _told(logs: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name}={float(value):.4g}" for name, value in (logs or {}).items())

@@ -1,0 +1,132 @@
+"""What Keras needs of Horovod on its torch backend; tensorflow_collectives has the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from horovod_runner.keras.reduction import BFloat16, Reduction
+
+# What Horovod can send, for what it cannot: the bits alone count.
+_SENT_AS = {torch.bfloat16: torch.float16, torch.uint32: torch.int32, torch.bool: torch.uint8}
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def reduce_gradients(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
+    """The gradients of all ranks, reduced."""
+    with torch.no_grad():
+        own = [g.to_dense() if g.is_sparse else g for g in gradients]
+        types = [tensor.dtype for tensor in own]
+        if how.compression is BFloat16:
+            reduced = _reduce_bfloat16(own, name, how)
+        else:
+            # Horovod adds up no bfloat16.
+            wide = [t.float() if t.dtype == torch.bfloat16 else t for t in own]
+            packed = [how.compression.compress(tensor.contiguous()) for tensor in wide]
+            sent = _reduce_all([tensor for tensor, _ in packed], name, how)
+            pairs = zip(sent, packed, strict=True)
+            reduced = [how.compression.decompress(tensor, ctx) for tensor, (_, ctx) in pairs]
+        return [tensor.to(dtype) for tensor, dtype in zip(reduced, types, strict=True)]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def all_finite(finite: Any, name: str) -> Any:
+    """Whether a flag is true on all ranks."""
+    flag = torch.as_tensor(finite).reshape(1).float()
+    return hvd.allreduce(flag, op=hvd.Min, name=f"{name}.finite")[0] > 0.5
+
+
+def scale(values: Sequence[Any], factor: float) -> list[Any]:
+    """Tensors multiplied by a number."""
+    return [value * factor for value in values]
+
+
+def scale_variables(variables: Sequence[Any], factor: float) -> None:
+    """Multiply variables by a number."""
+    with torch.no_grad():
+        torch._foreach_mul_([variable.value.data for variable in variables], factor)
+
+
+def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+    """Give Keras's variables the values that they have on one rank."""
+    handles = [
+        hvd.broadcast_async_(
+            _sendable(variable.value.data), root_rank, name=f"horovod_runner.broadcast.{index}"
+        )
+        for index, variable in enumerate(variables)
+    ]
+    for handle in handles:
+        hvd.synchronize(handle)
+
+
+def average(numbers: Sequence[float], name: str) -> list[float]:
+    """Numbers averaged over the ranks."""
+    own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    return [float(each) for each in hvd.allreduce(own, op=hvd.Average, name=name)]
+
+
+def gather(numbers: Sequence[int], name: str) -> list[list[int]]:
+    """Every rank's numbers."""
+    own = torch.tensor([numbers], dtype=torch.int64, device="cpu")
+    return [[int(each) for each in row] for row in hvd.allgather(own, name=name)]
+
+
+def can_join() -> bool:
+    """Whether this Horovod's join waits."""
+    return True
+
+
+def join() -> None:
+    """Wait until all ranks are here, and take part in their reductions with zeros meanwhile."""
+    hvd.join(torch.cuda.current_device() if hvd.nccl_built() else -1)
+
+
+def as_tensor(value: Any) -> Any:
+    """What Horovod reduces of a value."""
+    return torch.as_tensor(value)
+
+
+def _reduce_all(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
+    options: dict[str, Any] = {"op": how.op}
+    if how.predivide != 1.0:
+        factors = 1.0 / how.predivide, how.predivide / hvd.size()
+        options = {"op": hvd.Sum, "prescale_factor": factors[0], "postscale_factor": factors[1]}
+    if not how.groups:
+        handles = [
+            hvd.allreduce_async_(tensor, name=f"{name}.{index}", **options)
+            for index, tensor in enumerate(tensors)
+        ]
+        return [hvd.synchronize(handle) for handle in handles]
+    count = -(-len(tensors) // how.groups)
+    starts = range(0, len(tensors), count)
+    handles = [
+        hvd.grouped_allreduce_async_(
+            tensors[start : start + count], name=f"{name}.{start}.by.{count}", **options
+        )
+        for start in starts
+    ]
+    return [tensor for handle in handles for tensor in hvd.synchronize(handle)]
+
+
+def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
+    size = hvd.size()
+    flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
+    part = -(-flat.numel() // size)
+    padded = torch.nn.functional.pad(flat, (0, part * size - flat.numel()))
+    sent = padded.to(torch.bfloat16).view(torch.float16)
+    got = hvd.alltoall(sent, name=f"{name}.parts").view(torch.bfloat16)
+    total = got.reshape(size, part).float().sum(0)
+    if how.op == hvd.Average:
+        total /= size
+    sums = hvd.allgather(total.to(torch.bfloat16).view(torch.float16), name=f"{name}.sums")
+    whole = sums.view(torch.bfloat16).float()[: flat.numel()]
+    parts = whole.split([tensor.numel() for tensor in tensors])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _sendable(tensor: Any) -> Any:
+    sent_as = _SENT_AS.get(tensor.dtype)
+    return tensor if sent_as is None else tensor.view(sent_as)

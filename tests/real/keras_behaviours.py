@@ -1,0 +1,329 @@
+"""What else Keras 3 with Horovod does; run in the ranks, each function returns what it saw."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+ROWS, BATCH = 32, 8
+
+
+def _all_ranks_callbacks() -> list[Any]:
+    import horovod_runner.keras as hvd
+
+    return [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+    ]
+
+
+def _fit(optimizer: Any = None, rows: int = ROWS, callbacks: Any = None, **options: Any) -> Any:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    x = numpy.random.default_rng(3 + hvd.rank()).normal(size=(rows, 4)).astype("float32")
+    optimizer = hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.05))
+    model.compile(optimizer, loss="mse")
+    callbacks = _all_ranks_callbacks() if callbacks is None else callbacks
+    options = {"x": x, "y": x.sum(1, keepdims=True), "batch_size": BATCH, "epochs": 2, **options}
+    if "batches" in options:
+        batches = options.pop("batches")
+        options = {"x": batches(options["x"], options["y"]), "epochs": 1}
+    history = model.fit(**options, callbacks=callbacks, shuffle=False, verbose=0)
+    return model, history
+
+
+def different_numbers_of_batches() -> None:
+    import horovod_runner.keras as hvd
+
+    _fit(rows=ROWS + BATCH * hvd.rank())
+
+
+def _generated(x: Any, y: Any) -> Iterator[Any]:
+    for start in range(0, len(x), BATCH):
+        yield x[start : start + BATCH], y[start : start + BATCH]
+
+
+def different_numbers_that_keras_cannot_know() -> None:
+    import horovod_runner.keras as hvd
+
+    _fit(rows=ROWS + BATCH * hvd.rank(), batches=_generated)
+
+
+def different_numbers_with_the_average_in_front() -> None:
+    import horovod_runner.keras as hvd
+
+    callbacks = _all_ranks_callbacks()[::-1]
+    _fit(rows=ROWS + BATCH * (1 - hvd.rank()), batches=_generated, callbacks=callbacks)
+
+
+def one_rank_stops_early() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    class Stops(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = hvd.rank() == 0
+
+    _fit(epochs=4, callbacks=[*_all_ranks_callbacks(), Stops()])
+
+
+def metrics_of_one_rank() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    class Adds(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if hvd.rank() == 1:
+                logs["own"] = 1.0
+
+    _fit(callbacks=[Adds(), *_all_ranks_callbacks()])
+
+
+def saved_and_loaded() -> dict[str, Any]:
+    """What a file says of the optimizer, and what load_model makes of it."""
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    model, _ = _fit(keras.optimizers.Adam(0.01))
+    plain = keras.models.clone_model(model)
+    plain.compile(keras.optimizers.Adam(0.01), loss="mse")
+    with tempfile.TemporaryDirectory() as folder:
+        written = []
+        for each in (model, plain):
+            path = Path(folder) / "model.keras"
+            each.save(path)
+            with zipfile.ZipFile(path) as file:
+                config = json.loads(file.read("config.json"))["compile_config"]["optimizer"]
+            written.append({**config, "config": {**config["config"], "name": ""}})
+        model.save(path)
+        loaded = hvd.load_model(path)
+        loaded_plain = keras.models.load_model(path)
+    own, other = (
+        [keras.ops.convert_to_numpy(variable) for variable in each.optimizer.variables]
+        for each in (model, loaded)
+    )
+    again = "not refused"
+    try:
+        hvd.DistributedOptimizer(loaded.optimizer)
+    except ValueError as error:
+        again = str(error)
+    return {
+        "written as": written[0],
+        "a plain one": written[1],
+        "state": all((one == two).all() for one, two in zip(own, other, strict=True)),
+        "is distributed": again,
+        "loads plainly": type(loaded_plain.optimizer).__mro__[1] is not type(loaded.optimizer),
+        "variables can be called": len(loaded.optimizer.variables()) == len(own),
+    }
+
+
+def warm_up() -> dict[str, Any]:
+    """The learning rates of the batches, and what became of the momentum."""
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    rates: list[float] = []
+    kept: list[float] = []
+
+    class Rates(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            optimizer = self.model.optimizer
+            rates.append(float(keras.ops.convert_to_numpy(optimizer.learning_rate)))
+            kept.append(float(numpy.abs(keras.ops.convert_to_numpy(optimizer.momentums[0])).sum()))
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            momentums = self.model.optimizer.momentums
+            kept.append(float(numpy.abs(keras.ops.convert_to_numpy(momentums[0])).sum()))
+
+    warm = hvd.callbacks.LearningRateWarmupCallback(0.08, warmup_epochs=2)
+    _, history = _fit(
+        keras.optimizers.SGD(0.08, momentum=0.9),
+        epochs=3,
+        callbacks=[*_all_ranks_callbacks(), warm, Rates()],
+    )
+    # Between two batches the momentum is multiplied by as much as the learning rate.
+    return {"rates": rates, "lr": history.history["lr"], "kept": kept[1:-1]}
+
+
+def schedule() -> dict[str, Any]:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    steps = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3)
+    _, history = _fit(keras.optimizers.SGD(0.4), epochs=4, callbacks=[steps])
+    scheduled = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    try:
+        _fit(keras.optimizers.SGD(scheduled), callbacks=[steps])
+    except ValueError as error:
+        return {"lr": history.history["lr"], "two": str(error)}
+    return {}
+
+
+def averaged() -> dict[str, Any]:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    class Adds(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["own"] = 10.0 * hvd.rank() + epoch
+
+    _, history = _fit(callbacks=[Adds(), *_all_ranks_callbacks()])
+    return dict(history.history)
+
+
+def best_models() -> list[str]:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    class Scores(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["accuracy"] = (0.5, 0.4, 0.7)[epoch]
+
+    with tempfile.TemporaryDirectory() as folder:
+        best = hvd.callbacks.BestModelCheckpoint(
+            "accuracy", filepath=f"{folder}/{{epoch}}-{{accuracy:.1f}}.keras"
+        )
+        _fit(epochs=3, callbacks=[*_all_ranks_callbacks(), Scores(), best])
+        return sorted(path.name for path in Path(folder).iterdir())
+
+
+def values() -> list[Any]:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    rank = hvd.rank()
+    found = [
+        hvd.allreduce([1.0 + rank, 2.0]),
+        hvd.allreduce([1.0 + rank, 2.0], average=False),
+        hvd.allreduce(numpy.float32(rank), op=hvd.Max, name="largest"),
+        hvd.allgather([[rank]] * (rank + 1)),
+        hvd.broadcast([3.0 * rank], 1),
+    ]
+    plain = [keras.ops.convert_to_numpy(each).tolist() for each in found]
+    return [*plain, hvd.broadcast_object({"rank": rank}, 1), hvd.size(), hvd.local_rank() == rank]
+
+
+def dropout_differs() -> list[Any]:
+    """The states of random generators stay each rank's own."""
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    keras.utils.set_random_seed(hvd.rank())
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer("sgd"), loss="mse")
+    x = numpy.ones((BATCH, 4), "float32")
+    model.fit(x, x[:, :1], verbose=0, callbacks=_all_ranks_callbacks())
+    seed = model.layers[0].seed_generator.state
+    state = [int(each) for each in keras.ops.convert_to_numpy(seed)]
+    weights = model.get_weights()[0].tolist()
+    return [list(each) for each in zip(*hvd.allgather_object([state, weights]), strict=True)]
+
+
+def unknown_to_keras() -> None:
+    import torch
+
+    import horovod_runner.keras as hvd
+
+    hvd.DistributedOptimizer(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+
+
+def a_sum_with_predivide() -> None:
+    import horovod_runner.keras as hvd
+
+    hvd.DistributedOptimizer("sgd", op=hvd.Sum, gradient_predivide_factor=2.0)
+
+
+def passes_of_a_used_optimizer() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build([keras.Variable(numpy.zeros(3))])
+    hvd.DistributedOptimizer(optimizer, backward_passes_per_step=2)
+
+
+def an_unknown_keras() -> None:
+    """Where Keras no longer calls what reduces, that is an error and no silence."""
+    import keras
+
+    class Other(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+        def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+            self._backend_update_step(grads, trainable_variables, self.learning_rate)
+
+    _fit(Other(0.1))
+
+
+def elastic() -> None:
+    import horovod_runner.keras as hvd
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        raise AssertionError(state)
+
+
+def global_variables() -> None:
+    import horovod_runner.keras as hvd
+
+    hvd.broadcast_global_variables(0)
+
+
+def best_of_unknown_metric() -> None:
+    import horovod_runner.keras as hvd
+
+    if hvd.rank() == 0:
+        hvd.callbacks.BestModelCheckpoint("val_acc").on_epoch_end(0, {"loss": 1.0})
+
+
+BEHAVIOURS: tuple[Callable[[], Any], ...] = (
+    different_numbers_of_batches,
+    different_numbers_that_keras_cannot_know,
+    different_numbers_with_the_average_in_front,
+    one_rank_stops_early,
+    metrics_of_one_rank,
+    saved_and_loaded,
+    warm_up,
+    schedule,
+    averaged,
+    best_models,
+    values,
+    dropout_differs,
+    unknown_to_keras,
+    a_sum_with_predivide,
+    passes_of_a_used_optimizer,
+    an_unknown_keras,
+    elastic,
+    global_variables,
+    best_of_unknown_metric,
+)
+
+
+def behave() -> dict[str, Any]:
+    """What each function returns, or raises as text."""
+    seen: dict[str, Any] = {}
+    for function in BEHAVIOURS:
+        try:
+            seen[function.__name__] = function()
+        except Exception as error:
+            seen[function.__name__] = f"{type(error).__name__}: {error}"
+    return seen

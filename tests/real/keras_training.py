@@ -1,0 +1,291 @@
+"""Trainings with Keras that have one right outcome: that of one process on the global batches.
+
+Run in the ranks; what comes back is judged in test_keras.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from tests.real.keras_behaviours import behave
+
+LOCAL, STEPS, EPOCHS = 8, 4, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """One training.
+
+    Attributes:
+        model: makes it.
+        optimizer: makes Keras's own.
+        distributed: arguments of DistributedOptimizer.
+        compile, fit: arguments of these.
+        backends: where it can be.
+        data: makes inputs, targets and sample weights of a number of rows.
+    """
+
+    model: Callable[[Any], Any]
+    optimizer: Callable[[Any], Any]
+    distributed: dict[str, Any] = field(default_factory=dict)
+    compile: dict[str, Any] = field(default_factory=dict)
+    plain: Callable[[Any], Any] | None = None
+    backends: tuple[str, ...] = ("tensorflow", "torch")
+    data: Callable[[int], tuple[Any, Any, Any]] | None = None
+    tolerance: float = 1e-5
+
+
+def numbers(rows: int) -> tuple[Any, Any, Any]:
+    random = numpy.random.default_rng(5)
+    x = random.normal(size=(rows, 6)).astype("float32")
+    return x, (x @ random.normal(size=(6, 2))).astype("float32"), None
+
+
+def words(rows: int) -> tuple[Any, Any, Any]:
+    random = numpy.random.default_rng(6)
+    x = random.integers(0, 30, size=(rows, 5))
+    return x, random.normal(size=(rows, 2)).astype("float32"), None
+
+
+def two_targets(rows: int) -> tuple[Any, Any, Any]:
+    x, y, _ = numbers(rows)
+    return x, {"left": y[:, :1], "right": y[:, 1:]}, None
+
+
+def overflowing(rows: int) -> tuple[Any, Any, Any]:
+    """One row of rank 1 whose gradient is infinite as a scaled float16."""
+    x, y, _ = numbers(rows)
+    strain = numpy.zeros((rows, 1), "float32")
+    strain[2 * LOCAL + LOCAL + 3] = 1e7
+    return numpy.hstack([x, strain]), y / 10, None
+
+
+def dense(keras: Any) -> Any:
+    layers = keras.layers
+    return keras.Sequential([layers.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(2)])
+
+
+def unbuilt(keras: Any) -> Any:
+    return keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(2)])
+
+
+def frozen(keras: Any) -> Any:
+    model = dense(keras)
+    model.layers[0].trainable = False
+    return model
+
+
+def embedding(keras: Any) -> Any:
+    layers = keras.layers
+    return keras.Sequential(
+        [layers.Input((5,)), layers.Embedding(30, 4), layers.Flatten(), layers.Dense(2)]
+    )
+
+
+def two_outputs(keras: Any) -> Any:
+    layers = keras.layers
+    given = layers.Input((6,))
+    hidden = layers.Dense(8, "tanh")(given)
+    left, right = layers.Dense(1, name="left")(hidden), layers.Dense(1, name="right")(hidden)
+    return keras.Model(given, {"left": left, "right": right})
+
+
+def half(keras: Any) -> Any:
+    """Multiplies the gradient of each row by its last column and one; its output stays the same."""
+    layers = keras.layers
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        given = layers.Input((7,), dtype="float32")
+        hidden = layers.Dense(8, "tanh")(given[:, :6])
+        output = layers.Dense(2, dtype="float32")(hidden)
+        strained = output * given[:, 6:]
+        return keras.Model(given, output + (strained - keras.ops.stop_gradient(strained)))
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
+def own_step(keras: Any) -> Any:
+    """A model with a train_step of its own."""
+
+    class Model(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = dense(keras)
+            self.tracker = keras.metrics.Mean("loss")
+
+        @property
+        def metrics(self) -> list[Any]:
+            return [self.tracker]
+
+        def call(self, x: Any) -> Any:
+            return self.inside(x)
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            if keras.backend.backend() == "tensorflow":
+                import tensorflow as tf
+
+                with tf.GradientTape() as tape:
+                    loss = keras.ops.mean((self(x, training=True) - y) ** 2)
+                gradients = tape.gradient(loss, self.trainable_variables)
+                self.optimizer.apply_gradients(
+                    zip(gradients, self.trainable_variables, strict=True)
+                )
+            else:
+                import torch
+
+                self.zero_grad()
+                loss = keras.ops.mean((self(x, training=True) - y) ** 2)
+                loss.backward()
+                gradients = [variable.value.grad for variable in self.trainable_variables]
+                with torch.no_grad():
+                    self.optimizer.apply(gradients, self.trainable_variables)
+            self.tracker.update_state(loss)
+            return {"loss": self.tracker.result()}
+
+    return Model()
+
+
+def _sgd(**options: Any) -> Callable[[Any], Any]:
+    return lambda keras: keras.optimizers.SGD(**{"learning_rate": 0.05, "momentum": 0.9, **options})
+
+
+def _adam(**options: Any) -> Callable[[Any], Any]:
+    return lambda keras: keras.optimizers.Adam(**{"learning_rate": 0.01, **options})
+
+
+def _scaled(scale: float) -> Callable[[Any], Any]:
+    """With a loss scale, which has to be larger by as much as the batches: the rest is rounding."""
+    inner = _sgd(learning_rate=0.01)
+    return lambda keras: keras.optimizers.LossScaleOptimizer(inner(keras), initial_scale=scale)
+
+
+CASES: dict[str, Case] = {
+    "sgd": Case(dense, _sgd()),
+    "adam": Case(dense, _adam()),
+    "adamw": Case(dense, lambda keras: keras.optimizers.AdamW(0.01, weight_decay=0.1)),
+    "clipnorm": Case(dense, _sgd(clipnorm=0.05)),
+    "global_clipnorm": Case(dense, _sgd(global_clipnorm=0.05)),
+    "accumulation": Case(dense, _sgd(gradient_accumulation_steps=2)),
+    "passes": Case(
+        dense,
+        _sgd(),
+        {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+        plain=_sgd(gradient_accumulation_steps=2),
+    ),
+    "summed passes": Case(
+        dense,
+        _sgd(learning_rate=0.02),
+        {"backward_passes_per_step": 2},
+        plain=_sgd(gradient_accumulation_steps=2, learning_rate=0.04),
+    ),
+    "embedding": Case(embedding, _adam(), data=words),
+    "embedding as dense": Case(embedding, _sgd(), {"sparse_as_dense": True}, data=words),
+    "frozen": Case(frozen, _adam()),
+    "outputs": Case(two_outputs, _adam(), data=two_targets),
+    "float16": Case(half, _sgd(learning_rate=0.01), plain=_scaled(2**16), data=overflowing),
+    "float16 wrapped": Case(half, _scaled(2**15), plain=_scaled(2**16), data=overflowing),
+    "own step": Case(own_step, _adam()),
+    "eager": Case(dense, _adam(), compile={"run_eagerly": True}),
+    "unbuilt": Case(unbuilt, _adam()),
+    "executions": Case(
+        dense, _adam(), compile={"steps_per_execution": 4}, backends=("tensorflow",)
+    ),
+    "jit": Case(dense, _adam(), compile={"jit_compile": True}, backends=("tensorflow",)),
+    "sum": Case(dense, _sgd(), {"op": "Sum"}, plain=_sgd(learning_rate=0.1)),
+    "predivide": Case(dense, _sgd(), {"gradient_predivide_factor": 2.0}),
+    "groups": Case(dense, _sgd(), {"groups": 2}),
+    "fp16": Case(dense, _sgd(), {"compression": "fp16"}, tolerance=5e-3),
+    "bf16": Case(dense, _sgd(), {"compression": "bf16"}, tolerance=5e-2),
+    "bf16 embedding": Case(embedding, _adam(), {"compression": "bf16"}, data=words, tolerance=5e-2),
+}
+
+
+def cases_of(backend: str) -> list[str]:
+    return [name for name, case in CASES.items() if backend in case.backends]
+
+
+def rows_of_rank(arrays: Any, rank: int, size: int) -> Any:
+    """Of each global batch, a rank's part."""
+    if arrays is None:
+        return None
+    if isinstance(arrays, dict):
+        return {name: rows_of_rank(array, rank, size) for name, array in arrays.items()}
+    batches = arrays.reshape(STEPS, size, LOCAL, *arrays.shape[1:])
+    return batches[:, rank].reshape(STEPS * LOCAL, *arrays.shape[1:])
+
+
+def train_all(names: list[str]) -> list[dict[str, Any]]:
+    """Train all cases, with the ranks and without; what each rank saw."""
+    import horovod_runner.keras as hvd
+
+    hvd.init()
+    seen: dict[str, Any] = {name: train(CASES[name]) for name in names}
+    return list(hvd.allgather_object({**seen, "behaviours": behave()}))
+
+
+def train(case: Case) -> dict[str, Any]:
+    """Train with both ranks, in one process, and with both ranks without any reduction."""
+    import horovod_runner.keras as hvd
+    from horovod_runner.keras.collectives import collectives
+
+    own = collectives()
+    plain_reduction = own.reduce_gradients
+    seen = _fit(case, hvd.rank(), hvd.size())
+    reference = _fit(case, 0, 1)
+    own.reduce_gradients = lambda gradients, *_: list(gradients)
+    try:
+        unreduced = _fit(case, hvd.rank(), hvd.size())
+    finally:
+        own.reduce_gradients = plain_reduction
+    return {"ranks": seen, "one": reference, "unreduced": unreduced}
+
+
+def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
+    """Train as one of ``size`` ranks; with 1, without Horovod."""
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    keras.utils.set_random_seed(100 + rank)
+    model = case.model(keras)
+    x, y, weights = (case.data or numbers)(STEPS * LOCAL * hvd.size())
+    callbacks: list[Any] = []
+    if size > 1:
+        options = dict(case.distributed)
+        for name, home in (("op", hvd), ("compression", hvd.Compression)):
+            if name in options:
+                options[name] = getattr(home, options[name])
+        optimizer = hvd.DistributedOptimizer(case.optimizer(keras), **options)
+        callbacks = [
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+        ]
+        x, y, weights = (rows_of_rank(part, rank, size) for part in (x, y, weights))
+    else:
+        optimizer = (case.plain or case.optimizer)(keras)
+
+    class Weights(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            state = [numpy.array(each) for each in model.get_weights()]
+            scale = getattr(model.optimizer, "dynamic_scale", None)
+            state += [] if scale is None else [keras.ops.convert_to_numpy(scale)]
+            weights_seen.append(state)
+
+    weights_seen: list[Any] = []
+    model.compile(optimizer, loss="mse", **case.compile)
+    history = model.fit(
+        x,
+        y,
+        sample_weight=weights,
+        batch_size=LOCAL * (1 if size > 1 else hvd.size()),
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[*callbacks, Weights()],
+    )
+    return {"losses": history.history["loss"], "weights": weights_seen}

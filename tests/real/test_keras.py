@@ -1,0 +1,239 @@
+"""Keras 3 with Horovod: the ranks learn what one process would on the global batches."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy
+import pytest
+
+from horovod_runner import HorovodRunner
+from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
+from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
+
+pytestmark = pytest.mark.horovod
+BACKENDS = ("tensorflow", "torch")
+EACH = [(backend, name) for backend in BACKENDS for name in cases_of(backend)]
+
+
+@cache
+def trained(backend: str) -> list[dict[str, Any]]:
+    """All cases in one run: most of the time goes into the import."""
+    runner = HorovodRunner(np=-2, env={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    return list(runner.run(train_all, names=cases_of(backend)))
+
+
+@pytest.mark.parametrize(("backend", "name"), EACH)
+def test_two_ranks_learn_what_one_process_learns(backend: str, name: str) -> None:
+    first, second = (rank[name] for rank in trained(backend))
+    assert len(first["ranks"]["weights"]) == EPOCHS
+    for own, other in zip(first["ranks"]["weights"], second["ranks"]["weights"], strict=True):
+        for one, two in zip(own, other, strict=True):
+            numpy.testing.assert_array_equal(one, two)
+    tolerance = CASES[name].tolerance
+    assert first["ranks"]["losses"] == pytest.approx(first["one"]["losses"], abs=tolerance)
+    assert second["ranks"]["losses"] == first["ranks"]["losses"]
+
+
+@pytest.mark.parametrize("name", ["float16", "float16 wrapped"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_overflow_on_one_rank_skips_the_step_on_all(backend: str, name: str) -> None:
+    for rank in trained(backend):
+        scales = [float(weights[-1]) for weights in rank[name]["ranks"]["weights"]]
+        assert scales == [2.0**14, 2.0**13, 2.0**12]  # once in each epoch
+
+
+@pytest.mark.parametrize(("backend", "name"), EACH)
+def test_without_a_reduction_these_tests_fail(backend: str, name: str) -> None:
+    first, second = (rank[name]["unreduced"] for rank in trained(backend))
+    last = zip(first["weights"][-1], second["weights"][-1], strict=True)
+    assert any((own != other).any() for own, other in last)
+    one = trained(backend)[0][name]["one"]["losses"]
+    assert first["losses"] != pytest.approx(one, abs=1e-5)
+
+
+def seen(backend: str, behaviour: str) -> list[Any]:
+    """What the ranks saw, of keras_behaviours."""
+    return [rank["behaviours"][behaviour] for rank in trained(backend)]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "told"),
+    [
+        ("different_numbers_of_batches", "batches an epoch: 4 on rank 0, 5 on rank 1"),
+        ("different_numbers_that_keras_cannot_know", "in epoch 1: 4 on rank 0, 5 on rank 1"),
+        ("different_numbers_with_the_average_in_front", "in epoch 1: 5 on rank 0, 4 on rank 1"),
+        ("one_rank_stops_early", "as many epochs: 1 on rank 0, 2 on rank 1"),
+        ("metrics_of_one_rank", "numbers of metrics: 1 on rank 0, 2 on rank 1"),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_unequal_ranks_are_told_on_all_of_them(backend: str, behaviour: str, told: str) -> None:
+    for text in seen(backend, behaviour):
+        assert text.startswith("ValueError: ")
+        assert told in text
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "told"),
+    [
+        ("unknown_to_keras", "TypeError: SGD is an optimizer of torch"),
+        ("a_sum_with_predivide", "ValueError: gradient_predivide_factor splits an average"),
+        ("passes_of_a_used_optimizer", "ValueError: backward_passes_per_step=2 needs room"),
+        ("an_unknown_keras", "without averaging the gradients"),
+        ("elastic", "HorovodRunner(..., max_restarts=2)"),
+        ("global_variables", "broadcast_variables(model.weights, 0)"),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_cannot_be_is_told_with_what_to_do(backend: str, behaviour: str, told: str) -> None:
+    assert all(told in text for text in seen(backend, behaviour))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_saved_model_is_a_plain_one_and_load_model_distributes_it(backend: str) -> None:
+    for found in seen(backend, "saved_and_loaded"):
+        assert found["written as"] == found["a plain one"]
+        assert found["state"]
+        assert "is distributed already" in found["is distributed"]
+        assert found["loads plainly"]
+        assert found["variables can be called"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_learning_rate_warms_up_and_the_momentum_follows(backend: str) -> None:
+    for found in seen(backend, "warm_up"):
+        warm = [0.08 * (1 + batch / 8) / 2 for batch in range(1, 9)]
+        assert found["rates"] == pytest.approx(warm + [0.08] * 4)
+        assert found["lr"] == pytest.approx([0.06, 0.08, 0.08])
+        rates, kept = found["rates"], found["kept"]
+        for batch in range(1, len(rates)):
+            before, after = kept[2 * batch - 2 : 2 * batch]
+            assert after / before == pytest.approx(rates[batch] / rates[batch - 1], rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_learning_rate_follows_a_schedule(backend: str) -> None:
+    for found in seen(backend, "schedule"):
+        assert found["lr"] == pytest.approx([0.4, 0.4, 0.2, 0.2])
+        assert "ExponentialDecay" in found["two"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_metrics_are_averaged_for_the_callbacks_after(backend: str) -> None:
+    first, second = seen(backend, "averaged")
+    assert first == second
+    assert first["own"] == [5.0, 6.0]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_rank_0_saves_what_is_better(backend: str) -> None:
+    assert seen(backend, "best_models") == [["1-0.5.keras", "3-0.7.keras"], []]
+    text, _ = seen(backend, "best_of_unknown_metric")
+    assert "monitors 'val_acc', and this epoch has loss" in text
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_values_are_reduced_gathered_and_broadcast(backend: str) -> None:
+    expected = [[1.5, 2.0], [3.0, 4.0], 1.0, [[0], [1], [1]], [3.0], {"rank": 1}, 2, True]
+    assert seen(backend, "values") == [expected, expected]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_rank_drops_out_units_of_its_own(backend: str) -> None:
+    for (first, second), (own, other) in seen(backend, "dropout_differs"):
+        assert first != second
+        assert own == other
+
+
+def run(main: Any, **options: Any) -> Any:
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **options.pop("env", {})}
+    arguments = options.pop("arguments", {})
+    return HorovodRunner(np=-2, env=env, **options).run(main, **arguments)
+
+
+def equal(ranks: Any) -> bool:
+    return all((ranks[0] == other).all() for other in ranks[1:])
+
+
+def test_a_script_for_horovods_keras_runs_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(keras_script, check_sync="epoch")
+    assert found["module"] == "horovod_runner.keras.optimizer"
+    assert equal(found["weights"])
+    assert found["history"]["accuracy"][-1] > 0.7
+    out = capsys.readouterr().out
+    assert out.count("horovod.tensorflow.keras does not average gradients on Keras 3") == 1
+
+
+@pytest.mark.parametrize("optimizer_averages", [False, True], ids=["tape", "optimizer"])
+def test_a_loop_for_tensorflow_runs_as_it_is(optimizer_averages: bool) -> None:
+    found = run(tensorflow_script, arguments={"optimizer_averages": optimizer_averages})
+    assert all(equal(variable) for variable in found["weights"])
+    assert sum(found["losses"][-5:]) < sum(found["losses"][:5]) / 2
+
+
+def test_keras_2_keeps_horovods_own_code(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run(legacy_script, env={"TF_USE_LEGACY_KERAS": "1"})
+    assert found["file"].endswith("horovod/tensorflow/keras/__init__.py")
+    assert equal(found["weights"])
+    out = capsys.readouterr().out
+    assert "does not average" not in out
+    assert out.count("epoch 2 of 2 ends: loss=") == 1
+
+
+def fit_and_fail(epochs: int) -> list[Any]:
+    """A fit that breaks off once, in its first attempt."""
+    import keras
+
+    import horovod_runner.keras as hvd
+    from horovod_runner import current_attempt
+
+    hvd.init()
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse")
+    x = numpy.random.default_rng(hvd.rank()).normal(size=(64, 3)).astype("float32")
+    epochs_seen = []
+
+    class Fails(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2 and current_attempt() == 1:
+                raise OSError("no good")
+            epochs_seen.append(epoch)
+
+    model.fit(
+        x,
+        x.sum(1),
+        batch_size=8,
+        epochs=epochs,
+        verbose=0,
+        shuffle=False,
+        callbacks=[
+            hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+            hvd.callbacks.MetricAverageCallback(),
+            hvd.callbacks.ReportCallback(every=4),
+            Fails(),
+        ],
+    )
+    iterations = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+    return [epochs_seen, iterations, [w.tolist() for w in model.get_weights()]]
+
+
+def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back() -> None:
+    env = {"KERAS_BACKEND": "torch"}
+    runner = HorovodRunner(np=-2, env=env, max_restarts=1, keep=None, progress=False)
+    epochs, iterations, weights = runner.run(fit_and_fail, epochs=4)
+    assert epochs == [2, 3]
+    assert iterations == 4 * 8
+    rows = runner.last_run.metrics.to_pylist()
+    assert [(row["step"], row["epoch"]) for row in rows][-6:] == [
+        *((20, 2), (24, 2), (24, 2)),
+        *((28, 3), (32, 3), (32, 3)),
+    ]
+    assert all(row["loss"] > 0 for row in rows)
+    assert [saved.step for saved in runner.last_run.checkpoints] == [8, 16, 24, 32]
+    import keras
+
+    loaded = keras.models.load_model(runner.last_run.latest.path)
+    assert [w.tolist() for w in loaded.get_weights()] == weights

@@ -1,0 +1,94 @@
+"""Lightning in the ranks: it learns what one process would, and goes on where it broke off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from horovod_runner import HorovodRunner
+
+pytestmark = pytest.mark.horovod
+LOCAL, STEPS = 8, 4
+
+
+def fit(epochs: int, alone: bool = False, fails: bool = False, clip: float | None = None) -> Any:
+    """Train on this rank's part of each global batch; alone on all of it, in one process."""
+    import horovod.torch as hvd
+    import lightning
+    import torch
+
+    from horovod_runner import current_attempt
+    from horovod_runner.lightning import HorovodStrategy, ReportCallback, resume_from
+
+    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+            )
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            if fails and self.current_epoch == 2 and current_attempt() == 1:
+                raise OSError("no good")
+            x, y = batch
+            loss = torch.nn.functional.mse_loss(self.layers(x), y)
+            self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            return {
+                "optimizer": optimizer,
+                "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2),
+            }
+
+    hvd.init()
+    torch.manual_seed(0 if alone else hvd.rank())
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(STEPS * hvd.size() * LOCAL, 4, generator=generator)
+    rows = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
+    if not alone:  # Lightning's own sampler would shuffle
+        rows = torch.utils.data.Subset(rows, range(hvd.rank(), len(rows), hvd.size()))
+    loader = torch.utils.data.DataLoader(rows, LOCAL * hvd.size() if alone else LOCAL)
+    model = Model()
+    trainer = lightning.Trainer(
+        strategy="auto" if alone else HorovodStrategy(),
+        accelerator="cpu",
+        callbacks=[] if alone else [ReportCallback(every=2)],
+        max_epochs=epochs,
+        use_distributed_sampler=False,
+        gradient_clip_val=clip,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(model, loader, ckpt_path=None if alone else resume_from())
+    weights = [each.detach().flatten().tolist() for each in model.parameters()]
+    return [float(trainer.callback_metrics["loss"]), weights]
+
+
+def fit_both(**options: Any) -> list[Any]:
+    import horovod.torch as hvd
+
+    ranks = fit(**options)
+    return [*hvd.allgather_object(ranks), fit(**options, alone=True)]
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_two_ranks_learn_what_one_process_learns(clip: float | None) -> None:
+    runner = HorovodRunner(np=-2, progress=False, check_sync="epoch")
+    first, second, alone = runner.run(fit_both, epochs=3, clip=clip)
+    assert first == second
+    assert first[0] == pytest.approx(alone[0], abs=1e-5)
+    for own, other in zip(first[1], alone[1], strict=True):
+        assert own == pytest.approx(other, abs=1e-5)
+
+
+def test_a_fit_goes_on_where_it_broke_off() -> None:
+    runner = HorovodRunner(np=-2, progress=False, max_restarts=1, keep=None)
+    broken = runner.run(fit, epochs=4, fails=True)
+    assert [saved.step for saved in runner.last_run.checkpoints] == [4, 8, 12, 16]
+    assert runner.last_run.metrics.to_pylist()[-1]["step"] == 16
+    assert broken == HorovodRunner(np=-2, progress=False).run(fit, epochs=4)
