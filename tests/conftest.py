@@ -51,6 +51,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
+    """On a cluster and over Connect, contracts that use neither would only be tested again."""
+    if not (config.getoption("--cluster") or config.getoption("--connect")):
+        return
+    for item in items:
+        elsewhere = {"ranks", "spark"}.isdisjoint(item.fixturenames)
+        if elsewhere and Path(item.path).parent.name == "contract":
+            item.add_marker(pytest.mark.skip(reason="has nothing to do with where executors are"))
+
+
 @pytest.fixture(scope="session")
 def spark(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

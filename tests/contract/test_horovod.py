@@ -91,6 +91,8 @@ def train_tensorflow(seed_offset: int) -> list[list[Any]]:
 def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(
     ranks: Ranks, train: Any
 ) -> None:
+    if train is train_tensorflow:
+        ranks.skip_where_it_is_slow()
     alone = Ranks("local", None).run(1, train, seed_offset=0)[0]
     first, second = ranks.run(2, train, seed_offset=100)
     assert first == second

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+import horovod_runner.sparkdl
 from horovod_runner import (
     HorovodRunner,
     LaunchError,
@@ -398,3 +399,27 @@ def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
 def test_a_rank_that_cannot_be_started_is_told_at_once(ranks: Ranks) -> None:
     with pytest.raises(LaunchError, match=r"task \d of 2 on .*embedded null byte"):
         ranks.run(2, print, {"env": {"BROKEN": "a\0b"}})
+
+
+def old_code() -> str:
+    from sparkdl import HorovodRunner as OldRunner
+    from sparkdl.horovod import log_to_driver
+
+    log_to_driver("a line of older code")
+    return OldRunner.__module__
+
+
+def test_code_with_sparkdls_names_runs_once_asked_for(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModuleNotFoundError, match="sparkdl"):
+        ranks.run(1, old_code)
+    before = set(sys.modules)
+    horovod_runner.sparkdl.install()
+    try:
+        assert ranks.run(1, old_code) == "horovod_runner.runner"
+    finally:
+        for name in set(sys.modules) - before:
+            if name.partition(".")[0] == "sparkdl":
+                del sys.modules[name]
+    assert "a line of older code" in capsys.readouterr().out

@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from horovod_runner import HorovodRunner
+from horovod_runner.sync import hash_weights
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
 from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
 
@@ -237,3 +238,23 @@ def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back() -> None:
 
     loaded = keras.models.load_model(runner.last_run.latest.path)
     assert [w.tolist() for w in loaded.get_weights()] == weights
+
+
+def test_weights_of_tensorflow_torch_and_numpy_are_compared_alike() -> None:
+    import keras
+    import tensorflow as tf
+    import torch
+
+    own = numpy.arange(6, dtype="float32").reshape(2, 3)
+    model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3, use_bias=False)])
+    model.set_weights([own])
+    module = torch.nn.Linear(2, 3, bias=False)
+    module.weight.data = torch.from_numpy(own)
+    hashed = [
+        hash_weights(weights, 0, None)
+        for weights in ([own], [tf.Variable(own, name="own")], model, module)
+    ]
+    assert len({tuple(each.digests) for each in hashed}) == 1
+    names = [each.names[0] for each in hashed]
+    assert names[0] == "0"
+    assert [name.split("/")[-1] for name in names[1:]] == ["own:0", "kernel", "weight"]

@@ -1,0 +1,69 @@
+"""The names of sparkdl: there once they were asked for, and never in the way of a real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(code: str, folder: Path) -> str:
+    """What code prints in a process of its own."""
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    env = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": ""}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    return done.stdout + done.stderr
+
+
+def test_nothing_is_there_unless_asked_for(tmp_path: Path) -> None:
+    assert "No module named 'sparkdl'" in run("import horovod_runner, sparkdl", tmp_path)
+
+
+def test_once_asked_for_the_names_are_this_packages(tmp_path: Path) -> None:
+    code = """
+        import horovod_runner.sparkdl
+        horovod_runner.sparkdl.install()
+        horovod_runner.sparkdl.install()
+        from sparkdl import HorovodRunner
+        from sparkdl.horovod import log_to_driver
+        import sparkdl.horovod.tensorflow.keras as names
+        print(HorovodRunner is horovod_runner.HorovodRunner)
+        print(log_to_driver is horovod_runner.log_to_driver)
+        print(names.__name__)
+        try:
+            from sparkdl import XGBoostRegressor
+        except ImportError as error:
+            print(error)
+        try:
+            import sparkdl.xgboost
+        except ImportError as error:
+            print(error)
+    """
+    assert run(code, tmp_path).splitlines() == [
+        "True",
+        "True",
+        "sparkdl.horovod.tensorflow.keras",
+        "cannot import name 'XGBoostRegressor' from 'sparkdl' (unknown location)",
+        "No module named 'sparkdl.xgboost'",
+    ]
+
+
+def test_a_real_sparkdl_is_never_hidden(tmp_path: Path) -> None:
+    (tmp_path / "sparkdl").mkdir()
+    (tmp_path / "sparkdl" / "__init__.py").write_text("real = True\n")
+    code = """
+        import horovod_runner.sparkdl as names
+        names.install_where_missing()
+        import sparkdl
+        print(sparkdl.real, names.is_installed())
+        try:
+            names.install()
+        except ImportError as error:
+            print(error)
+    """
+    first, second = run(code, tmp_path).splitlines()
+    assert first == "True False"
+    assert second.startswith(f"there is a real sparkdl here ({tmp_path}/sparkdl")

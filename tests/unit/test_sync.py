@@ -1,0 +1,63 @@
+"""What is compared, and what is said of what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_runner import SyncError
+from horovod_runner.messages import Weights
+from horovod_runner.sync import SyncCheck, hash_weights
+
+
+class Variable:
+    def __init__(self, path: str, value: Any) -> None:
+        self.path = path
+        self.value = value
+
+
+def test_rank_0_alone_sends_names() -> None:
+    weights = {"a": np.zeros(2), "b": np.ones(2)}
+    first, second = (hash_weights(weights, rank, 4) for rank in (0, 1))
+    assert (first.names, second.names) == (["a", "b"], [])
+    assert first.digests == second.digests
+    assert len(set(first.digests)) == 2
+    assert (first.epoch, second.rank) == (4, 1)
+
+
+def test_variables_are_named_by_their_path_or_their_place() -> None:
+    found = hash_weights([Variable("dense/kernel", np.zeros(2)), np.zeros(2)], 0, None)
+    assert found.names == ["dense/kernel", "1"]
+    assert found.digests[0] == found.digests[1]
+
+
+@pytest.mark.parametrize("model", [3, {}, {"a": "text"}, [None]])
+def test_what_has_no_weights_is_refused(model: Any) -> None:
+    with pytest.raises(TypeError, match="check_sync"):
+        hash_weights(model, 0, None)
+
+
+def test_ranks_are_compared_once_all_have_sent() -> None:
+    check = SyncCheck(3)
+    for rank, digest in ((0, b"x"), (0, b"y"), (1, b"x"), (1, b"y"), (2, b"x")):
+        check.take(Weights(rank, ["a"], [digest], None))
+    assert check.compared == 1
+    with pytest.raises(SyncError, match="rank 2 is the first that differs from rank 0, in a"):
+        check.take(Weights(2, [], [b"z"], None))
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (Weights(1, [], [b"x"], 3), "rank 1 checked its weights after epoch 3 where rank 0 did"),
+        (Weights(1, [], [b"x", b"y"], 2), "rank 1 has 2 weights after epoch 2, and rank 0 has 1"),
+        (Weights(1, [], [b"y"], 2), "in one .1 of 1 weights."),  # rank 0 sent no name
+    ],
+)
+def test_other_differences_are_told(other: Weights, told: str) -> None:
+    check = SyncCheck(2)
+    check.take(Weights(0, [], [b"x"], 2))
+    with pytest.raises(SyncError, match=told):
+        check.take(other)
