@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import keras
@@ -30,13 +31,14 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
     """A callback that reduces: it makes sure that all ranks come to the same place.
 
     A rank with fewer batches than the others would have its next epoch's gradients paired with
-    their last ones', or wait for ever.
+    their last ones', or wait for ever. It has nothing to do at the end of a batch: there Keras
+    would have to wait for each batch's metrics.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._epoch = 0
-        self._batches = 0
+        self._begun_at = 0
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -60,10 +62,7 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch, self._batches = epoch, 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._batches = batch + 1
+        self._epoch, self._begun_at = epoch, _iterations(self.model)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._meet(ended=False)
@@ -78,7 +77,7 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if own.can_join():
             own.join()
-        here = [self._epoch, self._batches, int(ended)]
+        here = [self._epoch, _iterations(self.model) - self._begun_at, int(ended)]
         found = own.gather(here, "horovod_runner.epoch")
         if found.count(here) == len(found):
             return
@@ -128,25 +127,30 @@ class BroadcastGlobalVariablesCallback(_Collective):
             return
         if _is_built(self.model):
             self._broadcast()
-        elif keras.backend.backend() == "tensorflow":
-            _before_first_batch(self.model, self._build_and_broadcast)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_end(batch, logs)
-        if not self.broadcast_done:  # its layers know their shapes by now
-            self._broadcast()
+        else:
+            self._broadcast_later()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
         check_sync(self.model, epoch + 1)
 
-    def _build_and_broadcast(self, iterator: Any) -> None:
-        try:
-            self.model._symbolic_build(data_batch=iterator.element_spec)
-        except Exception:
-            return  # a model that only a batch can build: broadcast after it, as Horovod does
-        if _is_built(self.model):
+    def _broadcast_later(self) -> None:
+        """Broadcast at the first batch, whose shapes TensorFlow's models without input wait for."""
+        model, train = self.model, self.model.train_function
+
+        def first(iterator: Any) -> Any:
+            model.train_function = train
+            # A model that only a real batch can build is broadcast after it, as Horovod does.
+            with suppress(Exception):
+                model._symbolic_build(data_batch=iterator.element_spec)
+            if _is_built(model):
+                self._broadcast()
+                return train(iterator)
+            logs = train(iterator)
             self._broadcast()
+            return logs
+
+        model.train_function = first
 
     def _broadcast(self) -> None:
         model = self.model
@@ -374,7 +378,7 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self.best = value
         if self.filepath is None:
-            steps = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+            steps = _iterations(self.model)
             save_checkpoint(self.model, steps, {self.monitor: value, "epoch": epoch})
         else:
             self.model.save(os.fspath(self.filepath).format(epoch=epoch + 1, **logs))
@@ -388,16 +392,10 @@ def _is_built(model: Any) -> bool:
     return bool(model.built) and all(layer.built for layer in model._flatten_layers())
 
 
-def _before_first_batch(model: Any, do: Callable[[Any], None]) -> None:
-    """Call something with the iterator that the first batch will come from."""
-    train = model.train_function
-
-    def first(iterator: Any) -> Any:
-        model.train_function = train
-        do(iterator)
-        return train(iterator)
-
-    model.train_function = first
+def _iterations(model: Any) -> int:
+    """How many batches the optimizer has had."""
+    optimizer = model.optimizer
+    return 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))
 
 
 def _variables(model: Any) -> list[Any]:

@@ -35,6 +35,7 @@ class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, per_batch_log: bool = False) -> None:
         super().__init__()
         self.per_batch_log = per_batch_log
+        self.async_safe = not per_batch_log  # batches in their order, and no wait for any without
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -74,6 +75,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         restore: whether to go on from a checkpoint.
     """
 
+    async_safe = True  # Keras may call it for a batch while the next one is trained
+
     def __init__(self, every: int = 10, save_every: int = 1, restore: bool = True) -> None:
         super().__init__()
         for name, value in (("every", every), ("save_every", save_every)):
@@ -84,6 +87,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.restore = restore
         self._epoch = 0
         self._steps = 0
+        self._in_epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See :class:`keras.callbacks.Callback`; so for all below."""
@@ -96,11 +100,11 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = int(loaded.metrics.get("epoch", -1)) + 1
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch = epoch
+        self._epoch, self._in_epoch = epoch, 0
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         steps, epochs = self.params.get("steps"), self.params.get("epochs")
-        self._in_epoch = batch + 1
+        self._in_epoch = max(self._in_epoch, batch + 1)
         if self.every and (batch + 1) % self.every == 0:
             known = {"total_steps": steps * epochs} if steps and epochs else {}
             step = self._steps + batch + 1
