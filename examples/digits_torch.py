@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner import (
     HorovodRunner,
+    check_sync,
     load_checkpoint,
     log_to_driver,
     report,
@@ -104,6 +105,7 @@ def train(digits: Shard, held_out: Shard, epochs: int) -> dict[str, Any]:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         state |= {"batches": batches.state_dict(), "losses": losses}
         save_checkpoint(state, step, metrics={"loss": losses[-1]})
+        check_sync(model, epoch + 1)  # on all ranks: the driver compares their weights
         if hvd.rank() == 0:
             log_to_driver(f"epoch {epoch + 1:2}: loss {losses[-1]:.4f}")
 
@@ -159,7 +161,11 @@ def main() -> int:
             digits = spark.createDataFrame(digits, "image array<double>, label long")
             held_out = spark.createDataFrame(held_out, "image array<double>, label long")
         runner = HorovodRunner(
-            np=args.np, checkpoint_dir=args.checkpoint_dir, resume=args.resume, best="loss"
+            np=args.np,
+            checkpoint_dir=args.checkpoint_dir,
+            resume=args.resume,
+            best="loss",
+            check_sync="epoch",
         )
         result = runner.run(train, digits=digits, held_out=held_out, epochs=args.epochs)
         if args.plot:
