@@ -64,9 +64,6 @@ def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -
     optimizer = tf.keras.optimizers.Adam(LEARNING_RATE * hvd.size())
     optimizer.build(model.trainable_variables)  # makes its state now, for the broadcast below
 
-    # Horovod reduces TensorFlow's variables; Keras 3 holds each one in its .value.
-    weights = [variable.value for variable in model.trainable_variables]
-
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -74,13 +71,13 @@ def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -
 
         # 5. Wrap the tape: it gives the gradients averaged over all ranks.
         tape = hvd.DistributedGradientTape(tape)
-        gradients = tape.gradient(loss, weights)
+        gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     # 6. Start all ranks from rank 0's weights and optimizer state.
-    state = [variable.value for variable in model.variables + optimizer.variables]
-    hvd.broadcast_variables(state, root_rank=0)
+    hvd.broadcast_variables(model.variables, root_rank=0)
+    hvd.broadcast_variables(optimizer.variables, root_rank=0)
 
     losses = []
     for epoch in range(epochs):

@@ -287,6 +287,9 @@ class Driver:
     def _on_weights(self, message: messages.Weights) -> None:
         if self._stopped:
             return
+        if not self._job.check_sync:
+            self._channel.dropped += 1  # nobody asked
+            return
         try:
             self._sync.take(message)
         except SyncError as error:

@@ -13,6 +13,7 @@ from horovod_runner.errors import SyncError
 from horovod_runner.messages import Weights
 
 _DIGEST_BYTES = 8
+_MOST_WAITING = 100
 
 
 def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:
@@ -55,7 +56,14 @@ class SyncCheck:
         Raises:
             SyncError: it differs from what another rank sent.
         """
-        self._waiting[message.rank].append(message)
+        own = self._waiting[message.rank]
+        own.append(message)
+        if len(own) > _MOST_WAITING:
+            behind = next(rank for rank, sent in enumerate(self._waiting) if not sent)
+            raise SyncError(
+                f"rank {message.rank} checked its weights {len(own)} times more often than rank "
+                f"{behind}: call check_sync on every rank"
+            )
         while all(self._waiting):
             self.compared += 1
             _compare([each.pop(0) for each in self._waiting])

@@ -43,7 +43,8 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
     def set_model(self, model: Any) -> None:
         super().set_model(model)
         # TensorFlow compiles with XLA where there is a GPU, and XLA knows no collective of Horovod.
-        if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
+        compiled = keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False)
+        if compiled and collectives().hvd.size() > 1:
             model.jit_compile = False
             model.train_function = None
 

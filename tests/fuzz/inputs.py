@@ -177,6 +177,12 @@ _FIELDS: dict[str, Sequence[Callable[[random.Random], object]]] = {
     "Saved": (_number, _marker),
     "Unsaved": (_number, _number, _text),
     "Fetch": (_number, _file, _number),
+    "Weights": (
+        _number,
+        lambda dice: [_text(dice) for _ in range(dice.randrange(4))],
+        lambda dice: [dice.randbytes(8) for _ in range(dice.randrange(4))],
+        _number,
+    ),
     "Failed": (_number, _number, _text, lambda dice: dice.random() < 0.5),
     "Ended": (_number, _number),
 }

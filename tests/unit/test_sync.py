@@ -48,6 +48,14 @@ def test_ranks_are_compared_once_all_have_sent() -> None:
         check.take(Weights(2, [], [b"z"], None))
 
 
+def test_a_rank_that_checks_alone_is_told() -> None:
+    check, message = SyncCheck(2), Weights(1, [], [b"x"], None)
+    for _ in range(100):
+        check.take(message)
+    with pytest.raises(SyncError, match="rank 1 checked its weights 101 times more often than"):
+        check.take(message)
+
+
 @pytest.mark.parametrize(
     ("other", "told"),
     [
