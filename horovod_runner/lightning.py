@@ -190,7 +190,7 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
             _report(trainer, **known)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        check_sync(pl_module, trainer.current_epoch + 1)
+        check_sync(pl_module, trainer.current_epoch)
         _report(trainer)
         if self.save_every and (trainer.current_epoch + 1) % self.save_every == 0:
             with TemporaryDirectory(prefix="horovod_runner-lightning-") as folder:

@@ -380,7 +380,7 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
         self.best = value
         if self.filepath is None:
             steps = _iterations(self.model)
-            save_checkpoint(self.model, steps, {self.monitor: value, "epoch": epoch})
+            save_checkpoint(self.model, steps, {self.monitor: value, "epoch": epoch + 1})
         else:
             self.model.save(os.fspath(self.filepath).format(epoch=epoch + 1, **logs))
         if self.verbose:

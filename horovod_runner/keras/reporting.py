@@ -97,7 +97,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         _take_up(self.model, loaded.state)
         self._steps = loaded.step
         # As Keras's own BackupAndRestore does.
-        self.model._initial_epoch = int(loaded.metrics.get("epoch", -1)) + 1
+        self.model._initial_epoch = int(loaded.metrics.get("epoch", 0))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._in_epoch = epoch, 0
@@ -108,13 +108,13 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if self.every and (batch + 1) % self.every == 0:
             known = {"total_steps": steps * epochs} if steps and epochs else {}
             step = self._steps + batch + 1
-            report(step=step, epoch=self._epoch, **known, **_numbers(logs))
+            report(step=step, epoch=self._epoch + 1, **known, **_numbers(logs))
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         self._steps += self._in_epoch
-        report(step=self._steps, epoch=epoch, **_numbers(logs))
+        report(step=self._steps, epoch=epoch + 1, **_numbers(logs))
         if self.save_every and (epoch + 1) % self.save_every == 0:
-            save_checkpoint(self.model, self._steps, {**_numbers(logs), "epoch": epoch})
+            save_checkpoint(self.model, self._steps, {**_numbers(logs), "epoch": epoch + 1})
 
 
 def _take_up(model: Any, saved: Any) -> None:

@@ -229,8 +229,8 @@ def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back() -> None:
     assert iterations == 4 * 8
     rows = runner.last_run.metrics.to_pylist()
     assert [(row["step"], row["epoch"]) for row in rows][-6:] == [
-        *((20, 2), (24, 2), (24, 2)),
-        *((28, 3), (32, 3), (32, 3)),
+        *((20, 3), (24, 3), (24, 3)),
+        *((28, 4), (32, 4), (32, 4)),
     ]
     assert all(row["loss"] > 0 for row in rows)
     assert [saved.step for saved in runner.last_run.checkpoints] == [8, 16, 24, 32]

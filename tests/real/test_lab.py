@@ -32,7 +32,7 @@ def test_the_lab_runs_from_its_first_cell_to_its_last(
     assert "the handwritten digits stand in" in shown
     kernels = re.findall(r"rank \d of 2, local_rank \d: kernel ([+-]\S+), then ([+-]\S+)", shown)
     assert kernels[0][0] == kernels[0][1] == kernels[1][1] != kernels[1][0]
-    accuracies = [float(found) for found in re.findall(r"ranks: .* accuracy (\S+)%", shown)]
+    accuracies = [float(found) for found in re.findall(r"np = \d: .* accuracy (\S+)%", shown)]
     assert len(accuracies) == 2
     assert min(accuracies) > 85
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
