@@ -37,9 +37,9 @@ _TICK_SECONDS = 1.0
 _CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
 
 _UNCOMPARED = (
-    "check_sync=\"epoch\": the ranks' weights were never compared. Keras's "
-    "BroadcastGlobalVariablesCallback (horovod_runner.keras) does it at the end of each epoch; in "
-    "a loop of your own call horovod_runner.check_sync(model, epoch) there, on every rank."
+    "check_sync: the ranks' weights were never compared. The callbacks of horovod_runner.keras and "
+    "horovod_runner.lightning do it at the end of each epoch; in a loop of your own call "
+    "horovod_runner.check_sync(model, epoch) there, on every rank."
 )
 
 

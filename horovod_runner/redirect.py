@@ -105,7 +105,7 @@ def _announce(name: str) -> None:
         log_to_driver(
             f"HorovodRunner: {name} does not average gradients on Keras "
             f"{metadata.version('keras')}: horovod_runner.keras takes its place. To make this line "
-            "go away: import horovod_runner.keras as hvd"
+            "go away: import horovod_runner.keras as hvd, and use its DistributedOptimizer"
         )
 
 

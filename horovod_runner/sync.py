@@ -6,7 +6,7 @@ No collective has a part in it, so a rank that asks for more checks than another
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from horovod_runner.errors import SyncError
@@ -91,24 +91,34 @@ def _compare(all_ranks: list[Weights]) -> None:
                 f"the ranks' weights differ{when}: rank {other.rank} is the first that differs "
                 f"from rank 0, in {name} ({len(differ)} of {len(first.digests)} weights). Either "
                 "the gradients are not averaged (the optimizer is not the one that "
-                "hvd.DistributedOptimizer returned) or the ranks began with different weights "
-                "(no broadcast of rank 0's before the first step)"
+                "hvd.DistributedOptimizer returned; Lightning without strategy=HorovodStrategy()) "
+                "or the ranks began with different weights (no broadcast of rank 0's before the "
+                "first step)"
             )
 
 
-def _named(model: Any) -> Iterable[tuple[str, Any]]:
+def _named(model: Any) -> list[tuple[str, Any]]:
     if hasattr(model, "trainable_variables"):  # before torch: Keras's models there are both
         return [(_name(variable), variable) for variable in model.trainable_variables]
     if hasattr(model, "named_parameters"):
         return list(model.named_parameters())
     if isinstance(model, Mapping):
-        return [(str(name), value) for name, value in model.items()]
-    if isinstance(model, Iterable):
-        return [(_name(value) or str(index), value) for index, value in enumerate(model)]
+        return [each for name, value in model.items() for each in _inside(str(name), value)]
+    if isinstance(model, (list, tuple)):
+        named = ((_name(value) or str(index), value) for index, value in enumerate(model))
+        return [each for name, value in named for each in _inside(name, value)]
     raise TypeError(
         f"check_sync compares the weights of a torch module or a Keras model, or tensors by name, "
         f"not a {type(model).__qualname__}"
     )
+
+
+def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
+    """A tensor, or those of a model or a list that stands for one."""
+    nested = hasattr(value, "trainable_variables") or hasattr(value, "named_parameters")
+    if not (nested or isinstance(value, (Mapping, list, tuple))):
+        return [(name, value)]
+    return [(f"{name}/{inner}", tensor) for inner, tensor in _named(value)]
 
 
 def _name(value: Any) -> str:

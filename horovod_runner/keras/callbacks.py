@@ -6,15 +6,16 @@ Those of Horovod have to be in the ``callbacks`` of every rank: they reduce.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
 import keras
 
-from horovod_runner.context import check_sync, save_checkpoint
+from horovod_runner.context import save_checkpoint
 from horovod_runner.keras.collectives import collectives
-from horovod_runner.keras.reporting import LogCallback, ReportCallback
+from horovod_runner.keras.reporting import LogCallback, ReportCallback, check_epoch
 
 __all__ = [
     "BestModelCheckpoint",
@@ -31,14 +32,16 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
     """A callback that reduces: it makes sure that all ranks come to the same place.
 
     A rank with fewer batches than the others would have its next epoch's gradients paired with
-    their last ones', or wait for ever. It has nothing to do at the end of a batch: there Keras
-    would have to wait for each batch's metrics.
+    their last ones', or wait for ever.
     """
+
+    # Keras need not wait for a batch's metrics before it trains the next one.
+    async_safe = True
 
     def __init__(self) -> None:
         super().__init__()
         self._epoch = 0
-        self._begun_at = 0
+        self._batches = 0
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
@@ -63,10 +66,15 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch, self._begun_at = epoch, _iterations(self.model)
+        self._epoch, self._batches = epoch, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        # Not the optimizer's count: TensorFlow counts the batch that turns out not to be there.
+        self._batches = max(self._batches, batch + 1)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._meet(ended=False)
+        check_epoch(self.model, epoch + 1)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._meet(ended=True)
@@ -78,14 +86,14 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
             return
         if own.can_join():
             own.join()
-        here = [self._epoch, _iterations(self.model) - self._begun_at, int(ended)]
+        here = [self._epoch, self._batches, int(ended)]
         found = own.gather(here, "horovod_runner.epoch")
         if found.count(here) == len(found):
             return
         if len({epoch for epoch, _, _ in found}) > 1 or len({end for *_, end in found}) > 1:
             told = _by_rank([epoch + 1 for epoch, _, _ in found])
             raise ValueError(
-                f"the ranks did not train as many epochs: {told}. Where a callback ends the "
+                f"the ranks did not begin as many epochs: {told}. Where a callback ends the "
                 "training (EarlyStopping), put MetricAverageCallback before it, so that all ranks "
                 "decide by the same numbers"
             )
@@ -103,7 +111,7 @@ class BroadcastGlobalVariablesCallback(_Collective):
 
     So they begin equal, whether the weights are random or were loaded on that rank alone. At the
     end of each epoch it makes sure that all ranks had as many batches, and with
-    ``HorovodRunner(..., check_sync="epoch")`` that their weights are equal.
+    ``HorovodRunner(..., check_sync="epoch")`` that their weights are equal (as do the others here).
 
     Args:
         root_rank: whose values.
@@ -130,10 +138,6 @@ class BroadcastGlobalVariablesCallback(_Collective):
             self._broadcast()
         else:
             self._broadcast_later()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        super().on_epoch_end(epoch, logs)
-        check_sync(self.model, epoch + 1)
 
     def _broadcast_later(self) -> None:
         """Broadcast at the first batch, whose shapes TensorFlow's models without input wait for."""
@@ -182,12 +186,13 @@ class MetricAverageCallback(_Collective):
             return
         numbers = {name: float(value) for name, value in logs.items() if _is_number(value)}
         names = sorted(numbers)
-        counts = [count for (count,) in own.gather([len(names)], "horovod_runner.metrics.count")]
-        if len(set(counts)) > 1:
+        here = [len(names), zlib.crc32("\n".join(names).encode())]
+        found = own.gather(here, "horovod_runner.metrics.names")
+        if found.count(here) != len(found):
             raise ValueError(
-                f"the ranks have different numbers of metrics: {_by_rank(counts)}; rank "
-                f"{own.hvd.rank()} has {', '.join(names)}. Callbacks that add some for one rank "
-                "alone belong after MetricAverageCallback"
+                f"the ranks have different metrics: {_by_rank([count for count, _ in found])}; "
+                f"rank {own.hvd.rank()} has {', '.join(names)}. Callbacks that add some for one "
+                "rank alone belong after MetricAverageCallback"
             )
         averaged = own.average([numbers[name] for name in names], "horovod_runner.metrics")
         logs.update(zip(names, averaged, strict=True))

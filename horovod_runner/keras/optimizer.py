@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 
+from horovod_runner.context import check_sync
 from horovod_runner.keras.collectives import collectives
 from horovod_runner.keras.reduction import BFloat16, Reduction
 
@@ -58,6 +59,11 @@ class Distributed:
                 f"over the ranks ({type(self).__name__} did not call _clip_gradients): this "
                 "horovod_runner does not know this Keras. Use another version of either."
             )
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """The end of ``model.fit``, with or without callbacks."""
+        super().finalize_variable_values(var_list)  # type: ignore[misc]
+        check_sync(var_list)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> Any:
         self._unreduced = 0

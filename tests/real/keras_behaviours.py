@@ -66,6 +66,19 @@ def different_numbers_with_the_average_in_front() -> None:
     _fit(rows=ROWS + BATCH * (1 - hvd.rank()), batches=_generated, callbacks=callbacks)
 
 
+def different_numbers_of_a_pipeline() -> None:
+    """TensorFlow finds out inside a step that there is no batch left."""
+    import tensorflow as tf
+
+    import horovod_runner.keras as hvd
+
+    def batches(x: Any, y: Any) -> Any:
+        spec = tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1))
+        return tf.data.Dataset.from_generator(lambda: _generated(x, y), output_signature=spec)
+
+    _fit(rows=ROWS + BATCH * hvd.rank(), batches=batches)
+
+
 def one_rank_stops_early() -> None:
     import keras
 
@@ -87,6 +100,18 @@ def metrics_of_one_rank() -> None:
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if hvd.rank() == 1:
                 logs["own"] = 1.0
+
+    _fit(callbacks=[Adds(), *_all_ranks_callbacks()])
+
+
+def other_metrics_on_each_rank() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    class Adds(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["first" if hvd.rank() == 0 else "second"] = 1.0
 
     _fit(callbacks=[Adds(), *_all_ranks_callbacks()])
 
@@ -301,6 +326,8 @@ BEHAVIOURS: tuple[Callable[[], Any], ...] = (
     different_numbers_with_the_average_in_front,
     one_rank_stops_early,
     metrics_of_one_rank,
+    other_metrics_on_each_rank,
+    different_numbers_of_a_pipeline,
     saved_and_loaded,
     warm_up,
     schedule,

@@ -8,12 +8,13 @@ from typing import Any
 import numpy
 import pytest
 
-from horovod_runner import HorovodRunner
+from horovod_runner import HorovodRunner, SyncError
 from horovod_runner.sync import hash_weights
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
 from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
 
-pytestmark = pytest.mark.horovod
+# One run has all cases of a backend, and TensorFlow makes a graph for each.
+pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600)]
 BACKENDS = ("tensorflow", "torch")
 EACH = [(backend, name) for backend in BACKENDS for name in cases_of(backend)]
 
@@ -66,7 +67,9 @@ def seen(backend: str, behaviour: str) -> list[Any]:
         ("different_numbers_that_keras_cannot_know", "in epoch 1: 4 on rank 0, 5 on rank 1"),
         ("different_numbers_with_the_average_in_front", "in epoch 1: 5 on rank 0, 4 on rank 1"),
         ("one_rank_stops_early", "as many epochs: 1 on rank 0, 2 on rank 1"),
-        ("metrics_of_one_rank", "numbers of metrics: 1 on rank 0, 2 on rank 1"),
+        ("different_numbers_of_a_pipeline", "in epoch 1: 4 on rank 0, 5 on rank 1"),
+        ("metrics_of_one_rank", "different metrics: 1 on rank 0, 2 on rank 1"),
+        ("other_metrics_on_each_rank", "different metrics: 2 on rank 0, 2 on rank 1"),
     ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -154,6 +157,32 @@ def run(main: Any, **options: Any) -> Any:
     return HorovodRunner(np=-2, env=env, **options).run(main, **arguments)
 
 
+def apart(with_optimizer: bool) -> None:
+    """Ranks that nobody has given the same weights."""
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.1)
+    callbacks = [] if with_optimizer else [hvd.callbacks.ReportCallback()]
+    model.compile(hvd.DistributedOptimizer(optimizer) if with_optimizer else optimizer, loss="mse")
+    model.fit(numpy.ones((8, 3)), numpy.ones(8), verbose=0, callbacks=callbacks)
+
+
+@pytest.mark.parametrize("with_optimizer", [True, False])
+def test_ranks_that_train_apart_are_found_out(with_optimizer: bool) -> None:
+    with pytest.raises(SyncError, match="rank 1 is the first that differs from rank 0"):
+        run(
+            apart,
+            check_sync="epoch",
+            env={"KERAS_BACKEND": "torch"},
+            arguments={"with_optimizer": with_optimizer},
+        )
+
+
 def equal(ranks: Any) -> bool:
     return all((ranks[0] == other).all() for other in ranks[1:])
 
@@ -183,7 +212,24 @@ def test_keras_2_keeps_horovods_own_code(capsys: pytest.CaptureFixture[str]) -> 
     assert out.count("epoch 2 of 2 ends: loss=") == 1
 
 
-def fit_and_fail(epochs: int) -> list[Any]:
+def own_class(keras: Any) -> Any:
+    """A model that Keras cannot make anew: its class is not registered, and takes no config."""
+
+    class Own(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = keras.layers.Dense(1)
+            self.inside.build((None, 3))
+
+        def call(self, x: Any) -> Any:
+            return self.inside(x)
+
+    model = Own()
+    model.built = True
+    return model
+
+
+def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
     """A fit that breaks off once, in its first attempt."""
     import keras
 
@@ -192,7 +238,10 @@ def fit_and_fail(epochs: int) -> list[Any]:
 
     hvd.init()
     keras.utils.set_random_seed(hvd.rank())
-    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    if subclassed:
+        model = own_class(keras)
+    else:
+        model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse")
     x = numpy.random.default_rng(hvd.rank()).normal(size=(64, 3)).astype("float32")
     epochs_seen = []
@@ -221,10 +270,13 @@ def fit_and_fail(epochs: int) -> list[Any]:
     return [epochs_seen, iterations, [w.tolist() for w in model.get_weights()]]
 
 
-def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back() -> None:
+@pytest.mark.parametrize("subclassed", [False, True])
+def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back(
+    subclassed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     env = {"KERAS_BACKEND": "torch"}
     runner = HorovodRunner(np=-2, env=env, max_restarts=1, keep=None, progress=False)
-    epochs, iterations, weights = runner.run(fit_and_fail, epochs=4)
+    epochs, iterations, weights = runner.run(fit_and_fail, epochs=4, subclassed=subclassed)
     assert epochs == [2, 3]
     assert iterations == 4 * 8
     rows = runner.last_run.metrics.to_pylist()
@@ -234,10 +286,13 @@ def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back() -> None:
     ]
     assert all(row["loss"] > 0 for row in rows)
     assert [saved.step for saved in runner.last_run.checkpoints] == [8, 16, 24, 32]
-    import keras
+    told = "cannot make a Own from what it would save of it" in capsys.readouterr().out
+    assert told == subclassed
+    if not subclassed:
+        import keras
 
-    loaded = keras.models.load_model(runner.last_run.latest.path)
-    assert [w.tolist() for w in loaded.get_weights()] == weights
+        loaded = keras.models.load_model(runner.last_run.latest.path)
+        assert [w.tolist() for w in loaded.get_weights()] == weights
 
 
 def test_weights_of_tensorflow_torch_and_numpy_are_compared_alike() -> None:

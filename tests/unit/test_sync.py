@@ -33,6 +33,15 @@ def test_variables_are_named_by_their_path_or_their_place() -> None:
     assert found.digests[0] == found.digests[1]
 
 
+def test_models_and_lists_may_be_inside() -> None:
+    class Model:
+        trainable_variables = (Variable("dense/kernel", np.zeros(2)),)
+
+    found = hash_weights({"g": Model(), "d": [np.ones(1), np.ones(2)], "c": np.zeros(2)}, 0, None)
+    assert found.names == ["g/dense/kernel", "d/0", "d/1", "c"]
+    assert found.digests[0] == found.digests[3]
+
+
 @pytest.mark.parametrize("model", [3, {}, {"a": "text"}, [None]])
 def test_what_has_no_weights_is_refused(model: Any) -> None:
     with pytest.raises(TypeError, match="check_sync"):
