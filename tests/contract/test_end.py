@@ -135,6 +135,8 @@ def family() -> None:
 def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Signals) -> None:
     if ranks.spark is None and number == signal.SIGSTOP:
         pytest.skip("those who watch local ranks freeze with the driver")
+    if number != signal.SIGKILL:
+        ranks.skip_where_it_is_slow()
     session = ""
     if ranks.spark is not None:
         if ranks.on_cluster and not ranks.on_connect:
