@@ -313,3 +313,36 @@ def test_weights_of_tensorflow_torch_and_numpy_are_compared_alike() -> None:
     names = [each.names[0] for each in hashed]
     assert names[0] == "0"
     assert [name.split("/")[-1] for name in names[1:]] == ["own:0", "kernel", "weight"]
+
+
+def graphs_of_a_step() -> list[dict[str, int]]:
+    """TensorFlow's operations in a step of the plain optimizer, and of ours."""
+    from collections import Counter
+
+    import keras
+    import tensorflow as tf
+
+    import horovod_runner.keras as hvd
+
+    def operations(optimizer: Any) -> dict[str, int]:
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+        optimizer.build(model.trainable_variables)
+
+        @tf.function  # type: ignore[untyped-decorator]
+        def step(x: Any) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(model(x) ** 2)
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+        graph = step.get_concrete_function(tf.TensorSpec((8, 4))).graph
+        return dict(Counter(operation.type for operation in graph.get_operations()))
+
+    hvd.init()
+    made = keras.optimizers.Adam(), hvd.DistributedOptimizer(keras.optimizers.Adam())
+    return [operations(optimizer) for optimizer in made]
+
+
+def test_with_one_rank_a_step_is_the_plain_optimizers() -> None:
+    plain, ours = HorovodRunner(np=-1, env={"TF_CPP_MIN_LOG_LEVEL": "2"}).run(graphs_of_a_step)
+    assert plain == ours
