@@ -85,7 +85,17 @@ class _Collective(keras.callbacks.Callback):  # type: ignore[misc]
         if own.hvd.size() == 1:
             return
         if own.can_join():
-            own.join()
+            try:
+                own.join()
+            except Exception as error:
+                # As Horovod's own: where another rank failed, it is that one's error that counts.
+                raise RuntimeError(
+                    f"Horovod has been shut down while this rank, which had {self._batches} "
+                    f"batches in epoch {self._epoch + 1}, waited for the others. Either one of "
+                    "them failed, or it had more batches: with sparse gradients these cannot be "
+                    "reduced without this rank. Give all ranks the same number (steps_per_epoch, "
+                    "or a Shard's batches), or use sparse_as_dense=True to be told the numbers"
+                ) from error
         here = [self._epoch, self._batches, int(ended)]
         found = own.gather(here, "horovod_runner.epoch")
         if found.count(here) == len(found):

@@ -346,3 +346,26 @@ def graphs_of_a_step() -> list[dict[str, int]]:
 def test_with_one_rank_a_step_is_the_plain_optimizers() -> None:
     plain, ours = HorovodRunner(np=-1, env={"TF_CPP_MIN_LOG_LEVEL": "2"}).run(graphs_of_a_step)
     assert plain == ours
+
+
+def sparse_and_unequal() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    hvd.init()
+    layers = keras.layers
+    model = keras.Sequential([layers.Input((5,)), layers.Embedding(30, 4), layers.Flatten()])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), loss="mse")
+
+    def batches() -> Any:
+        for _ in range(4 + hvd.rank()):
+            yield numpy.ones((8, 5), "int32"), numpy.ones((8, 20), "float32")
+
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    model.fit(batches(), verbose=0, callbacks=callbacks)
+
+
+def test_unequal_ranks_with_sparse_gradients_are_told_what_that_means() -> None:
+    with pytest.raises(RuntimeError, match=r"which had 4 batches in epoch 1.*more batches"):
+        run(sparse_and_unequal)
