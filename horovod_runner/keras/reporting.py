@@ -25,6 +25,7 @@ else:
     import keras
 
 
+_restored: list[bool] = []
 _checked: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
@@ -71,8 +72,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     Put it after MetricAverageCallback, which averages the metrics over the ranks. The numbers are
     rows of ``runner.last_run.metrics`` and move the progress bar; the model is saved at the end of
     each epoch. When ``load_checkpoint`` has something to go on from (``resume=True``, a restart),
-    its weights, optimizer state and epoch are taken up before the first batch: the same call of
-    ``fit`` goes on where the former one ended.
+    its weights, optimizer state and epoch are taken up before the first batch of a rank's first
+    ``fit``: the same call goes on where the former one ended.
 
     Args:
         every: report after so many batches; 0 reports epochs alone.
@@ -97,8 +98,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See :class:`keras.callbacks.Callback`; so for all below."""
-        if not self.restore:
+        if not self.restore or _restored:
             return
+        _restored.append(True)
         with keras.saving.custom_object_scope(_own_classes(self.model)):
             loaded = load_checkpoint()
         if loaded is None:
@@ -113,6 +115,9 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
                 f"HorovodRunner: nothing is left to train: the checkpoint has {done} epochs, and "
                 f"fit was called with epochs={epochs}"
             )
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.model._initial_epoch = None  # that was for this fit
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch, self._in_epoch = epoch, 0
