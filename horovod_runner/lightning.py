@@ -22,6 +22,7 @@ import horovod.torch as hvd
 import torch
 
 from horovod_runner.context import check_sync, load_checkpoint, report, save_checkpoint
+from horovod_runner.reports import interval
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     import pytorch_lightning as lightning
@@ -172,11 +173,8 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
     """
 
     def __init__(self, every: int = 10, save_every: int = 1) -> None:
-        for name, value in (("every", every), ("save_every", save_every)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} must be a whole number from 0 on, not {value!r}")
-        self.every = every
-        self.save_every = save_every
+        self.every = interval("every", every)
+        self.save_every = interval("save_every", save_every)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int

@@ -5,6 +5,8 @@ not say so: whoever imports them gets :mod:`horovod_runner.keras`, and a line th
 ``horovod.tensorflow`` stays what it is, but for two functions that do not know Keras 3's variables.
 Where ``tf.keras`` is Keras 2 (TF_USE_LEGACY_KERAS), Horovod's own code works, and is left alone
 but for one import.
+
+Every worker imports this module: what it needs when Horovod's are asked for is imported then.
 """
 
 from __future__ import annotations
@@ -13,13 +15,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import import_module, metadata, util
-from importlib.abc import Loader, MetaPathFinder
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod_runner.context import current_rank, log_to_driver
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 _KERAS = ("horovod.keras", "horovod.tensorflow.keras")
 
@@ -29,7 +33,9 @@ def keras_on_import() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
+    """Of ``sys.meta_path``."""
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -42,15 +48,19 @@ class _Finder(MetaPathFinder):
                 if not _is_keras_3(name):
                     return _mended_spec(_mend_legacy, fullname, path, target)
                 own = f"horovod_runner.keras{fullname.removeprefix(name)}"
-                return util.spec_from_loader(fullname, _Instead(own), is_package=fullname == name)
+                loader: Any = _Instead(own)
+                return ModuleSpec(fullname, loader, is_package=fullname == name)
         return None
 
 
-class _Instead(Loader):
+class _Instead:
     """Makes a module with the names of another one."""
 
     def __init__(self, own: str) -> None:
         self._own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None  # an ordinary one
 
     def exec_module(self, module: ModuleType) -> None:
         own = import_module(self._own)
@@ -61,7 +71,7 @@ class _Instead(Loader):
         _announce(module.__name__)
 
 
-class _Mended(Loader):
+class _Mended:
     """Loads a module as another loader does, and mends it."""
 
     def __init__(self, plain: Loader, mend: Callable[[Any], None]) -> None:
@@ -83,7 +93,8 @@ def _mended_spec(
         if not isinstance(finder, _Finder):
             spec = finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                spec.loader = _Mended(spec.loader, mend)
+                mended: Any = _Mended(spec.loader, mend)
+                spec.loader = mended
                 return spec
     return None
 
@@ -93,6 +104,8 @@ def _is_keras_3(name: str) -> bool:
     legacy = os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true")
     if legacy and name == "horovod.tensorflow.keras":
         return False  # it asks TensorFlow for its Keras
+    from importlib import metadata
+
     try:
         return int(metadata.version("keras").partition(".")[0]) >= 3
     except (metadata.PackageNotFoundError, ValueError):
@@ -102,6 +115,8 @@ def _is_keras_3(name: str) -> bool:
 @cache
 def _announce(name: str) -> None:
     if current_rank() == 0 and name in _KERAS:
+        from importlib import metadata
+
         log_to_driver(
             f"HorovodRunner: {name} does not average gradients on Keras "
             f"{metadata.version('keras')}: horovod_runner.keras takes its place. To make this line "

@@ -207,6 +207,17 @@ def _no_number(name: str, value: Any) -> TypeError:
     )
 
 
+def interval(name: str, value: Any) -> int:
+    """After how many batches or epochs a callback does something; 0 is never.
+
+    Raises:
+        ValueError: it is no whole number from 0 on.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"{name} must be a whole number from 0 on, not {value!r}")
+    return value
+
+
 def whole(name: str, value: Any) -> int:
     """A step or an epoch as an int.
 

@@ -14,7 +14,8 @@ hidden.
 from __future__ import annotations
 
 import sys
-from importlib import import_module, util
+from importlib import import_module
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -75,6 +76,8 @@ def _real() -> str | None:
     if "sparkdl" in sys.modules:
         module = sys.modules["sparkdl"]
         return None if isinstance(module, _Names) else str(getattr(module, "__file__", module))
+    from importlib import util  # here: every task imports this module
+
     spec = util.find_spec("sparkdl")
     return None if spec is None else str(spec.origin or list(spec.submodule_search_locations or ()))
 
@@ -83,7 +86,7 @@ def _install() -> None:
     for name in _MODULES:
         module = _Names(name, __doc__)
         module.__path__ = []
-        module.__spec__ = util.spec_from_loader(name, None, is_package=True)
+        module.__spec__ = ModuleSpec(name, None, is_package=True)
         sys.modules[name] = module
         parent, _, own = name.rpartition(".")
         if parent:

@@ -152,7 +152,7 @@ class Copier:
             self._twin_of, self._twin = model, _twin_of(model)
         if self._twin is None:
             return _saved_at_once(model)
-        for own, other in zip(_variables(self._twin), _variables(model), strict=True):
+        for own, other in zip(keras_variables(self._twin), keras_variables(model), strict=True):
             own.assign(other)
         twin = self._twin
         return Snapshot("keras", twin.save)
@@ -161,7 +161,7 @@ class Copier:
         """Whether the twin still has all variables of its model (an optimizer is built late)."""
         if self._twin is None:
             return True
-        ours, theirs = _variables(self._twin), _variables(model)
+        ours, theirs = keras_variables(self._twin), keras_variables(model)
         return [v.shape for v in ours] == [v.shape for v in theirs]
 
 
@@ -170,7 +170,8 @@ def _is_keras(state: Any) -> bool:
     return keras is not None and isinstance(state, keras.Model)
 
 
-def _variables(model: Any) -> list[Any]:
+def keras_variables(model: Any) -> list[Any]:
+    """A Keras model's weights and its optimizer's state; not the states of random generators."""
     optimizer = getattr(model, "optimizer", None)
     return [*model.weights, *(optimizer.variables if optimizer is not None else ())]
 
@@ -186,7 +187,7 @@ def _twin_of(model: Any) -> Any:
             twin.compile_from_config(model.get_compile_config())
             if twin.optimizer is not None and model.optimizer.built:
                 twin.optimizer.build(twin.trainable_variables)
-        ours, theirs = _variables(twin), _variables(model)
+        ours, theirs = keras_variables(twin), keras_variables(model)
         return twin if [v.shape for v in ours] == [v.shape for v in theirs] else None
     except Exception:
         return None  # a subclassed model, say: it is saved while the training waits

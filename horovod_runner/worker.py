@@ -19,7 +19,7 @@ import types
 from contextlib import suppress
 from typing import Any
 
-from horovod_runner import context, gpu, guard, handover, messages, pipe, redirect, sparkdl
+from horovod_runner import context, gpu, guard, handover, messages, pipe, redirect
 from horovod_runner.context import Rank
 from horovod_runner.frames import frame
 from horovod_runner.handover import WorkerJob, WorkerOutcome
@@ -60,8 +60,15 @@ def main(arguments: list[str]) -> int:
     pipe.enter(way_out)
     context.data.readers, context.data.pieces = job.data, job.pieces or {}
     reporter = Reporter(job.rank, reports, job.reports)
-    rank = Rank(job.rank, job.size, job.attempt, reporter, job.checkpoints, bulk)
-    rank.check_sync = job.check_sync
+    rank = Rank(
+        job.rank,
+        job.size,
+        job.attempt,
+        reporter,
+        job.checkpoints,
+        bulk,
+        check_sync=job.check_sync,
+    )
     context.enter(rank)
     sys.path[:] = job.path
     sys.argv[:] = job.argv
@@ -69,6 +76,8 @@ def main(arguments: list[str]) -> int:
     gpu.pin_on_import()
     redirect.keras_on_import()
     if job.sparkdl:
+        from horovod_runner import sparkdl
+
         sparkdl.install_where_missing()
     outcome = _run(job, way_out)
     # A failed rank too: what it has saved is what the next attempt goes on from.

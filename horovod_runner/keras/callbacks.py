@@ -16,6 +16,7 @@ import keras
 from horovod_runner.context import save_checkpoint
 from horovod_runner.keras.collectives import collectives
 from horovod_runner.keras.reporting import LogCallback, ReportCallback, check_epoch
+from horovod_runner.states import keras_variables
 
 __all__ = [
     "BestModelCheckpoint",
@@ -172,7 +173,9 @@ class BroadcastGlobalVariablesCallback(_Collective):
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if collectives().hvd.size() > 1:
-            kept = [v for v in _variables(model) if not {id(v), id(v.value)} & set(self._local)]
+            kept = [
+                v for v in keras_variables(model) if not {id(v), id(v.value)} & set(self._local)
+            ]
             collectives().broadcast_variables(kept, self._root_rank)
         self.broadcast_done = True
 
@@ -394,7 +397,7 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self.best = value
         if self.filepath is None:
-            steps = _iterations(self.model)
+            steps = int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
             save_checkpoint(self.model, steps, {self.monitor: value, "epoch": epoch + 1})
         else:
             self.model.save(os.fspath(self.filepath).format(epoch=epoch + 1, **logs))
@@ -406,18 +409,6 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
 
 def _is_built(model: Any) -> bool:
     return bool(model.built) and all(layer.built for layer in model._flatten_layers())
-
-
-def _iterations(model: Any) -> int:
-    """How many batches the optimizer has had."""
-    optimizer = model.optimizer
-    return 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))
-
-
-def _variables(model: Any) -> list[Any]:
-    """Weights and the optimizer's state; not the states of random generators, which must differ."""
-    optimizer = model.optimizer
-    return [*model.weights, *(optimizer.variables if optimizer is not None else ())]
 
 
 def _is_number(value: Any) -> bool:

@@ -50,10 +50,10 @@ class Distributed:
         gradients = list(grads)
         self._unreduced += 1
         super().apply(gradients, trainable_variables)  # type: ignore[misc]
-        if self._unreduced >= (self.gradient_accumulation_steps or 1):  # type: ignore[attr-defined]
-            if not gradients or collectives().hvd.size() == 1:
-                self._unreduced = 0
-                return
+        if self._unreduced < (self.gradient_accumulation_steps or 1):  # type: ignore[attr-defined]
+            return
+        self._unreduced = 0
+        if gradients and collectives().hvd.size() > 1:
             raise RuntimeError(
                 f"Keras {keras.__version__} updated the weights without averaging the gradients "
                 f"over the ranks ({type(self).__name__} did not call _clip_gradients): this "

@@ -28,6 +28,21 @@ class Reduction:
     device_dense: str = ""
     device_sparse: str = ""
 
+    def options(self, hvd: Any) -> dict[str, Any]:
+        """What Horovod's allreduce is told."""
+        if self.predivide == 1.0:
+            return {"op": self.op}
+        return {
+            "op": hvd.Sum,
+            "prescale_factor": 1.0 / self.predivide,
+            "postscale_factor": self.predivide / hvd.size(),
+        }
+
+    def grouped(self, tensors: list[Any]) -> list[list[Any]]:
+        """Tensors in ``groups`` groups, or fewer."""
+        count = -(-len(tensors) // self.groups)
+        return [tensors[start : start + count] for start in range(0, len(tensors), count)]
+
 
 class BFloat16:
     """Sends gradients with the exponent of a float32 and 8 bits of its fraction.

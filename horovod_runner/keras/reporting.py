@@ -18,6 +18,7 @@ from horovod_runner.context import (
     report,
     save_checkpoint,
 )
+from horovod_runner.reports import interval
 
 if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
     import tf_keras as keras
@@ -85,11 +86,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, every: int = 10, save_every: int = 1, restore: bool = True) -> None:
         super().__init__()
-        for name, value in (("every", every), ("save_every", save_every)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} must be a whole number from 0 on, not {value!r}")
-        self.every = every
-        self.save_every = save_every
+        self.every = interval("every", every)
+        self.save_every = interval("save_every", save_every)
         self.restore = restore
         self._epoch = 0
         self._steps = 0

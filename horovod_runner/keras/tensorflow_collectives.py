@@ -156,18 +156,13 @@ def _reduce_dense(own: list[Any], indices: list[int], name: str, how: Reduction)
 
 
 def _reduce_all(tensors: list[Any], indices: list[int], name: str, how: Reduction) -> list[Any]:
-    options: dict[str, Any] = {"op": how.op}
-    if how.predivide != 1.0:
-        factors = 1.0 / how.predivide, how.predivide / hvd.size()
-        options = {"op": hvd.Sum, "prescale_factor": factors[0], "postscale_factor": factors[1]}
+    options = how.options(hvd)
     if not how.groups:
         pairs = zip(tensors, indices, strict=True)
         return [_allreduce(tensor, f"{name}.{index}", **options) for tensor, index in pairs]
     reduced: list[Any] = []
-    count = -(-len(tensors) // how.groups)
-    for start in range(0, len(tensors), count):
-        group = tensors[start : start + count]
-        group_name = f"{name}.{start}.to.{start + len(group)}"
+    for number, group in enumerate(how.grouped(tensors)):
+        group_name = f"{name}.group.{number}"
         reduced += hvd.grouped_allreduce(group, name=group_name, ignore_name_scope=True, **options)
     return reduced
 

@@ -90,23 +90,16 @@ def as_tensor(value: Any) -> Any:
 
 
 def _reduce_all(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
-    options: dict[str, Any] = {"op": how.op}
-    if how.predivide != 1.0:
-        factors = 1.0 / how.predivide, how.predivide / hvd.size()
-        options = {"op": hvd.Sum, "prescale_factor": factors[0], "postscale_factor": factors[1]}
+    options = how.options(hvd)
     if not how.groups:
         handles = [
             hvd.allreduce_async_(tensor, name=f"{name}.{index}", **options)
             for index, tensor in enumerate(tensors)
         ]
         return [hvd.synchronize(handle) for handle in handles]
-    count = -(-len(tensors) // how.groups)
-    starts = range(0, len(tensors), count)
     handles = [
-        hvd.grouped_allreduce_async_(
-            tensors[start : start + count], name=f"{name}.{start}.by.{count}", **options
-        )
-        for start in starts
+        hvd.grouped_allreduce_async_(group, name=f"{name}.group.{number}", **options)
+        for number, group in enumerate(how.grouped(tensors))
     ]
     return [tensor for handle in handles for tensor in hvd.synchronize(handle)]
 
