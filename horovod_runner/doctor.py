@@ -195,24 +195,12 @@ def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = 
 
 
 def _spark(master: str, frameworks: list[inventory.Framework]) -> Iterator[Finding]:
-    from horovod_runner.launchers.spark import SparkLauncher
+    from horovod_runner.launchers.spark import SparkLauncher, open_session
 
     try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        yield Finding(
-            "Spark", "wrong", "pyspark is not installed", "pip install horovod_runner[spark]"
-        )
-        return
-    try:
-        builder = SparkSession.builder.appName("horovod-runner doctor")
-        is_connect = master.startswith("sc://")
-        builder = builder.remote(master) if is_connect else builder.master(master)
-        spark = builder.getOrCreate()
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        detail = f"no session on {master}: {first}"
-        yield Finding("Spark", "wrong", detail, "check the master's URL")
+        spark = open_session(master, "horovod-runner doctor")
+    except HorovodRunnerError as error:
+        yield Finding("Spark", "wrong", str(error), "install pyspark, or mend the master's URL")
         return
     try:
         launcher = SparkLauncher(spark, None, _say_nothing, threading.Event())

@@ -53,6 +53,14 @@ def interface_variables(slot: Slot) -> dict[str, str]:
     return dict.fromkeys(names, slot.interface)
 
 
+def gloo_variables(slot: Slot) -> dict[str, str]:
+    """The interface, and the time that a slow start may take."""
+    return {
+        **interface_variables(slot),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT_SECONDS),
+    }
+
+
 def thread_variables(slot: Slot, cores: int) -> dict[str, str]:
     """A rank's fair share of the host's cores; left alone, every rank takes all of them."""
     threads = str(max(1, cores // slot.local_size))
@@ -107,11 +115,7 @@ def worker_variables(
         user: what the user set; wins over the defaults, but not over what makes a rank a rank, its
             GPUs included.
     """
-    defaults = {
-        **interface_variables(slot),
-        **thread_variables(slot, cores),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT_SECONDS),
-    }
+    defaults = {**gloo_variables(slot), **thread_variables(slot, cores)}
     identity = {
         **horovod_variables(slot, assignment),
         **torch_distributed_variables(slot, assignment),

@@ -21,6 +21,23 @@ from __future__ import annotations
 
 from typing import Any
 
+# How Horovod and torch.distributed say that somebody else went away.
+_SECONDARY_TEXTS = (
+    "Horovod has been shut down",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "Socket closed",
+)
+_SECONDARY_TYPES = (
+    "HorovodInternalError",
+    "UnknownError",
+    "DistBackendError",
+    "DistNetworkError",
+    "RuntimeError",
+)
+
 
 class HorovodRunnerError(RuntimeError):
     """Base class of this package's errors."""
@@ -106,3 +123,10 @@ class RankFailedError(HorovodRunnerError):
 
 def _rebuild_rank_failed(message: str, fields: dict[str, Any]) -> RankFailedError:
     return RankFailedError(message, **fields)
+
+
+def is_secondary(error: BaseException) -> bool:
+    """Whether an error only says that another rank went away."""
+    return type(error).__name__ in _SECONDARY_TYPES and any(
+        mark in str(error) for mark in _SECONDARY_TEXTS
+    )

@@ -50,6 +50,15 @@ def list_gpus() -> list[tuple[str, str]]:
     return [(index, rest) for index, rest in rows]
 
 
+def identified_gpus() -> tuple[str, ...]:
+    """The same, by names that mean one device on the whole host: UUIDs where they are known.
+
+    A container or a job step that may use a single GPU calls it "0", whichever it is.
+    """
+    uuids = {index: rest.rpartition(", ")[2] for index, rest in list_gpus()}
+    return tuple(uuids.get(device, device) for device in visible_gpus())
+
+
 def environment(slot: Slot, pinning: Pinning) -> dict[str, str]:
     """The variables that show a rank its GPUs; none of them on a host without GPUs."""
     if not slot.host_gpus:
@@ -73,18 +82,24 @@ def pin_on_import() -> None:
     import wrapt
 
     index = int(device)
-    wrapt.register_post_import_hook(lambda torch: _pin_torch(torch, index), "torch")
-    wrapt.register_post_import_hook(lambda tf: _pin_tensorflow(tf, index), "tensorflow")
+    wrapt.register_post_import_hook(lambda torch: pin_torch(torch, index), "torch")
+    wrapt.register_post_import_hook(lambda tf: pin_tensorflow(tf, index), "tensorflow")
 
 
-def _pin_torch(torch: Any, index: int) -> None:
+def pin_torch(torch: Any, index: int) -> None:
+    """Make a GPU torch's current one."""
     if torch.version.cuda is None:
         return
     # Queued until CUDA starts: an import must not take GPU memory or forbid a later fork.
     torch.cuda._lazy_call(lambda: torch.cuda.set_device(index))
 
 
-def _pin_tensorflow(tensorflow: Any, index: int) -> None:
+def pin_tensorflow(tensorflow: Any, index: int) -> None:
+    """Make a GPU the only one that TensorFlow sees.
+
+    Raises:
+        RuntimeError: TensorFlow has used them already.
+    """
     devices = tensorflow.config.list_physical_devices("GPU")
     if index < len(devices):
         tensorflow.config.set_visible_devices(devices[index], "GPU")

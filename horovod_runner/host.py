@@ -74,6 +74,26 @@ def interface_of(address: str) -> str:
     raise LookupError(f"no network interface of this host has the address {address}")
 
 
+def interfaces() -> list[tuple[str, str, str]]:
+    """This host's network interfaces but loopback: name, IPv4 address and netmask of each."""
+    import psutil
+
+    return [
+        (name, entry.address, entry.netmask or "255.255.255.255")
+        for name, addresses in psutil.net_if_addrs().items()
+        for entry in addresses
+        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+    ]
+
+
+def default_address() -> str:
+    """The address of the interface that leads to everywhere else; empty without one."""
+    try:
+        return address_towards("192.0.2.1")  # reserved for examples: it is looked up, not sent to
+    except OSError:
+        return ""
+
+
 def hold_port(address: str) -> socket.socket:
     """Keep a free TCP port for a server that will start later, in another process.
 

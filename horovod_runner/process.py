@@ -31,6 +31,8 @@ from horovod_runner.handover import WorkerJob, WorkerOutcome
 TERM_GRACE_SECONDS: Final = 2.0
 PIPE_BYTES: Final = 1 << 20
 _GUARD_SECONDS = 10.0
+# Which run a process belongs to: for runs.py, and for people who look.
+RUN_VARIABLE: Final = "HOROVOD_RUNNER_RUN"
 # Spark's and Py4J's own secrets and ports are no business of the user's function, and a run inside
 # a rank of another run must not meet with that one's ranks.
 _WITHHELD = (

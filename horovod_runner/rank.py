@@ -24,7 +24,7 @@ from horovod_runner.handover import CheckpointPlan, WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.marker import Marker
 from horovod_runner.messages import Assignment
-from horovod_runner.process import WorkerProcess
+from horovod_runner.process import RUN_VARIABLE, WorkerProcess
 from horovod_runner.topology import Offer, Slot
 from horovod_runner.watch import LOST_DRIVER, Watch
 
@@ -153,6 +153,7 @@ def _run(
             _gpu_variables(job, slot),
             here.user_environment,
         )
+        variables[RUN_VARIABLE] = job.run_id
         if folder is not None:
             variables[VARIABLE] = str(folder.path)
         timeline = folder.path / "timeline.json" if job.timeline and folder is not None else None

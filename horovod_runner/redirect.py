@@ -30,7 +30,8 @@ _KERAS = ("horovod.keras", "horovod.tensorflow.keras")
 
 def keras_on_import() -> None:
     """Watch over the imports of this process."""
-    sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 class _Finder:

@@ -25,10 +25,10 @@ from weakref import WeakValueDictionary
 
 from horovod_runner.errors import LaunchError
 
-# Scopes and keys as gloo_context.cc and Gloo's rendezvous/context.cc form them.
+# Scopes and keys as gloo_context.cc and Gloo's rendezvous/context.cc form them, and spmd/mesh.py.
 _PATH = re.compile(
     r"/(?P<token>[\w-]+):\d+"
-    r"/(?P<scope>(global|local_[\w.-]+|cross_\d+)(_process_set_hash_[0-9a-f]+)?)"
+    r"/(?P<scope>(global|local_[\w.-]+|cross_\d+)(_process_set_hash_[0-9a-f]+)?|spmd_\d+)"
     r"/(?P<key>(rank_)?\d+)",
     re.ASCII,
 )

@@ -27,6 +27,7 @@ from horovod_runner.launchers.spark import SparkLauncher, find_session
 from horovod_runner.marker import Mode
 from horovod_runner.recorder import Recorder
 from horovod_runner.result import Run, Status, Timings, plain_params
+from horovod_runner.runs import Registration
 from horovod_runner.sinks import Sink, Sinks
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.terminal import TerminalSink
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Verbosity = Literal["all", "log_callback_only"]
+StartedBy = Literal["spark", "slurm"]
 _EVENTS = tuple(name for name in vars(Sink) if not name.startswith("_"))
 
 
@@ -91,6 +93,8 @@ class HorovodRunner:
         warn_pickle_bytes: above this size of ``main`` and its arguments a warning names the
             largest part.
         spark: the session for ``np`` >= 0; None takes the active one, or creates one.
+        launcher: what starts the ranks of ``np`` >= 0: "spark", or in a Slurm allocation "slurm",
+            which needs no Spark; a slot is a task of the allocation then.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -123,6 +127,7 @@ class HorovodRunner:
         check_sync: Literal["epoch"] | None = None,
         warn_pickle_bytes: int = 64 << 20,
         spark: SparkSession | None = None,
+        launcher: StartedBy = "spark",
     ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise TypeError(f"np must be an int, not {type(np).__name__}")
@@ -162,6 +167,7 @@ class HorovodRunner:
         )
         _check_sinks(report_ranks, sinks)
         _one_of("check_sync", check_sync, (None, "epoch"))
+        _one_of("launcher", launcher, get_args(StartedBy))
         if np == 0:
             warnings.warn(
                 "np=0 (all slots) is deprecated: the number of slots depends on which executors "
@@ -192,6 +198,7 @@ class HorovodRunner:
         self._check_sync = check_sync is not None
         self._warn_pickle_bytes = warn_pickle_bytes
         self._spark = spark
+        self._started_by = launcher
         self._runs: dict[threading.Event, Driver | None] = {}
         #: The run that is under way, or the last one; None before the first.
         self.last_run: Run | None = None
@@ -273,17 +280,23 @@ class HorovodRunner:
             ):
                 weakref.finalize(run, archive.discard)
                 self.last_run = run
-                return self._supervise(run, archive, job, launcher, cancelled)
+                name = getattr(main, "__qualname__", type(main).__qualname__)
+                with Registration(run, name, launcher.where, lambda: self._end(cancelled)) as entry:
+                    return self._supervise(
+                        run, job, launcher, cancelled, archive=archive, entry=entry
+                    )
         finally:
             del self._runs[cancelled]
 
     def _supervise(
         self,
         run: Run,
-        archive: Archive,
         job: Job,
         launcher: Launcher,
         cancelled: threading.Event,
+        *,
+        archive: Archive,
+        entry: Registration,
     ) -> Any:
         """Run the job to its end, and tell the sinks of it."""
 
@@ -292,7 +305,7 @@ class HorovodRunner:
 
         progress = Progress() if self._progress else None
         terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
-        own = [recorder, terminal, *([progress] if progress is not None else [])]
+        own = [recorder, entry, terminal, *([progress] if progress is not None else [])]
         sink = Sinks(own, self._sinks, terminal.notice)
         sink.begin(run)
         status: Status = "failed"
@@ -334,10 +347,14 @@ class HorovodRunner:
         :meth:`run` then raises :class:`~horovod_runner.errors.CancelledError`, when all ranks are
         gone.
         """
-        for cancelled, driver in list(self._runs.items()):
-            cancelled.set()
-            if driver is not None:
-                driver.wake()
+        for cancelled in list(self._runs):
+            self._end(cancelled)
+
+    def _end(self, cancelled: threading.Event) -> None:
+        cancelled.set()
+        driver = self._runs.get(cancelled)
+        if driver is not None:
+            driver.wake()
 
     def dump_stacks(self) -> None:
         """Print every rank's Python stacks, from another thread; without a run nothing happens.
@@ -352,6 +369,10 @@ class HorovodRunner:
     def _launcher(self, cancelled: threading.Event) -> Launcher:
         if self._np < 0:
             return LocalLauncher()
+        if self._started_by == "slurm":
+            from horovod_runner.launchers.slurm import SlurmLauncher
+
+            return SlurmLauncher(self._slot_timeout)
         spark = self._spark or find_session()
         notice = TerminalSink(1).notice
         return SparkLauncher(spark, self._slot_timeout, notice, cancelled, Deputy)

@@ -223,6 +223,11 @@ def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:
         for local in hosts.values():
             span = f"{local[0].rank}-{local[-1].rank}" if len(local) > 1 else str(local[0].rank)
             rows.append([span, local[0].hostname, ",".join(local[0].host_gpus) or "-"])
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of texts as lines, the first column to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(

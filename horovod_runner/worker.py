@@ -21,26 +21,13 @@ from typing import Any
 
 from horovod_runner import context, gpu, guard, handover, messages, pipe, redirect
 from horovod_runner.context import Rank
+from horovod_runner.errors import is_secondary
 from horovod_runner.frames import frame
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 from horovod_runner.reports import Reporter
 
-# How Horovod and torch.distributed say that somebody else went away.
-_SECONDARY_TEXTS = (
-    "Horovod has been shut down",
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "Socket closed",
-)
-_SECONDARY_TYPES = (
-    "HorovodInternalError",
-    "UnknownError",
-    "DistBackendError",
-    "DistNetworkError",
-    "RuntimeError",
-)
+# Whose frames stand before the user's own in each traceback.
+_OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "script.py"))
 
 
 def main(arguments: list[str]) -> int:
@@ -184,18 +171,16 @@ def _exited(error: SystemExit) -> WorkerOutcome:
 
 def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
     kind = type(error)
-    # The first frame is this module's.
-    own_frames = error.__traceback__.tb_next if error.__traceback__ else None
+    own_frames = error.__traceback__
+    while own_frames is not None and own_frames.tb_frame.f_code.co_filename in _OWN_FILES:
+        own_frames = own_frames.tb_next
     import traceback
 
     text = "".join(traceback.format_exception(kind, error, own_frames))
-    secondary = kind.__name__ in _SECONDARY_TYPES and any(
-        mark in str(error) for mark in _SECONDARY_TEXTS
-    )
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    return WorkerOutcome(False, exit_code, _pickle_error(error), name, text, secondary)
+    return WorkerOutcome(False, exit_code, _pickle_error(error), name, text, is_secondary(error))
 
 
 def _pickle_error(error: BaseException) -> bytes:

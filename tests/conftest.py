@@ -49,11 +49,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run the Spark tests through a Spark Connect server",
     )
+    parser.addoption(
+        "--slurm",
+        action="store_true",
+        help="run the tests of the launchers in an allocation of a Slurm; takes root",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test with ``ranks`` runs once on either launcher, or on Slurm's."""
+    if "ranks" in metafunc.fixturenames:
+        on_slurm = metafunc.config.getoption("--slurm")
+        launchers = ["slurm"] if on_slurm else ["local", "spark"]
+        metafunc.parametrize("ranks", launchers, indirect=True)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
     """On a cluster and over Connect, contracts that use neither would only be tested again."""
-    if not (config.getoption("--cluster") or config.getoption("--connect")):
+    if not any(config.getoption(option) for option in ("--cluster", "--connect", "--slurm")):
         return
     for item in items:
         elsewhere = {"ranks", "spark"}.isdisjoint(item.fixturenames)
@@ -134,6 +147,8 @@ class Ranks:
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.on_cluster:
             options.setdefault("gpus_per_rank", 0)
+        if self.launcher == "slurm":
+            return HorovodRunner(np=size, launcher="slurm", **options)
         np = -size if self.spark is None else size
         return HorovodRunner(np=np, spark=self.spark, **options)
 
@@ -143,9 +158,30 @@ class Ranks:
         return self.runner(size, **(options or {})).run(main, **kwargs)
 
 
-@pytest.fixture(params=["local", "spark"])
+@pytest.fixture(scope="session")
+def allocation(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """This process is in a Slurm allocation of four tasks."""
+    from tests.hpc import slurm
+
+    # Not pytest's folder: munge wants one that others can look into.
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
+        slurm.running(Path(folder)) as found,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in {**found, **slurm.allocate(found, 4)}.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture
 def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Each test with this runs once on either launcher."""
+    """Starts runs; see pytest_generate_tests."""
+    if request.param == "slurm":
+        request.getfixturevalue("allocation")
+        return Ranks("slurm", None)
     if request.param == "local":
         if request.config.getoption("--cluster") or request.config.getoption("--connect"):
             pytest.skip("the local launcher needs no Spark")

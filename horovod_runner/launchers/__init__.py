@@ -62,11 +62,13 @@ class Launcher(Protocol):
     """Starts ranks somewhere.
 
     Attributes:
+        where: its name for people: "local", a Spark master, a Slurm job.
         channel_host: the driver's IPv4 address or name as the ranks reach it.
         shares_files: whether all ranks are on this machine.
         frames: DataFrames, by name, whose rows come to the tasks with the launch.
     """
 
+    where: str
     channel_host: str
     shares_files: bool
     frames: Mapping[str, Any]

@@ -16,6 +16,7 @@ from horovod_runner.rank import Surroundings, run_rank
 class LocalLauncher:
     """Starts ranks on this machine; any number of them."""
 
+    where = "local"
     channel_host = "127.0.0.1"
     shares_files = True
     frames: Mapping[str, Any] = {}

@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -75,6 +75,7 @@ class SparkLauncher:
         self._notice = notice
         self._cancelled = cancelled
         self._master = conf_of(spark, "spark.master") or ""
+        self.where = self._master
         self._is_local = self._master.startswith("local") and "cluster" not in self._master
         self._is_connect = _spark_context(spark) is None
         self.frames: Mapping[str, DataFrame] = {}  # that come through the barrier job
@@ -403,6 +404,33 @@ def find_session() -> SparkSession:
         return SparkSession.active()
     except Exception:  # none, and no class of its own for that in all versions
         return SparkSession.builder.getOrCreate()
+
+
+def open_session(master: str, name: str, conf: Sequence[tuple[str, str]] = ()) -> SparkSession:
+    """A session on a master, or on a Connect server (``sc://``).
+
+    Args:
+        master: its URL.
+        name: the application's.
+        conf: settings of Spark, by name.
+
+    Raises:
+        LaunchError: pyspark is not installed, or there is none at that URL.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise LaunchError("pyspark is not installed: pip install horovod_runner[spark]") from error
+    builder = SparkSession.builder.appName(name)
+    for key, value in conf:
+        builder = builder.config(key, value)
+    try:
+        is_connect = master.startswith("sc://")
+        builder = builder.remote(master) if is_connect else builder.master(master)
+        return builder.getOrCreate()
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise LaunchError(f"no session on {master}: {first}. Is the master's URL right?") from error
 
 
 def _spark_context(spark: SparkSession) -> Any:

@@ -110,8 +110,8 @@ def test_the_table_stays_short_for_many_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "text"),
+    ("numbers", "text"),
     [([3], "rank 3"), ([2, 1], "ranks 1-2"), ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8")],
 )
-def test_ranks_are_written_briefly(ranks: list[int], text: str) -> None:
-    assert ranks_text(ranks) == text
+def test_ranks_are_written_briefly(numbers: list[int], text: str) -> None:
+    assert ranks_text(numbers) == text

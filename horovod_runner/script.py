@@ -1,0 +1,64 @@
+"""A plain script, or a function of one, as the ``main`` of a run.
+
+The file's text travels to the ranks, so executors need not have it. Modules beside it are found
+where the ranks see its folder; elsewhere ship them (``--ship-modules``, ``--py-files``).
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import types
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+class Script:
+    """Runs a file in a rank, as ``python FILE`` does; or calls one of its functions.
+
+    Args:
+        path: the file's.
+        source: its text.
+        function: the name of a function of it to call without arguments; None runs it as
+            ``__main__``.
+    """
+
+    def __init__(self, path: Path, source: str, function: str | None = None) -> None:
+        self._path = str(path)
+        self._source = source
+        self._function = function
+        #: Names it in messages, as that of a function would.
+        self.__qualname__ = path.name if function is None else f"{path.name}:{function}"
+
+    def __call__(self) -> Any:
+        """Run it; gives what the function returned."""
+        lines = self._source.splitlines(keepends=True)
+        # For tracebacks, where the file itself is not.
+        linecache.cache[self._path] = (len(self._source), None, lines, self._path)
+        if self._function is None:
+            module = sys.modules["__main__"]
+        else:
+            name = Path(self._path).stem
+            module = sys.modules[name] = types.ModuleType(name)
+        module.__file__ = self._path
+        exec(compile(self._source, self._path, "exec"), module.__dict__)  # noqa: S102 - the user's
+        return None if self._function is None else getattr(module, self._function)()
+
+
+class Imported:
+    """Calls a function of a module, imported in the rank and not on the driver.
+
+    Args:
+        module: the module's name.
+        function: the function's.
+    """
+
+    def __init__(self, module: str, function: str) -> None:
+        self._module = module
+        self._function = function
+        self.__qualname__ = f"{module}:{function}"
+
+    def __call__(self) -> Any:
+        """Call it; gives what it returned."""
+        return getattr(import_module(self._module), self._function)()

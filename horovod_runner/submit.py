@@ -1,0 +1,213 @@
+"""`horovod-runner run`: a script or function, run as ranks, and what its end means for a shell."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module, util
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.errors import CancelledError, RankFailedError
+from horovod_runner.launchers.spark import open_session
+from horovod_runner.runner import HorovodRunner, StartedBy
+from horovod_runner.script import Imported, Script
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INTERRUPTED, TERMINATED = 130, 143  # as a shell says: 128 and the number of the signal
+
+
+class UsageError(Exception):
+    """The command line names something that is not there, or contradicts itself."""
+
+
+def find_main(target: str, function: str | None) -> Callable[[], Any]:
+    """What a command line names: ``train.py``, ``train.py:main``, ``package.module:main``.
+
+    Args:
+        target: that.
+        function: the function, where ``target`` does not name it.
+
+    Raises:
+        UsageError: there is no such file, module or function, or the file is no Python.
+    """
+    where, colon, named = target.partition(":")
+    if colon and function is not None:
+        raise UsageError(f"{target} names a function already: leave --function {function} out")
+    name = named if colon else function
+    if where.endswith(".py"):
+        path = Path(where).absolute()
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{where} cannot be read: {error}") from error
+        _check(source, where, name)
+        return Script(path, source, name)
+    if not name:
+        raise UsageError(
+            f"{target} is no .py file, and names no function: train.py, train.py:main, or "
+            "package.module:main"
+        )
+    try:
+        spec = util.find_spec(where)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{where} cannot be imported: {error}") from error
+    if spec is None:
+        raise UsageError(f"there is no module {where} in {os.getcwd()} or among what is installed")
+    if spec.origin and spec.origin.endswith(".py"):
+        _check(Path(spec.origin).read_text(encoding="utf-8"), where, name)
+    return Imported(where, name)
+
+
+def _check(source: str, where: str, function: str | None) -> None:
+    """See that a file is Python and defines a function, without running it here.
+
+    Raises:
+        UsageError: it is not, or does not.
+    """
+    try:
+        tree = ast.parse(source, where)
+    except SyntaxError as error:
+        raise UsageError(
+            f"{where}, line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
+        ) from error
+    if function is None:
+        return
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    if function not in names and "*" not in names:
+        raise UsageError(f"{where} defines no {function}")
+
+
+def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run what the command line names; returns the exit status: the training's.
+
+    0 where it ended well, the exit code of the first rank that failed, 128 and the number of the
+    signal that killed it, 1 for an exception.
+
+    Raises:
+        UsageError: as :func:`find_main`, and where the number of ranks is missing.
+        HorovodRunnerError: the ranks could not be started, or were ended.
+    """
+    script = options.target.partition(":")[0]
+    is_file = script.endswith(".py")
+    # As Python itself does: the script's folder, or for a module the current one.
+    sys.path.insert(0, str(Path(script).absolute().parent) if is_file else os.getcwd())
+    main = find_main(options.target, options.function)
+    sys.argv = [script, *arguments]
+    np, started_by = _where(options.np, options.master)
+    try:
+        ship = [import_module(name) for name in options.ship_modules]
+    except ImportError as error:
+        raise UsageError(f"--ship-modules: {error}") from error
+    with _session(options, script) as spark, _terminable():
+        runner = HorovodRunner(
+            np=np,
+            spark=spark,
+            launcher=started_by,
+            driver_log_verbosity=options.driver_log_verbosity,
+            gpus_per_rank=options.gpus_per_rank,
+            env=dict(options.env),
+            checkpoint_dir=options.checkpoint_dir,
+            resume=options.resume,
+            max_restarts=options.max_restarts,
+            slot_timeout=options.slot_timeout,
+            hang_timeout=options.hang_timeout or None,
+            ship_modules=ship,
+        )
+        return _run(runner, main)
+
+
+def _run(runner: HorovodRunner, main: Callable[[], Any]) -> int:
+    try:
+        value = runner.run(main)
+    except Terminated:
+        return TERMINATED
+    except CancelledError as error:
+        print(f"horovod-runner: {error}", file=sys.stderr)
+        return TERMINATED
+    except Exception as error:
+        failed = error if isinstance(error, RankFailedError) else error.__cause__
+        if not isinstance(failed, RankFailedError):
+            raise
+        print(f"horovod-runner: {failed}", file=sys.stderr)
+        code = failed.exit_code
+        return 1 if code is None else 128 - code if code < 0 else code or 1
+    if value is not None:
+        print(value)
+    return 0
+
+
+def _where(np: int | None, master: str | None) -> tuple[int, StartedBy]:
+    """How many ranks, started by what.
+
+    Raises:
+        UsageError: it does not say.
+    """
+    in_slurm = "SLURM_JOB_ID" in os.environ and master is None
+    if np is None:
+        if in_slurm:
+            return int(os.environ.get("SLURM_NTASKS") or 1), "slurm"
+        if master is not None:
+            raise UsageError("--master needs --np, the number of ranks")
+        return -1, "spark"
+    if np == 0:
+        raise UsageError("--np 0: above 0 ranks run on Spark or Slurm, below 0 on this machine")
+    return np, "slurm" if in_slurm and np > 0 else "spark"
+
+
+@contextmanager
+def _session(options: argparse.Namespace, script: str) -> Iterator[SparkSession | None]:
+    """The session of ``--master``, until the run has ended; None: HorovodRunner finds one."""
+    if options.master is None:
+        yield None
+        return
+    session = open_session(options.master, f"horovod-runner {Path(script).name}", options.conf)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: `kill`, or a batch system that takes its machine back."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the ranks as Ctrl-C does."""
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """NAME=VALUE, for argparse.
+
+    Raises:
+        ArgumentTypeError: it is not of that form.
+    """
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value

@@ -1,0 +1,178 @@
+"""A real Slurm on this machine, from Debian's packages: munged, slurmctld and slurmd.
+
+Needs root: munge wants a key that is its own user's, and slurmd starts tasks as any user.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
+_START_SECONDS = 60.0
+
+_CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmdPort={node_port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/munge.socket
+CryptoType=crypto/munge
+SlurmUser=root
+SlurmdUser=root
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+"""
+
+
+def lacking() -> str:
+    """What keeps a Slurm from running here; empty if nothing does."""
+    if os.getuid() != 0:
+        return "Slurm's daemons are started as root"
+    missing = [name for name in COMMANDS if find(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def find(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+
+
+def _free_ports(count: int) -> list[int]:
+    # Bound together, so that they differ; Slurm takes no port 0.
+    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in with_ports]
+    for each in with_ports:
+        each.close()
+    return ports
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[dict[str, str]]:
+    """Start it; gives the variables with which its commands find it."""
+    host = socket.gethostname().split(".")[0]
+    controller_port, node_port = _free_ports(2)
+    for name in ("munge", "state", "spool"):
+        (folder / name).mkdir()
+    folder.chmod(0o755)
+    configuration = folder / "slurm.conf"
+    configuration.write_text(
+        _CONFIGURATION.format(
+            host=host,
+            controller_port=controller_port,
+            node_port=node_port,
+            folder=folder,
+            cpus=os.cpu_count(),
+        )
+    )
+    environment = {"SLURM_CONF": str(configuration)}
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str) -> None:
+        with (folder / f"{command[0]}.out").open("wb") as output:
+            started.append(
+                subprocess.Popen(
+                    [find(command[0]) or command[0], *command[1:]],
+                    env={**os.environ, **environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+
+    key = folder / "munge" / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+    munge = folder / "munge"
+    munge.chmod(0o755)
+    try:
+        start(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={munge}/munge.socket",
+            f"--pid-file={munge}/munged.pid",
+            f"--log-file={munge}/munged.log",
+            f"--seed-file={munge}/munged.seed",
+        )
+        _wait_for((munge / "munge.socket").exists, folder)
+        start("slurmctld", "-D", "-c", "-f", str(configuration))
+        start("slurmd", "-D", "-f", str(configuration), "-N", host)
+        _wait_for(lambda: b"idle" in _sinfo(environment), folder)
+        yield environment
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _sinfo(environment: dict[str, str]) -> bytes:
+    return subprocess.run(
+        ["sinfo", "--noheader", "--format=%T"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        check=False,
+    ).stdout
+
+
+def _wait_for(there: Callable[[], bool], folder: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not there():
+        if time.monotonic() > deadline:
+            logs = [
+                f"--- {path}\n{path.read_text(errors='replace')[-2000:]}"
+                for path in [
+                    *folder.glob("*.log"),
+                    *folder.glob("*.out"),
+                    *folder.glob("munge/*.log"),
+                ]
+            ]
+            raise RuntimeError("Slurm did not start:\n" + "\n".join(logs))
+        time.sleep(0.2)
+
+
+def allocate(environment: dict[str, str], tasks: int) -> dict[str, str]:
+    """Get an allocation that lasts as long as Slurm; gives the variables of who is in it."""
+    done = subprocess.run(
+        ["salloc", "--no-shell", f"--ntasks={tasks}", "--overcommit"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = re.search(r"job allocation (\d+)", done.stderr)
+    assert found, done.stderr
+    return {
+        "SLURM_JOB_ID": found[1],
+        "SLURM_NTASKS": str(tasks),
+        "SLURM_OVERCOMMIT": "1",
+        "SLURM_JOB_NODELIST": socket.gethostname().split(".")[0],
+        "SLURM_JOB_NUM_NODES": "1",
+    }
