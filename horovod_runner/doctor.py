@@ -6,6 +6,7 @@ Each check looks at one thing and returns a Finding; the report is their list.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -129,6 +130,24 @@ def _gpus(frameworks: list[inventory.Framework]) -> Iterator[Finding]:
     yield Finding(
         "MPI", "ok" if mpi else "absent", f"{mpi.version} at {mpi.path}" if mpi else "not found"
     )
+    yield _slurm()
+
+
+def _slurm() -> Finding:
+    srun = inventory.find_tool("srun")
+    job = os.environ.get("SLURM_JOB_ID")
+    if srun is None and job is None:
+        return Finding("Slurm", "absent", "not found")
+    if srun is None:
+        return Finding(
+            "Slurm",
+            "wrong",
+            f"this is job {job}, and srun is not on PATH",
+            "load your site's Slurm module, or bind its commands into the container",
+        )
+    tasks = os.environ.get("SLURM_NTASKS", "?")
+    where = f"job {job} with {tasks} task(s)" if job else "in no allocation"
+    return Finding("Slurm", "ok", f"{srun.version} at {srun.path}, {where}")
 
 
 def _horovod(framework: inventory.Framework) -> Iterator[Finding]:

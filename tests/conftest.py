@@ -163,8 +163,9 @@ def allocation(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     """This process is in a Slurm allocation of four tasks."""
-    from tests.hpc import slurm
+    from tests.hpc import require_slurm, slurm
 
+    require_slurm()
     # Not pytest's folder: munge wants one that others can look into.
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,

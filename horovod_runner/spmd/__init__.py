@@ -204,7 +204,7 @@ def _end_failed(session: _Session, error: BaseException) -> None:
         RankFailedError: it failed because another one had.
     """
     cause = session.neighbours.failure(_CAUSE_SECONDS) if is_secondary(error) else None
-    if cause is None:
+    if cause is None and not isinstance(error, RankFailedError):  # of which all were told
         text = "".join(traceback.format_exception(error))
         own = _Failure(session.neighbours.rank, socket.gethostname(), os.getpid(), text.strip())
         session.neighbours.fail(msgspec.msgpack.encode(own))

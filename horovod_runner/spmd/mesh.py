@@ -161,7 +161,7 @@ class Mesh:
         self.size = meeting.size
         self._calls = 0
         self._values: dict[tuple[int, int], bytes] = {}
-        self._frames: dict[int, list[zmq.Frame]] = defaultdict(list)
+        self._frames: dict[tuple[int, int], list[zmq.Frame]] = defaultdict(list)
         self._done: set[int] = set()
         self._failure: bytes | None = None
         self._context = zmq.Context()
@@ -229,9 +229,11 @@ class Mesh:
                 waiting = next(frames, None)
             # A moment's wait: a socket that takes nothing may do so again soon.
             self._receive(0 if moved else 1)
-            for rank in inward.keys() & self._frames.keys():
-                for frame in self._frames.pop(rank):
-                    inward[rank].take(frame.buffer)
+            for rank, room in inward.items():
+                for frame in self._frames.pop((rank, self._calls), ()):
+                    room.take(frame.buffer)
+        # Nobody goes on before: what comes early would have to be kept.
+        self.allgather(b"")
 
     def finish(self) -> None:
         """As :class:`Neighbours`."""
@@ -309,7 +311,7 @@ class Mesh:
         if head.kind == _VALUE:
             self._values[head.rank, head.call] = value.bytes
         elif head.kind == _DATA:
-            self._frames[head.rank].append(value)
+            self._frames[head.rank, head.call].append(value)
         else:
             self._done.add(head.rank)
         return True

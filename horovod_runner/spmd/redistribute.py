@@ -156,6 +156,7 @@ def _stays(leaf: Leaf, plan: Sequence[Move], rank: int) -> bool:
 def _move_array(leaf: Array, plan: Sequence[Move], neighbours: Neighbours) -> Any:
     rank = neighbours.rank
     if _stays(leaf, plan, rank):
+        neighbours.exchange(iter(()), [])
         return leaf.data
     size = leaf.row_bytes()
     share = np.empty((_share(plan, rank), *leaf.data.shape[1:]), leaf.data.dtype)
@@ -187,8 +188,6 @@ def _bytes_of(rows: np.ndarray[Any, Any]) -> memoryview:
 
 def _move_table(leaf: Table, plan: Sequence[Move], neighbours: Neighbours) -> Any:
     rank, size = neighbours.rank, neighbours.size
-    if _stays(leaf, plan, rank):
-        return leaf.give(leaf.data)
     pieces: dict[int, list[Any]] = {move.source: [] for move in plan if move.target == rank}
     sends = {
         move.target: _steps(move.begin, move.end, leaf.row_bytes())
@@ -212,6 +211,8 @@ def _move_table(leaf: Table, plan: Sequence[Move], neighbours: Neighbours) -> An
         )
         for source, data in came.items():
             pieces[source].append(leaf.load(memoryview(data)))
+    if _stays(leaf, plan, rank):
+        return leaf.give(leaf.data)
     for move in plan:
         if move.source == move.target == rank:
             pieces[rank].append(leaf.part(move.begin, move.end))

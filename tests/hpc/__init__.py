@@ -1,0 +1,54 @@
+"""Under a real Open MPI and a real Slurm, from Debian's packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hpc import slurm
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = str(ROOT / "tests" / "hpc" / "program.py")
+MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4")
+
+
+def require(missing: str) -> None:
+    """Skip the tests that need what is not here; where nothing may be missing, fail."""
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"{missing}: make packages")
+    if missing:
+        pytest.skip(f"{missing}: make packages")
+
+
+def require_mpi() -> None:
+    require("" if shutil.which("mpirun") else "not installed: Open MPI")
+
+
+def require_slurm() -> None:
+    require(slurm.lacking())
+
+
+def start(
+    *command: str, directory: Path = ROOT, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of this environment to its end."""
+    scripts = str(Path(sys.executable).parent)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=directory,
+        env={
+            **os.environ,
+            "PATH": f"{scripts}:{os.environ['PATH']}:/usr/sbin",
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        },
+    )

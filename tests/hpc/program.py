@@ -1,0 +1,138 @@
+"""A program of four ranks of which two train; started by whatever starts programs.
+
+    mpirun -np 4 python program.py [train|fail|fail-idle|exit]
+
+What it finds is asserted here; the last line of each rank says "rank N: ok".
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from horovod_runner import DataError, RankFailedError, spmd
+
+ROWS = (5, 0, 70_000, 3)
+STARTS = np.cumsum([0, *ROWS])
+SHARES = ((0, 35_004), (35_004, 70_008))
+LABEL = np.dtype([("id", "i8"), ("tag", "S3")])
+
+
+def part(begin: int, end: int) -> dict[str, Any]:
+    """Some rows of the whole; what rank r has are those from STARTS[r] on."""
+    row = np.arange(begin, end)
+    return {
+        "images": (row[:, None, None] % 251 * np.ones((1, 3, 4))).astype("u1"),
+        "strided": np.asfortranarray(row[:, None] * np.ones((1, 2))),
+        "names": np.array([f"row {i}" for i in row], dtype="<U9"),
+        "days": row.astype("M8[D]"),
+        "label": np.array([(i, b"ab") for i in row], dtype=LABEL),
+        "flag": row % 2 == 0,
+        "nothing": np.empty((len(row), 0)),
+        "objects": np.array([{"row": int(i)} for i in row], dtype=object),
+        "tables": (
+            pd.DataFrame({"a": row, "s": row.astype(str)}, index=row * 10),
+            pd.Series(row, name="y", dtype="Int64"),
+            pa.table({"a": row, "s": pa.array(row.astype(str)).dictionary_encode()}),
+            pa.RecordBatch.from_pydict({"a": row}),
+        ),
+    }
+
+
+def check(got: dict[str, Any], begin: int, end: int) -> None:
+    """See that a rank has what it should."""
+    expected = part(begin, end)
+    for name in expected.keys() - {"tables"}:
+        assert got[name].dtype == expected[name].dtype, name
+        assert got[name].shape == expected[name].shape, name
+        assert (got[name] == expected[name]).all(), name
+    frame, series, table, batch = got["tables"]
+    pd.testing.assert_frame_equal(frame, expected["tables"][0])
+    pd.testing.assert_series_equal(
+        series.reset_index(drop=True), expected["tables"][1].reset_index(drop=True)
+    )
+    assert table.to_pydict() == expected["tables"][2].to_pydict()
+    assert isinstance(batch, pa.RecordBatch)
+    assert batch.to_pydict() == expected["tables"][3].to_pydict()
+
+
+def train(x: np.ndarray[Any, Any]) -> None:
+    """A step's worth of Horovod: who is there, and that it reduces."""
+    import horovod.torch as hvd
+    import torch
+
+    assert hvd.is_initialized()
+    assert hvd.size() == 2
+    total = hvd.allreduce(torch.tensor([float(len(x))]), op=hvd.Sum)
+    assert total.item() == sum(ROWS), total
+
+
+def spmd_waited(rank: int, cpu_seconds: float) -> bool:
+    """Whether a rank that waited a second for the others left its core to them."""
+    return rank < 2 or cpu_seconds < 0.5
+
+
+def misfit(rank: int) -> None:
+    """What is of another kind on one rank is told on all of them."""
+    with pytest.raises(DataError, match="ranks 0, 3"):
+        spmd.prepare_data(np.zeros(3, "f4" if rank == 3 else "f8"))
+
+
+def main(mode: str) -> None:
+    """Run the program; ``mode`` says what goes wrong, if anything."""
+    spmd.start("torch", ranks_per_host=2)
+    import horovod.torch as hvd
+
+    rank = spmd._session.neighbours.rank  # type: ignore[union-attr]
+    assert spmd.initialized() == hvd.is_initialized() == (rank < 2)
+    assert not spmd.is_cuda_available()
+    misfit(rank)
+    own = part(STARTS[rank], STARTS[rank + 1])
+    if rank == 0:
+        own["names"] = own["names"].astype("<U5")  # as NumPy makes them: each rank's own width
+    got = spmd.prepare_data(own)
+    check(got, *(SHARES[rank] if rank < 2 else (0, 0)))
+    if mode == "exit":
+        if rank == 0:
+            sys.exit(0)  # without a word, and without end()
+        if spmd.initialized():
+            train(got["images"])
+        spmd.end()
+    # What rank 0 has is its share already; what the others have moves around it.
+    rows = [np.zeros(2), np.zeros(0), np.ones(1), np.ones(1)][rank]
+    still, frame = spmd.prepare_data([rows, pd.DataFrame({"a": rows})])
+    assert still.tolist() == frame["a"].tolist() == [[0, 0], [1, 1], [], []][rank]
+    try:
+        if (mode, rank) in (("fail", 1), ("fail-idle", 3)):
+            raise ValueError(f"what rank {rank} had to say")
+        if spmd.initialized():
+            train(got["images"])
+            time.sleep(1)  # the rest of a training, which the others wait for
+    finally:
+        before = time.process_time()
+        try:
+            spmd.end()
+            spmd.end()
+            assert spmd_waited(rank, time.process_time() - before)
+        except RankFailedError as error:
+            print(f"rank {rank}: told by end(): {error}", flush=True)
+            raise
+    assert not spmd.initialized()
+    assert not hvd.is_initialized()
+    # And once more, on all ranks, in the other order of the calls' arguments.
+    spmd.start("torch")
+    assert hvd.size() == 4
+    (x,) = spmd.prepare_data((own["images"],))
+    assert len(x) == 17_502
+    spmd.end()
+    print(f"rank {rank}: ok", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "train")

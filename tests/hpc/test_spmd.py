@@ -1,0 +1,101 @@
+"""start, prepare_data and end under everything that starts programs: program.py says what."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import horovod.torch as hvd
+import pytest
+
+from tests.hpc import MPIRUN, PROGRAM, require, require_mpi, start
+
+pytestmark = [pytest.mark.horovod, pytest.mark.timeout(280)]
+
+
+def all_ok(done: subprocess.CompletedProcess[str]) -> bool:
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    return all(f"rank {rank}: ok" in said for rank in range(4))
+
+
+def test_under_mpirun_with_horovods_gloo() -> None:
+    require_mpi()
+    assert all_ok(start(*MPIRUN, sys.executable, PROGRAM))
+
+
+def test_under_mpirun_with_horovod_over_mpi() -> None:
+    require_mpi()
+    require(
+        "" if hvd.mpi_built() else "Horovod was built without MPI (horovod-runner install --mpi)"
+    )
+    assert all_ok(start(*MPIRUN, sys.executable, PROGRAM, HOROVOD_CONTROLLER="mpi"))
+
+
+def test_under_srun_with_pmix(allocation: None) -> None:
+    done = start("srun", "--ntasks=4", "--mpi=pmix", sys.executable, PROGRAM)
+    assert all_ok(done)
+
+
+def test_srun_without_mpi_says_what_to_do(allocation: None) -> None:
+    done = start("srun", "--ntasks=2", sys.executable, PROGRAM)
+    assert done.returncode != 0
+    assert "srun started 2 tasks, and no MPI by which they know of each other" in done.stderr
+    assert "--mpi=pmix" in done.stderr
+
+
+def test_under_horovodrun() -> None:
+    assert all_ok(start("horovodrun", "-np", "4", "--gloo", sys.executable, PROGRAM))
+
+
+def test_under_horovod_runner() -> None:
+    done = start("horovod-runner", "run", PROGRAM, "--np", "-4")
+    assert all_ok(done)
+
+
+def test_in_a_spark_barrier_task() -> None:
+    code = f"""
+import runpy, sys
+from pyspark.sql import SparkSession
+
+def task(rows):
+    list(rows)
+    sys.argv = [{PROGRAM!r}]
+    runpy.run_path({PROGRAM!r}, run_name="__main__")
+    yield 1
+
+spark = SparkSession.builder.master("local[4]").config("spark.ui.enabled", "false").getOrCreate()
+print("tasks:", spark.sparkContext.parallelize(range(4), 4).barrier().mapPartitions(task).count())
+"""
+    done = start(sys.executable, "-c", code, PYSPARK_PYTHON=sys.executable)
+    assert "tasks: 4" in done.stdout, done.stderr
+    assert all_ok(done)
+
+
+@pytest.mark.parametrize("rank", [1, 3])
+def test_an_exception_of_one_rank_reaches_all(rank: int) -> None:
+    require_mpi()
+    done = start(*MPIRUN, sys.executable, PROGRAM, "fail" if rank == 1 else "fail-idle")
+    assert done.returncode != 0
+    told = f"RankFailedError: rank {rank} of the program"
+    assert done.stderr.count(told) == 3, done.stderr
+    # Their own traceback, and three times as what the others were told.
+    assert done.stderr.count(f"ValueError: what rank {rank} had to say") >= 4
+
+
+def test_a_rank_that_leaves_without_a_word_ends_the_others() -> None:
+    require_mpi()
+    done = start(*MPIRUN, sys.executable, PROGRAM, "exit")
+    assert done.returncode != 0
+    assert done.stderr.count("it exited without a call of spmd.end()") == 3
+
+
+def test_a_single_process_needs_nobody() -> None:
+    code = (
+        "import numpy as np; from horovod_runner import spmd; spmd.start('tensorflow');"
+        "import horovod.tensorflow as hvd; x = np.arange(3);"
+        "assert (hvd.size(), spmd.initialized()) == (1, True);"
+        "assert spmd.prepare_data(x) is x; spmd.end(); print('fine')"
+    )
+    done = start(sys.executable, "-c", code)
+    assert done.stdout == "fine\n", done.stderr

@@ -1,0 +1,129 @@
+"""Cloudera's image classifier: on CPUs, on GPUs by one argument, and its workers spun down."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.standalone import StandaloneCluster
+
+pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.timeout(280)]
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "examples" / "image_classifier.py")
+COMMAND = str(Path(sys.executable).parent / "horovod-runner")
+
+
+@pytest.fixture
+def nothing_stays() -> Iterator[None]:
+    yield
+    listed = subprocess.run([COMMAND, "ps"], capture_output=True, text=True, check=True)
+    assert listed.stdout == "no runs\n"
+
+
+def classify(*arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    return done
+
+
+def accuracy(output: str) -> float:
+    found = re.search(r"accuracy on \d+ held-out images: (\S+)%", output)
+    assert found, output
+    return float(found[1])
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real images in a folder for each class: scanned digits of two kinds."""
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    folder = tmp_path_factory.mktemp("photos")
+    digits = load_digits()
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        if label in (0, 1):
+            place = folder / ("zero", "one")[label]
+            place.mkdir(exist_ok=True)
+            image = Image.fromarray((pixels * 15.9).astype("uint8")).resize((40, 30))
+            image.save(place / f"{number}.{'jpg' if number % 2 else 'png'}")
+    return folder
+
+
+def test_it_learns_on_cpus(nothing_stays: None) -> None:
+    done = classify("--workers", "2", "--epochs", "3")
+    assert accuracy(done.stdout) > 85
+    assert done.stdout.count("on 2 CPU worker(s)") == 3
+
+
+def test_a_gpu_for_each_worker_of_two_nodes_by_one_argument(
+    photos: Path, tmp_path: Path, nothing_stays: None
+) -> None:
+    # Spark schedules GPUs whose names alone are real; the training itself then runs on CPUs.
+    with StandaloneCluster(tmp_path) as cluster:
+        where = ["--master", cluster.master, "--nodes", "2", "--workers", "4", "--gpu"]
+        what = ["--images", str(photos), "--size", "16", "--batch-size", "8", "--epochs", "4"]
+        done = classify(*where, *what)
+    table = re.findall(r"HorovodRunner: +(\d)  \S+ +\d+ +(\d)$", done.stderr, re.MULTILINE)
+    assert [rank for rank, _ in table] == ["0", "1", "2", "3"]
+    assert sorted(gpu for _, gpu in table) == ["0", "1", "2", "3"]
+    assert accuracy(done.stdout) > 90
+
+
+def test_gpus_that_are_not_there_are_told(nothing_stays: None) -> None:
+    done = classify("--gpu", exit_code=1)
+    assert "has 0 GPU(s) and its 2 ranks need 2" in done.stderr
+
+
+def test_a_folder_without_images_is_told(tmp_path: Path, nothing_stays: None) -> None:
+    (tmp_path / "cat").mkdir()
+    assert (
+        "a folder for each class is expected"
+        in classify("--images", str(tmp_path), exit_code=1).stderr
+    )
+
+
+def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
+    with subprocess.Popen(
+        [sys.executable, SCRIPT, "--epochs", "1000"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "epoch  1 on 2 CPU" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        assert "interrupted: all workers have ended" in process.stdout.read()
+    assert process.returncode == 130
+
+
+def test_stop_spins_down_what_another_terminal_started(nothing_stays: None) -> None:
+    with subprocess.Popen(
+        [sys.executable, SCRIPT, "--epochs", "1000"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "epoch  1 on 2 CPU" in line:
+                break
+        stopped = subprocess.run(
+            [COMMAND, "stop", "--all"], capture_output=True, text=True, check=True
+        )
+        assert re.fullmatch(r"[0-9a-f]{8}: ended\n", stopped.stdout)
+        _, said = process.communicate()
+    assert "all workers have ended: run" in said
+    assert process.returncode == 1
