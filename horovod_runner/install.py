@@ -40,7 +40,7 @@ class BuildPlan:
         mpi: build the MPI controller and data plane beside Gloo.
         cuda_home: the CUDA toolkit of a GPU build.
         nccl: the NCCL of a GPU build.
-        mpi_version: the version of the MPI compiler wrapper of an MPI build.
+        mpi_version: the version of the MPI of an MPI build.
     """
 
     frameworks: tuple[inventory.Framework, ...]
@@ -112,7 +112,9 @@ def plan(
             "--mpi needs an MPI compiler wrapper (mpicxx) on PATH: "
             "install libopenmpi-dev, or load your site's MPI module."
         )
-    mpi_version = mpi_tool.version if mpi_tool else None
+    # The wrapper's own --version is that of the compiler.
+    launcher = inventory.find_tool("mpirun", "mpiexec") if mpi_tool else None
+    mpi_version = (launcher or mpi_tool).version if mpi_tool else None
     if gpu is False:
         return BuildPlan(tuple(found), mpi=mpi, mpi_version=mpi_version)
     cuda_home, nccl = inventory.find_cuda_home(), inventory.find_nccl()

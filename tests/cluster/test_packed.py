@@ -1,0 +1,103 @@
+"""spark-submit to a cluster whose executors have neither Horovod nor this package.
+
+What they lack goes along: an environment that venv-pack has packed, and a module of the user's own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+import pyspark
+import pytest
+
+from tests.cluster.standalone import Place, StandaloneCluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.horovod, pytest.mark.timeout(280)]
+ROOT = Path(__file__).parents[2]
+NEEDED = ["torch", "numpy", "pandas", "pyarrow", "cloudpickle", "msgspec", "psutil", "pyzmq"]
+NEEDED += ["tqdm", "wrapt", "packaging", "PyYAML", "venv-pack"]
+
+
+@pytest.fixture(autouse=True)
+def _only_with_the_option(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--cluster") or request.config.getoption("--connect"):
+        pytest.skip("needs --cluster, and starts sessions of its own")
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment for the executors, made as docs/spark.md says."""
+    folder = tmp_path_factory.mktemp("packed")
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    pip = [str(environment / "bin" / "pip"), "install", "--quiet"]
+    # The wheel that `horovod-runner install` has built for this very environment.
+    built = json.loads(importlib.metadata.distribution("horovod").read_text("direct_url.json"))
+    wheel = unquote(urlparse(built["url"]).path)
+    constraints = str(ROOT / "constraints" / "petastorm.txt")
+    pinned = [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED]
+    subprocess.run([*pip, "--constraint", constraints, *pinned], check=True)
+    subprocess.run([*pip, "--no-deps", wheel, str(ROOT)], check=True)
+    # Not .tar: Spark unpacks that by Java, which refuses the link to the interpreter.
+    archive = folder / "environment.tar.gz"
+    pack = [str(environment / "bin" / "venv-pack"), "--prefix", str(environment), "--quiet"]
+    pack += ["--compress-level", "1"]
+    left_out = ["--exclude", "*/torch/include/*", "--exclude", "*/tests/*"]
+    subprocess.run([*pack, *left_out, "--output", str(archive)], check=True)
+    return archive
+
+
+def test_archives_and_py_files_bring_all_that_executors_lack(packed: Path, tmp_path: Path) -> None:
+    helper = tmp_path / "helper.py"
+    helper.write_text("def scale(x):\n    return 3 * x\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys
+        from pyspark.sql import SparkSession
+        from horovod_runner import HorovodRunner
+        from helper import scale
+
+        def main(x):
+            import horovod.torch as hvd
+            import torch
+            hvd.init()
+            total = hvd.allreduce(torch.tensor([x]), op=hvd.Sum)
+            places = hvd.allgather_object((sys.prefix, hvd.__file__))
+            return scale(total.item()), places
+
+        spark = SparkSession.builder.getOrCreate()
+        total, places = HorovodRunner(np=2, spark=spark, gpus_per_rank=0).run(main, x=1.0)
+        for prefix, horovod in places:
+            assert prefix.endswith("/environment"), prefix
+            assert horovod.startswith(prefix), horovod
+        print("total", total)
+        spark.stop()
+        """)
+    )
+    with StandaloneCluster(tmp_path, [Place()]) as cluster:
+        done = subprocess.run(
+            [
+                str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+                *("--master", cluster.master, "--executor-memory", "512m"),
+                *("--py-files", str(helper), "--archives", f"{packed}#environment"),
+                str(script),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+            env={
+                **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+                "PYSPARK_DRIVER_PYTHON": sys.executable,
+                "PYSPARK_PYTHON": "./environment/bin/python",
+            },
+        )
+    assert "total 6.0" in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,211 @@
+"""`horovod-runner run`, `ps` and `stop` as a shell sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = pytest.mark.horovod
+
+COMMAND = str(Path(sys.executable).parent / "horovod-runner")
+SCRIPT = """
+import os, signal, sys, threading
+import helper
+from horovod_runner import current_attempt, load_checkpoint, save_checkpoint
+
+class Net:
+    pass
+
+def main():
+    what, rank = sys.argv[1:], os.environ["RANK"]
+    print("rank", rank, "of", os.environ["WORLD_SIZE"], __name__, helper.X, what, flush=True)
+    if "wait" in what:
+        print("waits", os.getpid(), flush=True)
+        threading.Event().wait()
+    if "exit" in what:
+        sys.exit(7)
+    if "raise" in what and rank == "1":
+        raise ValueError("what was wrong")
+    if "die" in what and rank == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "once" in what and current_attempt() == 1:
+        save_checkpoint({"step": 5}, 5)
+        raise RuntimeError("the first time")
+    found = load_checkpoint() if os.environ["WORLD_SIZE"] == "1" else None
+    return f"goes on from {found and found.state['step']}, {Net.__module__}"
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("X = 42\n")
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ps` shows the runs of this test, and no others of this machine's drivers."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "run", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=folder,
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+    )
+
+
+def other(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.fixture
+def waiting(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run whose two ranks wait for ever."""
+    with subprocess.Popen(
+        [COMMAND, "run", "train.py", "--np", "-2", "--", "wait"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    ) as process:
+        assert process.stdout is not None
+        seen = 0
+        while seen < 2:
+            line = process.stdout.readline()
+            assert line, process.stderr and process.stderr.read()
+            seen += "waits" in line
+        yield process
+        if process.poll() is None:
+            process.kill()
+
+
+def test_a_script_runs_on_every_rank_with_its_own_arguments(folder: Path) -> None:
+    done = run("train.py", "--np", "-2", "--", "--lr", "0.1", "--", "x", folder=folder)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        said = f"[{rank}] rank {rank} of 2 __main__ 42 ['--lr', '0.1', '--', 'x']"
+        assert said in done.stdout
+
+
+def test_a_function_is_called_and_what_it_returns_is_printed(folder: Path) -> None:
+    done = run("train.py:main", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 of 1 train 42 []" in done.stdout
+    assert done.stdout.endswith("goes on from None, train\n")
+    by_module = run("train:main", folder=folder)
+    assert by_module.stdout == done.stdout, by_module.stderr
+
+
+@pytest.mark.spark
+def test_it_runs_on_a_spark_master(folder: Path) -> None:
+    where = ["--master", "local[2]", "--np", "2", "--conf", "spark.ui.enabled=false"]
+    done = run("train.py", *where, "--cpu", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "[1] rank 1 of 2 __main__ 42 []" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "told"),
+    [
+        ("exit", 7, "main called sys.exit, exit code 7"),
+        ("raise", 1, "ValueError: what was wrong"),
+        ("die", 128 + signal.SIGKILL, "SIGKILL"),
+    ],
+)
+def test_the_exit_status_is_the_trainings(folder: Path, what: str, status: int, told: str) -> None:
+    done = run("train.py", "--np", "-2", "--", what, folder=folder)
+    assert done.returncode == status
+    assert told in done.stderr
+    # The training's own traceback, and nothing of what launched it.
+    assert "horovod_runner/" not in done.stderr
+
+
+def test_it_restarts_and_goes_on_from_a_checkpoint(folder: Path) -> None:
+    kept = ["--checkpoint-dir", "kept", "--max-restarts", "1"]
+    done = run("train.py:main", *kept, "--", "once", folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "goes on from 5" in done.stdout
+    again = run("train.py:main", "--checkpoint-dir", "kept", "--resume", folder=folder)
+    assert "goes on from 5" in again.stdout
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all_ranks(
+    waiting: subprocess.Popen[str], number: signal.Signals, status: int
+) -> None:
+    waiting.send_signal(number)
+    _, said = waiting.communicate()
+    assert waiting.returncode == status
+    assert "interrupted: ending all ranks" in said
+    assert other("ps").stdout == "no runs\n"
+
+
+def test_ps_lists_a_run_and_stop_ends_it(waiting: subprocess.Popen[str]) -> None:
+    (found,) = json.loads(other("ps", "--json").stdout)
+    entry, run_id = found["entry"], found["run_id"]
+    assert (entry["main"], entry["np"], entry["where"]) == ("train.py", -2, "local")
+    assert entry["pid"] == waiting.pid
+    assert {pid for _, _, pid in entry["ranks"]} <= set(found["processes"])
+    assert re.search(rf"{run_id} +train.py +-2 +local ", other("ps").stdout)
+    assert other("stop", "nothing").returncode == 1
+    # A part of its id will do.
+    stopped = other("stop", run_id[:5])
+    assert stopped.stdout == f"{run_id}: ended\n"
+    _, said = waiting.communicate()
+    assert waiting.returncode == 143
+    assert f"run {run_id} was cancelled" in said
+    assert not any(map(psutil.pid_exists, found["processes"]))
+
+
+def test_stop_ends_what_a_killed_driver_left_behind(waiting: subprocess.Popen[str]) -> None:
+    (found,) = json.loads(other("ps", "--json").stdout)
+    workers = [psutil.Process(pid) for _, _, pid in found["entry"]["ranks"]]
+    # The guards would end them at once: frozen, they stand for what nobody can foresee.
+    for guard in {worker.parent() for worker in workers}:
+        assert guard is not None
+        guard.suspend()
+    waiting.kill()
+    waiting.wait()
+    assert all(worker.is_running() for worker in workers)
+    assert "(gone)" in other("ps").stdout
+    assert other("stop", "--all").returncode == 0
+    assert not any(worker.is_running() for worker in workers)
+    assert other("ps").stdout == "no runs\n"
+    assert other("stop", "--all").stdout == "no runs\n"
+
+
+def test_a_driver_that_was_killed_leaves_no_entry(waiting: subprocess.Popen[str]) -> None:
+    waiting.kill()
+    waiting.wait()
+    deadline = time.monotonic() + 30
+    while other("ps").stdout != "no runs\n":  # its ranks end by themselves
+        assert time.monotonic() < deadline
+    assert not list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.json"))
+
+
+def test_the_list_is_this_users_alone(waiting: subprocess.Popen[str]) -> None:
+    place = Path(os.environ["XDG_STATE_HOME"], "horovod_runner", "runs")
+    assert place.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in place.iterdir())
