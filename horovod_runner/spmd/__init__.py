@@ -1,4 +1,6 @@
-"""Deep learning inside a program whose ranks already exist: Bodo's calls, wherever it runs.
+"""Deep learning inside a program whose ranks already exist, by Bodo's calls.
+
+On every rank::
 
     from horovod_runner import spmd
 

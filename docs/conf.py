@@ -1,0 +1,26 @@
+"""How Sphinx makes the pages; `make docs` runs it, and a warning is an error."""
+
+from __future__ import annotations
+
+from horovod_runner import __version__
+
+project = "horovod_runner"
+author = "The horovod_runner developers"
+project_copyright = author
+release = version = __version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinxcontrib.mermaid",
+]
+html_theme = "furo"
+html_title = f"horovod_runner {version}"
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+myst_fence_as_directive = ["mermaid"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_use_ivar = True
+napoleon_use_rtype = False
