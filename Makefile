@@ -65,7 +65,7 @@ test-hpc: $(MAIN)/.ready $(BODO)/.ready
 # pyspark's own package has from 4.0 on.
 test-latest: $(LATEST)/.ready
 	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/unit/data tests/contract/test_horovod.py \
-		tests/contract/test_data.py tests/real/test_feeds.py
+		tests/contract/test_data.py tests/real/test_feeds.py tests/cluster/test_profile.py
 	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract tests/connect --connect \
 		--ignore tests/contract/test_hang.py --ignore tests/contract/test_horovod.py
 
@@ -89,6 +89,7 @@ bench: $(MAIN)/.ready
 	$(MAIN)/bin/python benchmarks/reports.py
 	$(MAIN)/bin/python benchmarks/checkpoints.py
 	$(MAIN)/bin/python benchmarks/keras_steps.py
+	$(MAIN)/bin/python benchmarks/prepare_data.py
 
 clean:
 	rm -rf $(MAIN) $(LATEST) $(BODO) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache

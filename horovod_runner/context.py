@@ -128,8 +128,8 @@ def save_checkpoint(state: Any, step: int, metrics: Mapping[str, Any] | None = N
     training goes on.
 
     Args:
-        state: a dict with what ``state_dict()`` gives, tensors, NumPy arrays and plain values; a Keras model;
-            bytes; or the path of a folder.
+        state: a dict with what ``state_dict()`` gives, tensors, NumPy arrays and plain values; a
+            Keras model; bytes; or the path of a folder.
         step: how many steps have been done.
         metrics: numbers by name, by which the best checkpoints are kept (``best``).
 

@@ -33,6 +33,7 @@ from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.terminal import TerminalSink
 
 if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
 Verbosity = Literal["all", "log_callback_only"]
@@ -93,6 +94,8 @@ class HorovodRunner:
         warn_pickle_bytes: above this size of ``main`` and its arguments a warning names the
             largest part.
         spark: the session for ``np`` >= 0; None takes the active one, or creates one.
+        resource_profile: what a task of the barrier job takes (Spark's stage-level scheduling, from
+            4.0 on); None takes the application's settings.
         launcher: what starts the ranks of ``np`` >= 0: "spark", or in a Slurm allocation "slurm",
             which needs no Spark; a slot is a task of the allocation then.
 
@@ -127,12 +130,18 @@ class HorovodRunner:
         check_sync: Literal["epoch"] | None = None,
         warn_pickle_bytes: int = 64 << 20,
         spark: SparkSession | None = None,
+        resource_profile: ResourceProfile | None = None,
         launcher: StartedBy = "spark",
     ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise TypeError(f"np must be an int, not {type(np).__name__}")
-        _one_of("driver_log_verbosity", driver_log_verbosity, get_args(Verbosity))
-        _one_of("gpu_pinning", gpu_pinning, get_args(Pinning))
+        for name, chosen, choices in (
+            ("driver_log_verbosity", driver_log_verbosity, get_args(Verbosity)),
+            ("gpu_pinning", gpu_pinning, get_args(Pinning)),
+            ("check_sync", check_sync, (None, "epoch")),
+            ("launcher", launcher, get_args(StartedBy)),
+        ):
+            _one_of(name, chosen, choices)
         if slot_timeout is not None and slot_timeout < 0:
             raise ValueError(f"slot_timeout is in seconds and cannot be {slot_timeout}")
         if hang_timeout is not None and not hang_timeout > 0:
@@ -166,8 +175,6 @@ class HorovodRunner:
             max_restarts=max_restarts,
         )
         _check_sinks(report_ranks, sinks)
-        _one_of("check_sync", check_sync, (None, "epoch"))
-        _one_of("launcher", launcher, get_args(StartedBy))
         if np == 0:
             warnings.warn(
                 "np=0 (all slots) is deprecated: the number of slots depends on which executors "
@@ -198,6 +205,7 @@ class HorovodRunner:
         self._check_sync = check_sync is not None
         self._warn_pickle_bytes = warn_pickle_bytes
         self._spark = spark
+        self._resource_profile = resource_profile
         self._started_by = launcher
         self._runs: dict[threading.Event, Driver | None] = {}
         #: The run that is under way, or the last one; None before the first.
@@ -337,6 +345,7 @@ class HorovodRunner:
             "_runs": {},
             "_ship_modules": (),
             "_sinks": (),
+            "_resource_profile": None,
             "last_run": None,
         }
         return {**self.__dict__, **left_here}
@@ -375,7 +384,14 @@ class HorovodRunner:
             return SlurmLauncher(self._slot_timeout)
         spark = self._spark or find_session()
         notice = TerminalSink(1).notice
-        return SparkLauncher(spark, self._slot_timeout, notice, cancelled, Deputy)
+        return SparkLauncher(
+            spark,
+            self._slot_timeout,
+            notice,
+            cancelled,
+            Deputy,
+            profile=self._resource_profile,
+        )
 
 
 def _whole(name: str, value: object, least: int, note: str) -> None:

@@ -34,6 +34,7 @@ from horovod_runner.rank import Surroundings, run_rank, stderr_echo
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,10 @@ class SparkLauncher:
         notice: takes a line for the user.
         cancelled: ends the wait when it is set.
         deputy: stands in for the driver, in a task, where no task can reach it (Spark Connect).
+        profile: what a task takes, instead of the application's settings.
+
+    Raises:
+        ValueError: this Spark takes no profile.
     """
 
     def __init__(
@@ -68,7 +73,15 @@ class SparkLauncher:
         notice: Callable[[str], None],
         cancelled: threading.Event,
         deputy: Callable[[Job, str], apart.Deputy] | None = None,
+        *,
+        profile: ResourceProfile | None = None,
     ) -> None:
+        if profile is not None and int(spark.version.partition(".")[0]) < 4:
+            raise ValueError(
+                f"resource_profile takes Spark 4.0 or later, and this is {spark.version}: say what "
+                "a task takes by spark.task.cpus and spark.task.resource.gpu.amount"
+            )
+        self._profile = profile
         self._deputy = deputy
         self._spark = spark
         self._slot_timeout = slot_timeout
@@ -97,9 +110,8 @@ class SparkLauncher:
             )
         deadline = time.monotonic() + max(self._patience(), patience)
         said = time.monotonic()
-        count = connect.count_slots if self._is_connect else _count_slots
         while True:
-            there = count(self._spark)
+            there = self._count_slots()
             if there is None:
                 return self._unknown_slots(size)
             if there >= max(1, size):
@@ -121,6 +133,12 @@ class SparkLauncher:
         started = conf_of(self._spark, "spark.app.startTime")
         age = time.time() - int(started) / 1000 if started else _STARTUP_SECONDS
         return min(_STARTUP_SECONDS, max(0.0, _STARTUP_SECONDS - age))
+
+    def _count_slots(self) -> int | None:
+        """How many tasks run at a time; None where Spark does not tell."""
+        if not self._is_connect:
+            return _count_slots(self._spark, self._profile)
+        return connect.count_slots(self._spark) if self._profile is None else None
 
     def _unknown_slots(self, size: int) -> int:
         if size == 0:
@@ -151,6 +169,9 @@ class SparkLauncher:
         )
 
     def _need(self) -> str:
+        if self._profile is not None:
+            taken = self._profile.taskResources.values()
+            return ", ".join(f"{each.resourceName} {each.amount:g}" for each in taken)
         gpus = conf_of(self._spark, "spark.task.resource.gpu.amount")
         return f"spark.task.cpus={conf_of(self._spark, 'spark.task.cpus') or '1'}" + (
             f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
@@ -166,7 +187,7 @@ class SparkLauncher:
         echo = self._is_connect or not self._is_local  # else it is this process's own terminal
         task = partial(_run_task, job, address, echo=echo, deputy=deputy, frames=tuple(self.frames))
         if not self._is_connect:
-            return SparkLaunch(self._spark, job, task, wake, self.frames)
+            return SparkLaunch(self._spark, job, task, wake, self.frames, profile=self._profile)
         seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
         late = SlotError(
             f"np={job.size}: Spark has started no task within {seconds:.0f} s. It starts all tasks "
@@ -175,7 +196,16 @@ class SparkLauncher:
             f"takes: {self._need()}. Lower np, add executors or cores, or raise slot_timeout "
             "to wait longer."
         )
-        return ConnectLaunch(self._spark, job, task, wake, self.frames, late=late, seconds=seconds)
+        return ConnectLaunch(
+            self._spark,
+            job,
+            task,
+            wake,
+            self.frames,
+            profile=self._profile,
+            late=late,
+            seconds=seconds,
+        )
 
 
 class SparkLaunch:
@@ -193,7 +223,10 @@ class SparkLaunch:
         task: Callable[..., Any],
         wake: Callable[[], None],
         frames: Mapping[str, DataFrame],
+        *,
+        profile: ResourceProfile | None,
     ) -> None:
+        self._profile = profile
         self._spark = spark
         self._job = job
         self._frames = frames
@@ -231,7 +264,11 @@ class SparkLaunch:
         else:
             tasks = self._spark.range(0, size, 1, size)
         with _own_python(self._spark):
-            return tasks.mapInArrow(self._task, _OUTCOME_SCHEMA, barrier=True)
+            if self._profile is None:  # Spark 3.5 knows no such argument
+                return tasks.mapInArrow(self._task, _OUTCOME_SCHEMA, barrier=True)
+            return tasks.mapInArrow(
+                self._task, _OUTCOME_SCHEMA, barrier=True, profile=self._profile
+            )
 
     def _name_job(self) -> None:
         text = f"HorovodRunner np={self._job.size}"
@@ -283,6 +320,7 @@ class ConnectLaunch(SparkLaunch):
         wake: Callable[[], None],
         frames: Mapping[str, DataFrame],
         *,
+        profile: ResourceProfile | None,
         late: SlotError,
         seconds: float,
     ) -> None:
@@ -291,7 +329,7 @@ class ConnectLaunch(SparkLaunch):
         self._tag = f"horovod_runner-{job.run_id}"
         self._tags = {*spark.getTags(), self._tag}
         self._progress = connect.TaskProgress(spark, job.size, wake)
-        super().__init__(spark, job, task, wake, frames)
+        super().__init__(spark, job, task, wake, frames, profile=profile)
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             connect.Lookout(endpoint, self._done, self._lost_server)
@@ -441,15 +479,19 @@ def _spark_context(spark: SparkSession) -> Any:
         return None
 
 
-def _count_slots(spark: SparkSession) -> int | None:
+def _count_slots(spark: SparkSession, profile: ResourceProfile | None) -> int | None:
     """How many tasks the cluster runs at a time; None where Spark does not tell.
 
     The one use of Spark's internals: no public call counts slots with GPUs in mind.
     """
     try:
         scala_context = spark.sparkContext._jsc.sc()
-        profile = scala_context.resourceProfileManager().defaultResourceProfile()
-        return int(scala_context.maxNumConcurrentTasks(profile))
+        manager = scala_context.resourceProfileManager()
+        found = manager.defaultResourceProfile()
+        if profile is not None:
+            found = profile._java_resource_profile
+            manager.addResourceProfile(found)  # or Spark knows it with its first job alone
+        return int(scala_context.maxNumConcurrentTasks(found))
     except Exception:
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -139,3 +140,11 @@ def test_output_goes_to_the_stream_of_its_name(capsys: pytest.CaptureFixture[str
     captured = capsys.readouterr()
     assert captured.err == "[1] a\n[1] b\n"
     assert captured.out == "[0] c\nno newline yet"
+
+
+def test_a_spark_that_takes_no_profile_is_told() -> None:
+    spark: Any = SimpleNamespace(version="3.5.9")
+    profile: Any = object()
+    runner = HorovodRunner(np=1, spark=spark, resource_profile=profile)
+    with pytest.raises(ValueError, match=r"takes Spark 4\.0 or later, and this is 3\.5\.9"):
+        runner.run(print)

@@ -1,0 +1,57 @@
+"""Stage-level scheduling: the barrier job takes GPUs that the application's other tasks do not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.cluster.standalone import StandaloneCluster
+
+pytestmark = pytest.mark.spark
+# In a process of its own: one process has one application.
+_SCRIPT = """
+import os, sys
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+from pyspark.sql import SparkSession
+from horovod_runner import HorovodRunner, SlotError, log_to_driver
+
+def profile(gpus):
+    takes = TaskResourceRequests().cpus(1).resource("gpu", gpus)
+    return ResourceProfileBuilder().require(takes).build
+
+def main():
+    shown = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+    log_to_driver("own " + shown[int(os.environ["HOROVOD_RUNNER_DEVICE"])])
+
+builder = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
+builder = builder.config("spark.executor.resource.gpu.amount", "2")
+spark = builder.config("spark.executor.memory", "512m").getOrCreate()
+HorovodRunner(np=4, spark=spark, resource_profile=profile(1)).run(main)
+try:
+    HorovodRunner(np=4, spark=spark, resource_profile=profile(2), slot_timeout=0).run(main)
+except SlotError as error:
+    print(error)
+spark.stop()
+"""
+
+
+@pytest.mark.skipif(pyspark.__version__ < "4", reason="DataFrames take profiles from Spark 4.0 on")
+def test_a_rank_takes_what_the_profile_says(tmp_path: Path) -> None:
+    with StandaloneCluster(tmp_path) as cluster:
+        done = subprocess.run(
+            [sys.executable, "-c", _SCRIPT, cluster.master],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        )
+    assert done.returncode == 0, done.stderr
+    own = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("own ")]
+    assert sorted(own) == ["0", "1", "2", "3"]
+    assert "has 2. A slot is what one task takes: cpus 1, gpu 2" in done.stdout
