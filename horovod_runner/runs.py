@@ -99,21 +99,25 @@ class Registration(Sink):
         self._path: Path | None = None
 
     def __enter__(self) -> Registration:
-        with suppress(OSError, RuntimeError):  # Path.home() where there is none
+        path = None
+        try:
             place = folder()
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path = place / f"{self._entry.run_id}.json"
-            self._fifo = self._path.with_suffix(".stop")
-            os.mkfifo(self._fifo, 0o600)
+            path = place / f"{self._entry.run_id}.json"
+            self._write(path)
+            fifo = path.with_suffix(".stop")
+            os.mkfifo(fifo, 0o600)
             # Also to write: so it never ends, and this end can wake itself.
-            self._orders = os.open(self._fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            self._thread = threading.Thread(
-                target=self._listen, name="horovod_runner-orders", daemon=True
-            )
-            self._thread.start()
-            self._write()
+            self._orders = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, RuntimeError):  # Path.home() where there is none
+            if path is not None:
+                _forget(self._entry.run_id)
             return self
-        self._path = None
+        self._path = path
+        self._thread = threading.Thread(
+            target=self._listen, name="horovod_runner-orders", daemon=True
+        )
+        self._thread.start()
         return self
 
     def __exit__(
@@ -127,8 +131,8 @@ class Registration(Sink):
         os.write(self._orders, _CLOSE)
         self._thread.join()
         os.close(self._orders)
-        for path in (self._path, self._fifo):
-            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            _forget(self._entry.run_id)
 
     def _listen(self) -> None:
         while True:
@@ -139,19 +143,18 @@ class Registration(Sink):
             if order == _STOP:
                 self._cancel()
 
-    def _write(self) -> None:
-        assert self._path is not None  # noqa: S101 - or nobody calls this
-        partial = self._path.with_suffix(".part")
-        with open(partial, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+    def _write(self, path: Path) -> None:
+        partial = path.with_suffix(".part")
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(msgspec.json.encode(self._entry))
-        partial.replace(self._path)
+        partial.replace(path)
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         """As :class:`~horovod_runner.sinks.Sink`."""
         if self._path is not None:
             self._entry.ranks = [(each.rank, each.host, each.pid) for each in ranks]
             with suppress(OSError):
-                self._write()
+                self._write(self._path)
 
 
 class Found(msgspec.Struct):

@@ -121,6 +121,9 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
     except HorovodRunnerError:  # raised by all
         neighbours.close(together=True)
         raise
+    except Exception as error:  # of Horovod's own
+        _end_failed(session, error)
+        raise
     _session = session
     atexit.register(_at_exit)
 

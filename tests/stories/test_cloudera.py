@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -21,10 +22,17 @@ COMMAND = str(Path(sys.executable).parent / "horovod-runner")
 
 
 @pytest.fixture
-def nothing_stays() -> Iterator[None]:
+def nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # A list of this test's own: others may have runs on this machine.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield
-    listed = subprocess.run([COMMAND, "ps"], capture_output=True, text=True, check=True)
-    assert listed.stdout == "no runs\n"
+    assert runs() == []
+
+
+def runs() -> list[str]:
+    """The ids of this test's runs."""
+    done = subprocess.run([COMMAND, "ps", "--json"], capture_output=True, text=True, check=True)
+    return [run["run_id"] for run in json.loads(done.stdout) if run["entry"] is not None]
 
 
 def classify(*arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -120,10 +128,9 @@ def test_stop_spins_down_what_another_terminal_started(nothing_stays: None) -> N
         for line in process.stdout:
             if "epoch  1 on 2 CPU" in line:
                 break
-        stopped = subprocess.run(
-            [COMMAND, "stop", "--all"], capture_output=True, text=True, check=True
-        )
-        assert re.fullmatch(r"[0-9a-f]{8}: ended\n", stopped.stdout)
+        (run,) = runs()
+        stopped = subprocess.run([COMMAND, "stop", run], capture_output=True, text=True, check=True)
+        assert stopped.stdout == f"{run}: ended\n"
         _, said = process.communicate()
     assert "all workers have ended: run" in said
     assert process.returncode == 1

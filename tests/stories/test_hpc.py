@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,7 @@ def slurm(*command: str, directory: Path) -> subprocess.CompletedProcess[str]:
         *command,
         directory=directory,
         VENV=VENV,
+        XDG_STATE_HOME=str(directory / "state"),
         CHECKPOINTS=str(directory / "checkpoints"),
     )
     assert done.returncode == 0, done.stderr
@@ -37,6 +39,14 @@ def submit(*arguments: str, directory: Path) -> str:
     found = re.search(r"batch job (\d+)", said)
     assert found, said
     return found[1]
+
+
+def runs(directory: Path) -> list[dict[str, Any]]:
+    """The runs of this test."""
+    found: list[dict[str, Any]] = json.loads(
+        slurm("horovod-runner", "ps", "--json", directory=directory).stdout
+    )
+    return [run for run in found if run["entry"] is not None]
 
 
 def wait_for_end(job: str, directory: Path) -> str:
@@ -77,14 +87,15 @@ def test_a_job_that_was_cancelled_leaves_nothing_and_goes_on_when_submitted_agai
     deadline = time.monotonic() + 120
     while not list(checkpoints.glob("*.json")) and time.monotonic() < deadline:
         time.sleep(0.2)
-    running = json.loads(slurm("horovod-runner", "ps", "--json", directory=here).stdout)
+    running = runs(here)
     assert [run["entry"]["where"] for run in running] == [f"slurm job {job}"]
     assert len(running[0]["entry"]["ranks"]) == 4
     slurm("scancel", job, directory=here)
     assert wait_for_end(job, here) == "CANCELLED"
-    while (left := slurm("horovod-runner", "ps", directory=here).stdout) != "no runs\n":
+    while left := runs(here):
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
+    assert running[0]["run_id"] not in slurm("horovod-runner", "ps", directory=here).stdout
     last = max(int(path.name.split("-")[1]) for path in checkpoints.glob("*.json"))
     again = submit(JOB, "--epochs", str(last + 2), directory=here)
     assert wait_for_end(again, here) == "COMPLETED"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from horovod_runner import InstallError, cli, doctor, install
+from horovod_runner import InstallError, cli, doctor, install, runs
 from horovod_runner.doctor import Finding
 
 
@@ -68,3 +68,30 @@ def test_the_report_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> No
         "ok": True,
         "findings": [{"name": "GPUs", "status": "ok", "detail": "1\n2", "advice": ""}],
     }
+
+
+def test_stop_ends_all_runs_or_the_one_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = [runs.Found("1a2b", None, False, [7]), runs.Found("1a3c", None, False, [8])]
+    stopped: list[str] = []
+
+    def stop(found: runs.Found, seconds: float) -> str:
+        stopped.append(found.run_id)
+        return "" if found.run_id == "1a2b" else "processes that do not end: 8"
+
+    monkeypatch.setattr(runs, "find", lambda: there)
+    monkeypatch.setattr(runs, "stop", stop)
+    assert cli.main(["stop", "1a2"]) == 0
+    assert stopped == ["1a2b"]
+    assert cli.main(["stop", "1a"]) == 1
+    assert cli.main(["stop", "ff"]) == 1
+    assert stopped == ["1a2b"]
+    said = capsys.readouterr()
+    assert "1a may be 1a2b, 1a3c" in said.err
+    assert "no run ff here; there are: 1a2b, 1a3c" in said.err
+    assert cli.main(["stop", "--all"]) == 1
+    assert stopped == ["1a2b", "1a2b", "1a3c"]
+    assert capsys.readouterr().err == "1a3c: processes that do not end: 8\n"
+    there.clear()
+    assert cli.main(["stop", "--all"]) == 0
