@@ -204,6 +204,8 @@ def _processes() -> dict[str, list[psutil.Process]]:
         with suppress(psutil.Error):
             if process.pid in own or process.status() == psutil.STATUS_ZOMBIE:
                 continue
+            if process.uids().real != os.getuid():  # root could read those of others
+                continue
             run_id = process.environ().get(RUN_VARIABLE)
             if run_id:
                 found.setdefault(run_id, []).append(process)
