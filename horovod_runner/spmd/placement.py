@@ -136,7 +136,8 @@ def _common_network(members: Sequence[Member]) -> dict[str, Interface]:
     for interface in first.interfaces:
         there = {host: _in_network(member, interface) for host, member in hosts.items()}
         met = {host: found for host, found in there.items() if found is not None}
-        if len(met) == len(hosts):
+        # A bridge for containers has one address on every host, and leads each to itself.
+        if len(met) == len(hosts) == len({found.address for found in met.values()}):
             return met
     # Routed networks, where each host has one of its own.
     routed = {host: _with_address(member, member.default) for host, member in hosts.items()}

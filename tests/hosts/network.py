@@ -36,7 +36,12 @@ _INIT = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
 mount --bind "$2" /etc/hosts
+kept=$(mktemp -d)
+mount --rbind /sys/fs/cgroup "$kept"
 mount -t sysfs sysfs /sys
+mount --rbind "$kept" /sys/fs/cgroup
+umount --lazy "$kept"
+rmdir "$kept"
 ip link set lo up
 echo ready
 exec cat

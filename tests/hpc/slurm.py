@@ -12,8 +12,9 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
@@ -21,7 +22,7 @@ _START_SECONDS = 60.0
 
 _CONFIGURATION = """
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={controller.name}({controller.address})
 SlurmctldPort={controller_port}
 SlurmdPort={node_port}
 AuthType=auth/munge
@@ -37,14 +38,24 @@ MpiDefault=none
 ReturnToService=2
 KillWait=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
+TmpFS={folder}/tmp-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
-PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+SlurmdLogFile={folder}/slurmd-%n.log
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
+_NODE = "NodeName={node.name} NodeAddr={node.address} CPUs={cpus} State=UNKNOWN\n"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A machine: its name, its address, and what stands before a command to run it there."""
+
+    name: str = socket.gethostname().split(".")[0]
+    address: str = "127.0.0.1"
+    enter: Sequence[str] = ()
 
 
 def lacking() -> str:
@@ -69,31 +80,31 @@ def _free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[dict[str, str]]:
+def running(
+    folder: Path, nodes: Sequence[Node] = (Node(),), controller: Node = Node()
+) -> Iterator[dict[str, str]]:
     """Start it; gives the variables with which its commands find it."""
-    host = socket.gethostname().split(".")[0]
     controller_port, node_port = _free_ports(2)
-    for name in ("munge", "state", "spool"):
-        (folder / name).mkdir()
-    folder.chmod(0o755)
+    munge = folder / "munge"
+    own = [folder / f"{name}-{node.name}" for name in ("spool", "tmp") for node in nodes]
+    for path in (munge, folder / "state", *own):
+        path.mkdir()
+    for path in (folder, munge):
+        path.chmod(0o755)
     configuration = folder / "slurm.conf"
+    ports = {"controller_port": controller_port, "node_port": node_port}
     configuration.write_text(
-        _CONFIGURATION.format(
-            host=host,
-            controller_port=controller_port,
-            node_port=node_port,
-            folder=folder,
-            cpus=os.cpu_count(),
-        )
+        "".join(_NODE.format(node=node, cpus=os.cpu_count()) for node in nodes)
+        + _CONFIGURATION.format(controller=controller, folder=folder, **ports)
     )
     environment = {"SLURM_CONF": str(configuration)}
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(*command: str) -> None:
-        with (folder / f"{command[0]}.out").open("wb") as output:
+    def start(node: Node, *command: str) -> None:
+        with (folder / f"{command[0]}-{node.name}.out").open("wb") as output:
             started.append(
                 subprocess.Popen(
-                    [find(command[0]) or command[0], *command[1:]],
+                    [*node.enter, find(command[0]) or command[0], *command[1:]],
                     env={**os.environ, **environment},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -101,13 +112,12 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
                 )
             )
 
-    key = folder / "munge" / "munge.key"
+    key = munge / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
     key.chmod(0o600)
-    munge = folder / "munge"
-    munge.chmod(0o755)
     try:
         start(
+            Node(),
             "munged",
             "--foreground",
             "--force",
@@ -118,9 +128,11 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
             f"--seed-file={munge}/munged.seed",
         )
         _wait_for((munge / "munge.socket").exists, folder)
-        start("slurmctld", "-D", "-c", "-f", str(configuration))
-        start("slurmd", "-D", "-f", str(configuration), "-N", host)
-        _wait_for(lambda: b"idle" in _sinfo(environment), folder)
+        start(controller, "slurmctld", "-D", "-c", "-f", str(configuration))
+        for node in nodes:
+            start(node, "slurmd", "-D", "-f", str(configuration), "-N", node.name)
+        idle = "\n".join(["idle"] * len(nodes)).encode()
+        _wait_for(lambda: _sinfo(environment, controller).strip() == idle, folder)
         yield environment
     finally:
         for process in reversed(started):
@@ -133,9 +145,9 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
                 process.wait()
 
 
-def _sinfo(environment: dict[str, str]) -> bytes:
+def _sinfo(environment: dict[str, str], controller: Node) -> bytes:
     return subprocess.run(
-        ["sinfo", "--noheader", "--format=%T"],
+        [*controller.enter, "sinfo", "--noheader", "--Node", "--format=%T"],
         env={**os.environ, **environment},
         capture_output=True,
         check=False,

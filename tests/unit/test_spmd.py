@@ -70,7 +70,7 @@ def test_hosts_meet_on_the_network_that_all_have() -> None:
     own = Interface("docker0", "172.17.0.1", "255.255.0.0")
     ranks = [
         member(0, "a", interfaces=(own, Interface("eth0", "10.0.0.1", ETHERNET))),
-        member(1, "b", interfaces=(Interface("ib0", "10.0.0.2", ETHERNET),)),
+        member(1, "b", interfaces=(own, Interface("ib0", "10.0.0.2", ETHERNET))),
     ]
     assert [each.slot.interface for each in trainers(ranks)] == ["eth0", "ib0"]
     assert address_towards(ranks[1], ranks[0]) == "10.0.0.1"

@@ -1,0 +1,93 @@
+"""Slurm over two hosts: the launcher, and a program whose ranks exist already."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.network import ADDRESSES, Host, Network, missing
+from tests.hpc import PROGRAM, ROOT, require_slurm, slurm
+
+pytestmark = [pytest.mark.hosts, pytest.mark.horovod, pytest.mark.timeout(280)]
+_SCRIPT = """
+import horovod.torch as hvd, os, torch
+hvd.init()
+total = hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum).item()
+print("rank", hvd.rank(), "local", hvd.local_rank(), "of", hvd.local_size(), "on",
+      os.uname().nodename, "by", os.environ["HOROVOD_GLOO_IFACE"], "sum", total)
+"""
+
+
+def node(host: Host) -> slurm.Node:
+    return slurm.Node(host.name, ADDRESSES[host.name], host.enter)
+
+
+@pytest.fixture(scope="module")
+def on_login_node(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Runs a command on a host that is no node of the cluster, in an allocation of both nodes."""
+    if not request.config.getoption("--hosts"):
+        pytest.skip("needs --hosts")
+    require_slurm()
+    if reason := missing():
+        pytest.skip(reason)
+    with (
+        Network(tmp_path_factory.mktemp("network")) as network,
+        slurm.running(
+            tmp_path_factory.mktemp("slurm"), [*map(node, network.workers)], node(network.driver)
+        ) as environment,
+    ):
+
+        def run(*command: str) -> subprocess.CompletedProcess[str]:
+            allocate = ("salloc", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--overcommit")
+            return subprocess.run(
+                [*network.driver.enter, *allocate, *command],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=100,
+                env={
+                    **os.environ,
+                    **environment,
+                    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin",
+                    "PYTHONPATH": str(ROOT),
+                    # Open MPI alone takes docker0, which leads every host to itself.
+                    "OMPI_MCA_btl_tcp_if_include": "eth0",
+                },
+            )
+
+        yield run
+
+
+def test_ranks_on_two_nodes_meet_and_reduce(
+    on_login_node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SCRIPT)
+    done = on_login_node("horovod-runner", "run", str(script))
+    assert done.returncode == 0, done.stderr
+    said = sorted(re.findall(r"rank (\d) local (\d) of 2 on (\S+) by (\S+) sum (\S+)", done.stdout))
+    assert said == [
+        ("0", "0", "host-a", "eth0", "10.0"),
+        ("1", "1", "host-a", "eth0", "10.0"),
+        ("2", "0", "host-b", "eth0", "10.0"),
+        ("3", "1", "host-b", "eth0", "10.0"),
+    ]
+
+
+def test_one_rank_of_each_node_trains_on_the_rows_of_all(
+    on_login_node: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = on_login_node("horovod-runner", "run", PROGRAM, "--", "two-hosts")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(": ok") == 4
+    over_mpi = on_login_node("srun", "--mpi=pmix", sys.executable, PROGRAM, "two-hosts")
+    assert over_mpi.returncode == 0, over_mpi.stderr
+    assert over_mpi.stdout.count(": ok") == 4
