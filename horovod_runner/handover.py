@@ -58,6 +58,7 @@ class WorkerJob(NamedTuple):
         checkpoints: where they go.
         check_sync: whether its weights are compared with the other ranks'.
         sparkdl: whether sparkdl's names are this package's.
+        sources: the text of what has no file, by its name in tracebacks: a notebook's cells.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class WorkerJob(NamedTuple):
     checkpoints: CheckpointPlan = NO_CHECKPOINTS
     check_sync: bool = False
     sparkdl: bool = False
+    sources: dict[str, str] | None = None
 
 
 class WorkerOutcome(NamedTuple):

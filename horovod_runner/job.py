@@ -5,6 +5,7 @@ Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
@@ -26,6 +27,7 @@ from horovod_runner.topology import Slot
 # The user's knobs of Horovod and of the libraries under it follow the job to every rank.
 _FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_")
 ReportRanks = Literal[0, "all"]
+_CELL_CHARACTERS = 1 << 18  # of a notebook, for tracebacks
 _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 
 
@@ -53,6 +55,7 @@ class Job:
         timeline: whether Horovod's timeline is wanted.
         check_sync: whether the ranks' weights are compared.
         sparkdl: whether sparkdl's names are this package's.
+        sources: see :class:`~horovod_runner.handover.WorkerJob`.
     """
 
     run_id: str
@@ -74,6 +77,7 @@ class Job:
     timeline: bool = False
     check_sync: bool = False
     sparkdl: bool = False
+    sources: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property
     def stall_seconds(self) -> int:
@@ -152,7 +156,25 @@ def make_job(
         timeline=timeline,
         check_sync=check_sync,
         sparkdl=sparkdl.is_installed(),
+        sources=_cells(),
     )
+
+
+def _cells() -> dict[str, str]:
+    """The cells of a notebook that have been run, by their names in tracebacks; the last ones."""
+    found: dict[str, str] = {}
+    room = _CELL_CHARACTERS
+    for name, entry in reversed([*linecache.cache.items()]):
+        # IPython enters them without a time; "<...>" is what other packages make up.
+        made_up = name.startswith("<") and not name.startswith("<ipython")
+        if len(entry) != 4 or entry[1] is not None or made_up or os.path.exists(name):
+            continue
+        text = "".join(entry[2])
+        room -= len(text)
+        if room < 0:
+            break
+        found[name] = text
+    return found
 
 
 def user_path(path: tuple[str, ...]) -> list[str]:

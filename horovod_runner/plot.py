@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,10 @@ _ALONE = 60  # of so few points each one is marked
 
 
 def plot(
-    series: Mapping[str, Points], names: Sequence[str], title: str
+    series: Mapping[str, Points],
+    names: Sequence[str],
+    title: str,
+    resumed: Mapping[int, int | None],
 ) -> matplotlib.figure.Figure:
     """A figure with a panel for each metric: its value by step, each attempt a line.
 
@@ -26,6 +30,7 @@ def plot(
         series: all that there are, by name.
         names: which to draw; all where none is named.
         title: stands above.
+        resumed: by attempt, the step that it went on from.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -44,15 +49,24 @@ def plot(
             raise ValueError(f"no metric {name!r} was reported; there are: {there}")
     columns = min(_PANELS_A_ROW, max(1, len(shown)))
     rows = max(1, -(-len(shown) // columns))
+
+    class Picture(Figure):
+        """A cell's last value shows itself, without any setting of the notebook."""
+
+        def _repr_png_(self) -> bytes:
+            png = io.BytesIO()
+            self.savefig(png, format="png")
+            return png.getvalue()
+
     # A Figure of its own: pyplot would keep it, and show it a second time in a notebook.
-    figure = Figure(figsize=(5.5 * columns, 3.2 * rows), layout="constrained")
+    figure = Picture(figsize=(5.5 * columns, 3.2 * rows), layout="constrained")
     for index, name in enumerate(shown):
-        _draw(figure.add_subplot(rows, columns, index + 1), name, series[name])
+        _draw(figure.add_subplot(rows, columns, index + 1), name, series[name], resumed)
     figure.suptitle(title, fontsize="medium")
     return figure
 
 
-def _draw(axes: Any, name: str, points: Points) -> None:
+def _draw(axes: Any, name: str, points: Points, resumed: Mapping[int, int | None]) -> None:
     stride = max(1, len(points) // _POINTS)
     attempts: dict[int, tuple[list[float], list[float]]] = {}
     for at, (attempt, step, value) in enumerate(points):
@@ -65,7 +79,13 @@ def _draw(axes: Any, name: str, points: Points) -> None:
         label = f"attempt {attempt}" if len(attempts) > 1 else None
         (line,) = axes.plot(xs, ys, marker=marker, linewidth=1.3, label=label)
         if attempt > min(attempts):
-            axes.axvline(xs[0], color=line.get_color(), linestyle=":", linewidth=1)
+            began = resumed.get(attempt)
+            axes.axvline(
+                xs[0] if began is None else began,
+                color=line.get_color(),
+                linestyle=":",
+                linewidth=1,
+            )
     axes.set_title(name, fontsize="medium")
     axes.set_xlabel("step" if any(step is not None for _, step, _ in points) else "report")
     axes.grid(alpha=0.3)

@@ -145,6 +145,7 @@ def _run(
             plan,
             job.check_sync,
             job.sparkdl,
+            job.sources,
         )
         variables = environment.worker_variables(
             slot,

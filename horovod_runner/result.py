@@ -157,7 +157,8 @@ class Run:
         """
         from horovod_runner.plot import plot
 
-        return plot(self._metrics.series(rank), names, f"np={self.np}, {self.status}")
+        resumed = {attempt.number: attempt.resumed_from for attempt in self.attempts}
+        return plot(self._metrics.series(rank), names, f"np={self.np}, {self.status}", resumed)
 
 
 def plain_params(np: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import os
 import pickle
 import sys
 import types
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -103,10 +104,9 @@ def _run(job: WorkerJob, way_out: pipe.Pipe) -> WorkerOutcome:
         _share_globals(function)
         way_out.send(frame(messages.encode(messages.Began(job.rank))))
         value = function(**kwargs)
-    except SystemExit as error:
-        return _exited(error)
     except BaseException as error:
-        return _failed(error, 1)
+        _show_sources(job.sources or {})
+        return _exited(error) if isinstance(error, SystemExit) else _failed(error, 1)
     try:
         # Only rank 0's value is returned: the others' need not even be picklable.
         pickled = _pickle(value) if job.rank == 0 else b""
@@ -159,6 +159,14 @@ def _share_globals(function: Any) -> None:
         for name, value in own.items():
             if not name.startswith("__"):
                 setattr(sys.modules["__main__"], name, value)
+
+
+def _show_sources(sources: Mapping[str, str]) -> None:
+    """For tracebacks through what has no file."""
+    import linecache
+
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
 
 
 def _exited(error: SystemExit) -> WorkerOutcome:

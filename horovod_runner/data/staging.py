@@ -22,6 +22,7 @@ from horovod_runner.data import columns as cols
 from horovod_runner.data.pieces import Piece, PieceWriter, joined
 from horovod_runner.data.readers import Pieces
 from horovod_runner.errors import DataError
+from horovod_runner.session import own_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -45,7 +46,9 @@ def stage(frame: DataFrame, folder: Path) -> Pieces:
     names = frame.columns
     numbered = frame.toDF(*map(str, range(len(names))))
     write = partial(write_piece, folder, names)
-    for row in numbered.mapInArrow(write, _SCHEMA).collect():
+    with own_python(frame.sparkSession):
+        written = numbered.mapInArrow(write, _SCHEMA)
+    for row in written.collect():
         if row["error"]:
             raise DataError(row["error"])
         pieces.append(msgspec.msgpack.decode(bytes(row["piece"]), type=Piece))

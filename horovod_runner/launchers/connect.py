@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner import host
+from horovod_runner.session import conf_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
 DRIVER_HOST = "HOROVOD_RUNNER_DRIVER_HOST"
 _KNOCK_SECONDS = 2.0
 _KNOCKS = 3  # a server that is being restarted refuses as well: the first refusal says little
-
-
-def conf_of(spark: SparkSession, name: str) -> str | None:
-    """A setting of the session's; Connect tells those of the server's SparkContext as well."""
-    value = spark.conf.get(name, None)
-    return None if value is None else str(value)
 
 
 def server_endpoint(spark: SparkSession) -> tuple[str, int] | None:

@@ -10,14 +10,13 @@ Connect has too; what needs the JVM is marked and guarded, and what Connect need
 from __future__ import annotations
 
 import logging
-import os
 import re
 import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -28,9 +27,9 @@ from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.job import Job, Outcome, user_path
 from horovod_runner.launchers import LaunchLostError, TaskLostError, apart, connect
-from horovod_runner.launchers.connect import conf_of
 from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
+from horovod_runner.session import conf_of, own_python, spark_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +89,7 @@ class SparkLauncher:
         self._master = conf_of(spark, "spark.master") or ""
         self.where = self._master
         self._is_local = self._master.startswith("local") and "cluster" not in self._master
-        self._is_connect = _spark_context(spark) is None
+        self._is_connect = spark_context(spark) is None
         self.frames: Mapping[str, DataFrame] = {}  # that come through the barrier job
         # A Connect server may be on another machine.
         self.shares_files = self._is_local and not self._is_connect
@@ -263,7 +262,7 @@ class SparkLaunch:
             tasks = spill.combine(self._frames, size)
         else:
             tasks = self._spark.range(0, size, 1, size)
-        with _own_python(self._spark):
+        with own_python(self._spark):
             if self._profile is None:  # Spark 3.5 knows no such argument
                 return tasks.mapInArrow(self._task, _OUTCOME_SCHEMA, barrier=True)
             return tasks.mapInArrow(
@@ -471,14 +470,6 @@ def open_session(master: str, name: str, conf: Sequence[tuple[str, str]] = ()) -
         raise LaunchError(f"no session on {master}: {first}. Is the master's URL right?") from error
 
 
-def _spark_context(spark: SparkSession) -> Any:
-    """The SparkContext of a classic session; None on Spark Connect, which has none."""
-    try:
-        return spark.sparkContext
-    except Exception:
-        return None
-
-
 def _count_slots(spark: SparkSession, profile: ResourceProfile | None) -> int | None:
     """How many tasks the cluster runs at a time; None where Spark does not tell.
 
@@ -498,31 +489,11 @@ def _count_slots(spark: SparkSession, profile: ResourceProfile | None) -> int | 
 
 def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
     """Threads that share the caller's job properties (pool, description), where there are any."""
-    if _spark_context(spark) is None:
+    if spark_context(spark) is None:
         return threading.Thread
     from pyspark import InheritableThread
 
     return InheritableThread  # type: ignore[no-any-return]
-
-
-@contextmanager
-def _own_python(spark: SparkSession) -> Iterator[None]:
-    """On ``local[n]``, let tasks run this very interpreter unless the user named one.
-
-    Left alone Spark runs the first ``python3`` on PATH, which is another environment whenever this
-    one was not activated.
-    """
-    context = _spark_context(spark)
-    named = "PYSPARK_PYTHON" in os.environ or conf_of(spark, "spark.pyspark.python")
-    if context is None or named or not context.master.startswith("local"):
-        yield
-        return
-    before = context.pythonExec
-    context.pythonExec = sys.executable
-    try:
-        yield
-    finally:
-        context.pythonExec = before
 
 
 def _explain(error: BaseException) -> str:

@@ -46,7 +46,15 @@ if TYPE_CHECKING:
 Framework = Literal["torch", "tensorflow", "keras"]
 _CAUSE_SECONDS = 2.0  # a rank that survives may notice before the one that failed has said so
 
-__all__ = ["end", "initialized", "is_cuda_available", "prepare_data", "start"]
+__all__ = [
+    "end",
+    "initialized",
+    "is_cuda_available",
+    "prepare_data",
+    "rank",
+    "size",
+    "start",
+]
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -149,15 +157,38 @@ def prepare_data(data: Any) -> Any:
         RuntimeError: ``start`` has not been called.
         RankFailedError: another rank has failed.
     """
-    if _session is None:
-        raise RuntimeError("spmd.prepare_data() needs spmd.start() before it")
+    session = _started("prepare_data")
     from horovod_runner.spmd.redistribute import redistribute
 
     try:
-        targets = [trainer.rank for trainer in _session.trainers]
-        return redistribute(data, _session.neighbours, targets)
+        targets = [trainer.rank for trainer in session.trainers]
+        return redistribute(data, session.neighbours, targets)
     except NeighbourFailedError as error:
         raise _raised(error.failure) from None
+
+
+def rank() -> int:
+    """The number of this process among all of the program, those that do not train included.
+
+    Raises:
+        RuntimeError: ``start`` has not been called.
+    """
+    return _started("rank").neighbours.rank
+
+
+def size() -> int:
+    """How many processes the program has; ``hvd.size()`` is how many train.
+
+    Raises:
+        RuntimeError: ``start`` has not been called.
+    """
+    return _started("size").neighbours.size
+
+
+def _started(call: str) -> _Session:
+    if _session is None:
+        raise RuntimeError(f"spmd.{call}() needs spmd.start() before it")
+    return _session
 
 
 def initialized() -> bool:

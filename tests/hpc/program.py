@@ -85,7 +85,8 @@ def main(mode: str) -> None:
     spmd.start("torch", ranks_per_host=1 if mode == "two-hosts" else 2)
     import horovod.torch as hvd
 
-    rank = spmd._session.neighbours.rank  # type: ignore[union-attr]
+    rank = spmd.rank()
+    assert spmd.size() == 4
     assert spmd.initialized() == hvd.is_initialized() == (rank in trainers)
     assert not spmd.is_cuda_available()
     misfit(rank)

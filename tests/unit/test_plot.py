@@ -7,7 +7,7 @@ import math
 import pytest
 
 from horovod_runner.messages import Report
-from horovod_runner.result import Run
+from horovod_runner.result import Attempt, Run
 
 pytest.importorskip("matplotlib")
 
@@ -28,10 +28,25 @@ def test_each_metric_has_a_panel_and_each_attempt_a_line() -> None:
     drawn = [line for line in loss.lines if len(line.get_xdata()) > 2]
     assert [list(line.get_xdata()) for line in drawn] == [list(range(10)), list(range(5, 20))]
     (mark,) = [line for line in loss.lines if len(line.get_xdata()) == 2]
-    assert list(mark.get_xdata()) == [5, 5]  # where the restart began
+    assert list(mark.get_xdata()) == [5, 5]  # the first that the restart reported
     assert len(accuracy.lines) == 1
     assert loss.get_xlabel() == "step"
     assert figure._suptitle.get_text() == "np=4, running"
+
+
+def test_a_restart_is_marked_where_it_went_on_in_every_panel() -> None:
+    first = [(1, step, {"loss": 1.0, "accuracy": 0.5}) for step in (10, 20, 30)]
+    again = [(2, 30, {"loss": 1.0}), (2, 40, {"accuracy": 0.5})]
+    run = run_of(*first, *again)
+    run.attempts = [Attempt(1, 0.0), Attempt(2, 1.0, resumed_from=20)]
+    for axes in run.plot().axes:
+        (mark,) = [line for line in axes.lines if list(line.get_xdata()) == [20, 20]]
+        assert mark.get_linestyle() == ":"
+
+
+def test_a_notebook_shows_the_picture_without_any_setting() -> None:
+    shown = run_of((1, 1, {"loss": 1.0})).plot()._repr_png_()  # type: ignore[attr-defined]
+    assert shown.startswith(b"\x89PNG")
 
 
 def test_reports_without_a_step_are_drawn_in_their_order() -> None:
