@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import shutil
 import tarfile
@@ -174,6 +175,24 @@ def test_a_download_that_is_not_the_release_is_refused(
     monkeypatch.setattr("sys.executable", "/bin/true")  # stands for a pip that brought the above
     with pytest.raises(InstallError, match="SHA-256"):
         horovod_source.fetch(tmp_path)
+
+
+def test_the_source_is_unpacked_by_a_tarfile_without_filters(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    archive = tmp_path / "horovod-0.28.1.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("horovod-0.28.1/setup.py"), io.BytesIO())
+    monkeypatch.setattr("sys.executable", "/bin/true")
+    monkeypatch.setattr(horovod_source, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    extract = tarfile.TarFile.extractall
+    monkeypatch.delattr(tarfile, "data_filter")  # as before Python 3.11.4
+
+    def extractall(tar: tarfile.TarFile, path: Path) -> None:
+        extract(tar, path)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+    assert (horovod_source.fetch(tmp_path) / "setup.py").exists()
 
 
 def test_a_registry_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
