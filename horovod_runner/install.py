@@ -57,7 +57,8 @@ class BuildPlan:
         parts += [f"{f.name}-{f.version}" for f in self.frameworks]
         if self.gpu and self.nccl:
             cuda = next((f.cuda for f in self.frameworks if f.cuda), "unknown")
-            parts.append(f"cuda-{cuda}-nccl-{self.nccl.version}")
+            architectures = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "native")
+            parts.append(f"cuda-{cuda}-nccl-{self.nccl.version}-cc-{architectures}")
         if self.mpi:
             parts.append(f"mpi-{self.mpi_version}")
         flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "native").replace(" ", "")
