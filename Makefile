@@ -58,7 +58,7 @@ test-main: $(MAIN)/.ready
 # Under Slurm and MPI; the launchers' contract once more, with Slurm's.
 test-hpc: $(MAIN)/.ready $(BODO)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract/test_run.py tests/contract/test_end.py \
-		tests/hpc --slurm --cov --cov-append
+		tests/hpc tests/stories --slurm --cov --cov-append
 	$(MAIN)/bin/coverage report --fail-under=90
 
 # Another Spark, pandas, NumPy and Arrow: what depends on them; and Spark Connect, whose server
