@@ -36,7 +36,7 @@ import msgspec
 from horovod_runner import environment, gpu, host, redirect
 from horovod_runner.errors import HorovodRunnerError, LaunchError, RankFailedError, is_secondary
 from horovod_runner.messages import Assignment
-from horovod_runner.spmd import neighbours as _neighbours
+from horovod_runner.spmd import discovery
 from horovod_runner.spmd.neighbours import NeighbourFailedError, Neighbours
 from horovod_runner.spmd.placement import Interface, Member, Trainer, trainers
 
@@ -116,7 +116,7 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
     if _session is not None:
         raise RuntimeError("spmd.start() was called before, and spmd.end() was not")
     member = _own_member(framework)
-    neighbours = _neighbours.find(member, comm)
+    neighbours = discovery.find(member, comm)
     try:
         members = _gathered(neighbours, msgspec.structs.replace(member, rank=neighbours.rank))
         chosen = trainers(members, ranks_per_host)

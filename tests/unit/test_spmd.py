@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import DataError, LaunchError, spmd
-from horovod_runner.spmd import neighbours
+from horovod_runner.spmd import discovery
 from horovod_runner.spmd.leaves import flatten
 from horovod_runner.spmd.mesh import Alone, Mesh, StoreMeeting
 from horovod_runner.spmd.placement import (
@@ -253,7 +253,7 @@ def test_srun_without_an_mpi_plugin_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in {"PROCID": "1", "STEP_ID": "0", "STEP_NUM_TASKS": "4"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     with pytest.raises(LaunchError, match=r"4 tasks.*--mpi=pmix.*horovod-runner run"):
-        neighbours.find(member(0))
+        discovery.find(member(0))
 
 
 def test_an_elastic_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
