@@ -49,6 +49,7 @@ def quickstart(shown: Shown) -> None:
     assert "ZeroDivisionError: division by zero\n\nrank 1 of 2 on" in failed
     assert "Traceback on rank 1:" in failed
     assert "line 5, in divide" in failed
+    assert "return 1 / (by - hvd.rank())  # rank 1 divides by zero" in failed
     assert "0.3333" in shown.by("spark.stop()")
 
 
