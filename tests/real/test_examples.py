@@ -41,9 +41,7 @@ def check(output: str) -> None:
 @pytest.mark.parametrize(
     ("example", "np"),
     [
-        ("digits_torch.py", "-2"),
-        ("digits_torch.py", "2"),
-        ("digits_tensorflow.py", "-1"),
+        ("digits_torch.py", "2"),  # and -2 below
         ("digits_tensorflow.py", "2"),
     ],
 )
