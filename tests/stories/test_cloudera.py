@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -102,6 +104,29 @@ def test_a_folder_without_images_is_told(tmp_path: Path, nothing_stays: None) ->
         "a folder for each class is expected"
         in classify("--images", str(tmp_path), exit_code=1).stderr
     )
+
+
+def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    # As the page of the data set describes it: a label, then 1024 bytes of each colour.
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 3, 32, 32), np.uint8)
+    labels = np.array([3, 0, 9, 3, 1, 7], np.uint8)
+    records = np.concatenate([labels[:, None], pixels.reshape(6, -1)], axis=1)
+    records[:4].tofile(tmp_path / "data_batch_1.bin")
+    records[4:].tofile(tmp_path / "test_batch.bin")
+    load = runpy.run_path(SCRIPT)["load"]
+    table, names = load(str(tmp_path))
+    assert table["label"].to_pylist() == labels.tolist()
+    assert (names[3], len(names)) == ("cat", 10)
+    for encoded, expected in zip(table["image"].to_pylist(), pixels, strict=True):
+        image = np.asarray(Image.open(io.BytesIO(encoded)))
+        assert (image == expected.transpose(1, 2, 0)).all()
+    (tmp_path / "pickled").mkdir()
+    (tmp_path / "pickled" / "data_batch_1").touch()
+    with pytest.raises(SystemExit, match="take the binary one"):
+        load(str(tmp_path / "pickled"))
 
 
 def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
