@@ -21,7 +21,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     # What is behind the first "--" is the training's own, whatever it looks like.
     split = given.index("--") if "--" in given else len(given)
-    options = parser().parse_args(given[:split])
+    root = parser()
+    options, strays = root.parse_known_args(given[:split])
+    if strays and options.command is _run:
+        print(
+            f"horovod-runner run: unknown: {' '.join(strays)}. What is the training's own goes "
+            f"behind a --: horovod-runner run {options.target} -- {' '.join(strays)}",
+            file=sys.stderr,
+        )
+        return 2
+    if strays:
+        root.error(f"unrecognized arguments: {' '.join(strays)}")
     options.arguments = given[split + 1 :]
     try:
         status: int = options.command(options)
@@ -89,9 +99,11 @@ def _add_run(commands: Any) -> None:
         "run",
         help="run a script, or a function, as ranks",
         usage="%(prog)s [options] TARGET [-- ARGUMENT...]",
-        description="Run a Python file, or a function of a file or module, on every rank. The exit "
-        "status is the training's: 0, the exit code of the first rank that failed, or 128 and the "
-        "number of the signal that killed it.",
+        description="Run a Python file, or a function of a file or module, on every rank. What is "
+        "behind the -- is in its sys.argv; a function is called without arguments, and what it "
+        "returns on rank 0 is printed. The exit status is the training's: 0, the exit code of the "
+        "first rank that failed, or 128 and the number of the signal that killed it; 130 after Ctrl-C, 143 "
+        "after SIGTERM and `horovod-runner stop`, which end the ranks without further ado.",
         epilog="Ranks above 0 are started in the Slurm allocation that this command is in, or else "
         "on Spark; below 0 as processes of this machine.",
     )

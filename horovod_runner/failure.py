@@ -109,6 +109,17 @@ def lost_error(
     )
 
 
+# Where a module's name is not what pip calls it.
+_DISTRIBUTIONS = {
+    "PIL": "Pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+
+
 def _load(outcome: Outcome) -> Exception | None:
     if outcome.worker is None or not outcome.worker.value:
         return None
@@ -128,8 +139,9 @@ def _advice(error: Exception | None, outcome: Outcome) -> str:
         remedy = "build it there: horovod-runner install"
     else:
         remedy = (
-            f"install it there: pip install {package}; or, if it is your own, let it go along: "
-            f"HorovodRunner(..., ship_modules=[{package}])"
+            f"install it there: pip install {_DISTRIBUTIONS.get(package, package)}; or, if it is "
+            f"your own, let it go along: HorovodRunner(..., ship_modules=[{package}]), "
+            f"horovod-runner run --ship-modules {package}"
         )
     return f"\n\nThe Python of {outcome.hostname} has no {error.name}: {remedy}."
 

@@ -45,7 +45,7 @@ def plot(
     shown = names or [name for name in series if name != "total_steps"][:_PANELS]
     for name in shown:
         if name not in series:
-            there = ", ".join(list(series)[:_PANELS]) or "none: main has not called report()"
+            there = ", ".join(list(series)[:_PANELS]) or "none: main did not call report()"
             raise ValueError(f"no metric {name!r} was reported; there are: {there}")
     columns = min(_PANELS_A_ROW, max(1, len(shown)))
     rows = max(1, -(-len(shown) // columns))

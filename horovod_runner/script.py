@@ -43,7 +43,7 @@ class Script:
             module = sys.modules[name] = types.ModuleType(name)
         module.__file__ = self._path
         exec(compile(self._source, self._path, "exec"), module.__dict__)  # noqa: S102 - the user's
-        return None if self._function is None else getattr(module, self._function)()
+        return None if self._function is None else _call(module, self._function)
 
 
 class Imported:
@@ -61,4 +61,12 @@ class Imported:
 
     def __call__(self) -> Any:
         """Call it; gives what it returned."""
-        return getattr(import_module(self._module), self._function)()
+        return _call(import_module(self._module), self._function)
+
+
+def _call(module: types.ModuleType, name: str) -> Any:
+    function = getattr(module, name)
+    if not callable(function):
+        kind = type(function).__name__
+        raise TypeError(f"{module.__name__}:{name} is of type {kind}, and cannot be called")
+    return function()

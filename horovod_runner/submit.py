@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.errors import CancelledError, RankFailedError
+from horovod_runner.errors import CancelledError, GpuError, RankFailedError
 from horovod_runner.launchers.spark import open_session
 from horovod_runner.runner import HorovodRunner, StartedBy
 from horovod_runner.script import Imported, Script
@@ -110,6 +110,15 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     main = find_main(options.target, options.function)
     sys.argv = [script, *arguments]
     np, started_by = _where(options.np, options.master)
+    if np < 0 and (options.master or options.conf):
+        raise UsageError(
+            f"--np {np} starts processes of this machine, and --master and --conf are Spark's: "
+            "give --np above 0, or leave them out"
+        )
+    if options.conf and options.master is None:
+        raise UsageError("--conf goes with --master; elsewhere spark-submit's settings count")
+    if options.resume and options.checkpoint_dir is None:
+        raise UsageError("--resume needs --checkpoint-dir, where the former run wrote to")
     try:
         ship = [import_module(name) for name in options.ship_modules]
     except ImportError as error:
@@ -140,6 +149,9 @@ def _run(runner: HorovodRunner, main: Callable[[], Any]) -> int:
     except CancelledError as error:
         print(f"horovod-runner: {error}", file=sys.stderr)
         return TERMINATED
+    except GpuError as error:
+        print(f"horovod-runner: {error} On this command line: --cpu.", file=sys.stderr)
+        return 1
     except Exception as error:
         failed = error if isinstance(error, RankFailedError) else error.__cause__
         if not isinstance(failed, RankFailedError):

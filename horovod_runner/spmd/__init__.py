@@ -117,20 +117,27 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
         raise RuntimeError("spmd.start() was called before, and spmd.end() was not")
     member = _own_member(framework)
     neighbours = discovery.find(member, comm)
+    session: _Session | None = None
     try:
         members = _gathered(neighbours, msgspec.structs.replace(member, rank=neighbours.rank))
         chosen = trainers(members, ranks_per_host)
         own = next((each for each in chosen if each.rank == neighbours.rank), None)
         session = _Session(neighbours, chosen, own)
         _start_horovod(session, framework)
+        # Nobody leaves before all have met: without one of them hvd.init() does not return.
+        neighbours.allgather(b"")
     except NeighbourFailedError as error:
-        neighbours.close(together=False)
+        if session is None:
+            neighbours.close(together=False)
+        else:
+            _stop(session, together=False)
         raise _raised(error.failure) from None
     except HorovodRunnerError:  # raised by all
         neighbours.close(together=True)
         raise
     except Exception as error:  # of Horovod's own
-        _end_failed(session, error)
+        if session is not None:
+            _end_failed(session, error)
         raise
     _session = session
     atexit.register(_at_exit)
@@ -257,7 +264,7 @@ def _at_exit() -> None:
         return
     error = getattr(sys, "last_value", None)
     if error is None:
-        error = RuntimeError("it exited without a call of spmd.end()")
+        error = RuntimeError("it exited, by sys.exit or at its end, without a call of spmd.end()")
     try:
         _end_failed(session, error)
     except RankFailedError as first:

@@ -288,5 +288,6 @@ def _leaf(data: Any, path: str) -> Leaf:
     kind = f"{type(data).__module__}.{type(data).__qualname__}"
     raise TypeError(
         f"{path} is a {kind}, and prepare_data takes NumPy arrays, pandas DataFrames and Series, "
-        "Arrow tables, and dicts, tuples and lists of them. A rank without rows gives an empty one."
+        "Arrow tables, and dicts, tuples and lists of them (of a torch tensor its .numpy()). A "
+        "rank without rows gives an empty one."
     )

@@ -22,6 +22,7 @@ from horovod_runner.errors import DataError
 from horovod_runner.spmd.leaves import Array, Leaf, Table, flatten
 from horovod_runner.spmd.neighbours import Neighbours, Part
 from horovod_runner.spmd.placement import shares
+from horovod_runner.topology import ranks_text
 
 _PIECE_BYTES = 16 << 20
 
@@ -106,9 +107,13 @@ def redistribute(data: Any, neighbours: Neighbours, targets: Sequence[int]) -> A
 
 
 def _check_equal(ranks: Sequence[_Description]) -> None:
-    problems = [f"rank {i}: {each.problem}" for i, each in enumerate(ranks) if each.problem]
+    problems: dict[str, list[int]] = {}
+    for i, each in enumerate(ranks):
+        if each.problem:
+            problems.setdefault(each.problem, []).append(i)
     if problems:
-        raise DataError(f"prepare_data was given what it cannot move. {'; '.join(problems)}")
+        told = "; ".join(f"{ranks_text(there)}: {problem}" for problem, there in problems.items())
+        raise DataError(f"prepare_data was given what it cannot move. {told}")
     first = [(leaf.path, leaf.kind) for leaf in ranks[0].leaves]
     for rank, each in enumerate(ranks):
         own = [(leaf.path, leaf.kind) for leaf in each.leaves]
@@ -132,7 +137,7 @@ def _conformed(path: str, leaf: Leaf, there: Sequence[_Described]) -> Leaf:
         raise DataError(
             f"{path} is not of one kind on all ranks (look at ranks {ranks}): {error}. Cast them "
             "before prepare_data."
-        ) from error
+        ) from None
 
 
 def _steps(begin: int, end: int, row_bytes: float) -> Iterator[tuple[int, int]]:

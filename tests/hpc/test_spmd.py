@@ -87,7 +87,22 @@ def test_a_rank_that_leaves_without_a_word_ends_the_others() -> None:
     require_mpi()
     done = start(*MPIRUN, sys.executable, PROGRAM, "exit")
     assert done.returncode != 0
-    assert done.stderr.count("it exited without a call of spmd.end()") == 3
+    told = "it exited, by sys.exit or at its end, without a call of spmd.end()"
+    assert done.stderr.count(told) == 3
+
+
+def test_an_idle_rank_that_fails_at_once_does_so_when_horovod_runs() -> None:
+    require_mpi()
+    # It leaves start() while those that train are still in it, as far as they can be.
+    code = (
+        "from horovod_runner import spmd; spmd.start('torch', ranks_per_host=2)\n"
+        "if spmd.rank() == 3: raise ValueError('at once')\n"
+        "spmd.end()"
+    )
+    for _ in range(3):
+        done = start(*MPIRUN, sys.executable, "-c", code)
+        assert done.returncode == 1, done.stderr
+        assert done.stderr.count("RankFailedError: rank 3 of the program") == 3
 
 
 def test_a_single_process_needs_nobody() -> None:

@@ -65,7 +65,7 @@ def test_a_rank_that_returned_early_is_the_cause_of_the_others_errors() -> None:
 
 @pytest.mark.parametrize(
     ("module", "remedy"),
-    [("horovod.torch", "horovod-runner install"), ("sklearn.svm", "pip install sklearn;")],
+    [("horovod.torch", "horovod-runner install"), ("sklearn.svm", "pip install scikit-learn;")],
 )
 def test_what_a_host_lacks_is_told_with_the_command_that_installs_it(
     module: str, remedy: str

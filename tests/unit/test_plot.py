@@ -66,6 +66,6 @@ def test_a_million_points_are_drawn_as_some_thousands_the_last_included() -> Non
 def test_a_metric_that_nobody_reported_is_told_with_those_there_are() -> None:
     with pytest.raises(ValueError, match=r"no metric 'los' was reported; there are: loss"):
         run_of((1, 1, {"loss": 1.0})).plot("los")
-    with pytest.raises(ValueError, match="main has not called report"):
+    with pytest.raises(ValueError, match="main did not call report"):
         run_of().plot("loss")
     assert run_of().plot().axes == []

@@ -62,11 +62,14 @@ def test_what_is_not_there_is_told(
         (["nowhere.py"], "nowhere.py cannot be read"),
         (["train.py", "--np", "0"], "--np 0: above 0 ranks run on Spark or Slurm"),
         (["train.py", "--master", "local[2]"], "--master needs --np"),
-        (["train.py", "--np", "-1", "--resume"], "resume=True goes on from"),
+        (["train.py", "--np", "-1", "--resume"], "--resume needs --checkpoint-dir"),
+        (["train.py", "--np", "-2", "--master", "local[2]"], "--np -2 starts processes of this"),
+        (["train.py", "--np", "2", "--conf", "a=b"], "--conf goes with --master"),
         (["train.py", "--np", "-1", "--ship-modules", "nowhere"], "--ship-modules: No module"),
         (["train.py", "--np", "-1", "--env", "A"], "'A' is not NAME=VALUE"),
         (["train.py", "--gpu", "--cpu"], "not allowed with argument"),
-        (["train.py", "stray"], "unrecognized arguments: stray"),
+        (["train.py", "--lr", "1"], "horovod-runner run train.py -- --lr 1"),
+        (["--all"], "arguments are required: TARGET"),
     ],
 )
 def test_wrong_usage_has_status_2_and_says_what_is_wrong(
