@@ -102,8 +102,9 @@ def _add_run(commands: Any) -> None:
         description="Run a Python file, or a function of a file or module, on every rank. What is "
         "behind the -- is in its sys.argv; a function is called without arguments, and what it "
         "returns on rank 0 is printed. The exit status is the training's: 0, the exit code of the "
-        "first rank that failed, or 128 and the number of the signal that killed it; 130 after Ctrl-C, 143 "
-        "after SIGTERM and `horovod-runner stop`, which end the ranks without further ado.",
+        "first rank that failed, or 128 and the number of the signal that killed it; 130 after "
+        "Ctrl-C, 143 after SIGTERM and `horovod-runner stop`, which end the ranks without further "
+        "ado.",
         epilog="Ranks above 0 are started in the Slurm allocation that this command is in, or else "
         "on Spark; below 0 as processes of this machine.",
     )
