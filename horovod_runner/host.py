@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from collections.abc import Iterator
 
 # Processes that differ in one of these share neither memory nor network devices.
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
@@ -65,25 +66,24 @@ def interface_of(address: str) -> str:
     Raises:
         LookupError: none has it.
     """
-    import psutil
-
-    for name, addresses in psutil.net_if_addrs().items():
-        for entry in addresses:
-            if entry.family == socket.AF_INET and entry.address == address:
-                return name
+    for name, own, _ in _ipv4():
+        if own == address:
+            return name
     raise LookupError(f"no network interface of this host has the address {address}")
 
 
 def interfaces() -> list[tuple[str, str, str]]:
     """This host's network interfaces but loopback: name, IPv4 address and netmask of each."""
+    return [each for each in _ipv4() if not each[1].startswith("127.")]
+
+
+def _ipv4() -> Iterator[tuple[str, str, str]]:
     import psutil
 
-    return [
-        (name, entry.address, entry.netmask or "255.255.255.255")
-        for name, addresses in psutil.net_if_addrs().items()
-        for entry in addresses
-        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
-    ]
+    for name, addresses in psutil.net_if_addrs().items():
+        for entry in addresses:
+            if entry.family == socket.AF_INET:
+                yield name, entry.address, entry.netmask or "255.255.255.255"
 
 
 def default_address() -> str:

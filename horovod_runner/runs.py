@@ -55,15 +55,13 @@ class Entry(msgspec.Struct):
     ranks: list[tuple[int, str, int | None]] = []
 
     @property
-    def driver(self) -> psutil.Process | None:
-        """The driver's process; None where it has gone, or is on another host."""
+    def alive(self) -> bool | None:
+        """Whether its driver is there; None where that is on another host."""
         if self.host != socket.gethostname():
             return None
         with suppress(psutil.Error):
-            process = psutil.Process(self.pid)
-            if abs(process.create_time() - self.created) < 1.0:
-                return process
-        return None
+            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
+        return False
 
 
 def folder() -> Path:
@@ -179,9 +177,7 @@ def find() -> list[Found]:
     found = []
     for run_id in sorted(entries.keys() | processes.keys()):
         entry = entries.get(run_id)
-        alive: bool | None = False
-        if entry is not None:
-            alive = entry.driver is not None if entry.host == socket.gethostname() else None
+        alive = False if entry is None else entry.alive
         own = sorted(process.pid for process in processes.get(run_id, ()))
         if entry is not None and alive is False and not own:
             _forget(run_id)  # its driver was killed, and nothing is left

@@ -86,9 +86,8 @@ class SparkLauncher:
         self._slot_timeout = slot_timeout
         self._notice = notice
         self._cancelled = cancelled
-        self._master = conf_of(spark, "spark.master") or ""
-        self.where = self._master
-        self._is_local = self._master.startswith("local") and "cluster" not in self._master
+        self.where = conf_of(spark, "spark.master") or ""
+        self._is_local = self.where.startswith("local") and "cluster" not in self.where
         self._is_connect = spark_context(spark) is None
         self.frames: Mapping[str, DataFrame] = {}  # that come through the barrier job
         # A Connect server may be on another machine.
@@ -163,7 +162,7 @@ class SparkLauncher:
                     f"spark.driver.host={self.channel_host}"
                 )
         return SlotError(
-            f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self._master} has "
+            f"np={size or 'all slots'} asks for {max(1, size)} slot(s) and {self.where} has "
             f"{there}. A slot is what one task takes: {self._need()}. Lower np, or {advice}."
         )
 
@@ -190,7 +189,7 @@ class SparkLauncher:
         seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
         late = SlotError(
             f"np={job.size}: Spark has started no task within {seconds:.0f} s. It starts all tasks "
-            f"of a barrier job together: {self._master} has fewer than {job.size} free slots, "
+            f"of a barrier job together: {self.where} has fewer than {job.size} free slots, "
             f"because it is too small or because other jobs hold them. A slot is what one task "
             f"takes: {self._need()}. Lower np, add executors or cores, or raise slot_timeout "
             "to wait longer."

@@ -26,7 +26,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -71,8 +71,8 @@ class _Session:
     """What is between ``start`` and ``end``."""
 
     neighbours: Neighbours
-    trainers: list[Trainer]
-    own: Trainer | None
+    trainers: list[Trainer] = field(default_factory=list)
+    own: Trainer | None = None
     horovod: Any = None
     store: Rendezvous | None = None
     environment_before: dict[str, str | None] = field(default_factory=dict)
@@ -117,27 +117,22 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
         raise RuntimeError("spmd.start() was called before, and spmd.end() was not")
     member = _own_member(framework)
     neighbours = discovery.find(member, comm)
-    session: _Session | None = None
+    session = _Session(neighbours)
     try:
         members = _gathered(neighbours, msgspec.structs.replace(member, rank=neighbours.rank))
-        chosen = trainers(members, ranks_per_host)
-        own = next((each for each in chosen if each.rank == neighbours.rank), None)
-        session = _Session(neighbours, chosen, own)
+        session.trainers = trainers(members, ranks_per_host)
+        session.own = next((t for t in session.trainers if t.rank == neighbours.rank), None)
         _start_horovod(session, framework)
         # Nobody leaves before all have met: without one of them hvd.init() does not return.
         neighbours.allgather(b"")
     except NeighbourFailedError as error:
-        if session is None:
-            neighbours.close(together=False)
-        else:
-            _stop(session, together=False)
+        _stop(session, together=False)
         raise _raised(error.failure) from None
     except HorovodRunnerError:  # raised by all
-        neighbours.close(together=True)
+        _stop(session, together=True)
         raise
     except Exception as error:  # of Horovod's own
-        if session is not None:
-            _end_failed(session, error)
+        _end_failed(session, error)
         raise
     _session = session
     atexit.register(_at_exit)
@@ -367,18 +362,15 @@ def _start_horovod(session: _Session, framework: Framework) -> None:
             ready = _prepare(session, session.own, framework)
     except Exception as error:
         ready = _Ready(problem=f"{type(error).__name__}: {error}")
-    try:
-        all_ready: list[_Ready] = _gathered(session.neighbours, ready)
-    except BaseException:
-        if session.store is not None:
-            session.store.close()
-        raise
+    all_ready: list[_Ready] = _gathered(session.neighbours, ready)
+    use_mpi = any(each.use_mpi for each in all_ready)
     comm = None
-    if any(each.use_mpi for each in all_ready):
+    if use_mpi:
         comm = session.neighbours.subset([trainer.rank for trainer in session.trainers])
     if session.own is None:
         return
-    _set_environment(session, _variables(session.own, all_ready))
+    store = next((each.store for each in all_ready if each.store), "")
+    _set_environment(session, _variables(session.own, store, use_mpi=use_mpi))
     # It may have been started for all ranks before, as by a training function of HorovodRunner.
     session.horovod.shutdown()
     session.horovod.init(*([] if comm is None else [comm]))
@@ -413,12 +405,11 @@ def _prepare(session: _Session, own: Trainer, framework: Framework) -> _Ready:
     return _Ready(store, wants_mpi)
 
 
-def _variables(own: Trainer, ready: Sequence[_Ready]) -> dict[str, str | None]:
+def _variables(own: Trainer, store: str, *, use_mpi: bool) -> dict[str, str | None]:
     """What ``hvd.init()`` is to find; None where it must find nothing."""
     meeting = dict.fromkeys(("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"))
-    if any(each.use_mpi for each in ready):
+    if use_mpi:
         return {**meeting, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-    store = next((each.store for each in ready if each.store), "")
     assignment = Assignment([], store, own.slot.address, 0)
     defaults = environment.gloo_variables(own.slot)
     users = {name: os.environ[name] for name in defaults if name in os.environ}

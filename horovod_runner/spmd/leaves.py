@@ -42,9 +42,6 @@ class Leaf(Protocol):
     def row_bytes(self) -> float:
         """About how large a row is."""
 
-    def part(self, begin: int, end: int) -> Any:
-        """Some of the rows, as what the user gave."""
-
 
 class Array:
     """A NumPy array whose items are bytes and nothing else."""
@@ -78,10 +75,6 @@ class Array:
         items = int(np.prod(self.data.shape[1:], dtype=np.int64))
         return float(items * self.data.dtype.itemsize)
 
-    def part(self, begin: int, end: int) -> np.ndarray[Any, Any]:
-        """As :class:`Leaf`."""
-        return self.data[begin:end]
-
 
 class Table:
     """What travels as serialized pieces."""
@@ -108,7 +101,7 @@ class Table:
         return len(self.dump(0, sample)) / sample if sample else 1.0
 
     def part(self, begin: int, end: int) -> Any:
-        """As :class:`Leaf`."""
+        """Some of the rows, as what the user gave."""
         return self.data[begin:end]
 
     def give(self, data: Any) -> Any:
@@ -262,7 +255,6 @@ def _joined(
     parts: list[tuple[list[tuple[str, Leaf]], Rebuild]], make: Callable[[list[Any]], Any]
 ) -> tuple[list[tuple[str, Leaf]], Rebuild]:
     def rebuild(values: list[Any]) -> Any:
-        """As :class:`Table`."""
         made, at = [], 0
         for leaves, rebuild_part in parts:
             made.append(rebuild_part(values[at : at + len(leaves)]))

@@ -168,8 +168,7 @@ class Mesh:
         self._sending: dict[int, zmq.Socket[bytes]] = {}
         if self.size == 1:
             return
-        public, self._secret = zmq.curve_keypair()
-        self._public = public
+        self._public, self._secret = zmq.curve_keypair()
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._keys = _Keys()
@@ -179,7 +178,7 @@ class Mesh:
         self._receiving.bind("tcp://0.0.0.0:*")  # CURVE guards it
         endpoint = self._receiving.getsockopt_string(zmq.LAST_ENDPOINT)
         member = msgspec.structs.replace(own, rank=self.rank)
-        word = _Word(member, int(endpoint.rsplit(":", 1)[1]), public)
+        word = _Word(member, int(endpoint.rsplit(":", 1)[1]), self._public)
         try:
             said = meeting.allgather(msgspec.msgpack.encode(word))
             words = [msgspec.msgpack.decode(text, type=_Word) for text in said]
@@ -207,13 +206,12 @@ class Mesh:
     def allgather(self, value: bytes) -> list[bytes]:
         """As :class:`Neighbours`."""
         self._calls += 1
-        call = self._calls
         for rank in self._sending:
             self._send(rank, _VALUE, value)
-        others = {rank: (rank, call) for rank in self._sending}
-        self._receive_until(lambda: all(key in self._values for key in others.values()))
-        found = {rank: self._values.pop(key) for rank, key in others.items()} | {self.rank: value}
-        return [found[rank] for rank in range(self.size)]
+        self._values[self.rank, self._calls] = value
+        keys = [(rank, self._calls) for rank in range(self.size)]
+        self._receive_until(lambda: all(key in self._values for key in keys))
+        return [self._values.pop(key) for key in keys]
 
     def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
         """As :class:`Neighbours`."""
@@ -224,7 +222,7 @@ class Mesh:
         frames = _frames(outgoing)
         waiting = next(frames, None)
         while waiting is not None or not all(each.full for each in inward.values()):
-            moved = waiting is not None and self._try_send(*waiting)
+            moved = waiting is not None and self._try_send(waiting[0], _DATA, waiting[1])
             if moved:
                 waiting = next(frames, None)
             # A moment's wait: a socket that takes nothing may do so again soon.
@@ -275,16 +273,11 @@ class Mesh:
         self._context.term()
 
     def _send(self, rank: int, kind: int, value: bytes = b"") -> None:
-        head = msgspec.msgpack.encode(_Head(kind, self.rank, self._calls))
-        while True:
-            try:
-                self._sending[rank].send_multipart([head, value], zmq.NOBLOCK)
-                return
-            except zmq.Again:
-                self._receive(10)
+        while not self._try_send(rank, kind, value):
+            self._receive(10)
 
-    def _try_send(self, rank: int, data: memoryview) -> bool:
-        head = msgspec.msgpack.encode(_Head(_DATA, self.rank, self._calls))
+    def _try_send(self, rank: int, kind: int, data: bytes | memoryview) -> bool:
+        head = msgspec.msgpack.encode(_Head(kind, self.rank, self._calls))
         try:
             self._sending[rank].send_multipart([head, data], zmq.NOBLOCK)
         except zmq.Again:

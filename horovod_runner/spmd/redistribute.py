@@ -13,6 +13,7 @@ what it had, its share, and little more.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -67,7 +68,7 @@ def moves(rows: Sequence[int], targets: Sequence[int]) -> list[Move]:
         targets: the ranks that train, in the order of their shares.
     """
     found = []
-    starts = [sum(rows[:rank]) for rank in range(len(rows))]
+    starts = list(accumulate(rows, initial=0))[:-1]
     for target, (begin, end) in zip(targets, shares(sum(rows), len(targets)), strict=True):
         for source, (start, count) in enumerate(zip(starts, rows, strict=True)):
             first, last = max(begin, start), min(end, start + count)
@@ -194,8 +195,9 @@ def _bytes_of(rows: np.ndarray[Any, Any]) -> memoryview:
 def _move_table(leaf: Table, plan: Sequence[Move], neighbours: Neighbours) -> Any:
     rank, size = neighbours.rank, neighbours.size
     pieces: dict[int, list[Any]] = {move.source: [] for move in plan if move.target == rank}
+    row_bytes = leaf.row_bytes()
     sends = {
-        move.target: _steps(move.begin, move.end, leaf.row_bytes())
+        move.target: _steps(move.begin, move.end, row_bytes)
         for move in plan
         if move.source == rank != move.target
     }
