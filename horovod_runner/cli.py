@@ -76,7 +76,15 @@ def parser() -> argparse.ArgumentParser:
     plane.add_argument(
         "--cpu", action="store_false", dest="gpu", default=None, help="no GPU support"
     )
-    install.add_argument("--mpi", action="store_true", help="the MPI controller beside Gloo")
+    install.add_argument(
+        "--mpi",
+        nargs="?",
+        choices=("mpich", "system", "none"),
+        const="system",
+        help="the MPI controller beside Gloo: of the mpich package, of the system's MPI (the "
+        "mpicxx on PATH; also without a word), or none; without --mpi, the mpich package's if that "
+        "is installed",
+    )
     install.add_argument("--rebuild", action="store_true", help="do not use a wheel built before")
     install.set_defaults(command=_install)
 

@@ -22,6 +22,7 @@ from horovod_runner.job import Job, Outcome, Record
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.messages import (
     Began,
+    Controller,
     Failed,
     FilePart,
     FromRank,
@@ -64,6 +65,7 @@ class Deputy(Driver, Sink):
         self._facts: list[tuple[int, Began | Saved | Unsaved | Failed | str]] = []
         self._reports: list[tuple[int, Report]] = []
         self._every, self._seen, self._left_out = 1, 0, 0
+        self._controller: Controller | None = None
         self._homeless: set[str] = set()  # checkpoints that came here in pieces
         self._texts: deque[tuple[int, Output | Log]] = deque()
         self._characters = 0
@@ -99,6 +101,10 @@ class Deputy(Driver, Sink):
             case Failed() if not self._stopped:  # else it was ended from here
                 self._facts.append((task, message))
         super()._handle(task, message)
+
+    def controller(self, name: Controller) -> None:
+        """See :class:`~horovod_runner.sinks.Sink`."""
+        self._controller = name
 
     def _keep(self, task: int, message: Output | Log) -> None:
         self._texts.append((task, message))
@@ -154,4 +160,4 @@ class Deputy(Driver, Sink):
         self._channel.close()
         problem = b"" if self._problem is None else pickle.dumps(self._problem)
         said = [*self._facts, *self._reports, *self._texts]
-        return Record(self._slots, said, self._cut, problem)
+        return Record(self._slots, said, self._cut, problem, self._controller)

@@ -125,11 +125,10 @@ def _gpus(frameworks: list[inventory.Framework]) -> Iterator[Finding]:
             "this machine has GPUs and no framework here is a CUDA build",
             "install a CUDA build of torch or TensorFlow, then: horovod-runner install",
         )
-    nccl, mpi = inventory.find_nccl(), inventory.find_tool("mpirun", "mpiexec")
+    nccl, mpi, mpich = inventory.find_nccl(), inventory.find_system_mpi(), inventory.find_mpich()
     yield Finding("NCCL", "ok" if nccl else "absent", nccl.version if nccl else "not found")
-    yield Finding(
-        "MPI", "ok" if mpi else "absent", f"{mpi.version} at {mpi.path}" if mpi else "not found"
-    )
+    yield Finding("mpich", "ok" if mpich else "absent", mpich.version if mpich else "not installed")
+    yield Finding("MPI", "ok" if mpi else "absent", mpi.version if mpi else "not found")
     yield _slurm()
 
 

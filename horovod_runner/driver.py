@@ -7,6 +7,7 @@ Ctrl-C is heard at once.
 from __future__ import annotations
 
 import pickle
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from threading import Event
@@ -77,6 +78,8 @@ class Driver:
         self._slots: list[topology.Slot] = []
         self._ranks: dict[int, int] = {}  # of the tasks
         self._pids: dict[int, int] = {}
+        self._fenced: set[int] = set()
+        self._values: dict[str, str] = {}  # of the ranks' MPI
         self._lost: set[int] = set()
         self._ended = 0
         self._strange = 0
@@ -86,6 +89,7 @@ class Driver:
         self._felt: dict[int, int] = {}
         self._stopped = False
         self._apart = False
+        self._why = ""  # the controller
         self._said_unreached = False
         self._problem: HorovodRunnerError | None = None
         self._deadline: float | None = None
@@ -238,6 +242,10 @@ class Driver:
                     self._channel.dropped += 1  # rank 0 alone saves and loads
             case messages.Weights():
                 self._on_weights(message)
+            case messages.Fence():
+                self._on_fence(message)
+            case messages.Lookup():
+                self._channel.send(task, messages.Found(self._values))
             case messages.Failed():
                 self._on_failed(task, message)
 
@@ -296,6 +304,13 @@ class Driver:
             self._problem = error
             self._stop("the ranks' weights differ")
 
+    def _on_fence(self, message: messages.Fence) -> None:
+        self._values |= message.values
+        self._fenced.add(message.rank)
+        if len(self._fenced) == self._job.size:
+            self._fenced.clear()
+            self._send_all(messages.Fenced())
+
     def _unsaved(self, what: str, why: str) -> None:
         latest = None if self._archive is None else self._archive.latest
         there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
@@ -332,7 +347,7 @@ class Driver:
             return
         self._deadline = None
         try:
-            self._compare_software()
+            controller = self._compare_software()
             offers = (hello.offer for hello in self._hellos.values())
             self._place(topology.assign(offers, self._job.gpus_per_rank))
         except HorovodRunnerError as error:
@@ -345,7 +360,13 @@ class Driver:
             for name in first.pieces
         }
         assignment = messages.Assignment(
-            self._slots, first.rendezvous, first.offer.address, first.master_port, pieces
+            self._slots,
+            first.rendezvous,
+            first.offer.address,
+            first.master_port,
+            pieces,
+            controller,
+            secrets.token_hex(8),
         )
         for other in self._hellos:
             self._channel.send(other, assignment)
@@ -354,10 +375,13 @@ class Driver:
         self._slots = slots
         self._ranks = {slot.task: slot.rank for slot in slots}
 
-    def _compare_software(self) -> None:
+    def _compare_software(self) -> messages.Controller:
         hosts = {hello.offer.hostname: hello.software for hello in self._hellos.values()}
         for warning in software.compare(self._job.software, hosts, self._job.main):
             self._sink.notice(warning)
+        controller, self._why = software.choose_controller(self._job.controller, hosts)
+        self._sink.controller(controller)
+        return controller
 
     def _on_rerun(self, task: int) -> None:
         """Spark lost an executor and runs the stage again by itself: never train twice unseen."""
@@ -373,7 +397,7 @@ class Driver:
         if len(self._pids) == self._job.size:
             self._sink.ranks(self._described({}))
             if self._job.size > 1:
-                self._sink.notice(topology.describe(self._slots, self._pids))
+                self._sink.notice(f"{topology.describe(self._slots, self._pids)}\n{self._why}")
 
     def _described(self, exit_codes: dict[int, int | None]) -> list[topology.RankInfo]:
         return [
@@ -449,6 +473,8 @@ class Driver:
         self._say_unreached()
         self._apart = False
         self._place(record.slots)
+        if record.controller is not None:
+            self._sink.controller(record.controller)
         if record.problem:
             # Over the launcher's connection.
             self._problem = self._problem or pickle.loads(record.problem)  # noqa: S301

@@ -29,13 +29,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def fork(lifeline: int, born: int, others: Iterable[int]) -> None:
+def fork(lifeline: int, born: int, others: Iterable[int], left: Iterable[str] = ()) -> None:
     """Return in a forked child, the worker; this process becomes its guard and never returns.
 
     Args:
         lifeline: the reading end of a pipe whose other end the task alone holds.
         born: the writing end of a pipe that takes the worker's process id, as text.
         others: the worker's descriptors, which the guard closes: they end with the worker.
+        left: files to remove after the worker's end.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
@@ -51,7 +52,11 @@ def fork(lifeline: int, born: int, others: Iterable[int]) -> None:
             os.write(born, str(worker).encode())
         for descriptor in (born, *others):
             os.close(descriptor)
-        _mirror(_end_all(worker, _wait(worker, lifeline, wake_read)))
+        status = _end_all(worker, _wait(worker, lifeline, wake_read))
+        for path in left:
+            with suppress(OSError):
+                os.remove(path)
+        _mirror(status)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for descriptor in (lifeline, born, wake_read, wake_write):

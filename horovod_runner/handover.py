@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from horovod_runner.marker import Marker, Mode
+
+# Where a worker's MPICH finds the socket to who answers it (pmi.py).
+PMI_VARIABLE: Final = "PMI_FD"
+# The files that a worker's guard removes after it.
+LEFT_VARIABLE: Final = "HOROVOD_RUNNER_LEFT"
 
 
 class CheckpointPlan(NamedTuple):

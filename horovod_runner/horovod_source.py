@@ -20,6 +20,9 @@ from horovod_runner.errors import InstallError
 
 VERSION = "0.28.1"
 SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+# Variables of the build that the edits below read.
+RPATH = "HOROVOD_RUNNER_RPATH"
+REQUIRES = "HOROVOD_RUNNER_REQUIRES"
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,46 @@ class Edit:
     why: str = field(repr=False)  # no part of what names a build
 
 
+_WAITED_FOR = ("Allgather", "Allreduce", "Alltoall", "Barrier", "Bcast", "Gather", "Gatherv")
+_PATIENTLY = """#include <algorithm>
+#include <chrono>
+#include <thread>
+
+template <typename Call, typename... Arguments>
+static int HorovodPatiently(Call call, Arguments... arguments) {
+  using namespace std::chrono;
+  MPI_Request request;
+  int code = call(arguments..., &request);
+  const auto start = steady_clock::now();
+  for (int done = 0; code == MPI_SUCCESS;) {
+    code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) {
+      break;
+    }
+    const auto waited = duration_cast<microseconds>(steady_clock::now() - start);
+    if (waited < microseconds(200)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::min(waited / 8, microseconds(1000)));
+    }
+  }
+  return code;
+}
+""" + "".join(
+    f"#define MPI_{name}(...) HorovodPatiently(MPI_I{name.lower()}, __VA_ARGS__)\n"
+    for name in _WAITED_FOR
+)
+
 EDITS = (
     Edit(
         "CMakeLists.txt",
         "set(CMAKE_CXX_STANDARD 14)",
-        "set(CMAKE_CXX_STANDARD 17)\nset(CMAKE_SKIP_RPATH ON)",
+        "set(CMAKE_CXX_STANDARD 17)\n"
+        "set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)\n"
+        f'set(CMAKE_INSTALL_RPATH "$ENV{{{RPATH}}}")',
         "torch 2.1 and later need C++17; and a library path of the build environment has no place "
-        "in a wheel (torch and TensorFlow have loaded what Horovod links to)",
+        "in a wheel (torch and TensorFlow have loaded what Horovod links to), but the way to the "
+        "mpich package beside it has",
     ),
     Edit(
         "CMakeLists.txt",
@@ -108,6 +144,183 @@ EDITS = (
         "HOROVOD_GLOO_IFACE's: 127.0.1.1 on many hosts, where no other host reaches it",
     ),
     Edit(
+        "horovod/common/ops/mpi_operations.cc",
+        """  int op =
+      MPI_Allreduce(sendbuf, buffer_data, (int)num_elements,
+                    mpi_context.GetMPIDataType(first_entry.tensor),
+                    mpiOp,
+                    mpi_context.GetMPICommunicator(Communicator::GLOBAL));
+  if (op != MPI_SUCCESS) {
+    throw std::runtime_error("MPI_Allreduce failed, see MPI output for details.");
+  }
+""",
+        """  const int64_t element = mpi_context.GetMPITypeSize(first_entry.tensor->dtype());
+  const int64_t piece =
+      (4 << 20) / element * std::max(1, process_set.controller->GetCrossSize());
+  for (int64_t done = 0; done < num_elements; done += piece) {
+    const void* from = sendbuf == MPI_IN_PLACE
+                           ? sendbuf
+                           : static_cast<const uint8_t*>(sendbuf) + done * element;
+    int op = MPI_Allreduce(from, static_cast<uint8_t*>(buffer_data) + done * element,
+                           static_cast<int>(std::min(piece, num_elements - done)),
+                           mpi_context.GetMPIDataType(first_entry.tensor), mpiOp,
+                           mpi_context.GetMPICommunicator(Communicator::GLOBAL));
+    if (op != MPI_SUCCESS) {
+      throw std::runtime_error("MPI_Allreduce failed, see MPI output for details.");
+    }
+  }
+""",
+        "in one piece of 100 MB, half of it goes through memory that MPI has just been given and "
+        "that is in no cache: four times as slow on one host; and above 2**31 elements their count "
+        "did not fit",
+    ),
+    Edit(
+        "horovod/common/mpi/mpi_controller.cc",
+        '#include "mpi_controller.h"\n',
+        f'#include "mpi_controller.h"\n\n{_PATIENTLY}',
+        "who waits inside MPI for the other ranks keeps a core busy; this tests, and sleeps the "
+        "longer between two tests the longer it has waited",
+    ),
+    Edit(
+        "horovod/common/mpi/mpi_context.cc",
+        """void MPIContextManager::EnvFinalize() {
+  int is_mpi_finalized = 0;
+  MPI_Finalized(&is_mpi_finalized);
+  if (!is_mpi_finalized) {
+    MPI_Finalize();
+  }
+}
+""",
+        """static void horovod_mpi_finalize() {
+  int is_mpi_finalized = 0;
+  MPI_Finalized(&is_mpi_finalized);
+  if (!is_mpi_finalized) {
+    MPI_Finalize();
+  }
+}
+
+void MPIContextManager::EnvFinalize() {
+  // Once finalized, MPI could not be initialized again.
+  if (std::getenv("HOROVOD_MPI_NO_FINALIZE") == nullptr) {
+    std::atexit(horovod_mpi_finalize);
+  }
+}
+""",
+        "hvd.shutdown and then hvd.init again, which Gloo allows, aborted; and who starts the "
+        "ranks itself has no need of a last wait for each other",
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        "#include <atomic>\n",
+        "#include <atomic>\n#include <condition_variable>\n#include <mutex>\n",
+        "for what follows",
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        "bool RunLoopOnce(HorovodGlobalState& state) {\n",
+        """// Never freed: a thread that still waits would keep the process from its exit.
+static std::mutex& horovod_cycle_mutex = *new std::mutex;
+static std::condition_variable& horovod_cycle = *new std::condition_variable;
+static bool horovod_awaited = false;
+static std::chrono::steady_clock::time_point horovod_awaited_since;
+
+} // namespace
+
+void HorovodAwaited() {
+  std::lock_guard<std::mutex> lock(horovod_cycle_mutex);
+  horovod_awaited = true;
+  horovod_awaited_since = std::chrono::steady_clock::now();
+  horovod_cycle.notify_one();
+}
+
+namespace {
+
+void SleepUntilAwaited(HorovodGlobalState& state, std::chrono::steady_clock::duration longest) {
+  bool pending = false;
+  for (auto id : state.process_set_table.Ids()) {
+    pending |= state.process_set_table.Get(id).tensor_queue.HasTensors();
+  }
+  std::unique_lock<std::mutex> lock(horovod_cycle_mutex);
+  if (pending) {
+    longest = std::min(longest,
+                       (std::chrono::steady_clock::now() - horovod_awaited_since) / 8);
+  }
+  horovod_cycle.wait_for(lock, longest, [] { return horovod_awaited; });
+  horovod_awaited = false;
+}
+
+bool RunLoopOnce(HorovodGlobalState& state) {
+""",
+        "the background thread looked for work once in each cycle, a millisecond or more: whoever "
+        "waits for a collective waited for that, too. Now he wakes it, and while what he waits for "
+        "is on its way it looks again soon, the later the longer that takes",
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        "    std::this_thread::sleep_for(sleep_duration);\n  }\n  state.last_cycle_start",
+        """    SleepUntilAwaited(state, sleep_duration);
+  }
+  state.last_cycle_start""",
+        "its sleep",
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        "    std::this_thread::sleep_for(std::chrono::milliseconds(1));\n",
+        "    HorovodAwaited();\n    std::this_thread::sleep_for(std::chrono::milliseconds(1));\n",
+        "for process sets",
+    ),
+    Edit(
+        "horovod/common/operations.cc",
+        "    horovod_global.shut_down = true;\n",
+        "    horovod_global.shut_down = true;\n    HorovodAwaited();\n",
+        "for hvd.shutdown",
+    ),
+    Edit(
+        "horovod/common/tensor_queue.h",
+        "  void RemoveJoinTensor();\n",
+        """  void RemoveJoinTensor();
+
+  bool HasTensors() const {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return !tensor_table_.empty();
+  }
+""",
+        "whether anything is on its way",
+    ),
+    Edit(
+        "horovod/common/operations.h",
+        "namespace horovod {\nnamespace common {\n",
+        "namespace horovod {\nnamespace common {\n\nvoid HorovodAwaited();\n",
+        "for torch",
+    ),
+    Edit(
+        "horovod/tensorflow/mpi_ops.cc",
+        "OP_REQUIRES_OK_ASYNC(context, ConvertStatus(enqueue_result), done);",
+        "common::HorovodAwaited();\n"
+        "    OP_REQUIRES_OK_ASYNC(context, ConvertStatus(enqueue_result), done);",
+        "for TensorFlow, whose graph goes on as soon as an operation is done",
+    ),
+    Edit(
+        "setup.py",
+        "      install_requires=require_list,\n",
+        "      install_requires=require_list + "
+        f"list(filter(None, [os.environ.get('{REQUIRES}')])),\n",
+        "a build against the mpich package needs that one",
+    ),
+    Edit(
+        "horovod/torch/mpi_ops_v2.cc",
+        "int PollHandle(int handle) { return handle_manager.PollHandle(handle) ? 1 : 0; }\n",
+        """int PollHandle(int handle) {
+  const bool done = handle_manager.PollHandle(handle);
+  if (!done) {
+    common::HorovodAwaited();
+  }
+  return done ? 1 : 0;
+}
+""",
+        "for hvd.poll",
+    ),
+    Edit(
         "horovod/torch/mpi_ops_v2.cc",
         """  while (true) {
     if (handle_manager.PollHandle(handle)) break;
@@ -119,6 +332,7 @@ EDITS = (
 """,
         """  {
     py::gil_scoped_release release_python_gil;
+    if (!handle_manager.PollHandle(handle)) common::HorovodAwaited();
     handle_manager.WaitHandle(handle);
   }
 """,

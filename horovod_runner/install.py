@@ -22,10 +22,12 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from horovod_runner import horovod_source, inventory
 from horovod_runner.errors import InstallError
 
+MpiChoice = Literal["mpich", "system", "none"]
 _DISK_NEEDED = 2 << 30  # bytes; the unpacked source and the object files of both frameworks
 _MEMORY_PER_COMPILER = 2 << 30  # bytes; one translation unit with torch's headers
 
@@ -37,18 +39,16 @@ class BuildPlan:
     Attributes:
         frameworks: the frameworks to support, as found in this environment.
         gpu: build CUDA kernels and NCCL collectives.
-        mpi: build the MPI controller and data plane beside Gloo.
+        mpi: the MPI whose controller and data plane are built beside Gloo.
         cuda_home: the CUDA toolkit of a GPU build.
         nccl: the NCCL of a GPU build.
-        mpi_version: the version of the MPI of an MPI build.
     """
 
     frameworks: tuple[inventory.Framework, ...]
     gpu: bool = False
-    mpi: bool = False
+    mpi: inventory.Mpi | None = None
     cuda_home: Path | None = None
     nccl: inventory.Nccl | None = None
-    mpi_version: str | None = None
 
     def key(self) -> str:
         """Names the cached wheel: a build with any other of these versions is another wheel."""
@@ -60,7 +60,7 @@ class BuildPlan:
             architectures = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "native")
             parts.append(f"cuda-{cuda}-nccl-{self.nccl.version}-cc-{architectures}")
         if self.mpi:
-            parts.append(f"mpi-{self.mpi_version}")
+            parts.append(f"{'mpich' if self.mpi.package else 'mpi'}-{self.mpi.version}")
         flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "native").replace(" ", "")
         parts.append(f"{platform.machine()}-{flags}")
         return "_".join(re.sub(r"[^\w.+-]", "-", str(part)) for part in parts)
@@ -68,12 +68,17 @@ class BuildPlan:
     def describe(self) -> str:
         """One line for a person."""
         against = " and ".join(f"{f.name} {f.version}" for f in self.frameworks)
-        planes = ["Gloo"] + ["NCCL"] * self.gpu + ["MPI"] * self.mpi
+        planes = ["Gloo"] + ["NCCL"] * self.gpu
+        if self.mpi:
+            kind = "the mpich package" if self.mpi.package else "the system's"
+            planes.append(f"MPI ({kind}, {self.mpi.version})")
         return f"Horovod {horovod_source.VERSION} for {against}, with {', '.join(planes)}"
 
 
 def plan(
-    frameworks: Sequence[str] | None = None, gpu: bool | None = None, mpi: bool = False
+    frameworks: Sequence[str] | None = None,
+    gpu: bool | None = None,
+    mpi: MpiChoice | None = None,
 ) -> BuildPlan:
     """Decide what to build from what is here.
 
@@ -81,10 +86,11 @@ def plan(
         frameworks: names to build for; None takes all that are installed.
         gpu: True demands an NCCL build, False a CPU build; None takes NCCL when a framework is a
             CUDA build and the CUDA toolkit and NCCL are found.
-        mpi: also build the MPI controller.
+        mpi: also build the MPI controller, with the "mpich" package of this environment or with
+            the "system"'s MPI, or with "none"; None takes the mpich package where it is installed.
 
     Raises:
-        InstallError: a framework is missing or broken, or the GPU build asked for cannot be made.
+        InstallError: a framework is missing or broken, or the build asked for cannot be made.
     """
     unknown = set(frameworks or ()) - set(inventory.FRAMEWORKS)
     if unknown:
@@ -107,17 +113,9 @@ def plan(
         raise InstallError(
             f"neither torch nor tensorflow is installed in {sys.prefix}: install one first."
         )
-    mpi_tool = inventory.find_tool("mpicxx", "mpic++") if mpi else None
-    if mpi and mpi_tool is None:
-        raise InstallError(
-            "--mpi needs an MPI compiler wrapper (mpicxx) on PATH: "
-            "install libopenmpi-dev, or load your site's MPI module."
-        )
-    # The wrapper's own --version is that of the compiler.
-    launcher = inventory.find_tool("mpirun", "mpiexec") if mpi_tool else None
-    mpi_version = (launcher or mpi_tool).version if mpi_tool else None
+    found_mpi = _find_mpi(mpi)
     if gpu is False:
-        return BuildPlan(tuple(found), mpi=mpi, mpi_version=mpi_version)
+        return BuildPlan(tuple(found), mpi=found_mpi)
     cuda_home, nccl = inventory.find_cuda_home(), inventory.find_nccl()
     lacking = _lacking_for_gpu(found, cuda_home, nccl)
     if gpu and lacking:
@@ -126,11 +124,25 @@ def plan(
     return BuildPlan(
         tuple(found),
         gpu=use_gpu,
-        mpi=mpi,
+        mpi=found_mpi,
         cuda_home=cuda_home if use_gpu else None,
         nccl=nccl if use_gpu else None,
-        mpi_version=mpi_version,
     )
+
+
+def _find_mpi(wanted: MpiChoice | None) -> inventory.Mpi | None:
+    if wanted == "none":
+        return None
+    found = inventory.find_system_mpi() if wanted == "system" else inventory.find_mpich()
+    if found is None and wanted == "system":
+        raise InstallError(
+            "--mpi needs an MPI compiler wrapper (mpicxx) on PATH: install libopenmpi-dev, or load "
+            "your site's MPI module. HorovodRunner itself takes the mpich package: pip install "
+            "mpich, and leave --mpi out."
+        )
+    if found is None and wanted == "mpich":
+        raise InstallError(f"mpich is not installed in {sys.prefix}: pip install mpich")
+    return found
 
 
 def _lacking_for_gpu(
@@ -236,7 +248,7 @@ def _build_environment(build: BuildPlan, folder: Path) -> dict[str, str]:
     names = {framework.name for framework in build.frameworks}
     environment = {
         **os.environ,
-        "PATH": inventory.tool_path(),
+        "PATH": inventory.tool_path(own_first=build.mpi is None or build.mpi.package),
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_MPI" if build.mpi else "HOROVOD_WITHOUT_MPI": "1",
@@ -245,6 +257,11 @@ def _build_environment(build: BuildPlan, folder: Path) -> dict[str, str]:
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
+    if build.mpi and build.mpi.library:
+        modules = Path(sysconfig.get_path("platlib"), "horovod", "torch")
+        way = os.path.relpath(build.mpi.library, os.path.realpath(modules))
+        environment[horovod_source.RPATH] = f"$ORIGIN/{way}"
+        environment[horovod_source.REQUIRES] = "mpich>=4"
     environment.setdefault("MAKEFLAGS", f"-j{_compilers()}")
     if build.gpu and build.cuda_home and build.nccl:
         home = str(build.cuda_home)
@@ -326,7 +343,7 @@ def install(
     frameworks: Sequence[str] | None = None,
     *,
     gpu: bool | None = None,
-    mpi: bool = False,
+    mpi: MpiChoice | None = None,
     rebuild: bool = False,
     say: Callable[[str], None] = print,
 ) -> None:

@@ -81,22 +81,71 @@ class Tool:
     version: str
 
 
-def find_tool(*candidates: str, version_flag: str = "--version") -> Tool | None:
+def find_tool(
+    *candidates: str, version_flag: str = "--version", path: str | None = None
+) -> Tool | None:
     """The first of the candidate programs that is there and answers."""
     for candidate in candidates:
-        path = shutil.which(candidate, path=tool_path())
-        if path is None:
+        program = shutil.which(candidate, path=path or tool_path())
+        if program is None:
             continue
-        answer = subprocess.run([path, version_flag], capture_output=True, text=True, check=False)
+        command = [program, version_flag]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
         if answer.returncode == 0:
             match = re.search(r"\d+(\.\d+)+", answer.stdout + answer.stderr)
-            return Tool(path, match.group() if match else "unknown")
+            return Tool(program, match.group() if match else "unknown")
     return None
 
 
-def tool_path() -> str:
-    """PATH with this environment's scripts first, whether or not it was activated."""
-    return os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)])
+def tool_path(*, own_first: bool = True) -> str:
+    """PATH with this environment's scripts, whether or not it was activated.
+
+    Args:
+        own_first: in front of all others; else behind them.
+    """
+    scripts = sysconfig.get_path("scripts")
+    others = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    others = [entry for entry in others if os.path.realpath(entry) != os.path.realpath(scripts)]
+    return os.pathsep.join([scripts, *others] if own_first else [*others, scripts])
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI to build against.
+
+    Attributes:
+        package: whether it is the mpich package of this environment, which the ranks' launchers
+            need no ``mpirun`` for; else the system's.
+        library: the folder of the mpich package's library.
+    """
+
+    package: bool
+    version: str
+    library: Path | None = None
+
+
+def find_mpich() -> Mpi | None:
+    """The mpich package of this environment; None where it is not installed."""
+    try:
+        distribution = metadata.distribution("mpich")
+    except metadata.PackageNotFoundError:
+        return None
+    for file in distribution.files or ():
+        if file.name.startswith("libmpi.so"):
+            library = Path(os.path.realpath(str(distribution.locate_file(file)))).parent
+            return Mpi(True, distribution.version, library)
+    return None
+
+
+def find_system_mpi() -> Mpi | None:
+    """The MPI whose compiler wrapper is on PATH outside this environment's scripts."""
+    path = tool_path(own_first=False)
+    compiler = find_tool("mpicxx", "mpic++", path=path)
+    if compiler is None:
+        return None
+    # The wrapper's own --version is that of the compiler.
+    launcher = find_tool("mpirun", "mpiexec", path=path)
+    return Mpi(False, (launcher or compiler).version)
 
 
 def find_compiler() -> Tool | None:

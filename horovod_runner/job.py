@@ -21,11 +21,21 @@ from horovod_runner import handover, hang, software, sparkdl
 from horovod_runner.errors import SerializationError
 from horovod_runner.gpu import Pinning
 from horovod_runner.handover import CheckpointPlan, WorkerOutcome
-from horovod_runner.messages import Began, Failed, Log, Output, Report, Saved, Unsaved
+from horovod_runner.messages import (
+    Began,
+    Controller,
+    ControllerChoice,
+    Failed,
+    Log,
+    Output,
+    Report,
+    Saved,
+    Unsaved,
+)
 from horovod_runner.topology import Slot
 
 # The user's knobs of Horovod and of the libraries under it follow the job to every rank.
-_FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_")
+_FORWARDED = ("HOROVOD_", "NCCL_", "GLOO_", "TORCH_DISTRIBUTED_", "MPIR_CVAR_", "UCX_", "FI_")
 ReportRanks = Literal[0, "all"]
 _CELL_CHARACTERS = 1 << 18  # of a notebook, for tracebacks
 _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
@@ -46,6 +56,7 @@ class Job:
         gpu_pinning: as given to HorovodRunner.
         stream_output: whether what the ranks print goes to the driver as it comes.
         hang_timeout: as given to HorovodRunner.
+        controller: as given to HorovodRunner.
         software: what the driver has installed.
         data: the pickled readers of the datasets; empty where there are none.
         data_limit: as given to HorovodRunner.
@@ -68,6 +79,7 @@ class Job:
     gpu_pinning: Pinning = "current"
     stream_output: bool = False
     hang_timeout: float | None = None
+    controller: ControllerChoice = "auto"
     software: Mapping[str, str] = field(default_factory=dict)
     data: bytes = field(default=b"", repr=False)
     data_limit: int | None = None
@@ -101,6 +113,7 @@ def make_job(
     report_ranks: ReportRanks = 0,
     timeline: bool = False,
     check_sync: bool = False,
+    controller: ControllerChoice = "auto",
 ) -> Job:
     """Pickle a function and its arguments into a job.
 
@@ -151,6 +164,7 @@ def make_job(
         gpu_pinning=gpu_pinning,
         stream_output=stream_output,
         hang_timeout=hang_timeout,
+        controller=_controller(controller, {**forwarded, **environment}),
         software=software.installed(),
         report_ranks=report_ranks,
         timeline=timeline,
@@ -158,6 +172,13 @@ def make_job(
         sparkdl=sparkdl.is_installed(),
         sources=_cells(),
     )
+
+
+def _controller(wanted: ControllerChoice, environment: Mapping[str, str]) -> ControllerChoice:
+    """Horovod's own variable counts where nothing else is said."""
+    own: dict[str, ControllerChoice] = {"gloo": "gloo", "mpi": "mpi"}
+    said = environment.get("HOROVOD_CONTROLLER", "").lower()
+    return own.get(said, wanted) if wanted == "auto" else wanted
 
 
 def _cells() -> dict[str, str]:
@@ -207,12 +228,14 @@ class Record(msgspec.Struct, frozen=True):
         said: in order, with the number of the task; a text alone is a notice for the user.
         cut: how many characters of output in front were too many to keep.
         problem: the pickled error that ended the run, if any.
+        controller: what the ranks' Horovod went by; None where they were not placed.
     """
 
     slots: list[Slot]
     said: list[tuple[int, Began | Output | Log | Report | Saved | Unsaved | Failed | str]]
     cut: int = 0
     problem: bytes = b""
+    controller: Controller | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ On the wire each message is MessagePack with its type's name in front; nothing i
 from here.
 
     rank to driver: Hello, Started, Began, Output, Log, Report, FilePart, Saved, Unsaved, Fetch,
-                    Weights, Alive, Stalled, Stacks, Failed, Ended
-    driver to rank: Welcome, Apart, Assignment, Fetched, ShowStacks, Stop, Taken
+                    Weights, Fence, Lookup, Alive, Stalled, Stacks, Failed, Ended
+    driver to rank: Welcome, Apart, Assignment, Fetched, Fenced, Found, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from horovod_runner.frames import unframe
 from horovod_runner.marker import Marker
 from horovod_runner.topology import Offer, Slot
 
+#: Horovod's own word for it.
+Controller = Literal["gloo", "mpi"]
+ControllerChoice = Literal["auto", "gloo", "mpi"]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -141,6 +144,23 @@ class Weights(Message, frozen=True):
     epoch: _Int64 | None = None
 
 
+class Fence(Message, frozen=True):
+    """A rank's MPI waits until all have come so far; Fenced answers.
+
+    Attributes:
+        values: what it gives the others, by name.
+    """
+
+    rank: int
+    values: dict[str, str] = {}
+
+
+class Lookup(Message, frozen=True):
+    """Asks for what all ranks gave; Found answers."""
+
+    rank: int
+
+
 class Alive(Message, frozen=True):
     """Sent every second: a task of which nothing is heard is lost.
 
@@ -219,6 +239,8 @@ class Assignment(Message, frozen=True):
     Attributes:
         pieces: of each DataFrame that came through the barrier job, what there is to tell of each
             rank's rows, in the order of ranks.
+        controller: what Horovod negotiates and reduces on CPUs with.
+        space: the name that the ranks' MPI takes for theirs; no other run has it.
     """
 
     slots: list[Slot]
@@ -226,6 +248,8 @@ class Assignment(Message, frozen=True):
     master_address: str
     master_port: int
     pieces: dict[str, list[bytes]] = {}
+    controller: Controller = "gloo"
+    space: str = ""
 
 
 class Fetched(Message, frozen=True):
@@ -240,6 +264,16 @@ class Fetched(Message, frozen=True):
     offset: int
     data: bytes = b""
     problem: str = ""
+
+
+class Fenced(Message, frozen=True):
+    """All ranks have come to the fence."""
+
+
+class Found(Message, frozen=True):
+    """What all ranks gave at the fences so far."""
+
+    values: dict[str, str]
 
 
 class ShowStacks(Message, frozen=True):
@@ -268,13 +302,15 @@ FromRank = (
     | Unsaved
     | Fetch
     | Weights
+    | Fence
+    | Lookup
     | Alive
     | Stalled
     | Stacks
     | Failed
     | Ended
 )
-FromDriver = Welcome | Apart | Assignment | Fetched | ShowStacks | Stop | Taken
+FromDriver = Welcome | Apart | Assignment | Fetched | Fenced | Found | ShowStacks | Stop | Taken
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

@@ -7,6 +7,7 @@
       pipe          <----- framed messages   reports: the worker never waits for room
       pipe          <----- framed messages   checkpoints
       pipe          <----- stacks            when asked for
+      socket        <----> what its MPI asks of whoever started it
       pipes         <----- stdout, stderr
       lifeline      ------ order ----------> its guard, which ends it
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,11 @@ RUN_VARIABLE: Final = "HOROVOD_RUNNER_RUN"
 _WITHHELD = (
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "PMI_FD",
+    "PMI_PORT",
+    "PMI_ID",
+    "PMI_RANK",
+    "PMI_SIZE",
     "PYTHON_WORKER_FACTORY_SECRET",
     "PYTHON_WORKER_FACTORY_PORT",
     "PYSPARK_GATEWAY_SECRET",
@@ -54,14 +61,21 @@ class WorkerProcess:
         job: what it is to do.
         environment: variables beside those of this process.
         directory: the working directory; this process's own if None.
+        mpi: whether its MPI asks for what it needs to start.
 
     Attributes:
         stdout, stderr, frames, reports, bulk, stacks: descriptors to read, non-blocking.
         born: becomes readable when :attr:`pid` is known.
+        pmi: the socket over which its MPI asks; None without.
     """
 
     def __init__(
-        self, job: WorkerJob, environment: Mapping[str, str], directory: str | None = None
+        self,
+        job: WorkerJob,
+        environment: Mapping[str, str],
+        directory: str | None = None,
+        *,
+        mpi: bool = False,
     ) -> None:
         job_file = _unnamed_file("job")
         self._outcome_file = _unnamed_file("outcome")
@@ -72,31 +86,44 @@ class WorkerProcess:
         self.stacks, stacks_write = os.pipe()
         lifeline, lifeline_write = os.pipe()
         sent = (frames_write, reports_write, bulk_write, stacks_write)
+        self.pmi: socket.socket | None = None
+        its_pmi: socket.socket | None = None
+        if mpi:
+            self.pmi, its_pmi = socket.socketpair()
         self._lifeline: int | None = lifeline_write
         try:
             _write_job(job_file, job)
             outcome = self._outcome_file.fileno()
             passed = (job_file.fileno(), outcome, *sent, lifeline, born_write)
+            variables = {**inherited_environment(), **environment}
+            inherited: tuple[int, ...] = passed
+            if its_pmi is not None:
+                inherited = (*passed, its_pmi.fileno())
+                variables[handover.PMI_VARIABLE] = str(its_pmi.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 bufsize=0,
-                env={**inherited_environment(), **environment},
+                env=variables,
                 cwd=directory,
-                pass_fds=passed,
+                pass_fds=inherited,
                 start_new_session=True,
             )
         except BaseException:
             for descriptor in (*self._received, self.born, lifeline_write):
                 os.close(descriptor)
             self._outcome_file.close()
+            if self.pmi is not None:
+                self.pmi.close()
             raise
         finally:
             for descriptor in (*sent, born_write, lifeline):
                 os.close(descriptor)
             job_file.close()
+            if its_pmi is not None:
+                its_pmi.close()
         self._pid: int | None = None
         assert self._process.stdout is not None  # noqa: S101 - asked for above
         assert self._process.stderr is not None  # noqa: S101
@@ -181,6 +208,8 @@ class WorkerProcess:
         self._outcome_file.close()
         for descriptor in (*self._received, self.born):
             os.close(descriptor)
+        if self.pmi is not None:
+            self.pmi.close()
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None:
                 pipe.close()

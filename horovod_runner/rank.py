@@ -20,10 +20,11 @@ from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
 from horovod_runner.errors import CheckpointError, DataError, HorovodRunnerError
 from horovod_runner.folder import VARIABLE, RunFolder, remove_left
-from horovod_runner.handover import CheckpointPlan, WorkerJob
+from horovod_runner.handover import LEFT_VARIABLE, CheckpointPlan, WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.marker import Marker
 from horovod_runner.messages import Assignment
+from horovod_runner.pmi import segments
 from horovod_runner.process import RUN_VARIABLE, WorkerProcess
 from horovod_runner.topology import Offer, Slot
 from horovod_runner.watch import LOST_DRIVER, Watch
@@ -160,8 +161,11 @@ def _run(
         timeline = folder.path / "timeline.json" if job.timeline and folder is not None else None
         if timeline is not None:  # all ranks must ask for it; rank 0 alone writes
             variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
-        with WorkerProcess(worker_job, variables, here.directory) as worker:
-            watch = Watch(job, slot, link, worker, here.echo)
+        mpi = assignment.controller == "mpi"
+        if mpi:
+            variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment, slot))
+        with WorkerProcess(worker_job, variables, here.directory, mpi=mpi) as worker:
+            watch = Watch(job, slot, link, worker, here.echo, assignment=assignment)
             watch.until_end()
             if timeline is not None and slot.rank == 0:
                 _send_timeline(timeline, link)

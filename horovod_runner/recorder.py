@@ -11,7 +11,7 @@ from horovod_runner.sinks import Sink
 from horovod_runner.topology import RankInfo
 
 if TYPE_CHECKING:
-    from horovod_runner.messages import Report
+    from horovod_runner.messages import Controller, Report
 
 _KEPT_CHARACTERS = 16 << 20
 
@@ -53,6 +53,9 @@ class Recorder(Sink):
                 cut = len(run._lines.popleft().text)
                 self._characters -= cut
                 run.logs_cut += cut
+
+    def controller(self, name: Controller) -> None:
+        self._run.controller = name
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         self._run.ranks = ranks

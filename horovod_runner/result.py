@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from horovod_runner.archive import Archive
+    from horovod_runner.messages import Controller
 
 Status = Literal["running", "finished", "failed", "cancelled"]
 
@@ -87,6 +88,8 @@ class Run:
         status: how it stands.
         attempts: the launches, the first one first.
         ranks: of the last attempt, once all have started.
+        controller: what Horovod negotiates and reduces on CPUs with; None before the ranks are
+            placed.
         timings: when what happened.
         logs_cut: how many characters of :attr:`logs` were too many to keep.
     """
@@ -97,6 +100,7 @@ class Run:
     status: Status = "running"
     attempts: list[Attempt] = field(default_factory=list)
     ranks: list[RankInfo] = field(default_factory=list)
+    controller: Controller | None = None
     timings: Timings = field(default_factory=lambda: Timings(time.time()))
     logs_cut: int = 0
     _metrics: Metrics = field(default_factory=Metrics, repr=False)

@@ -25,6 +25,7 @@ from horovod_runner.launchers import Launcher
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.launchers.spark import SparkLauncher, find_session
 from horovod_runner.marker import Mode
+from horovod_runner.messages import ControllerChoice
 from horovod_runner.recorder import Recorder
 from horovod_runner.result import Run, Status, Timings, plain_params
 from horovod_runner.runs import Registration
@@ -98,6 +99,8 @@ class HorovodRunner:
             4.0 on); None takes the application's settings.
         launcher: what starts the ranks of ``np`` >= 0: "spark", or in a Slurm allocation "slurm",
             which needs no Spark; a slot is a task of the allocation then.
+        controller: what Horovod negotiates and reduces on CPUs with: "mpi" (MPICH), "gloo", or
+            "auto", the first of them that all hosts' Horovod has.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -132,6 +135,7 @@ class HorovodRunner:
         spark: SparkSession | None = None,
         resource_profile: ResourceProfile | None = None,
         launcher: StartedBy = "spark",
+        controller: ControllerChoice = "auto",
     ) -> None:
         if isinstance(np, bool) or not isinstance(np, int):
             raise TypeError(f"np must be an int, not {type(np).__name__}")
@@ -140,6 +144,7 @@ class HorovodRunner:
             ("gpu_pinning", gpu_pinning, get_args(Pinning)),
             ("check_sync", check_sync, (None, "epoch")),
             ("launcher", launcher, get_args(StartedBy)),
+            ("controller", controller, get_args(ControllerChoice)),
         ):
             _one_of(name, chosen, choices)
         if slot_timeout is not None and slot_timeout < 0:
@@ -207,6 +212,7 @@ class HorovodRunner:
         self._spark = spark
         self._resource_profile = resource_profile
         self._started_by = launcher
+        self._controller: ControllerChoice = controller
         self._runs: dict[threading.Event, Driver | None] = {}
         #: The run that is under way, or the last one; None before the first.
         self.last_run: Run | None = None
@@ -263,6 +269,7 @@ class HorovodRunner:
                 report_ranks=self._report_ranks,
                 timeline=self._timeline is not None,
                 check_sync=self._check_sync,
+                controller=self._controller,
             )
             archive = Archive(
                 job.run_id,

@@ -12,9 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from horovod_runner.errors import LaunchError
+from horovod_runner.messages import Controller, ControllerChoice
 
 _FRAMEWORKS = ("horovod", "torch", "tensorflow", "keras")
 _PACKAGES = frozenset((*_FRAMEWORKS, "cloudpickle", "numpy", "horovod_runner"))
+# What a Horovod that this package built against that wheel requires.
+_MPICH = "mpich"
 _DIST_INFO = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)\.dist-info$")
 _ALIASES = {"tensorflow_cpu": "tensorflow", "tensorflow_gpu": "tensorflow"}
 
@@ -24,6 +27,7 @@ Software = Mapping[str, str]
 def installed(path: Sequence[str] = ()) -> dict[str, str]:
     """The versions of what counts here; from folder names: importlib.metadata takes far longer."""
     found = {"python": platform.python_version()}
+    mpich, built = "", False
     for entry in path or sys.path:
         try:
             names = os.listdir(entry or ".")
@@ -34,9 +38,51 @@ def installed(path: Sequence[str] = ()) -> dict[str, str]:
             if match:
                 package = match["name"].lower()
                 package = _ALIASES.get(package, package)
+                if package == "horovod" and package not in found:
+                    built = _requires_mpich(os.path.join(entry, name))
                 if package in _PACKAGES:
                     found.setdefault(package, match["version"])
+                elif package == _MPICH:
+                    mpich = mpich or match["version"]
+    if built and mpich:
+        found[_MPICH] = mpich
     return found
+
+
+def _requires_mpich(folder: str) -> bool:
+    try:
+        with open(os.path.join(folder, "METADATA"), encoding="utf-8") as file:
+            return f"\nRequires-Dist: {_MPICH}" in file.read()
+    except OSError:
+        return False
+
+
+def choose_controller(
+    wanted: ControllerChoice, hosts: Mapping[str, Software]
+) -> tuple[Controller, str]:
+    """What the ranks' Horovod goes by, and a line that says so.
+
+    Args:
+        wanted: as given to HorovodRunner.
+        hosts: what each host has, by hostname.
+
+    Raises:
+        LaunchError: MPI is wanted, and some host has none.
+    """
+    if wanted == "gloo":
+        return "gloo", "controller: Gloo, as asked for"
+    versions = {there.get(_MPICH, ""): host for host, there in hosts.items()}
+    if len(versions) == 1 and "" not in versions:
+        return "mpi", f"controller: MPI (MPICH {next(iter(versions))})"
+    remedy = "pip install mpich, then horovod-runner install"
+    if "" in versions:
+        why = f"the Horovod of {versions['']} was not built with the mpich package: {remedy}"
+    else:
+        listed = ", ".join(f"{version} on {host}" for version, host in versions.items())
+        why = f"the hosts have different versions of mpich ({listed}): {remedy} on each"
+    if wanted == "mpi":
+        raise LaunchError(f"controller='mpi' cannot be had: {why}. Or leave controller out.")
+    return "gloo", f"controller: Gloo; {why}, and MPI reduces on CPUs several times as fast"
 
 
 def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> list[str]:

@@ -19,6 +19,7 @@ from horovod_runner import frames, messages
 from horovod_runner.activity import Activity
 from horovod_runner.channel import Link
 from horovod_runner.job import Job, Outcome
+from horovod_runner.pmi import Pmi
 from horovod_runner.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
 from horovod_runner.stall import StallReader
 from horovod_runner.topology import Slot
@@ -55,6 +56,8 @@ class Watch:
         link: Link,
         worker: WorkerProcess,
         echo: Callable[[str], None] | None,
+        *,
+        assignment: messages.Assignment,
     ) -> None:
         self._slot = slot
         self._link = link
@@ -84,6 +87,11 @@ class Watch:
             self._poller.register(descriptor, zmq.POLLIN)
         self._poller.register(link.monitor, zmq.POLLIN)
         self._poller.register(worker.born, zmq.POLLIN)
+        self._pmi: Pmi | None = None
+        if worker.pmi is not None:
+            worker.pmi.setblocking(False)
+            self._pmi = Pmi(slot.rank, assignment, self._queue)
+            self._poller.register(worker.pmi.fileno(), zmq.POLLIN)
         if worker.exit_descriptor is not None:
             self._poller.register(worker.exit_descriptor, zmq.POLLIN)
 
@@ -114,6 +122,8 @@ class Watch:
                 self._queue(messages.Started(self._slot.rank, self._worker.pid))
                 self._activity = Activity(self._worker.pid, self._activity_seconds)
             self._read_ready(self._open & ready.keys())
+            if self._worker.pmi is not None and self._worker.pmi.fileno() in ready:
+                self._answer_mpi()
             if self._link.monitor in ready:
                 self._link.observe()
             self._tell()
@@ -125,6 +135,10 @@ class Watch:
             elif isinstance(order, messages.ShowStacks):
                 self._stacks, self._stacks_until = b"", time.monotonic() + _STACKS_SECONDS
                 self._worker.show_stacks()
+            elif isinstance(order, messages.Fenced) and self._pmi is not None:
+                self._send_mpi(self._pmi.fenced())
+            elif isinstance(order, messages.Found) and self._pmi is not None:
+                self._send_mpi(self._pmi.found(order.values))
         if self._link.lost and not self._problem:
             self._problem = LOST_DRIVER
             self._end_worker()
@@ -222,6 +236,32 @@ class Watch:
         left = PIPE_BYTES
         while left > 0 and (count := self._read(descriptor)):
             left -= count
+
+    def _answer_mpi(self) -> None:
+        """Read what the worker's MPI asks, and answer what can be answered here."""
+        assert self._worker.pmi is not None and self._pmi is not None  # noqa: S101, PT018
+        try:
+            data = self._worker.pmi.recv(_READ_BYTES)
+            answer = self._pmi.feed(data) if data else None
+        except (OSError, ValueError):
+            answer = None
+        if answer is None:
+            self._leave_mpi()
+        else:
+            self._send_mpi(answer)
+
+    def _send_mpi(self, answer: bytes) -> None:
+        if self._worker.pmi is None or self._pmi is None:
+            return
+        try:
+            self._worker.pmi.sendall(answer)
+        except OSError:  # it does not read, or has ended
+            self._leave_mpi()
+
+    def _leave_mpi(self) -> None:
+        assert self._worker.pmi is not None  # noqa: S101 - asked by both
+        self._poller.unregister(self._worker.pmi.fileno())
+        self._pmi = None
 
     def _leave(self, descriptor: int) -> None:
         self._open.discard(descriptor)

@@ -34,8 +34,10 @@ _OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "script.py"))
 def main(arguments: list[str]) -> int:
     """Run the rank; returns the exit code."""
     *own, lifeline, born = map(int, arguments)
-    guard.fork(lifeline, born, (0, 1, 2, *own))
-    for descriptor in own:
+    pmi = [int(os.environ[name]) for name in (handover.PMI_VARIABLE,) if name in os.environ]
+    left = list(filter(None, os.environ.pop(handover.LEFT_VARIABLE, "").split(os.pathsep)))
+    guard.fork(lifeline, born, (0, 1, 2, *own, *pmi), left)
+    for descriptor in (*own, *pmi):
         os.set_inheritable(descriptor, False)
     job_file, outcome_file, frames, reports, bulk, stacks = own
     faulthandler.enable()  # a crash in native code still shows Python's stack

@@ -19,7 +19,7 @@ import hypothesis
 import psutil
 import pytest
 
-from horovod_runner import HorovodRunner
+from horovod_runner import HorovodRunner, software
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -143,6 +143,12 @@ class Ranks:
         if self.on_cluster or self.on_connect:
             pytest.skip("long, and has nothing to do with where executors are")
 
+    @staticmethod
+    def needs_mpi() -> None:
+        """Horovod has the mpich package's MPI on one leg alone."""
+        if "mpich" not in software.installed():
+            pytest.skip("Horovod was built without the mpich package")
+
     def runner(self, size: int, **options: Any) -> HorovodRunner:
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.on_cluster:
@@ -202,7 +208,8 @@ def _workers() -> set[int]:
 
 
 def _own_files() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("horovod_runner-*")}
+    names = {path.name for path in Path(tempfile.gettempdir()).glob("horovod_runner-*")}
+    return names | {path.name for path in Path("/dev/shm").glob("mpich_*")}
 
 
 def _own_threads() -> set[str]:

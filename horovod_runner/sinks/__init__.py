@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoint import Checkpoint
-    from horovod_runner.messages import Report
+    from horovod_runner.messages import Controller, Report
     from horovod_runner.result import Run
     from horovod_runner.topology import RankInfo
 
@@ -60,6 +60,9 @@ class Sink:
 
     def notice(self, text: str) -> None:
         """Something that the runner itself has to say."""
+
+    def controller(self, name: Controller) -> None:
+        """What the ranks' Horovod negotiates and reduces on CPUs with."""
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         """Where the ranks are, once all have started; and again with their exit codes."""
@@ -129,6 +132,9 @@ class Sinks(Sink):
 
     def notice(self, text: str) -> None:
         self._hand("notice", text)
+
+    def controller(self, name: Controller) -> None:
+        self._hand("controller", name)
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         self._hand("ranks", ranks)

@@ -390,7 +390,9 @@ def _prepare(session: _Session, own: Trainer, framework: Framework) -> _Ready:
         for name, pin in (("torch", gpu.pin_torch), ("tensorflow", gpu.pin_tensorflow)):
             if name in sys.modules:
                 pin(sys.modules[name], own.device)
-    wants_mpi = os.environ.get("HOROVOD_CONTROLLER") == "mpi" or not hvd.gloo_built()
+    asked = os.environ.get("HOROVOD_CONTROLLER") == "mpi"
+    # The MPI of HorovodRunner's ranks starts with all of them, and here some may stay away.
+    wants_mpi = (asked and session.neighbours.by_mpi) or not hvd.gloo_built()
     if wants_mpi and not hvd.mpi_built():
         raise LaunchError(
             "HOROVOD_CONTROLLER=mpi, and Horovod was built without MPI: horovod-runner install "

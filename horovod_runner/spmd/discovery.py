@@ -20,6 +20,8 @@ _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_W
 
 # And who it is.
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "MV2_COMM_WORLD_RANK")
+# What Open MPI's launchers set; MPICH knows nothing of PMIx.
+_OPEN_MPI = ("OMPI_COMM_WORLD_", "PMIX_")
 
 
 def find(own: Member, comm: Any = None) -> Neighbours:
@@ -62,6 +64,9 @@ def _mpi() -> Neighbours:
             "plugin that fits the MPI, srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH (srun "
             "--mpi=list shows them); or start the program with `horovod-runner run`."
         )
+    if any(name.startswith(_OPEN_MPI) for name in os.environ):
+        # Where the mpich package is installed too, mpi4py would take that.
+        os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:

@@ -156,6 +156,8 @@ class Mesh:
         LaunchError: they did not meet, or cannot reach each other.
     """
 
+    by_mpi = False
+
     def __init__(self, meeting: Meeting, own: Member) -> None:
         self.rank = meeting.rank
         self.size = meeting.size

@@ -25,6 +25,8 @@ _SHORTEST_SECONDS, _LONGEST_SECONDS = 50e-6, 0.05
 class MpiNeighbours:
     """An mpi4py communicator's ranks; messages are kept apart from those of the program."""
 
+    by_mpi = True
+
     def __init__(self, comm: Any) -> None:
         from mpi4py import MPI
 

@@ -32,8 +32,12 @@ class Neighbours(Protocol):
     """All ranks of the program. Every call but ``fail`` is made by all of them, in one order.
 
     Each raises NeighbourFailedError where another rank has called ``fail`` meanwhile.
+
+    Attributes:
+        by_mpi: whether an MPI has started them.
     """
 
+    by_mpi: bool
     rank: int
     size: int
 

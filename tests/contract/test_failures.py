@@ -283,5 +283,5 @@ def test_a_failure_inside_hvd_init_is_told_as_an_abort() -> None:
         hvd.init()
 
     with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGABRT.*hvd.init") as caught:
-        HorovodRunner(np=-2).run(main)
+        HorovodRunner(np=-2, controller="gloo").run(main)
     assert caught.value.exit_code == -signal.SIGABRT

@@ -182,7 +182,7 @@ def test_the_rank_that_raised_is_named_and_not_its_survivors(ranks: Ranks) -> No
     assert "rank 1 of 2" in str(caught.value.__cause__)
 
 
-def test_an_abort_inside_horovod_is_told_as_what_it_is(ranks: Ranks) -> None:
+def test_an_abort_inside_horovods_gloo_is_told_as_what_it_is(ranks: Ranks) -> None:
     def main() -> None:
         import horovod.torch as hvd
 
@@ -191,8 +191,24 @@ def test_an_abort_inside_horovod_is_told_as_what_it_is(ranks: Ranks) -> None:
         hvd.init()
 
     with pytest.raises(RankFailedError, match=r"SIGABRT.*hvd\.init") as caught:
-        ranks.run(2, main)
+        ranks.run(2, main, {"controller": "gloo"})
     assert caught.value.exit_code == -signal.SIGABRT
+
+
+def test_an_abort_inside_mpi_is_told_with_mpis_own_words(ranks: Ranks) -> None:
+    ranks.needs_mpi()
+
+    def main() -> None:
+        import horovod.torch as hvd
+
+        os.environ["PMI_FD"] = "999"  # nobody answers there
+        hvd.init()
+
+    with pytest.raises(
+        RankFailedError, match=r"(?s)SIGABRT.*Fatal error in internal_Init"
+    ) as caught:
+        ranks.run(2, main)
+    assert caught.value.exit_code
 
 
 def test_the_timeline_is_written_where_the_driver_says(

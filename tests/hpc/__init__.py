@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from horovod_runner import inventory
 from tests.hpc import slurm
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = str(ROOT / "tests" / "hpc" / "program.py")
-MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4")
+# Not the mpich package's, which lies among this environment's scripts.
+_MPIRUN = shutil.which("mpirun", path=inventory.tool_path(own_first=False))
+OPEN_MPI = _MPIRUN if _MPIRUN and Path(_MPIRUN).parent != Path(sys.executable).parent else None
+MPIRUN = (OPEN_MPI or "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4")
 
 
 def require(missing: str) -> None:
@@ -26,7 +30,7 @@ def require(missing: str) -> None:
 
 
 def require_mpi() -> None:
-    require("" if shutil.which("mpirun") else "not installed: Open MPI")
+    require("" if OPEN_MPI else "not installed: Open MPI")
 
 
 def require_slurm() -> None:

@@ -20,9 +20,9 @@ def test_install_passes_the_users_choices_on(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert cli.main(["install", "--cpu"]) == 0
     assert calls == [
-        ((None,), {"gpu": None, "mpi": False, "rebuild": False}),
-        ((["torch", "tensorflow"],), {"gpu": True, "mpi": True, "rebuild": True}),
-        ((None,), {"gpu": False, "mpi": False, "rebuild": False}),
+        ((None,), {"gpu": None, "mpi": None, "rebuild": False}),
+        ((["torch", "tensorflow"],), {"gpu": True, "mpi": "system", "rebuild": True}),
+        ((None,), {"gpu": False, "mpi": None, "rebuild": False}),
     ]
 
 

@@ -139,8 +139,8 @@ def test_ranks_that_cannot_reach_the_driver_run_all_the_same(
     ]
     assert captured.err.count("executors cannot reach this process at 127.0.0.1:") == 1
     assert "HOROVOD_RUNNER_DRIVER_HOST" in captured.err
-    table = [line.split()[1] for line in captured.err.splitlines()[-3:]]
-    assert table == ["rank", "0", "1"]
+    table = [line.split()[1] for line in captured.err.splitlines()[-4:]]
+    assert table == ["rank", "0", "1", "controller:"]
 
 
 def test_all_that_reach_the_driver_need_no_deputy(capsys: pytest.CaptureFixture[str]) -> None:

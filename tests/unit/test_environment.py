@@ -8,16 +8,22 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import environment, gpu, host
-from horovod_runner.messages import Assignment
+from horovod_runner.messages import Assignment, Controller
 from horovod_runner.topology import Offer, assign
 
 
-def variables(size: int, rank: int, user: dict[str, str], cores: int = 8) -> dict[str, str]:
+def variables(
+    size: int,
+    rank: int,
+    user: dict[str, str],
+    cores: int = 8,
+    controller: Controller = "gloo",
+) -> dict[str, str]:
     offers = [
         Offer(t, f"h{t % 2}", "h", f"10.0.0.{t}", "eth7", host_gpus=("0", "1")) for t in range(size)
     ]
     slots = assign(offers)
-    assignment = Assignment(slots, "10.0.0.0:4711/secret", "10.0.0.0", 4712)
+    assignment = Assignment(slots, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller=controller)
     slot = slots[rank]
     return environment.worker_variables(
         slot, assignment, cores, gpu.environment(slot, "current"), user
@@ -39,6 +45,30 @@ def test_horovod_and_torch_find_their_ranks() -> None:
     assert found["HOROVOD_GLOO_IFACE"] == found["NCCL_SOCKET_IFNAME"] == "eth7"
     assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
     assert found["HOROVOD_RUNNER_DEVICE"] == "1"
+
+
+def test_mpi_finds_its_rank_and_keeps_to_the_jobs_network(tmp_path: Path) -> None:
+    gloo = variables(4, 3, {})
+    assert gloo["HOROVOD_CONTROLLER"] == gloo["HOROVOD_CPU_OPERATIONS"] == "gloo"
+    assert not any(name.startswith(("PMI_", "UCX_")) for name in gloo)
+    mpi = variables(4, 3, {}, controller="mpi")
+    assert mpi["HOROVOD_CONTROLLER"] == mpi["HOROVOD_CPU_OPERATIONS"] == "mpi"
+    assert (mpi["PMI_RANK"], mpi["PMI_SIZE"]) == ("3", "4")
+    assert mpi["UCX_NET_DEVICES"] == "eth7"
+    named = variables(4, 3, {"HOROVOD_GLOO_IFACE": "eth8"}, controller="mpi")
+    assert named["UCX_NET_DEVICES"] == "eth8"
+    users = variables(4, 3, {"UCX_NET_DEVICES": "mlx5_0:1"}, controller="mpi")
+    assert users["UCX_NET_DEVICES"] == "mlx5_0:1"
+    # Where there is InfiniBand, UCX chooses better than a name of an Ethernet interface would.
+    assert not environment._has_rdma(tmp_path / "infiniband")
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    assert environment._has_rdma(tmp_path / "infiniband")
+
+
+def test_on_gpus_horovod_looks_around_as_often_as_it_likes() -> None:
+    slot = assign([Offer(0, "h", "h", "10.0.0.1", "eth0")])[0]
+    assert environment.cycle_variables(slot) == {"HOROVOD_CYCLE_TIME": "20"}
+    assert "HOROVOD_CYCLE_TIME" not in variables(2, 0, {})  # its ranks have GPUs
 
 
 def test_one_rank_is_a_single_process_to_horovod() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import shutil
+import sysconfig
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import InstallError, horovod_source, install, inventory
-from horovod_runner.inventory import Framework, Nccl, Tool
+from horovod_runner.inventory import Framework, Mpi, Nccl
 
 CPU_TORCH = Framework("torch", "2.13.0+cpu")
 CUDA_TORCH = Framework("torch", "2.13.0", "13.0")
@@ -29,7 +31,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         "frameworks": [CUDA_TORCH],
         "cuda": tmp_path / "cuda",
         "nccl": Nccl(tmp_path, tmp_path / "libnccl.so.2", "2.29.3"),
-        "mpi": Tool("/usr/bin/mpicxx", "4.1.4"),
+        "system": Mpi(False, "4.1.4"),
+        "mpich": None,
     }
     monkeypatch.setattr(
         inventory,
@@ -38,7 +41,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     )
     monkeypatch.setattr(inventory, "find_cuda_home", lambda: found["cuda"])
     monkeypatch.setattr(inventory, "find_nccl", lambda: found["nccl"])
-    monkeypatch.setattr(inventory, "find_tool", lambda *names, **_: found["mpi"])
+    monkeypatch.setattr(inventory, "find_system_mpi", lambda: found["system"])
+    monkeypatch.setattr(inventory, "find_mpich", lambda: found["mpich"])
     return found
 
 
@@ -72,7 +76,28 @@ def test_the_user_may_decide(machine: dict[str, Any]) -> None:
     machine["frameworks"] = [CUDA_TORCH, CUDA_TF]
     assert [f.name for f in install.plan(["tensorflow"]).frameworks] == ["tensorflow"]
     assert not install.plan(gpu=False).gpu
-    assert install.plan(mpi=True).describe().endswith("with Gloo, MPI")
+    described = install.plan(gpu=False, mpi="system").describe()
+    assert described.endswith("with Gloo, MPI (the system's, 4.1.4)")
+
+
+def test_the_mpich_package_is_taken_where_it_is_installed(
+    machine: dict[str, Any], tmp_path: Path
+) -> None:
+    assert install.plan().mpi is None
+    lib = Path(sysconfig.get_path("data"), "lib")
+    machine["mpich"] = Mpi(True, "5.0.2", lib)
+    plan = install.plan()
+    assert plan.describe().endswith("with Gloo, NCCL, MPI (the mpich package, 5.0.2)")
+    environment = install._build_environment(plan, tmp_path)
+    assert environment["HOROVOD_RUNNER_REQUIRES"] == "mpich>=4"
+    # From where Horovod's modules are to where the library is, wherever both are.
+    origin, _, way = environment["HOROVOD_RUNNER_RPATH"].partition("/")
+    assert origin == "$ORIGIN"
+    modules = Path(os.path.realpath(sysconfig.get_path("platlib")), "horovod", "torch")
+    assert os.path.normpath(modules / way) == os.path.realpath(lib)
+    assert install.plan(mpi="none").mpi is None
+    system = install._build_environment(install.plan(gpu=False, mpi="system"), tmp_path)
+    assert "HOROVOD_RUNNER_RPATH" not in system
 
 
 @pytest.mark.parametrize(
@@ -81,7 +106,8 @@ def test_the_user_may_decide(machine: dict[str, Any]) -> None:
         ({"frameworks": []}, {}, "neither torch nor tensorflow is installed"),
         ({"frameworks": []}, {"frameworks": ["torch"]}, "pip install torch"),
         ({}, {"frameworks": ["mxnet"]}, "unknown framework mxnet"),
-        ({"mpi": None}, {"mpi": True}, "libopenmpi-dev"),
+        ({"system": None}, {"mpi": "system"}, "libopenmpi-dev"),
+        ({}, {"mpi": "mpich"}, "pip install mpich"),
         ({"frameworks": [Framework("torch", "2", error="boom")]}, {}, "does not import .boom."),
     ],
 )
@@ -95,12 +121,15 @@ def test_what_cannot_be_planned_is_said_in_one_line(
 
 
 def test_another_version_of_anything_is_another_wheel(machine: dict[str, Any]) -> None:
-    keys = {install.plan().key(), install.plan(gpu=False).key(), install.plan(mpi=True).key()}
+    plans = [install.plan(), install.plan(gpu=False), install.plan(mpi="system")]
+    keys = {plan.key() for plan in plans}
+    machine["mpich"] = Mpi(True, "4.1.4", Path("lib"))
+    keys.add(install.plan().key())
     machine["frameworks"] = [Framework("torch", "2.12.0", "13.0")]
     keys.add(install.plan().key())
     machine["nccl"] = Nccl(Path(), Path(), "2.30.1")
     keys.add(install.plan().key())
-    assert len(keys) == 5
+    assert len(keys) == 6
     assert not any("/" in key for key in keys)
 
 

@@ -16,7 +16,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from horovod_runner.handover import WorkerJob, WorkerOutcome
+from horovod_runner.handover import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
 from horovod_runner.process import WorkerProcess, describe_exit, inherited_environment
 
 
@@ -206,3 +206,51 @@ def test_sparks_own_classes_are_no_python_path(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_an_exit_code_is_put_in_words(code: int, text: str) -> None:
     assert describe_exit(code) == text
+
+
+@pytest.mark.parametrize("end", ["returns", "is killed", "is closed"])
+def test_what_a_worker_left_is_removed_however_it_ended(tmp_path: Path, end: str) -> None:
+    left = [tmp_path / "segment", tmp_path / "another", tmp_path / "never-there"]
+    for path in left[:2]:
+        path.touch()
+
+    def main() -> None:
+        assert LEFT_VARIABLE not in os.environ
+        print("there", flush=True)
+        if end != "returns":
+            time.sleep(1000)
+
+    variables = {LEFT_VARIABLE: os.pathsep.join(map(str, left))}
+    with WorkerProcess(job(main), variables) as worker:
+        assert select.select([worker.stdout], [], [], 60)[0]
+        if end == "is killed":
+            os.kill(worker.pid, signal.SIGKILL)
+        if end != "is closed":
+            finish(worker)
+            assert worker.exit_code == (0 if end == "returns" else -signal.SIGKILL)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_finds_a_socket_for_what_its_mpi_asks() -> None:
+    def main() -> str:
+        import socket
+
+        asked = socket.socket(fileno=int(os.environ[PMI_VARIABLE]))
+        assert not os.get_inheritable(asked.fileno())  # its children are no ranks
+        asked.sendall(b"cmd=init\n")
+        return asked.recv(100).decode()
+
+    with WorkerProcess(job(main), {}, mpi=True) as worker:
+        assert worker.pmi is not None
+        assert worker.pmi.recv(100) == b"cmd=init\n"
+        worker.pmi.sendall(b"cmd=answer\n")
+        said = finish(worker)
+        assert said is not None
+        assert cloudpickle.loads(said.value) == "cmd=answer\n"
+        assert worker.pmi.recv(100) == b""  # nobody else holds it
+
+
+def test_a_rank_inside_a_rank_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PMI_VARIABLE, "7")
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert not any(name.startswith("PMI_") for name in inherited_environment())

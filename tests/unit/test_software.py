@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import LaunchError, __version__
-from horovod_runner.software import compare, installed
+from horovod_runner.software import choose_controller, compare, installed
 
 HERE = {
     "python": "3.11.7",
@@ -38,6 +38,37 @@ def test_the_first_on_the_path_counts_and_missing_folders_do_not_matter(tmp_path
     found = installed([str(tmp_path / part) for part in ("none", "a", "b")])
     assert found["torch"] == "2.1.0"
     assert found["tensorflow"] == "2.21.0"
+
+
+def test_mpich_counts_where_horovod_was_built_with_it(tmp_path: Path) -> None:
+    (tmp_path / "mpich-5.0.2.dist-info").mkdir()
+    horovod = tmp_path / "horovod-0.28.1.dist-info"
+    horovod.mkdir()
+    assert "mpich" not in installed([str(tmp_path)])
+    (horovod / "METADATA").write_text("Name: horovod\nRequires-Dist: packaging\n")
+    assert "mpich" not in installed([str(tmp_path)])
+    (horovod / "METADATA").write_text("Name: horovod\nRequires-Dist: mpich>=4\n")
+    assert installed([str(tmp_path)])["mpich"] == "5.0.2"
+    (tmp_path / "mpich-5.0.2.dist-info").rmdir()  # it was removed again
+    assert "mpich" not in installed([str(tmp_path)])
+
+
+def test_mpi_is_taken_where_all_hosts_have_one_and_the_same() -> None:
+    own = {**HERE, "mpich": "5.0.2"}
+    assert choose_controller("auto", {"a": own, "b": own}) == (
+        "mpi",
+        "controller: MPI (MPICH 5.0.2)",
+    )
+    assert choose_controller("mpi", {"a": own})[0] == "mpi"
+    assert choose_controller("gloo", {"a": own}) == ("gloo", "controller: Gloo, as asked for")
+    controller, why = choose_controller("auto", {"a": own, "b": HERE})
+    assert controller == "gloo"
+    assert "Horovod of b was not built with the mpich package: pip install mpich" in why
+    controller, why = choose_controller("auto", {"a": own, "b": {**own, "mpich": "4.3.0"}})
+    assert controller == "gloo"
+    assert "5.0.2 on a, 4.3.0 on b" in why
+    with pytest.raises(LaunchError, match=r"controller='mpi' cannot be had.*of b.*pip install"):
+        choose_controller("mpi", {"a": own, "b": HERE})
 
 
 def test_equal_hosts_need_no_word() -> None:

@@ -1,0 +1,155 @@
+"""What two ranks lose to two processes that never talk, where the computation takes the time.
+
+A small ResNet on CPUs, two ranks on this machine, by turns in the same processes:
+
+- *alone*: each rank trains for itself, Horovod shut down. Their samples/s are added up.
+- *ranks*: they train together, with everything at its default.
+- *all threads*: the same, where each rank's torch takes all cores, as a launch that sets no number
+  of threads has it.
+
+Ranks that train together are as fast as the slower one, step by step; cores of a virtual machine
+are not equally fast. *at best* is what no launcher could exceed: the steps of *alone*, each as long
+as the slower rank's.
+
+    python benchmarks/scaling.py [--turns 6] [--json scaling.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import report
+
+from horovod_runner import HorovodRunner
+
+_BATCH, _STEPS = 32, 40
+
+
+def train(turns: int) -> dict[str, list[list[float]]]:
+    """A rank's ``main``: seconds of each step, by way and turn, of both ranks in a row."""
+    import os
+    import time
+    from itertools import pairwise
+
+    import horovod.torch as hvd
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, inside: int, outside: int) -> None:
+            super().__init__()
+            stride = 1 if inside == outside else 2
+            self.main = nn.Sequential(
+                nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
+                nn.BatchNorm2d(outside),
+                nn.ReLU(),
+                nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
+                nn.BatchNorm2d(outside),
+            )
+            self.short = nn.Identity() if stride == 1 else nn.Conv2d(inside, outside, 1, stride)
+
+        def forward(self, x: Any) -> Any:
+            return torch.relu(self.main(x) + self.short(x))
+
+    own_threads = torch.get_num_threads()
+
+    def make() -> Any:
+        torch.manual_seed(0)
+        widths = [16, 16, 16, 32, 32, 64, 64]
+        blocks = [Block(*pair) for pair in pairwise(widths)]
+        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+        return nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), *blocks, *head)
+
+    x, y = torch.randn(_BATCH, 3, 32, 32), torch.randint(0, 10, (_BATCH,))
+
+    def steps(net: Any, optimizer: Any, count: int = _STEPS) -> list[float]:
+        seconds = []
+        for _ in range(count):
+            start = time.perf_counter()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def alone() -> list[float]:
+        hvd.shutdown()
+        return steps(own_net, own_optimizer)
+
+    def together() -> list[float]:
+        return steps(net, optimizer)
+
+    def all_threads() -> list[float]:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+        try:
+            return together()
+        finally:
+            torch.set_num_threads(own_threads)
+
+    hvd.init()
+    own_net, net = make(), make()
+    own_optimizer = torch.optim.SGD(own_net.parameters(), 0.01)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+    for pair in ((own_net, own_optimizer), (net, optimizer)):
+        steps(*pair, 5)
+    found: dict[str, list[list[float]]] = {}
+    for turn in range(turns):
+        ways = {"alone": alone, "ranks": together, "all threads": all_threads}
+        for name in list(ways) if turn % 2 else list(ways)[::-1]:
+            hvd.barrier()
+            seconds = ways[name]()
+            hvd.init()
+            both = hvd.allgather(torch.tensor(seconds, dtype=torch.float64), name="both")
+            found.setdefault(name, []).append(both.tolist())
+    return found
+
+
+def main() -> None:
+    """Measure, print a table, and write the raw data."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--controllers", nargs="*", default=["auto", "gloo"])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    print(report.machine())
+    raw = {}
+    for controller in options.controllers:
+        runner = HorovodRunner(np=-2, controller=controller)
+        found = runner.run(train, turns=options.turns)
+        assert runner.last_run is not None
+        raw[str(runner.last_run.controller)] = found
+        rates = {name: [_rate(turn) for turn in turns] for name, turns in found.items()}
+        rates["at best"] = [_at_best(turn) for turn in found["alone"]]
+        rows = []
+        for name, peer, target in (
+            ("ranks", "alone", 0.95),
+            ("at best", "alone", None),
+            ("ranks", "at best", None),
+            ("ranks", "all threads", 1.5),
+        ):
+            ratio = median(a / b for a, b in zip(rates[name], rates[peer], strict=True))
+            cells = report.at_least(ratio, target or 0) if target else ["", "-", "-"]
+            rows.append([f"{name} / {peer}", f"{median(rates[name]):.0f}"])
+            rows[-1] += [f"{median(rates[peer]):.0f}", f"{ratio:.2f}", *cells[1:]]
+        heads = [f"samples/s ({runner.last_run.controller})", "first", "second", "ratio"]
+        print(f"\n{report.table([*heads, 'target', ''], rows)}")
+    if options.json:
+        report.write_json(options.json, {"seconds": raw})
+
+
+def _rate(both: list[float]) -> float:
+    """Samples a second of both ranks together, each by its own clock."""
+    return sum(_BATCH * _STEPS / sum(own) for own in (both[:_STEPS], both[_STEPS:]))
+
+
+def _at_best(both: list[float]) -> float:
+    slower = map(max, zip(both[:_STEPS], both[_STEPS:], strict=True))
+    return 2 * _BATCH * _STEPS / sum(slower)
+
+
+if __name__ == "__main__":
+    main()

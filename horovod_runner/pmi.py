@@ -1,0 +1,150 @@
+"""What MPICH asks of whoever started it: PMI-1, answered by the task beside the worker.
+
+    worker: MPI_Init  ---PMI_FD, a socket pair--->  Pmi, in the Watch  ---channel--->  driver
+        maxes, names, its own values                answered here
+        init; put ..., barrier_in                   Fence: all are there, with what they have put
+        get of another's                            Lookup: once after each Fence, if at all
+
+So nobody needs mpiexec, ssh or a daemon: a rank is this package's own child under MPI as well. The
+requests are those of MPICH's ``src/pmi/src/pmi_wire.c``, lines of ``name=value`` words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+from horovod_runner.messages import Assignment, Fence, Lookup
+from horovod_runner.topology import Slot
+
+_LINE_BYTES: Final = 64 << 10
+# What MPICH takes for the longest of each; a value's line has to fit its buffer.
+_MAXES = "kvsname_max=256 keylen_max=64 vallen_max=1024"
+_MAPPING = "PMI_process_mapping"
+_INIT = b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"
+
+
+class Pmi:
+    """One worker's requests.
+
+    Args:
+        rank: the worker's.
+        assignment: the job's.
+        send: takes what the driver is asked.
+    """
+
+    def __init__(
+        self, rank: int, assignment: Assignment, send: Callable[[Fence | Lookup], None]
+    ) -> None:
+        self._rank, self._send = rank, send
+        self._values = {_MAPPING: process_mapping(assignment.slots)}
+        self._put: dict[str, str] = {}
+        self._partial = b""
+        self._wanted = ""
+        self._fence_answer = b""
+        self._looked_up = True  # there is nothing yet
+        self._answers = {
+            "get_maxes": _line("maxes", f"{_MAXES} rc=0"),
+            "get_appnum": _line("appnum", "appnum=0 rc=0"),
+            "get_my_kvsname": _line("my_kvsname", f"kvsname={assignment.space} rc=0"),
+            "get_universe_size": _line("universe_size", f"size={len(assignment.slots)} rc=0"),
+            "put": _line("put_result", "rc=0 msg=success"),
+            "finalize": _line("finalize_ack", "rc=0"),
+            "abort": b"",  # its exit code tells
+        }
+
+    def feed(self, data: bytes) -> bytes:
+        """The answers to what the worker wrote; some come later, by the methods below.
+
+        Raises:
+            ValueError: no MPI wrote that.
+        """
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _LINE_BYTES:
+            raise ValueError(f"{len(self._partial)} bytes without an end of line")
+        return b"".join(self._answer(line.decode()) for line in lines if line.strip())
+
+    def fenced(self) -> bytes:
+        """All ranks have put what they had to."""
+        if self._fence_answer is not _INIT:
+            self._looked_up = False
+        return self._fence_answer
+
+    def found(self, values: Mapping[str, str]) -> bytes:
+        """What all ranks have put."""
+        self._values |= values
+        self._looked_up = True
+        key, self._wanted = self._wanted, ""
+        return self._get(key) if key else b""
+
+    def _answer(self, line: str) -> bytes:
+        words = dict(word.partition("=")[::2] for word in line.split())
+        command, key = words.get("cmd", ""), words.get("key", "")
+        if command == "get":
+            return self._get(key)
+        if command in {"init", "barrier_in"}:
+            # Not before all are there: inside MPI those that wait for one keep their cores busy.
+            self._fence_answer = _INIT if command == "init" else _line("barrier_out", "rc=0")
+            self._values |= self._put
+            self._send(Fence(self._rank, self._put))
+            self._put = {}
+            return b""
+        if command == "put":
+            self._put[key] = words.get("value", "")
+        answer = self._answers.get(command)
+        if answer is None:
+            raise ValueError(f"unknown request {command!r}")
+        return answer
+
+    def _get(self, key: str) -> bytes:
+        # MPICH asks for some that nobody ever puts; those it asks for before the first fence.
+        if key not in self._values and not self._looked_up:
+            self._wanted = key
+            self._send(Lookup(self._rank))
+            return b""
+        if key not in self._values:
+            return _line("get_result", "rc=-1 msg=key_not_found")
+        return _line("get_result", f"rc=0 msg=success value={self._values[key]}")
+
+
+def _line(command: str, words: str) -> bytes:
+    return f"cmd={command} {words}\n".encode()
+
+
+def segments(assignment: Assignment, slot: Slot) -> list[str]:
+    """The shared memory of a host's ranks, which MPICH leaves behind where it is not finalized.
+
+    Named as in its ``src/mpid/ch4/shm/posix/posix_init.c``; the space's name alone was hashed up to
+    5.0, with the count of initializations behind it after that.
+    """
+    hosts = list(dict.fromkeys(each.host for each in assignment.slots))
+    numbers = [_fnv(name.encode()) for name in (assignment.space, f"{assignment.space}-1")]
+    return [
+        f"/dev/shm/mpich_{kind}_{number:x}_{hosts.index(slot.host)}"  # noqa: S108 - MPICH's
+        for number in numbers
+        for kind in ("shm", "vci")
+    ]
+
+
+def _fnv(data: bytes) -> int:
+    """The 32-bit FNV-1a hash."""
+    number = 2166136261
+    for byte in data:
+        number = (number ^ byte) * 16777619 & 0xFFFFFFFF
+    return number
+
+
+def process_mapping(slots: Sequence[Slot]) -> str:
+    """Which ranks share a host, as MPICH reads it: blocks of hosts with equally many ranks each.
+
+    Args:
+        slots: all ranks', in their order, those of a host side by side.
+    """
+    sizes = [len(list(ranks)) for _, ranks in groupby(slots, lambda slot: slot.host)]
+    blocks, start = [], 0
+    for size, hosts in groupby(sizes):
+        count = len(list(hosts))
+        blocks.append(f"({start},{count},{size})")
+        start += count
+    return f"(vector,{','.join(blocks)})"

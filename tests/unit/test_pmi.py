@@ -1,0 +1,106 @@
+"""What MPICH asks of whoever started it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_runner.messages import Assignment, Fence, Lookup
+from horovod_runner.pmi import Pmi, process_mapping, segments
+from horovod_runner.topology import Offer, assign
+
+
+def assignment(*hosts: str) -> Assignment:
+    offers = [Offer(task, host, host, "10.0.0.1", "eth0") for task, host in enumerate(hosts)]
+    return Assignment(assign(offers), "", "10.0.0.1", 1, controller="mpi", space="5paces")
+
+
+def test_a_start_on_one_host_needs_no_other_rank() -> None:
+    sent: list[Fence | Lookup] = []
+    pmi = Pmi(1, assignment("a", "a"), sent.append)
+    # As MPICH 5.0.2 asks, byte for byte; in pieces, as a socket may give it. Nobody starts alone:
+    # MPICH waits for the others with a busy core.
+    assert pmi.feed(b"cmd=init pmi_version=1 pmi_subversion=1\n") == b""
+    assert sent == [Fence(1)]
+    assert pmi.fenced() == b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"
+    answers = [
+        pmi.feed(data)
+        for data in (
+            b"cmd=get_max",
+            b"es\n",
+            b"cmd=get_appnum\n",
+            b"cmd=get_my_kvsname\n",
+            b"cmd=get kvsname=5paces key=PMI_process_mapping\n",
+            b"cmd=get kvsname=5paces key=PMI_hwloc_xmlfile\n",
+            b"cmd=get_universe_size\n",
+            b"cmd=barrier_in\n",
+            b"cmd=finalize\n",
+        )
+    ]
+    assert answers == [
+        b"",
+        b"cmd=maxes kvsname_max=256 keylen_max=64 vallen_max=1024 rc=0\n",
+        b"cmd=appnum appnum=0 rc=0\n",
+        b"cmd=my_kvsname kvsname=5paces rc=0\n",
+        b"cmd=get_result rc=0 msg=success value=(vector,(0,1,2))\n",
+        b"cmd=get_result rc=-1 msg=key_not_found\n",
+        b"cmd=universe_size size=2 rc=0\n",
+        b"",
+        b"cmd=finalize_ack rc=0\n",
+    ]
+    assert sent == [Fence(1), Fence(1)]
+    assert pmi.fenced() == b"cmd=barrier_out rc=0\n"
+
+
+def test_what_the_others_put_is_looked_up_once_and_only_where_it_is_asked_for() -> None:
+    sent: list[Fence | Lookup] = []
+    pmi = Pmi(0, assignment("a", "b"), sent.append)
+    assert pmi.feed(b"cmd=put kvsname=5paces key=c0 value=one=1\n") == (
+        b"cmd=put_result rc=0 msg=success\n"
+    )
+    pmi.feed(b"cmd=barrier_in\n")
+    assert sent == [Fence(0, {"c0": "one=1"})]
+    pmi.fenced()
+    assert pmi.feed(b"cmd=get kvsname=5paces key=c0\n").endswith(b" value=one=1\n")
+    assert pmi.feed(b"cmd=get kvsname=5paces key=c1\n") == b""
+    assert sent[1:] == [Lookup(0)]
+    found = {"c0": "one=1", "c1": "two"}
+    assert pmi.found(found) == b"cmd=get_result rc=0 msg=success value=two\n"
+    assert pmi.feed(b"cmd=get kvsname=5paces key=nobodys\n").startswith(b"cmd=get_result rc=-1")
+    assert len(sent) == 2
+    pmi.feed(b"cmd=barrier_in\n")
+    pmi.fenced()
+    assert pmi.feed(b"cmd=get kvsname=5paces key=nobodys\n") == b""
+    assert sent[2:] == [Fence(0), Lookup(0)]
+
+
+@pytest.mark.parametrize("request_", [b"cmd=spawn\n", b"GET / HTTP/1.1\n", b"x" * (65 << 10)])
+def test_what_no_mpi_asks_is_refused(request_: bytes) -> None:
+    with pytest.raises(ValueError, match=r"unknown request|without an end of line"):
+        Pmi(0, assignment("a"), lambda _: None).feed(request_)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
+def test_the_mapping_places_each_rank_on_its_host(sizes: list[int]) -> None:
+    hosts = [str(host) for host, size in enumerate(sizes) for _ in range(size)]
+    text = process_mapping(assignment(*hosts).slots)
+    # Read as MPICH does: blocks of (first host, hosts, ranks on each).
+    places: list[int] = []
+    for block in text.removeprefix("(vector,(").removesuffix("))").split("),("):
+        start, count, each = map(int, block.split(","))
+        places += [start + host for host in range(count) for _ in range(each)]
+    assert places == [int(host) for host in hosts]
+
+
+def test_many_equal_hosts_take_few_words() -> None:
+    hosts = [str(rank // 8) for rank in range(1024)]
+    assert process_mapping(assignment(*hosts).slots) == "(vector,(0,128,8))"
+
+
+def test_the_shared_memory_of_a_host_has_the_name_that_mpich_gives_it() -> None:
+    both = assignment("a", "b")
+    own = Assignment(both.slots, "", "", 1, space="kvs")
+    # "kvs" as MPICH 5.0.2 hashed it, where it left such a file behind.
+    assert "/dev/shm/mpich_shm_623612a5_0" in segments(own, both.slots[0])
+    assert "/dev/shm/mpich_vci_623612a5_1" in segments(own, both.slots[1])
