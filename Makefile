@@ -86,6 +86,8 @@ format: $(MAIN)/.ready
 bench: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/launch.py
 	$(MAIN)/bin/python benchmarks/rendezvous.py
+	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/collectives.py
+	$(MAIN)/bin/python benchmarks/scaling.py
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/data.py
 	$(MAIN)/bin/python benchmarks/reports.py
 	$(MAIN)/bin/python benchmarks/checkpoints.py
