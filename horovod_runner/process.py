@@ -40,11 +40,6 @@ RUN_VARIABLE: Final = "HOROVOD_RUNNER_RUN"
 _WITHHELD = (
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    "PMI_FD",
-    "PMI_PORT",
-    "PMI_ID",
-    "PMI_RANK",
-    "PMI_SIZE",
     "PYTHON_WORKER_FACTORY_SECRET",
     "PYTHON_WORKER_FACTORY_PORT",
     "PYSPARK_GATEWAY_SECRET",
@@ -52,6 +47,8 @@ _WITHHELD = (
     "SPARK_AUTH_SOCKET_TIMEOUT",
     "SPARK_BUFFER_SIZE",
 )
+# Those of an MPI that this process itself was started by: a rank's MPI is answered here (pmi.py).
+_WITHHELD_MPI = ("PMI_", "PMIX_")
 
 
 class WorkerProcess:
@@ -232,7 +229,11 @@ def _unnamed_file(purpose: str) -> IO[bytes]:
 
 def inherited_environment() -> dict[str, str]:
     """This process's environment, without what is withheld from workers."""
-    found = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _WITHHELD and not name.startswith(_WITHHELD_MPI)
+    }
     if "PYTHONPATH" in found:
         found["PYTHONPATH"] = os.pathsep.join(
             without_spark_core(found["PYTHONPATH"].split(os.pathsep))
