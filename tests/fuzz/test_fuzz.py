@@ -329,7 +329,7 @@ def test_a_rank_that_lies_can_do_no_more_than_end_its_run(
 
 def test_strangers_at_the_rendezvous_store_change_nothing(run: LiveRun) -> None:
     token, port = run.sockets.store_token, run.sockets.store_port
-    captured = HorovodRunner(np=-2).run(start_horovod_twice)
+    captured = HorovodRunner(np=-2, controller="gloo").run(start_horovod_twice)
     stream = inputs.repeat(3, INPUTS, lambda dice: inputs.request(dice, captured, token, port))
     with contextlib.ExitStack() as silent, Slow(port, captured) as slow:
         for number in range(2000):
@@ -348,7 +348,7 @@ def test_requests_with_the_right_token_never_break_the_store(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("horovod_runner.rendezvous._LONG_POLL_SECONDS", 0.01)
-    captured = HorovodRunner(np=-2).run(start_horovod_twice)
+    captured = HorovodRunner(np=-2, controller="gloo").run(start_horovod_twice)
     with Rendezvous("127.0.0.1", size=2) as store:
         token = store.address.partition("/")[2]
         # As Horovod would have said it to this store.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner.messages import Assignment, Fence, Lookup
+from horovod_runner.messages import Assignment, Fence, Lookup, decode_from_rank, encode
 from horovod_runner.pmi import Pmi, process_mapping, segments
 from horovod_runner.topology import Offer, assign
 
@@ -104,3 +106,27 @@ def test_the_shared_memory_of_a_host_has_the_name_that_mpich_gives_it() -> None:
     # "kvs" as MPICH 5.0.2 hashed it, where it left such a file behind.
     assert "/dev/shm/mpich_shm_623612a5_0" in segments(own, both.slots[0])
     assert "/dev/shm/mpich_vci_623612a5_1" in segments(own, both.slots[1])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.builds(
+                lambda command, key, value: f"cmd={command} key={key} value={value}\n".encode(),
+                st.sampled_from(["init", "put", "get", "barrier_in", "finalize", "spawn", ""]),
+                st.text(max_size=5),
+                st.text(max_size=5),
+            ),
+        )
+    )
+)
+def test_whatever_a_worker_writes_is_answered_or_refused(pieces: list[bytes]) -> None:
+    sent: list[Fence | Lookup] = []
+    pmi = Pmi(0, assignment("a", "b"), sent.append)
+    with contextlib.suppress(ValueError):
+        for piece in pieces:
+            answer = pmi.feed(piece)
+            assert not answer or answer.endswith(b"\n")
+    for message in sent:
+        decode_from_rank(encode(message))
