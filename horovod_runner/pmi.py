@@ -22,7 +22,6 @@ _LINE_BYTES: Final = 64 << 10
 # What MPICH takes for the longest of each; a value's line has to fit its buffer.
 _MAXES = "kvsname_max=256 keylen_max=64 vallen_max=1024"
 _MAPPING = "PMI_process_mapping"
-_INIT = b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"
 
 
 class Pmi:
@@ -67,8 +66,6 @@ class Pmi:
 
     def fenced(self) -> bytes:
         """All ranks have put what they had to."""
-        if self._fence_answer is not _INIT:
-            self._looked_up = False
         return self._fence_answer
 
     def found(self, values: Mapping[str, str]) -> bytes:
@@ -83,19 +80,25 @@ class Pmi:
         command, key = words.get("cmd", ""), words.get("key", "")
         if command == "get":
             return self._get(key)
-        if command in {"init", "barrier_in"}:
+        if command == "init":
             # Not before all are there: inside MPI those that wait for one keep their cores busy.
-            self._fence_answer = _INIT if command == "init" else _line("barrier_out", "rc=0")
-            self._values |= self._put
-            self._send(Fence(self._rank, self._put))
-            self._put = {}
-            return b""
+            return self._fence(_line("response_to_init", "pmi_version=1 pmi_subversion=1 rc=0"))
+        if command == "barrier_in":
+            self._looked_up = False
+            return self._fence(_line("barrier_out", "rc=0"))
         if command == "put":
             self._put[key] = words.get("value", "")
         answer = self._answers.get(command)
         if answer is None:
             raise ValueError(f"unknown request {command!r}")
         return answer
+
+    def _fence(self, answer: bytes) -> bytes:
+        self._fence_answer = answer
+        self._values |= self._put
+        self._send(Fence(self._rank, self._put))
+        self._put = {}
+        return b""
 
     def _get(self, key: str) -> bytes:
         # MPICH asks for some that nobody ever puts; those it asks for before the first fence.

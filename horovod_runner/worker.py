@@ -34,7 +34,8 @@ _OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "script.py"))
 def main(arguments: list[str]) -> int:
     """Run the rank; returns the exit code."""
     *own, lifeline, born = map(int, arguments)
-    pmi = [int(os.environ[name]) for name in (handover.PMI_VARIABLE,) if name in os.environ]
+    its_pmi = os.environ.get(handover.PMI_VARIABLE)
+    pmi = [] if its_pmi is None else [int(its_pmi)]
     left = list(filter(None, os.environ.pop(handover.LEFT_VARIABLE, "").split(os.pathsep)))
     guard.fork(lifeline, born, (0, 1, 2, *own, *pmi), left)
     for descriptor in (*own, *pmi):
