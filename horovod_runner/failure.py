@@ -24,8 +24,9 @@ def first_failed(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Outcom
     for rank in reported:
         if rank in by_rank:
             return by_rank[rank]
-    primary = [o for o in failed if o.worker is None or not o.worker.secondary]
-    return min(primary or failed, key=lambda outcome: outcome.rank)
+    themselves = [outcome for outcome in failed if not outcome.stopped]
+    primary = [o for o in themselves if o.worker is None or not o.worker.secondary]
+    return min(primary or themselves or failed, key=lambda outcome: outcome.rank)
 
 
 def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception:

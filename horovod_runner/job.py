@@ -249,6 +249,7 @@ class Outcome(msgspec.Struct, frozen=True):
         tail: the last lines that the rank printed.
         problem: why no worker was started, or why it was ended; empty otherwise.
         in_data: whether the problem is in the data that came with the task.
+        stopped: its task ended it, by an order: whatever it says of its end, it is not the cause.
         lost: how many batches of messages the driver did not take.
         record: from task 0 of ranks that could not reach the driver.
     """
@@ -263,6 +264,7 @@ class Outcome(msgspec.Struct, frozen=True):
     tail: list[str] = []
     problem: str = ""
     in_data: bool = False
+    stopped: bool = False
     lost: int = 0
     record: Record | None = None
 

@@ -67,6 +67,7 @@ class Watch:
         self._reports_at: float | None = None
         self._bulk_waits = False
         self._kill_at: float | None = None
+        self._stopped = False
         self._problem = ""
         self._activity: Activity | None = None
         self._activity_seconds = min(_ACTIVITY_SECONDS, job.stall_seconds / 2)
@@ -205,6 +206,7 @@ class Watch:
     def _end_worker(self) -> None:
         if self._kill_at is None:
             if self._worker.outcome() is None:  # else it is on its way out
+                self._stopped = True
                 self._worker.terminate()
             self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
 
@@ -331,6 +333,7 @@ class Watch:
             said,
             list(self._tail),
             self._problem,
+            stopped=self._stopped,
         )
 
 

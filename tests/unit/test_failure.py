@@ -47,6 +47,14 @@ def test_survivors_are_never_the_cause() -> None:
     assert "epoch 4" in str(error)
 
 
+def test_a_rank_that_was_stopped_is_not_the_cause() -> None:
+    felt = raised(RuntimeError("Horovod has been shut down"), secondary=True)
+    error = run_error([outcome(0, None, -15, stopped=True), outcome(1, felt)], reported=[])
+    assert isinstance(error.__cause__, RankFailedError)
+    assert error.__cause__.rank == 1
+    assert "SIGTERM" not in str(error.__cause__)
+
+
 def test_where_all_are_survivors_the_first_of_them_is_told() -> None:
     gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
     error = run_error([outcome(2, gone), outcome(1, gone)], reported=[])
