@@ -90,6 +90,7 @@ class Driver:
         self._stopped = False
         self._apart = False
         self._why = ""  # the controller
+        self._cold: dict[int, str] = {}  # why ranks did not start warm
         self._said_unreached = False
         self._problem: HorovodRunnerError | None = None
         self._deadline: float | None = None
@@ -393,11 +394,21 @@ class Driver:
         if message.rank in self._pids:
             return
         self._pids[message.rank] = message.pid
+        if message.cold:
+            self._cold[message.rank] = message.cold
         self._watchdog.started(message.rank)
         if len(self._pids) == self._job.size:
             self._sink.ranks(self._described({}))
             if self._job.size > 1:
                 self._sink.notice(f"{topology.describe(self._slots, self._pids)}\n{self._why}")
+            if self._job.warm:
+                self._sink.notice(self._start())
+
+    def _start(self) -> str:
+        if not self._cold:
+            return "start: warm"
+        reasons = "; ".join(sorted(set(self._cold.values())))
+        return f"start: cold on {topology.ranks_text(sorted(self._cold))} ({reasons})"
 
     def _described(self, exit_codes: dict[int, int | None]) -> list[topology.RankInfo]:
         return [

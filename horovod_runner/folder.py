@@ -55,13 +55,22 @@ class RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._lock is not None  # noqa: S101 - it was entered
         with suppress(OSError):  # others use it still
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        self.leave()
         with suppress(OSError):  # another run's folder is there
             self._root.rmdir()
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of its lock: a process that inherits that uses the folder as well."""
+        assert self._lock is not None  # noqa: S101 - it was entered
+        return self._lock
+
+    def leave(self) -> None:
+        """Use it no longer, but leave it: other processes have inherited the lock."""
+        os.close(self.lock)
 
 
 def remove_left(run_id: str) -> None:

@@ -29,7 +29,13 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def fork(lifeline: int, born: int, others: Iterable[int], left: Iterable[str] = ()) -> None:
+def fork(
+    lifeline: int,
+    born: int,
+    others: Iterable[int],
+    left: Iterable[str] = (),
+    status: int | None = None,
+) -> None:
     """Return in a forked child, the worker; this process becomes its guard and never returns.
 
     Args:
@@ -37,6 +43,8 @@ def fork(lifeline: int, born: int, others: Iterable[int], left: Iterable[str] = 
         born: the writing end of a pipe that takes the worker's process id, as text.
         others: the worker's descriptors, which the guard closes: they end with the worker.
         left: files to remove after the worker's end.
+        status: a pipe that takes the worker's exit code, as text, for who is not this process's
+            parent.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
@@ -52,15 +60,19 @@ def fork(lifeline: int, born: int, others: Iterable[int], left: Iterable[str] = 
             os.write(born, str(worker).encode())
         for descriptor in (born, *others):
             os.close(descriptor)
-        status = _end_all(worker, _wait(worker, lifeline, wake_read))
+        ended = _end_all(worker, _wait(worker, lifeline, wake_read))
         for path in left:
             with suppress(OSError):
                 os.remove(path)
-        _mirror(status)
+        code = os.waitstatus_to_exitcode(ended)
+        if status is not None:
+            with suppress(OSError):
+                os.write(status, str(code).encode())
+        _mirror(code)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for descriptor in (lifeline, born, wake_read, wake_write):
-        os.close(descriptor)
+    for held in (lifeline, born, wake_read, wake_write, *([] if status is None else [status])):
+        os.close(held)
     _become_leader(0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:  # it ended before the line above
@@ -152,9 +164,8 @@ def _children() -> list[int]:
     return found
 
 
-def _mirror(status: int) -> NoReturn:
+def _mirror(code: int) -> NoReturn:
     """End as the worker did."""
-    code = os.waitstatus_to_exitcode(status)
     if code < 0:
         import resource
 

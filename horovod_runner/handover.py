@@ -1,4 +1,4 @@
-"""What a task and its worker hand each other: the job file and the outcome file.
+"""What a task, its worker and its fork server hand each other: the job file, the outcome file.
 
 Pickles, in files without a name, between a process and its own child: whoever writes them runs as
 the user already. A worker has pickle loaded in any case, and another codec would take it as long to
@@ -17,6 +17,8 @@ from horovod_runner.marker import Marker, Mode
 PMI_VARIABLE: Final = "PMI_FD"
 # The files that a worker's guard removes after it.
 LEFT_VARIABLE: Final = "HOROVOD_RUNNER_LEFT"
+# Which run a process belongs to: for runs.py, and for people who look.
+RUN_VARIABLE: Final = "HOROVOD_RUNNER_RUN"
 
 
 class CheckpointPlan(NamedTuple):
@@ -64,6 +66,7 @@ class WorkerJob(NamedTuple):
         check_sync: whether its weights are compared with the other ranks'.
         sparkdl: whether sparkdl's names are this package's.
         sources: the text of what has no file, by its name in tracebacks: a notebook's cells.
+        warm: whether what it imports is of use to the next run.
     """
 
     rank: int
@@ -79,6 +82,7 @@ class WorkerJob(NamedTuple):
     check_sync: bool = False
     sparkdl: bool = False
     sources: dict[str, str] | None = None
+    warm: bool = False
 
 
 class WorkerOutcome(NamedTuple):
@@ -91,6 +95,7 @@ class WorkerOutcome(NamedTuple):
         error_type: the exception's type, qualified.
         traceback: the formatted traceback, without this package's own frames.
         secondary: the error says only that another rank went away.
+        imported: all modules that it has imported, in that order; where they are asked for.
     """
 
     ok: bool
@@ -99,9 +104,41 @@ class WorkerOutcome(NamedTuple):
     error_type: str = ""
     traceback: str = ""
     secondary: bool = False
+    imported: tuple[str, ...] = ()
 
 
-def write(descriptor: int, handed: WorkerJob | WorkerOutcome) -> None:
+class Preparation(NamedTuple):
+    """What a fork server is told at its start.
+
+    Attributes:
+        owner: the process that it ends with.
+        path: its ``sys.path``.
+        modules: what it is to import.
+        parent, name: of the folder that it is asked in.
+        idle_seconds: after which it ends.
+    """
+
+    owner: int
+    path: list[str]
+    modules: list[str]
+    parent: str
+    name: str
+    idle_seconds: float
+
+
+class Forking(NamedTuple):
+    """What a worker finds that is forked off a fork server.
+
+    Attributes:
+        environment: whole.
+        directory: the one that it works in.
+    """
+
+    environment: dict[str, str]
+    directory: str
+
+
+def write(descriptor: int, handed: WorkerJob | WorkerOutcome | Preparation | Forking) -> None:
     """Write to the end of a file.
 
     Raises:

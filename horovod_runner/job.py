@@ -67,6 +67,7 @@ class Job:
         check_sync: whether the ranks' weights are compared.
         sparkdl: whether sparkdl's names are this package's.
         sources: see :class:`~horovod_runner.handover.WorkerJob`.
+        warm: as given to HorovodRunner.
     """
 
     run_id: str
@@ -90,6 +91,7 @@ class Job:
     check_sync: bool = False
     sparkdl: bool = False
     sources: dict[str, str] = field(default_factory=dict, repr=False)
+    warm: bool = False
 
     @property
     def stall_seconds(self) -> int:
@@ -114,6 +116,7 @@ def make_job(
     timeline: bool = False,
     check_sync: bool = False,
     controller: ControllerChoice = "auto",
+    warm: bool = False,
 ) -> Job:
     """Pickle a function and its arguments into a job.
 
@@ -171,6 +174,7 @@ def make_job(
         check_sync=check_sync,
         sparkdl=sparkdl.is_installed(),
         sources=_cells(),
+        warm=warm,
     )
 
 

@@ -48,10 +48,15 @@ class Hello(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """The worker of a rank runs."""
+    """The worker of a rank runs.
+
+    Attributes:
+        cold: why that was no warm start, where one was asked for.
+    """
 
     rank: int
     pid: int
+    cold: str = ""
 
 
 class Began(Message, frozen=True):

@@ -23,18 +23,17 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import IO, Final
 
 from horovod_runner import guard, handover
 from horovod_runner.errors import LaunchError
 from horovod_runner.handover import WorkerJob, WorkerOutcome
+from horovod_runner.warm import Forked, Warm
 
 TERM_GRACE_SECONDS: Final = 2.0
 PIPE_BYTES: Final = 1 << 20
 _GUARD_SECONDS = 10.0
-# Which run a process belongs to: for runs.py, and for people who look.
-RUN_VARIABLE: Final = "HOROVOD_RUNNER_RUN"
 # Spark's and Py4J's own secrets and ports are no business of the user's function, and a run inside
 # a rank of another run must not meet with that one's ranks.
 _WITHHELD = (
@@ -59,11 +58,14 @@ class WorkerProcess:
         environment: variables beside those of this process.
         directory: the working directory; this process's own if None.
         mpi: whether its MPI asks for what it needs to start.
+        owner: the process whose fork server to fork it off, if there is one; None: it starts cold.
 
     Attributes:
         stdout, stderr, frames, reports, bulk, stacks: descriptors to read, non-blocking.
         born: becomes readable when :attr:`pid` is known.
         pmi: the socket over which its MPI asks; None without.
+        warm: the owner's fork server, whether there is one or not; None without an owner.
+        cold: why it was not forked off that; empty if it was.
     """
 
     def __init__(
@@ -73,59 +75,55 @@ class WorkerProcess:
         directory: str | None = None,
         *,
         mpi: bool = False,
+        owner: int | None = None,
     ) -> None:
-        job_file = _unnamed_file("job")
-        self._outcome_file = _unnamed_file("outcome")
-        self.frames, frames_write = os.pipe()
-        self.reports, reports_write = os.pipe()
-        self.bulk, bulk_write = os.pipe()
-        self.born, born_write = os.pipe()
-        self.stacks, stacks_write = os.pipe()
-        lifeline, lifeline_write = os.pipe()
-        sent = (frames_write, reports_write, bulk_write, stacks_write)
-        self.pmi: socket.socket | None = None
-        its_pmi: socket.socket | None = None
-        if mpi:
-            self.pmi, its_pmi = socket.socketpair()
-        self._lifeline: int | None = lifeline_write
-        try:
+        variables = {**inherited_environment(), **environment}
+        with ExitStack() as ours, ExitStack() as theirs:
+            job_file = theirs.enter_context(_unnamed_file("job"))
             _write_job(job_file, job)
-            outcome = self._outcome_file.fileno()
-            passed = (job_file.fileno(), outcome, *sent, lifeline, born_write)
-            variables = {**inherited_environment(), **environment}
-            inherited: tuple[int, ...] = passed
-            if its_pmi is not None:
-                inherited = (*passed, its_pmi.fileno())
+            self._outcome_file = ours.enter_context(_unnamed_file("outcome"))
+            self.stdout, stdout = _pipe(ours, theirs)
+            self.stderr, stderr = _pipe(ours, theirs)
+            self.frames, frames = _pipe(ours, theirs)
+            self.reports, reports = _pipe(ours, theirs)
+            self.bulk, bulk = _pipe(ours, theirs)
+            self.stacks, stacks = _pipe(ours, theirs)
+            self.born, born = _pipe(ours, theirs)
+            lifeline, lifeline_write = os.pipe()
+            self._lifeline: int | None = lifeline_write
+            theirs.callback(os.close, lifeline)
+            ours.callback(self.kill)
+            files = (job_file.fileno(), self._outcome_file.fileno())
+            passed = [*files, frames, reports, bulk, stacks, lifeline, born]
+            self.pmi: socket.socket | None = None
+            asked: list[int] = []
+            if mpi:
+                self.pmi, its_pmi = socket.socketpair()
+                ours.enter_context(self.pmi)
+                theirs.enter_context(its_pmi)
+                asked = [its_pmi.fileno()]
                 variables[handover.PMI_VARIABLE] = str(its_pmi.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env=variables,
-                cwd=directory,
-                pass_fds=inherited,
-                start_new_session=True,
-            )
-        except BaseException:
-            for descriptor in (*self._received, self.born, lifeline_write):
-                os.close(descriptor)
-            self._outcome_file.close()
-            if self.pmi is not None:
-                self.pmi.close()
-            raise
-        finally:
-            for descriptor in (*sent, born_write, lifeline):
-                os.close(descriptor)
-            job_file.close()
-            if its_pmi is not None:
-                its_pmi.close()
+            self.warm = None if owner is None else Warm(owner, job.path, variables)
+            forked: Forked | str = ""
+            if self.warm is not None:
+                forked = self.warm.fork(variables, directory, [stdout, stderr, *passed, *asked])
+            self.cold = forked if isinstance(forked, str) else ""
+            self._process: subprocess.Popen[bytes] | Forked
+            if isinstance(forked, Forked):
+                self._process = forked
+            else:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    env=variables,
+                    cwd=directory,
+                    pass_fds=[*passed, *asked],
+                    start_new_session=True,
+                )
+            self._ours = ours.pop_all()
         self._pid: int | None = None
-        assert self._process.stdout is not None  # noqa: S101 - asked for above
-        assert self._process.stderr is not None  # noqa: S101
-        self.stdout = self._process.stdout.fileno()
-        self.stderr = self._process.stderr.fileno()
         for descriptor in (self.stdout, self.stderr, *self._received):
             os.set_blocking(descriptor, False)
             _enlarge(descriptor)
@@ -202,14 +200,14 @@ class WorkerProcess:
         if self.exit_code == -signal.SIGKILL:  # perhaps the guard's own end: nobody else is left
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
-        self._outcome_file.close()
-        for descriptor in (*self._received, self.born):
-            os.close(descriptor)
-        if self.pmi is not None:
-            self.pmi.close()
-        for pipe in (self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        self._ours.close()
+
+
+def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    readers.callback(os.close, read)
+    writers.callback(os.close, write)
+    return read, write
 
 
 def _write_job(file: IO[bytes], job: WorkerJob) -> None:

@@ -20,12 +20,12 @@ from horovod_runner import environment, gpu, host, messages, software
 from horovod_runner.channel import ChannelAddress, Link
 from horovod_runner.errors import CheckpointError, DataError, HorovodRunnerError
 from horovod_runner.folder import VARIABLE, RunFolder, remove_left
-from horovod_runner.handover import LEFT_VARIABLE, CheckpointPlan, WorkerJob
+from horovod_runner.handover import LEFT_VARIABLE, RUN_VARIABLE, CheckpointPlan, WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.marker import Marker
 from horovod_runner.messages import Assignment
 from horovod_runner.pmi import segments
-from horovod_runner.process import RUN_VARIABLE, WorkerProcess
+from horovod_runner.process import WorkerProcess
 from horovod_runner.topology import Offer, Slot
 from horovod_runner.watch import LOST_DRIVER, Watch
 
@@ -61,6 +61,8 @@ class Surroundings:
             address of the driver's deputy, and leave it together. None: not at all.
         take_in: writes the rows that came with the task to a folder, once, and gives what there is
             to tell of them; None where none came.
+        owner: the process on this host that lasts as long as the session, with which what is kept
+            for the next run ends; None where nothing may be kept.
     """
 
     task: int
@@ -71,6 +73,7 @@ class Surroundings:
     echo: Callable[[str], None] | None = None
     apart: AbstractContextManager[ChannelAddress] | None = None
     take_in: Callable[[Path], dict[str, bytes]] | None = None
+    owner: int | None = None
 
 
 def run_rank(job: Job, address: ChannelAddress, here: Surroundings) -> Outcome:
@@ -147,6 +150,7 @@ def _run(
             job.check_sync,
             job.sparkdl,
             job.sources,
+            job.warm,
         )
         variables = environment.worker_variables(
             slot,
@@ -164,12 +168,15 @@ def _run(
         mpi = assignment.controller == "mpi"
         if mpi:
             variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment, slot))
-        with WorkerProcess(worker_job, variables, here.directory, mpi=mpi) as worker:
+        owner = here.owner if job.warm else None
+        with WorkerProcess(worker_job, variables, here.directory, mpi=mpi, owner=owner) as worker:
             watch = Watch(job, slot, link, worker, here.echo, assignment=assignment)
             watch.until_end()
             if timeline is not None and slot.rank == 0:
                 _send_timeline(timeline, link)
             outcome = watch.outcome()
+            if worker.warm is not None and outcome.worker is not None:
+                worker.warm.keep(outcome.worker.imported)
         remove_left(job.run_id)
         return outcome
 

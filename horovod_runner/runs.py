@@ -23,10 +23,11 @@ from types import TracebackType
 import msgspec
 import psutil
 
-from horovod_runner.process import RUN_VARIABLE
+from horovod_runner.handover import RUN_VARIABLE
 from horovod_runner.result import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.topology import RankInfo, columns
+from horovod_runner.warm import NO_RUN
 
 _GRACE_SECONDS = 5.0
 _STOP, _CLOSE = b"x", b"."
@@ -203,7 +204,7 @@ def _processes() -> dict[str, list[psutil.Process]]:
             if process.uids().real != os.getuid():  # root could read those of others
                 continue
             run_id = process.environ().get(RUN_VARIABLE)
-            if run_id:
+            if run_id and run_id != NO_RUN:
                 found.setdefault(run_id, []).append(process)
     return found
 

@@ -120,7 +120,8 @@ class Watch:
             ready = dict(self._poller.poll(self._patience()))
             if self._worker.born in ready:
                 self._poller.unregister(self._worker.born)
-                self._queue(messages.Started(self._slot.rank, self._worker.pid))
+                started = messages.Started(self._slot.rank, self._worker.pid, self._worker.cold)
+                self._queue(started)
                 self._activity = Activity(self._worker.pid, self._activity_seconds)
             self._read_ready(self._open & ready.keys())
             if self._worker.pmi is not None and self._worker.pmi.fileno() in ready:

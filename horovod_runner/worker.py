@@ -18,7 +18,7 @@ import sys
 import types
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from horovod_runner import context, gpu, guard, handover, messages, pipe, redirect
 from horovod_runner.context import Rank
@@ -27,17 +27,24 @@ from horovod_runner.frames import frame
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 from horovod_runner.reports import Reporter
 
+DESCRIPTORS: Final = 8
 # Whose frames stand before the user's own in each traceback.
 _OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "script.py"))
 
 
-def main(arguments: list[str]) -> int:
-    """Run the rank; returns the exit code."""
+def main(arguments: list[str], status: int | None = None) -> int:
+    """Run the rank; returns the exit code.
+
+    Args:
+        arguments: the descriptors of the job file, the outcome file, the pipes for messages,
+            reports, checkpoints and stacks, and the guard's two (:func:`guard.fork`).
+        status: see there.
+    """
     *own, lifeline, born = map(int, arguments)
     its_pmi = os.environ.get(handover.PMI_VARIABLE)
     pmi = [] if its_pmi is None else [int(its_pmi)]
     left = list(filter(None, os.environ.pop(handover.LEFT_VARIABLE, "").split(os.pathsep)))
-    guard.fork(lifeline, born, (0, 1, 2, *own, *pmi), left)
+    guard.fork(lifeline, born, (0, 1, 2, *own, *pmi), left, status)
     for descriptor in (*own, *pmi):
         os.set_inheritable(descriptor, False)
     job_file, outcome_file, frames, reports, bulk, stacks = own
@@ -71,6 +78,8 @@ def main(arguments: list[str]) -> int:
 
         sparkdl.install_where_missing()
     outcome = _run(job, way_out)
+    if job.warm:
+        outcome = outcome._replace(imported=_frameworks())
     # A failed rank too: what it has saved is what the next attempt goes on from.
     rank.finish()
     _end_timeline()
@@ -86,6 +95,12 @@ def main(arguments: list[str]) -> int:
         failed = messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
         way_out.send(frame(messages.encode(failed)))
     return outcome.exit_code
+
+
+def _frameworks() -> tuple[str, ...]:
+    from horovod_runner.warm import FRAMEWORKS
+
+    return tuple(name for name in sys.modules if name in FRAMEWORKS)
 
 
 def _print_lines_at_once() -> None:

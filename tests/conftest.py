@@ -200,7 +200,9 @@ def _workers() -> set[int]:
     found = set()
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         command = process.info["cmdline"] or []
-        if "horovod_runner.worker" in command and process.info["status"] != psutil.STATUS_ZOMBIE:
+        if {"horovod_runner.worker", "horovod_runner.forkserver"} & {*command} and process.info[
+            "status"
+        ] != psutil.STATUS_ZOMBIE:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(_SESSION) == os.environ[_SESSION]:
                     found.add(process.info["pid"])

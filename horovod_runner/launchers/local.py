@@ -56,7 +56,9 @@ class LocalLaunch:
             thread.start()
 
     def _run(self, task: int) -> None:
-        here = Surroundings(task, self._path, self._environment, directory=self._directory)
+        here = Surroundings(
+            task, self._path, self._environment, directory=self._directory, owner=os.getpid()
+        )
         outcome = run_rank(self._job, self._address, here)
         self._outcomes.append(outcome)
         self._wake()

@@ -28,9 +28,10 @@ import msgspec
 from horovod_runner import host
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import DataError, LaunchError, SlotError
+from horovod_runner.handover import RUN_VARIABLE
 from horovod_runner.job import Job, Outcome
 from horovod_runner.launchers import TaskLostError
-from horovod_runner.process import RUN_VARIABLE, inherited_environment
+from horovod_runner.process import inherited_environment
 from horovod_runner.rank import Surroundings, run_rank
 
 _MARK = "horovod_runner"

@@ -10,6 +10,7 @@ Connect has too; what needs the JVM is marked and guarded, and what Connect need
 from __future__ import annotations
 
 import logging
+import os
 import re
 import struct
 import sys
@@ -402,6 +403,9 @@ def _run_task(
         echo=stderr_echo if echo else None,
         apart=without_driver,
         take_in=take_in,
+        # Spark's daemon of Python workers, which its executor ends with the session; this process
+        # itself may end with the next idle minute.
+        owner=os.getppid(),
     )
     outcome = run_rank(job, address, here)
     if without_driver is not None:

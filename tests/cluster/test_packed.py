@@ -22,7 +22,7 @@ from tests.cluster.standalone import Place, StandaloneCluster
 pytestmark = [pytest.mark.cluster, pytest.mark.horovod, pytest.mark.timeout(280)]
 ROOT = Path(__file__).parents[2]
 NEEDED = ["torch", "numpy", "pandas", "pyarrow", "cloudpickle", "msgspec", "psutil", "pyzmq"]
-NEEDED += ["tqdm", "wrapt", "packaging", "PyYAML", "venv-pack"]
+NEEDED += ["tqdm", "wrapt", "packaging", "PyYAML", "mpich", "venv-pack"]
 
 
 @pytest.fixture(autouse=True)

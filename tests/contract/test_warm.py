@@ -1,0 +1,411 @@
+"""Warm starts: from the second run on ranks are forked, and find nothing of the runs before."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from horovod_runner import HorovodRunner, RankFailedError, runs, warm
+from tests.conftest import Ranks
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left", "no_servers_left")]
+
+
+def servers() -> list[psutil.Process]:
+    """The fork servers of this machine, without what is forked off them."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            ours = "horovod_runner.forkserver" in process.cmdline() and runs_still(process)
+            if ours and not is_forked(process):
+                found.append(process)
+    return found
+
+
+def is_forked(process: psutil.Process) -> bool:
+    parent = process.parent()
+    return parent is not None and "horovod_runner.forkserver" in parent.cmdline()
+
+
+@pytest.fixture
+def no_servers_left() -> Iterator[None]:
+    """The sessions of these tests outlast them."""
+    yield
+    for folder in Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"):
+        with suppress(OSError), warm.connect(folder) as connection:
+            connection.send(warm.END)
+    assert ended(servers())
+
+
+def ended(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
+    """Whether they end within that time, even where nobody has read their status."""
+    for process in processes:
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            continue
+        ready, _, _ = select.select([descriptor], [], [], seconds)
+        os.close(descriptor)
+        if not ready:
+            return False
+    return True
+
+
+def runs_still(process: psutil.Process) -> bool:
+    """Whether it is more than an entry that its parent has not read yet."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def numbers() -> tuple[bool, list[float]]:
+    """Whether this process was forked, and what it draws at random."""
+    import multiprocessing
+
+    import numpy
+
+    key = int.from_bytes(multiprocessing.current_process().authkey, "big")
+    drawn = [random.random(), numpy.random.rand(), key]
+    return is_forked(psutil.Process().parent()), drawn
+
+
+def same_on_spark(ranks: Ranks) -> None:
+    if ranks.spark is not None:
+        pytest.skip("the local launcher shows it as well")
+
+
+def of_all(main: Any) -> Any:
+    """A main that returns what all ranks' return."""
+
+    def everywhere() -> Any:
+        import horovod.torch as hvd
+
+        hvd.init()
+        return hvd.allgather_object(main())
+
+    return everywhere
+
+
+def is_warm() -> bool:
+    return numbers()[0]
+
+
+def prepare(ranks: Ranks, size: int = 1, **options: Any) -> HorovodRunner:
+    """A runner whose next run starts warm."""
+    runner = ranks.runner(size, warm=True, **options)
+    assert not runner.run(is_warm)
+    return runner
+
+
+def test_the_second_run_starts_warm_and_says_so(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # On the cluster these are all slots of both executors, each of which has a server.
+    runner = prepare(ranks, size=4)
+    first = capsys.readouterr().err
+    assert "start: cold on ranks 0-3 (no fork server has these settings yet" in first
+    assert runner.run(is_warm)
+    assert "start: warm\n" in capsys.readouterr().err
+    found = servers()
+    assert len(found) == (2 if ranks.on_cluster else 1)
+    assert runner.run(is_warm)
+    assert servers() == found
+
+
+def test_without_it_nothing_is_kept(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    same_on_spark(ranks)
+    assert not ranks.run(1, is_warm)
+    assert not ranks.run(1, is_warm)
+    assert not servers()
+    assert "start:" not in capsys.readouterr().err
+
+
+@pytest.mark.horovod
+def test_ranks_train_together_and_draw_their_own_numbers(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+    runner = ranks.runner(2, warm=True)
+    main = of_all(numbers)
+    drawn = []
+    for was_warm in (False, True, True):
+        for forked, each in runner.run(main):
+            assert forked == was_warm
+            drawn += each
+    assert len(set(drawn)) == 3 * 2 * 3
+
+
+def leave_traces() -> None:
+    """What a careless main does to its process."""
+    import numpy
+
+    os.environ["LEFT_BEHIND"] = "1"
+    sys.path.insert(0, "/left/behind")
+    sys.argv.append("--left-behind")
+    sys.modules["left_behind"] = sys
+    numpy.left_behind = True  # type: ignore[attr-defined]
+    numpy.seterr(all="raise")
+    os.chdir("/")
+    os.umask(0)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    os.dup(0)
+
+
+def traces() -> dict[str, Any]:
+    import numpy
+
+    return {
+        "environment": os.environ.get("LEFT_BEHIND"),
+        "path": "/left/behind" in sys.path,
+        "arguments": "--left-behind" in sys.argv,
+        "modules": "left_behind" in sys.modules,
+        "attributes": hasattr(numpy, "left_behind"),
+        "numpy": numpy.geterr(),
+        "folder": os.getcwd(),
+        "umask": os.umask(0o22),
+        "signals": signal.getsignal(signal.SIGUSR1),
+        "threads": threading.active_count(),
+        "main": sorted(name for name in vars(sys.modules["__main__"]) if name[:2] != "__"),
+        "group": os.getpgid(0) == os.getpid(),
+        "streams": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdin.read()],
+        "memory": Path("/proc/self/oom_score_adj").read_text(),
+        "cores": os.sched_getaffinity(0),
+    }
+
+
+def test_nothing_of_one_run_is_in_the_next(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+    before = ranks.run(1, traces)
+    runner = prepare(ranks)
+    runner.run(leave_traces)
+    assert runner.run(traces) == before
+    assert runner.run(is_warm)
+
+
+def descriptors() -> tuple[bool, list[str]]:
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            links.append(re.sub(r"\d+", "", os.readlink(f"/proc/self/fd/{name}")))
+    return is_warm(), sorted(links)
+
+
+def test_a_forked_rank_holds_the_descriptors_of_a_started_one(ranks: Ranks) -> None:
+    same_on_spark(ranks)
+    runner = ranks.runner(1, warm=True)
+    cold, forked = runner.run(descriptors), runner.run(descriptors)
+    assert (cold[0], forked[0]) == (False, True)
+    assert cold[1] == forked[1]
+
+
+def variables() -> tuple[bool, dict[str, str]]:
+    of_a_run = ("HOROVOD_RUNNER_", "HOROVOD_GLOO_RENDEZVOUS_", "MASTER_PORT", "PMI_FD")
+    left = {name: value for name, value in os.environ.items() if not name.startswith(of_a_run)}
+    return is_warm(), left
+
+
+def test_a_forked_rank_has_the_variables_of_a_started_one(ranks: Ranks) -> None:
+    ranks.skip_where_it_is_slow()
+    runner = ranks.runner(1, warm=True)
+    cold, forked = runner.run(variables), runner.run(variables)
+    assert (cold[0], forked[0]) == (False, True)
+    assert cold[1] == forked[1]
+
+
+def test_other_settings_start_cold_and_replace_the_server(ranks: Ranks) -> None:
+    same_on_spark(ranks)
+    assert prepare(ranks).run(is_warm)
+    (server,) = servers()
+    other = ranks.runner(1, warm=True, env={"A_SETTING_THAT_AN_IMPORT_MAY_READ": "1"})
+    assert not other.run(is_warm)
+    assert other.run(is_warm)
+    assert ended([server])
+    assert len(servers()) == 1
+
+
+def imports(name: str) -> bool:
+    there = name in sys.modules
+    importlib.import_module(name)
+    return there
+
+
+def test_a_server_learns_what_a_later_run_imports(ranks: Ranks) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    assert not runner.run(imports, name="pandas")
+    assert runner.run(imports, name="pandas")
+    assert len(servers()) == 1
+
+
+def test_modules_of_the_users_own_are_imported_anew(ranks: Ranks, tmp_path: Path) -> None:
+    same_on_spark(ranks)
+    (tmp_path / "own_module.py").write_text("import numpy\nvalue = 1\n")
+
+    def value() -> int:
+        import own_module  # type: ignore[import-not-found]
+
+        return int(own_module.value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        runner = ranks.runner(1, warm=True)
+        assert runner.run(value) == 1
+        (tmp_path / "own_module.py").write_text("import numpy\nvalue = 22\n")
+        assert runner.run(value) == 22
+
+
+def fail(how: str) -> None:
+    import numpy
+
+    numpy.zeros(1)
+    print("the last words")
+    if how == "raise":
+        raise ValueError("odd")
+    if how == "exit":
+        sys.exit(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 3), ("kill", -9)])
+def test_a_forked_rank_fails_as_a_started_one(ranks: Ranks, how: str, code: int) -> None:
+    ranks.skip_where_it_is_slow()
+    if how != "kill":
+        same_on_spark(ranks)
+    runner = prepare(ranks)
+    with pytest.raises((ValueError, RankFailedError)) as caught:
+        runner.run(fail, how=how)
+    error = caught.value
+    cause = error if isinstance(error, RankFailedError) else error.__cause__
+    assert isinstance(cause, RankFailedError)
+    assert cause.exit_code == code
+    assert "the last words" in str(cause)
+    assert runner.run(is_warm)
+
+
+def end_guard() -> None:
+    import numpy
+
+    numpy.zeros(1)
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    os.kill(os.getppid(), signal.SIGKILL)
+    threading.Event().wait()
+
+
+def test_a_forked_rank_ends_with_its_guard(ranks: Ranks) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    with pytest.raises(RankFailedError, match="SIGKILL"):
+        runner.run(end_guard)
+    for process in psutil.process_iter(["cmdline"]):  # its guard was killed: who adopts it?
+        if process.info["cmdline"] == ["sleep", "1000"]:
+            process.kill()
+
+
+def test_a_server_that_was_killed_is_replaced(ranks: Ranks) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    (server,) = servers()
+    server.kill()
+    assert ended([server])
+    assert not runner.run(is_warm)
+    assert runner.run(is_warm)
+
+
+def test_a_server_ends_when_it_has_nothing_to_do(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_on_spark(ranks)
+    monkeypatch.setattr(warm, "_IDLE_SECONDS", 0.1)
+    prepare(ranks)
+    assert ended(servers())
+    assert not list(Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"))
+
+
+def test_a_server_that_hangs_is_not_waited_for_long(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    assert runner.run(is_warm)
+    monkeypatch.setattr(warm, "_ANSWER_SECONDS", 0.5)
+    (server,) = servers()
+    server.suspend()
+    try:
+        assert not runner.run(is_warm)
+    finally:
+        server.resume()
+    monkeypatch.undo()
+    # What it was asked in vain it does not do later.
+    assert runner.run(is_warm)
+    assert not [child for child in server.children() if runs_still(child)]
+
+
+DRIVER = """
+import sys, threading
+from horovod_runner import HorovodRunner
+
+def main(wait):
+    import numpy
+    print("up", flush=True)
+    if wait:
+        threading.Event().wait()
+
+runner = HorovodRunner(np=-1, warm=True)
+runner.run(main, wait=False)
+runner.run(main, wait=True)
+"""
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A driver whose second run, a warm one, is under way."""
+    temporary = tmp_path / ("a-path-that-is-too-long-for-the-address-of-a-socket" * 2)
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(DRIVER)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    with process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline() == "up\n"
+        yield process
+        process.kill()
+
+
+def test_a_killed_driver_takes_its_server_and_forked_ranks_along(
+    driver: subprocess.Popen[str],
+) -> None:
+    running = [*servers(), *(child for each in servers() for child in each.children())]
+    assert len(running) == 2
+    driver.kill()
+    assert ended(running)
+
+
+def test_forked_ranks_are_listed_and_stopped_as_others(driver: subprocess.Popen[str]) -> None:
+    (found,) = [each for each in runs.find() if each.entry and each.entry.pid == driver.pid]
+    (server,) = servers()
+    forked = server.children(recursive=True)
+    assert {process.pid for process in forked} <= set(found.processes)
+    assert server.pid not in found.processes
+    assert runs.stop(found, 20) == ""
+    assert ended(forked)
