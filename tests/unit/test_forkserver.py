@@ -1,0 +1,68 @@
+"""When a process is fit to be forked from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from horovod_runner import forkserver
+
+
+def unfit(folder: Path, body: str, prelude: str = "") -> str:
+    """What a fork server says after the import of a module, in a process of its own."""
+    (folder / "imported.py").write_text(textwrap.dedent(body))
+    code = f"""
+import sys
+sys.path.insert(0, {str(folder)!r})
+from horovod_runner import forkserver
+{prelude}
+print(forkserver._import(["imported"]) or forkserver._unfit())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+INSTALLED = "import sysconfig; sysconfig.get_path = lambda name: '/'"
+
+
+def test_a_process_with_one_thread_and_no_device_is_fit(tmp_path: Path) -> None:
+    assert unfit(tmp_path, "import numpy, pandas, pyarrow", INSTALLED) == ""
+
+
+def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
+    said = unfit(tmp_path, "raise ImportError('no libcudart')")
+    assert said == "the fork server cannot import imported: ImportError('no libcudart')"
+
+
+def test_threads_that_a_fork_would_lose_are_told(tmp_path: Path) -> None:
+    body = """
+    import threading
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    """
+    said = unfit(tmp_path, body, INSTALLED)
+    assert said.startswith("the imports left threads that a fork would lose: python")
+
+
+def test_open_devices_are_told(tmp_path: Path) -> None:
+    body = "import os; os.open('/dev/zero', os.O_RDONLY)"
+    said = unfit(tmp_path, body, f"{INSTALLED}; forkserver._DEVICES = ('/dev/zero',)")
+    assert said == "the imports opened /dev/zero: a device cannot be forked"
+
+
+def test_modules_that_are_installed_nowhere_are_told(tmp_path: Path) -> None:
+    said = unfit(tmp_path, "")
+    assert said == (
+        f"the imports took {tmp_path}/imported.py, which is installed nowhere and may change"
+    )
+
+
+def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not forkserver._memory_is_short()
+    monkeypatch.setattr(forkserver, "_MEMORY_SHARE", 1.1)
+    assert forkserver._memory_is_short()
