@@ -72,7 +72,7 @@ def run_rank(slot: Slot, gate: Connection) -> None:
     """
     signal.alarm(int(3 * _LIMIT_SECONDS))  # no rank outlives a benchmark that was killed
     address, port = gate.recv()
-    assignment = Assignment([slot], f"{_ADDRESS}:{port}", _ADDRESS, 0)
+    assignment = Assignment(slot, f"{_ADDRESS}:{port}", _ADDRESS, 0)
     # No user variables: every rank here has one thread.
     os.environ.update(worker_variables(slot, assignment, cores=1, gpus={}, user={}))
     os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address

@@ -82,7 +82,6 @@ def simulate(
     gate: Connection,
     address: ChannelAddress,
     tasks: Sequence[int],
-    size: int,
     seconds: float,
     failing: int,
 ) -> None:
@@ -105,10 +104,9 @@ def simulate(
                 continue
             for message in link.wait(0.001):
                 if isinstance(message, messages.Assignment):
-                    slot = next(slot for slot in message.slots if slot.task == task)
-                    ranks[task] = slot.rank
-                    link.put(messages.Started(slot.rank, 10_000 + task))
-                    link.put(messages.Began(slot.rank))
+                    ranks[task] = message.slot.rank
+                    link.put(messages.Started(ranks[task], 10_000 + task))
+                    link.put(messages.Began(ranks[task]))
                     link.flush()
     met = time.monotonic()
     gate.send(None)
@@ -225,7 +223,7 @@ class SimulatedLaunch:
         for at in range(_PROCESSES):
             ours, theirs = context.Pipe()
             tasks = range(at, job.size, _PROCESSES)
-            arguments = (theirs, address, tasks, job.size, seconds, failing)
+            arguments = (theirs, address, tasks, seconds, failing)
             process = context.Process(target=simulate, args=arguments, daemon=True)
             process.start()
             self._gates.append(ours)

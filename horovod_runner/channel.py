@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ _QUEUED_BATCHES = 64  # on the driver, over all ranks: of a checkpoint 64 MiB
 # hands yet, makes the driver hold.
 _PART_BYTES = 1 << 20
 _ENCRYPTION_BYTES = 1 << 10  # far more than CURVE adds to a part
+_OTHER_DESCRIPTORS = 512  # Python's, Spark's, the user's own
 # Together at most 13 s from a cut network to a rank that gives up.
 _HEARTBEAT_MS = 2_000
 _HEARTBEAT_TIMEOUT_MS = 6_000
@@ -78,13 +80,14 @@ class Channel:
         broken: connections that broke off or were closed.
 
     Raises:
-        ChannelError: no socket could be opened on ``host``.
+        ChannelError: no socket could be opened on ``host``, or this process may not have so many.
     """
 
     def __init__(self, host: str, size: int) -> None:
         # Here, not above: a task imports this module too, and needs no asyncio.
         from zmq.auth.thread import ThreadAuthenticator
 
+        _make_room(size)
         self.refused = 0
         self.dropped = 0
         self.broken = 0
@@ -199,12 +202,15 @@ class Channel:
 
     def send(self, task: int, message: FromDriver) -> None:
         """Send to one task; silently nothing where it has gone."""
-        try:
-            batch = frame(messages.encode(message))
-            self._socket.send_multipart([_routing_id(task), batch], zmq.NOBLOCK)
-        except zmq.Again:
+        self.send_all([task], message)
+
+    def send_all(self, tasks: Iterable[int], message: FromDriver) -> None:
+        """Send the same to many."""
+        batch = frame(messages.encode(message))
+        for task in tasks:
             # Only a task that takes nothing at all has a full queue of these few messages.
-            return
+            with suppress(zmq.Again):
+                self._socket.send_multipart([_routing_id(task), batch], zmq.NOBLOCK)
 
     def wake(self) -> None:
         """Make :meth:`receive` return; for other threads."""
@@ -226,6 +232,19 @@ class Channel:
             os.close(self._wake_write)
         self._authenticator.stop()
         self._context.term()
+
+
+def _make_room(size: int) -> None:
+    """See to it that this process may have a connection to each rank."""
+    needed = size + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise ChannelError(
+                f"the driver needs about {needed} descriptors for {size} ranks, and this process "
+                f"may have {hard}: raise its limit (ulimit -n {needed}, LimitNOFILE)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class _OneKey:

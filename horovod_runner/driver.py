@@ -26,6 +26,7 @@ from horovod_runner.errors import (
 from horovod_runner.job import Job, Outcome, Record
 from horovod_runner.launchers import Launch, Launcher, LaunchLostError, TaskLostError
 from horovod_runner.liveness import Liveness
+from horovod_runner.pmi import process_mapping
 from horovod_runner.sinks import Sink
 from horovod_runner.sync import SyncCheck
 from horovod_runner.watchdog import Watchdog
@@ -360,17 +361,21 @@ class Driver:
             name: [self._hellos[slot.task].pieces[name] for slot in self._slots]
             for name in first.pieces
         }
-        assignment = messages.Assignment(
-            self._slots,
-            first.rendezvous,
-            first.offer.address,
-            first.master_port,
-            pieces,
-            controller,
-            secrets.token_hex(8),
-        )
-        for other in self._hellos:
-            self._channel.send(other, assignment)
+        space, mapping = secrets.token_hex(8), process_mapping(self._slots)
+        hosts = {host: at for at, host in enumerate(dict.fromkeys(s.host for s in self._slots))}
+        for slot in self._slots:
+            assignment = messages.Assignment(
+                slot,
+                first.rendezvous,
+                first.offer.address,
+                first.master_port,
+                pieces,
+                controller,
+                space,
+                mapping,
+                hosts[slot.host],
+            )
+            self._channel.send(slot.task, assignment)
 
     def _place(self, slots: list[topology.Slot]) -> None:
         self._slots = slots
@@ -515,8 +520,7 @@ class Driver:
         self._send_all(messages.Stop(reason))
 
     def _send_all(self, message: messages.FromDriver) -> None:
-        for task in self._hellos:
-            self._channel.send(task, message)
+        self._channel.send_all(self._hellos, message)
 
     def _settle(self, launch: Launch) -> None:
         """Wait for tasks that outlive their launch: Spark does not wait for those it cancels."""

@@ -239,22 +239,27 @@ class Apart(Message, frozen=True):
 
 
 class Assignment(Message, frozen=True):
-    """Every rank's slot, and what they need to meet.
+    """A rank's slot, and what it needs to meet the others.
 
     Attributes:
+        slot: the task's own: a thousand ranks that were told of each other would be a million.
         pieces: of each DataFrame that came through the barrier job, what there is to tell of each
             rank's rows, in the order of ranks.
         controller: what Horovod negotiates and reduces on CPUs with.
         space: the name that the ranks' MPI takes for theirs; no other run has it.
+        mapping: which ranks share a host, in the words of MPICH.
+        host: the number of the slot's host among all.
     """
 
-    slots: list[Slot]
+    slot: Slot
     rendezvous: str
     master_address: str
     master_port: int
     pieces: dict[str, list[bytes]] = {}
     controller: Controller = "gloo"
     space: str = ""
+    mapping: str = ""
+    host: int = 0
 
 
 class Fetched(Message, frozen=True):

@@ -37,7 +37,7 @@ class Pmi:
         self, rank: int, assignment: Assignment, send: Callable[[Fence | Lookup], None]
     ) -> None:
         self._rank, self._send = rank, send
-        self._values = {_MAPPING: process_mapping(assignment.slots)}
+        self._values = {_MAPPING: assignment.mapping}
         self._put: dict[str, str] = {}
         self._partial = b""
         self._wanted = ""
@@ -47,7 +47,7 @@ class Pmi:
             "get_maxes": _line("maxes", f"{_MAXES} rc=0"),
             "get_appnum": _line("appnum", "appnum=0 rc=0"),
             "get_my_kvsname": _line("my_kvsname", f"kvsname={assignment.space} rc=0"),
-            "get_universe_size": _line("universe_size", f"size={len(assignment.slots)} rc=0"),
+            "get_universe_size": _line("universe_size", f"size={assignment.slot.size} rc=0"),
             "put": _line("put_result", "rc=0 msg=success"),
             "finalize": _line("finalize_ack", "rc=0"),
             "abort": b"",  # its exit code tells
@@ -115,16 +115,15 @@ def _line(command: str, words: str) -> bytes:
     return f"cmd={command} {words}\n".encode()
 
 
-def segments(assignment: Assignment, slot: Slot) -> list[str]:
+def segments(assignment: Assignment) -> list[str]:
     """The shared memory of a host's ranks, which MPICH leaves behind where it is not finalized.
 
     Named as in its ``src/mpid/ch4/shm/posix/posix_init.c``; the space's name alone was hashed up to
     5.0, with the count of initializations behind it after that.
     """
-    hosts = list(dict.fromkeys(each.host for each in assignment.slots))
     numbers = [_fnv(name.encode()) for name in (assignment.space, f"{assignment.space}-1")]
     return [
-        f"/dev/shm/mpich_{kind}_{number:x}_{hosts.index(slot.host)}"  # noqa: S108 - MPICH's
+        f"/dev/shm/mpich_{kind}_{number:x}_{assignment.host}"  # noqa: S108 - MPICH's
         for number in numbers
         for kind in ("shm", "vci")
     ]

@@ -132,7 +132,7 @@ def _run(
         )
         link.put(hello)
         assignment = _await_assignment(link, address)
-        slot = next(slot for slot in assignment.slots if slot.task == here.task)
+        slot = assignment.slot
         plan = job.checkpoints
         if slot.rank == 0 and plan.resume and folder is not None:
             plan = _fetched(plan, link, folder.path)
@@ -167,7 +167,7 @@ def _run(
             variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
         mpi = assignment.controller == "mpi"
         if mpi:
-            variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment, slot))
+            variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment))
         owner = here.owner if job.warm else None
         with WorkerProcess(worker_job, variables, here.directory, mpi=mpi, owner=owner) as worker:
             watch = Watch(job, slot, link, worker, here.echo, assignment=assignment)

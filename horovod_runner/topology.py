@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
 
 from horovod_runner.errors import GpuError, LaunchError
+
+_MOST_ROWS = 16
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -208,8 +211,8 @@ class RankInfo(NamedTuple):
 
 
 def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:
-    """The table rank -> host -> pid -> GPU, a line a rank; above 16 ranks a line a host."""
-    if len(slots) <= 16:
+    """The table rank -> host -> pid -> GPU; of more than 16 ranks a line a host, and not of all."""
+    if len(slots) <= _MOST_ROWS:
         rows = [["rank", "host", "pid", "GPU"]]
         rows += [
             [str(s.rank), s.hostname, str(pids.get(s.rank, "-")), ",".join(s.gpus) or "-"]
@@ -220,9 +223,11 @@ def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:
         hosts: dict[str, list[Slot]] = {}
         for slot in slots:
             hosts.setdefault(slot.host, []).append(slot)
-        for local in hosts.values():
+        for local in islice(hosts.values(), _MOST_ROWS):
             span = f"{local[0].rank}-{local[-1].rank}" if len(local) > 1 else str(local[0].rank)
             rows.append([span, local[0].hostname, ",".join(local[0].host_gpus) or "-"])
+        if len(hosts) > _MOST_ROWS:
+            rows.append([f"to {len(slots) - 1}", f"on {len(hosts) - _MOST_ROWS} more hosts", ""])
     return columns(rows)
 
 

@@ -412,7 +412,7 @@ def _variables(own: Trainer, store: str, *, use_mpi: bool) -> dict[str, str | No
     meeting = dict.fromkeys(("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"))
     if use_mpi:
         return {**meeting, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
-    assignment = Assignment([], store, own.slot.address, 0)
+    assignment = Assignment(own.slot, store, own.slot.address, 0)
     defaults = environment.gloo_variables(own.slot)
     users = {name: os.environ[name] for name in defaults if name in os.environ}
     return {**defaults, **users, **meeting, **environment.horovod_variables(own.slot, assignment)}

@@ -23,8 +23,8 @@ def variables(
         Offer(t, f"h{t % 2}", "h", f"10.0.0.{t}", "eth7", host_gpus=("0", "1")) for t in range(size)
     ]
     slots = assign(offers)
-    assignment = Assignment(slots, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller=controller)
     slot = slots[rank]
+    assignment = Assignment(slot, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller=controller)
     return environment.worker_variables(
         slot, assignment, cores, gpu.environment(slot, "current"), user
     )

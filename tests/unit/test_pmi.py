@@ -10,12 +10,18 @@ from hypothesis import strategies as st
 
 from horovod_runner.messages import Assignment, Fence, Lookup, decode_from_rank, encode
 from horovod_runner.pmi import Pmi, process_mapping, segments
-from horovod_runner.topology import Offer, assign
+from horovod_runner.topology import Offer, Slot, assign
+
+
+def slots(*hosts: str) -> list[Slot]:
+    return assign([Offer(task, host, host, "10.0.0.1", "eth0") for task, host in enumerate(hosts)])
 
 
 def assignment(*hosts: str) -> Assignment:
-    offers = [Offer(task, host, host, "10.0.0.1", "eth0") for task, host in enumerate(hosts)]
-    return Assignment(assign(offers), "", "10.0.0.1", 1, controller="mpi", space="5paces")
+    """That of rank 0."""
+    found = slots(*hosts)
+    mapping = process_mapping(found)
+    return Assignment(found[0], "", "", 1, controller="mpi", space="5paces", mapping=mapping)
 
 
 def test_a_start_on_one_host_needs_no_other_rank() -> None:
@@ -86,7 +92,7 @@ def test_what_no_mpi_asks_is_refused(request_: bytes) -> None:
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
 def test_the_mapping_places_each_rank_on_its_host(sizes: list[int]) -> None:
     hosts = [str(host) for host, size in enumerate(sizes) for _ in range(size)]
-    text = process_mapping(assignment(*hosts).slots)
+    text = process_mapping(slots(*hosts))
     # Read as MPICH does: blocks of (first host, hosts, ranks on each).
     places: list[int] = []
     for block in text.removeprefix("(vector,(").removesuffix("))").split("),("):
@@ -97,15 +103,17 @@ def test_the_mapping_places_each_rank_on_its_host(sizes: list[int]) -> None:
 
 def test_many_equal_hosts_take_few_words() -> None:
     hosts = [str(rank // 8) for rank in range(1024)]
-    assert process_mapping(assignment(*hosts).slots) == "(vector,(0,128,8))"
+    assert process_mapping(slots(*hosts)) == "(vector,(0,128,8))"
 
 
 def test_the_shared_memory_of_a_host_has_the_name_that_mpich_gives_it() -> None:
-    both = assignment("a", "b")
-    own = Assignment(both.slots, "", "", 1, space="kvs")
+    own = [
+        segments(Assignment(slot, "", "", 1, space="kvs", host=host))
+        for host, slot in enumerate(slots("a", "b"))
+    ]
     # "kvs" as MPICH 5.0.2 hashed it, where it left such a file behind.
-    assert "/dev/shm/mpich_shm_623612a5_0" in segments(own, both.slots[0])
-    assert "/dev/shm/mpich_vci_623612a5_1" in segments(own, both.slots[1])
+    assert "/dev/shm/mpich_shm_623612a5_0" in own[0]
+    assert "/dev/shm/mpich_vci_623612a5_1" in own[1]
 
 
 @given(
