@@ -4,6 +4,7 @@ The driver, its channel and its sinks are those of every run. The ranks are simu
 link of its own and says what a rank's task says, in a few processes, without a worker. Steps:
 
     meet    all connect at once and say hello, until the last one knows its slot
+    fence   what their MPI asks when it starts: three fences, and what the other hosts have put
     report  each sends ten reports a second, in batches of a tenth of a second as a task does
     fail    one rank of them fails; until ``run`` has raised the error that names it
 
@@ -24,7 +25,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import report
 
 from horovod_runner import RankFailedError, messages
 from horovod_runner.channel import ChannelAddress, Link
@@ -41,15 +44,19 @@ from horovod_runner.topology import Offer
 _PER_HOST = 8
 _PROCESSES = 2
 _PERIOD_SECONDS = 0.1
-_TARGETS = {"meet": 5.0, "cores": 1.0, "named": 5.0}
-_SOFTWARE = {"python": "3.11", "horovod": "0.28.1", "torch": "2.9.1", "horovod_runner": "1"}
+_SOFTWARE = {"python": "3.11", "horovod": "0.28.1", "torch": "2.9.1", "mpich": "5.0.2"}
+_FENCES = 3
+_MPI_ADDRESS_BYTES = 600  # about what MPICH puts for UCX, one rank a host
+
+
+T = TypeVar("T")
 
 
 class Told(NamedTuple):
     """What the simulated ranks of one process tell in the end; moments of the monotonic clock."""
 
-    began: float
     met: float
+    fenced: float
     reported: int
     failed: float
 
@@ -58,24 +65,26 @@ class Figures(NamedTuple):
     """Of one size.
 
     Attributes:
+        size: how many ranks.
         meet: seconds from the first hello to the last assignment.
-        meet_cpu: seconds of the driver's CPU until then.
+        fence: seconds of all fences.
+        meet_cpu, fence_cpu: the driver's CPU seconds meanwhile.
         cores: of the driver while it takes reports.
         sent, taken: reports.
         named: seconds from a rank's failure to the error.
         error: its first line.
-        table: what was printed of the ranks.
     """
 
     size: int
     meet: float
+    fence: float
     meet_cpu: float
+    fence_cpu: float
     cores: float
     sent: int
     taken: int
     named: float
     error: str
-    table: str
 
 
 def simulate(
@@ -87,40 +96,65 @@ def simulate(
 ) -> None:
     """Be some ranks, in a process of its own, until the driver has taken their last words."""
     links = {task: Link(address, task) for task in tasks}
-    gate.send(None)
-    gate.recv()
-    began = time.monotonic()
+    next_step(gate)
     for task, link in links.items():
-        host = f"node-{task // _PER_HOST:03}"
-        offer = Offer(
-            task, host, host, f"10.0.{task // _PER_HOST // 250}.{task // _PER_HOST % 250}", "eth0"
-        )
-        link.put(messages.Hello(offer, "10.0.0.0:4000/token" if task == 0 else "", 4001, _SOFTWARE))
+        number = task // _PER_HOST
+        host, place = f"node-{number:03}", f"10.0.{number // 250}.{number % 250}"
+        store = "10.0.0.0:4000/token" if task == 0 else ""
+        link.put(messages.Hello(Offer(task, host, host, place, "eth0"), store, 4001, _SOFTWARE))
         link.flush()
-    ranks: dict[int, int] = {}
-    while len(ranks) < len(tasks):
-        for task, link in links.items():
-            if task in ranks:
-                continue
-            for message in link.wait(0.001):
-                if isinstance(message, messages.Assignment):
-                    ranks[task] = message.slot.rank
-                    link.put(messages.Started(ranks[task], 10_000 + task))
-                    link.put(messages.Began(ranks[task]))
-                    link.flush()
+    assignments = each_hears(links, messages.Assignment)
+    ranks = {task: found.slot.rank for task, found in assignments.items()}
+    for task, link in links.items():
+        link.put(messages.Started(ranks[task], 10_000 + task))
+        link.put(messages.Began(ranks[task]))
+        link.flush()
     met = time.monotonic()
-    gate.send(None)
-    gate.recv()
+    next_step(gate)
+    roots = [task for task, found in assignments.items() if found.slot.local_rank == 0]
+    for fence in range(_FENCES):
+        for task, link in links.items():
+            values = {f"address-{task}": "x" * _MPI_ADDRESS_BYTES} if task in roots else {}
+            link.put(messages.Fence(ranks[task], values if fence == 1 else {}))
+            link.flush()
+        each_hears(links, messages.Fenced)
+    for task in roots:
+        links[task].put(messages.Lookup(ranks[task]))
+        links[task].flush()
+    each_hears({task: links[task] for task in roots}, messages.Found)
+    fenced = time.monotonic()
+    next_step(gate)
     reported = send_reports(links, ranks, seconds)
-    gate.send(None)
-    gate.recv()
+    next_step(gate)
     failed = time.monotonic()
     if failing in links:
         links[failing].put(messages.Failed(ranks[failing], 1, "ValueError"))
         links[failing].flush()
-    stay_until_stopped(links)
-    end(links)
-    gate.send(Told(began, met, reported, failed))
+    each_hears(links, messages.Stop)
+    for task, link in links.items():
+        link.put(messages.Ended(task, link.sent + link.waiting))
+        link.flush()
+    each_hears(links, messages.Taken)
+    for link in links.values():
+        link.close()
+    gate.send(Told(met, fenced, reported, failed))
+
+
+def next_step(gate: Connection) -> None:
+    """Wait until those in the other processes are as far."""
+    gate.send(None)
+    gate.recv()
+
+
+def each_hears(links: Mapping[int, Link], kind: type[T]) -> dict[int, T]:
+    """Wait until the driver has said so to each; returns what, by task."""
+    found: dict[int, T] = {}
+    while len(found) < len(links):
+        for task in links.keys() - found.keys():
+            for message in links[task].wait(0.001):
+                if isinstance(message, kind):
+                    found[task] = message
+    return found
 
 
 def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: float) -> int:
@@ -146,29 +180,6 @@ def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: f
         else:
             heapq.heappop(due)
     return sent
-
-
-def stay_until_stopped(links: Mapping[int, Link]) -> None:
-    """As tasks do whose rank waits in a collective."""
-    running = dict(links)
-    while running:
-        for task, link in list(running.items()):
-            if any(isinstance(message, messages.Stop) for message in link.wait(0.001)):
-                del running[task]
-
-
-def end(links: Mapping[int, Link]) -> None:
-    """Say that nothing follows, and wait until that was taken."""
-    for task, link in links.items():
-        link.put(messages.Ended(task, link.sent + link.waiting))
-        link.flush()
-    left = dict(links)
-    while left:
-        for task, link in list(left.items()):
-            if any(isinstance(message, messages.Taken) for message in link.wait(0.001)):
-                del left[task]
-    for link in links.values():
-        link.close()
 
 
 class SimulatedLauncher:
@@ -218,7 +229,7 @@ class SimulatedLaunch:
         self._gates: list[Connection] = []
         self._processes = []
         self.told: list[Told] = []
-        self.cpu: list[tuple[float, float]] = []  # the driver's, and when, at each step
+        self.steps: list[tuple[float, float]] = []  # when each began, and the driver's CPU then
         self.finished = False
         for at in range(_PROCESSES):
             ours, theirs = context.Pipe()
@@ -232,10 +243,10 @@ class SimulatedLaunch:
         self._thread.start()
 
     def _conduct(self, wake: Callable[[], None]) -> None:
-        for _ in range(3):
+        for _ in range(4):
             for gate in self._gates:
                 gate.recv()
-            self.cpu.append((time.process_time(), time.monotonic()))
+            self.steps.append((time.monotonic(), time.process_time()))
             for gate in self._gates:
                 gate.send(None)
         self.told = [gate.recv() for gate in self._gates]
@@ -284,36 +295,73 @@ def measure(size: int, seconds: float) -> Figures:
     except RankFailedError as error:
         raised, first_line = time.monotonic(), str(error).splitlines()[0]
     (launch,) = launcher.began
-    (cpu_start, _), (cpu_met, met_at), (cpu_reported, reported_at) = launch.cpu
-    told = launch.told
+    meet, fence, send, fail = launch.steps
     return Figures(
         size,
-        max(each.met for each in told) - min(each.began for each in told),
-        cpu_met - cpu_start,
-        (cpu_reported - cpu_met) / (reported_at - met_at),
-        sum(each.reported for each in told),
-        len(run.metrics) if hasattr(run.metrics, "__len__") else 0,
-        raised - min(each.failed for each in told),
+        max(each.met for each in launch.told) - meet[0],
+        max(each.fenced for each in launch.told) - fence[0],
+        fence[1] - meet[1],
+        send[1] - fence[1],
+        (fail[1] - send[1]) / (fail[0] - send[0]),
+        sum(each.reported for each in launch.told),
+        run.metrics.num_rows,
+        raised - fail[0],
         first_line,
-        printed.getvalue(),
     )
 
 
+def tables(found: Sequence[Figures]) -> str:
+    """Each size's figures, and those of the largest against the targets."""
+    heads = [
+        "ranks",
+        "meet, s",
+        "CPU s",
+        "3 fences, s",
+        "CPU s",
+        "reports lost",
+        "cores",
+        "named, s",
+    ]
+    rows = [
+        [
+            str(each.size),
+            f"{each.meet:.2f}",
+            f"{each.meet_cpu:.2f}",
+            f"{each.fence:.2f}",
+            f"{each.fence_cpu:.2f}",
+            f"{each.sent - each.taken} of {each.sent}",
+            f"{each.cores:.2f}",
+            f"{each.named:.2f}",
+        ]
+        for each in found
+    ]
+    last = found[-1]
+    judged = [
+        ["seconds until all have their slots", *report.at_most(last.meet, 5)],
+        ["cores of the driver at ten reports a second each", *report.at_most(last.cores, 1)],
+        ["reports lost", *report.at_most(last.sent - last.taken, 0)],
+        ["seconds until the failed rank is named", *report.at_most(last.named, 5)],
+    ]
+    heads_of_judged = [f"{last.size} ranks", "measured", "target", ""]
+    return f"{report.table(heads, rows)}\n\n{report.table(heads_of_judged, judged)}"
+
+
 def main() -> None:
-    """Measure, and print the table."""
+    """Measure, and print the tables."""
     parser = argparse.ArgumentParser(description="Simulated ranks on one driver.")
     parser.add_argument("--sizes", type=int, nargs="+", default=[125, 250, 500, 1000])
     parser.add_argument("--seconds", type=float, default=10.0, help="of reports")
     parser.add_argument("--json", type=Path, help="where to write the raw data")
-    parser.add_argument("--show", action="store_true", help="also what is printed of the ranks")
     options = parser.parse_args()
     found = []
     for size in options.sizes:
         figures = measure(size, options.seconds)
         found.append(figures)
-        print(figures._replace(table=""), file=sys.stderr, flush=True)
-        if options.show:
-            print(figures.table)
+        print(figures, file=sys.stderr, flush=True)
+    print(f"\n{report.machine()}; one run of each size\n")
+    print(tables(found))
+    if options.json:
+        report.write_json(options.json, {"sizes": [each._asdict() for each in found]})
 
 
 if __name__ == "__main__":
