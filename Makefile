@@ -68,7 +68,8 @@ test-latest: $(LATEST)/.ready
 	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/unit/data tests/contract/test_horovod.py \
 		tests/contract/test_data.py tests/real/test_feeds.py tests/cluster/test_profile.py
 	$(call with_java,$(LATEST)) $(LATEST)/bin/pytest tests/contract tests/connect --connect \
-		--ignore tests/contract/test_hang.py --ignore tests/contract/test_horovod.py
+		--ignore tests/contract/test_hang.py --ignore tests/contract/test_horovod.py \
+		--ignore tests/contract/test_warm.py
 
 # 100,000 inputs to each socket of a run, while the run goes on.
 fuzz: $(MAIN)/.ready
@@ -83,16 +84,9 @@ format: $(MAIN)/.ready
 	$(MAIN)/bin/ruff check --fix .
 	$(MAIN)/bin/ruff format .
 
+# All benchmarks, for an hour or two on a quiet machine; results in benchmarks/results.
 bench: $(MAIN)/.ready
-	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/launch.py
-	$(MAIN)/bin/python benchmarks/rendezvous.py
-	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/collectives.py
-	$(MAIN)/bin/python benchmarks/scaling.py
-	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/data.py
-	$(MAIN)/bin/python benchmarks/reports.py
-	$(MAIN)/bin/python benchmarks/checkpoints.py
-	$(MAIN)/bin/python benchmarks/keras_steps.py
-	$(MAIN)/bin/python benchmarks/prepare_data.py
+	$(call with_java,$(MAIN)) $(MAIN)/bin/python benchmarks/suite.py
 
 clean:
 	rm -rf $(MAIN) $(LATEST) $(BODO) $(OPENMPI) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache

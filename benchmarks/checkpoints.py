@@ -258,9 +258,10 @@ def waits_table(waits: dict[str, list[float]], mb: int) -> str:
     ]
     heads = [f"milliseconds, {mb} MB", "median", "the first"]
     ratio = usual["ours"] / usual["torch.save"]
+    stall = "save_checkpoint / torch.save"
     against_copy = f"{usual['ours'] / usual['copy']:.2f}"
     ratios = [
-        ["save_checkpoint / torch.save", *report.at_most(ratio, round(_TARGET_STALL, 3))],
+        [stall, *report.at_most(f"{stall}, {mb} MB", ratio, round(_TARGET_STALL, 3))],
         ["save_checkpoint / a copy in memory", against_copy, "-", ""],
     ]
     table = report.table(heads, rows)
@@ -274,7 +275,8 @@ def streams_table(streams: dict[str, list[tuple[Streamed, list[float]]]]) -> str
         ours = [streamed.size / streamed.seconds / _MB for streamed, _ in found]
         copies = [each.size / seconds / _MB for each, both in found for seconds in both]
         ratio, best = median(ours) / median(copies), max(ours) / max(copies)
-        verdict = report.at_least(ratio, _TARGET_STREAM)[1:]
+        what = f"checkpoint to the driver / copyfile, {title}"
+        verdict = report.at_least(what, ratio, _TARGET_STREAM)[1:]
         bare = [each.size / each.bare / _MB for each, _ in found]
         speeds = [f"{median(each):.0f}" for each in (ours, bare, copies)]
         rows.append([title, *speeds, f"{ratio:.2f}", *verdict, f"{best:.2f}"])
@@ -289,7 +291,8 @@ def memory_table(
     """By how much each process grows at most."""
     rows = []
     for name, growth in memory.items():
-        verdict = report.at_most(growth / _MB / mb, _TARGET_MEMORY)
+        what = f"rank 0's growth / the state, {name}"
+        verdict = report.at_most(what, growth / _MB / mb, _TARGET_MEMORY)
         rows.append([f"rank 0, {name}", f"{growth / _MB:.0f}", *verdict])
     for name, found in streams.items():
         driver = max(each.driver_growth for each, _ in found)

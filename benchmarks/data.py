@@ -207,14 +207,14 @@ def _compared(
     """Ours by the peer's; the target is (">=" or "<=", number)."""
     if ours is None or peer is None:
         return Line(title, show(ours), show(peer), ["-", "-", "not run"])
-    return Line(title, show(ours), show(peer), _cells(ours / peer, target))
+    return Line(title, show(ours), show(peer), _cells(title, ours / peer, target))
 
 
-def _cells(value: float, target: tuple[str, float] | None) -> list[str]:
+def _cells(title: str, value: float, target: tuple[str, float] | None) -> list[str]:
     if target is None:
         return [f"{value:.2f}", "-", ""]
     judge = {">=": report.at_least, "<=": report.at_most}[target[0]]
-    return [f"{value:.2f}", *judge(value, target[1])[1:]]
+    return [f"{value:.2f}", *judge(f"{title}, ours / peer", value, target[1])[1:]]
 
 
 def _limited(title: str, value: float | None, unit: str, limit: float | None) -> Line:
@@ -224,7 +224,7 @@ def _limited(title: str, value: float | None, unit: str, limit: float | None) ->
         return Line(title, shown, "-", ["-", "-", "not run"])
     if limit is None:
         return Line(title, shown, "-", ["-", "-", ""])
-    _, told, verdict = report.at_most(value, limit)
+    _, told, verdict = report.at_most(title, value, limit, unit)
     return Line(title, shown, "-", ["-", f"{told} {unit}", verdict])
 
 

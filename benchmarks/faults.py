@@ -322,6 +322,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Trainings that are killed, and go on.")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="where to write the raw data")
     parser.add_argument("--only", choices=KINDS, help="strike all trainings in this way")
     options = parser.parse_args()
     kinds = [options.only] if options.only else list(KINDS)
@@ -342,6 +343,11 @@ def main() -> None:
             print(f"run {number} ({row[0]}): {row[-1]}")
     well = sum(not row[-1] for row in rows)
     print(f"\n{well}/{len(rows)} resumed")
+    report.at_least("killed trainings that went on / all", well / len(rows), 1)
+    if options.json:
+        report.write_json(
+            options.json, {"runs": [dict(zip(heads, row[:-1], strict=True)) for row in rows]}
+        )
     sys.exit(well < len(rows))
 
 

@@ -148,10 +148,9 @@ def rows_of(raw: dict[str, dict[str, list[float]]]) -> list[list[str]]:
         noise = median(seconds[peers[1]]) / median(seconds[peer])
         target = _TARGET_ONE if peer == "plain" else _TARGET_TWO
         for own in (name for name in seconds if name.startswith("ours")):
-            cells = [f"{title}: {own} / {peer}", f"{median(seconds[peer]) * 1e3:.2f}"]
-            rows.append(
-                [*cells, *report.at_most(_ratio(seconds, own, peers), target), f"{noise:.2f}"]
-            )
+            what = f"{title}: {own} / {peer}"
+            cells = report.at_most(what, _ratio(seconds, own, peers), target)
+            rows.append([what, f"{median(seconds[peer]) * 1e3:.2f}", *cells, f"{noise:.2f}"])
     return rows
 
 

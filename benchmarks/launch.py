@@ -171,8 +171,9 @@ def ratio_table(launches: dict[str, list[Launch]], failures: dict[str, str]) -> 
     rows = []
     for above, below, what, seconds, judge, target in targets:
         ran = {above, below} <= launches.keys() - failures.keys()
-        cells = judge(seconds(above) / seconds(below), target) if ran else ["-", "-", "not run"]
-        rows.append([f"{above} / {below}, {what}", *cells])
+        told = f"{above} / {below}, {what}"
+        ratio = seconds(above) / seconds(below) if ran else 0.0
+        rows.append([told, *(judge(told, ratio, target) if ran else ["-", "-", "not run"])])
     return report.table(["ratio", "measured", "target", ""], rows)
 
 

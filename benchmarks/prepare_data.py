@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import report
 
 ROW = 1000  # numbers of four bytes
 TRAINERS = 2
+_TARGET = 2.0
 
 
 def gather_and_scatter(x: np.ndarray[Any, Any], comm: Any) -> np.ndarray[Any, Any]:
@@ -68,8 +70,8 @@ def timed(comm: Any, work: Callable[[], np.ndarray[Any, Any]]) -> tuple[float, f
     return seconds, most[0], most[1]
 
 
-def rank(megabytes: int, turns: int) -> None:
-    """What each rank does."""
+def rank(megabytes: int, turns: int, json: Path | None) -> None:
+    """What each rank does; rank 0 tells."""
     from mpi4py import MPI
 
     from horovod_runner import spmd
@@ -100,7 +102,12 @@ def rank(megabytes: int, turns: int) -> None:
         taken, share = peaks[name]
         print(f"{name:13} {each:.3f} s, {taken:.0f} MB at most for a share of {share:.0f} MB")
     listed = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
-    print(f"ratio by turn {listed}; median {statistics.median(ratios):.2f} times faster")
+    ratio = statistics.median(ratios)
+    what = f"{megabytes} MB, gather and scatter by mpi4py / prepare_data"
+    _, target, verdict = report.at_least(what, ratio, _TARGET)
+    print(f"ratio by turn {listed}; median {ratio:.2f} times faster ({target}: {verdict})")
+    if json is not None:
+        report.write_json(json, {"seconds": seconds, "megabytes": peaks})
 
 
 def main() -> None:
@@ -108,9 +115,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="where to write the raw data")
     options = parser.parse_args()
     if "OMPI_COMM_WORLD_RANK" in os.environ:
-        rank(options.megabytes, options.turns)
+        rank(options.megabytes, options.turns, options.json)
         return
     mpirun = [
         shutil.which("mpirun.openmpi") or "mpirun",

@@ -1,10 +1,10 @@
-"""How long ``hvd.init()`` takes when the ranks meet at our store, and at Horovod's own.
+"""How long ``hvd.init()`` takes when the ranks meet by MPI, at our store, and at Horovod's own.
 
-All ranks are on this machine and talk over the loopback interface. They are forks of one process
-that has imported horovod.torch, so that what is timed is the meeting and not the imports. The two
-stores take turns, so that a machine that slows down for a while slows both.
+All ranks are on this machine. They are forks of one process that has imported horovod.torch, so
+that what is timed is the meeting and not the imports. The ways take turns, so that a machine that
+slows down for a while slows all.
 
-    python benchmarks/rendezvous.py [--sizes 2,8,16,32] [--rounds 3] [--json rendezvous.json]
+    python benchmarks/rendezvous.py [--sizes 2,8,16,32,64] [--rounds 3] [--json rendezvous.json]
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import secrets
+import selectors
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -22,12 +26,14 @@ from pathlib import Path
 from statistics import median
 
 import horovod.torch as hvd
+import msgspec
 import report
 
 from horovod_runner.environment import worker_variables
-from horovod_runner.messages import Assignment
+from horovod_runner.messages import Assignment, Controller, Fence, Lookup
+from horovod_runner.pmi import Pmi, process_mapping, segments
 from horovod_runner.rendezvous import Rendezvous
-from horovod_runner.topology import Offer, Slot, assign
+from horovod_runner.topology import Offer, assign
 
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo"
@@ -60,22 +66,83 @@ def horovods_store(size: int) -> Iterator[tuple[str, int]]:
         server._httpd.server_close()  # stop() leaves the socket open
 
 
-STORES = {"ours": our_store, "Horovod's": horovods_store}
+@contextmanager
+def no_store(size: int) -> Iterator[tuple[str, int]]:
+    """MPI needs none: what it asks is answered over a socket to each rank."""
+    yield "", 0
 
 
-def run_rank(slot: Slot, gate: Connection) -> None:
+MPI, GLOO, HOROVODS = "ours (MPI)", "ours (Gloo)", "Horovod's"
+STORES = {MPI: no_store, GLOO: our_store, HOROVODS: horovods_store}
+
+
+class Answers:
+    """Answers the ranks' MPI, as their tasks and the driver do, in a thread."""
+
+    def __init__(self, assignments: list[Assignment]) -> None:
+        self.theirs: list[socket.socket] = []
+        self._values: dict[str, str] = {}
+        self._fenced: list[int] = []
+        self._selector = selectors.DefaultSelector()
+        self._pmis: list[Pmi] = []
+        self._ours: list[socket.socket] = []
+        for rank, assignment in enumerate(assignments):
+            ours, theirs = socket.socketpair()
+            self._selector.register(ours, selectors.EVENT_READ, rank)
+            self._ours.append(ours)
+            self.theirs.append(theirs)
+            self._pmis.append(Pmi(rank, assignment, self._take))
+        self._asked: list[Fence | Lookup] = []
+
+    def start(self) -> None:
+        """Once the ranks are there: a fork takes no thread along."""
+        for each in self.theirs:
+            each.close()
+        threading.Thread(target=self._answer, daemon=True).start()
+
+    def _take(self, asked: Fence | Lookup) -> None:
+        self._asked.append(asked)
+
+    def _answer(self) -> None:
+        while self._selector.get_map():
+            for key, _ in self._selector.select():
+                data = self._ours[key.data].recv(1 << 16)
+                if not data:
+                    self._selector.unregister(key.fileobj)
+                    continue
+                self._ours[key.data].sendall(self._pmis[key.data].feed(data))
+                while self._asked:
+                    self._on(self._asked.pop())
+
+    def _on(self, asked: Fence | Lookup) -> None:
+        if isinstance(asked, Lookup):
+            self._ours[asked.rank].sendall(self._pmis[asked.rank].found(self._values))
+            return
+        self._values |= asked.values
+        self._fenced.append(asked.rank)
+        if len(self._fenced) == len(self._pmis):
+            self._fenced.clear()
+            for ours, pmi in zip(self._ours, self._pmis, strict=True):
+                ours.sendall(pmi.fenced())
+
+
+def run_rank(assignment: Assignment, gate: Connection, pmi: socket.socket | None) -> None:
     """One rank, in a process of its own: hear where the store is, meet the others, say how long.
 
     Args:
-        slot: the rank's.
+        assignment: the rank's, but for the store.
         gate: gives the store's address and port; takes the seconds; gives leave to end.
+        pmi: what its MPI asks over, if it has one.
     """
     signal.alarm(int(3 * _LIMIT_SECONDS))  # no rank outlives a benchmark that was killed
+    slot = assignment.slot
     address, port = gate.recv()
-    assignment = Assignment(slot, f"{_ADDRESS}:{port}", _ADDRESS, 0)
+    assignment = msgspec.structs.replace(assignment, rendezvous=f"{_ADDRESS}:{port}")
     # No user variables: every rank here has one thread.
     os.environ.update(worker_variables(slot, assignment, cores=1, gpus={}, user={}))
     os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
+    if pmi is not None:
+        os.environ["PMI_FD"] = str(pmi.fileno())
     gate.send(None)  # ready
     gate.recv()
     start = time.perf_counter()
@@ -92,22 +159,31 @@ def measure(store: str, size: int) -> float:
     """The slowest rank's seconds in ``hvd.init()``.
 
     Raises:
-        RuntimeError: a rank ended early, or took too long.
+        TimeoutError: a rank took too long.
+        RuntimeError: a rank ended early.
     """
-    offers = (Offer(task, _HOST, _HOST, _ADDRESS, _INTERFACE) for task in range(size))
+    slots = assign(Offer(task, _HOST, _HOST, _ADDRESS, _INTERFACE) for task in range(size))
+    controller: Controller = "mpi" if store == MPI else "gloo"
+    space, mapping = secrets.token_hex(8), process_mapping(slots)
+    assignments = [
+        Assignment(slot, "", _ADDRESS, 0, {}, controller, space, mapping) for slot in slots
+    ]
+    answers = Answers(assignments)
     fork = multiprocessing.get_context("fork")
     with ExitStack() as stack:
         gates: list[Connection] = []
         ranks = []
         # The store starts after the forks: its threads must not be there while processes split.
-        for slot in assign(offers):
+        for assignment, pmi in zip(assignments, answers.theirs, strict=True):
             gate, theirs = fork.Pipe()
+            given = assignment, theirs, pmi if store == MPI else None
             with closing(theirs):
-                rank = fork.Process(target=run_rank, args=(slot, theirs), daemon=True)
+                rank = fork.Process(target=run_rank, args=given, daemon=True)
                 rank.start()
             stack.callback(rank.kill)
             gates.append(stack.enter_context(gate))
             ranks.append(rank)
+        answers.start()
         where = stack.enter_context(STORES[store](size))
         _tell(gates, where)
         _hear(gates)
@@ -116,6 +192,8 @@ def measure(store: str, size: int) -> float:
         _tell(gates, None)
         for rank in ranks:
             rank.join(_LIMIT_SECONDS)
+    for path in segments(assignments[0]):
+        Path(path).unlink(missing_ok=True)
     return max(seconds)
 
 
@@ -129,7 +207,7 @@ def _hear(gates: list[Connection]) -> list[float]:
     answers = []
     for rank, gate in enumerate(gates):
         if not gate.poll(max(0.0, deadline - time.monotonic())):
-            raise RuntimeError(f"rank {rank} of {len(gates)} took over {_LIMIT_SECONDS:.0f} s")
+            raise TimeoutError(f"rank {rank} of {len(gates)} took over {_LIMIT_SECONDS:.0f} s")
         try:
             answers.append(gate.recv())
         except EOFError:
@@ -141,29 +219,40 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(description="hvd.init() with our store and Horovod's own.")
     parser.add_argument(
-        "--sizes", type=lambda text: [int(size) for size in text.split(",")], default=[2, 8, 16, 32]
+        "--sizes",
+        type=lambda text: [int(size) for size in text.split(",")],
+        default=[2, 8, 16, 32, 64],
     )
     parser.add_argument(
         "--rounds", type=int, help=f"for every size (default: 3, and 1 from {_ONE_ROUND_FROM} up)"
     )
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     options = parser.parse_args()
-    found: dict[str, dict[int, list[float]]] = {store: {} for store in STORES}
+    stores = [store for store in STORES if store != MPI or hvd.mpi_built()]
+    found: dict[str, dict[int, list[float]]] = {store: {} for store in stores}
     for size in options.sizes:
         for _ in range(options.rounds or (1 if size >= _ONE_ROUND_FROM else 3)):
-            for store in STORES:
-                seconds = measure(store, size)
+            for store in stores:
+                try:
+                    seconds = measure(store, size)
+                except TimeoutError:
+                    seconds = _LIMIT_SECONDS
                 found[store].setdefault(size, []).append(seconds)
                 print(f"np={size}  {store}: {seconds:.2f} s", file=sys.stderr, flush=True)
     rows = []
     for size in options.sizes:
-        ours, theirs = (median(found[store][size]) for store in STORES)
-        cells = [f"{theirs / ours:.1f}", "-", "-"]
-        if size >= _TARGET_FROM:
-            cells = report.at_least(theirs / ours, _TARGET)
-        rows.append([f"{size}", f"{ours:.2f}", f"{theirs:.2f}", *cells])
-    print(f"\n{report.machine()}; the slowest rank's seconds in hvd.init(), medians\n")
-    print(report.table(["np", *STORES, "ratio", "target", ""], rows))
+        every = {store: median(found[store][size]) for store in stores}
+        row = [f"{size}", *(f"{seconds:.2f}" for seconds in every.values())]
+        for store in stores[:-1]:
+            ratio = every[HOROVODS] / every[store]
+            judged = size >= _TARGET_FROM
+            what = f"{store} against Horovod's own server, np={size}"
+            row += report.at_least(what, ratio, _TARGET) if judged else [f"{ratio:.1f}", "-", "-"]
+        rows.append(row)
+    print(f"\n{report.machine()}; the slowest rank's seconds in hvd.init(), medians; ")
+    print(f"{_LIMIT_SECONDS:.0f} stands for more\n")
+    ratios = [head for store in stores[:-1] for head in (f"Horovod's / {store}", "target", "")]
+    print(report.table(["np", *stores, *ratios], rows))
     if options.json:
         report.write_json(options.json, {"seconds": found})
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _PACKAGES = ("horovod", "pyspark", "torch")
 
@@ -22,18 +23,45 @@ def machine() -> str:
     return ", ".join([f"{cores} cores", f"{memory:.0f} GiB", python, *versions])
 
 
-def at_least(ratio: float, target: float) -> list[str]:
-    """The cells of a ratio that is better when larger: the ratio, its target, the verdict."""
-    return [f"{ratio:.1f}", f">= {target:g}", _verdict(ratio >= target)]
+class Judged(NamedTuple):
+    """A figure that has a target.
+
+    Attributes:
+        what: the figure, for people: "8 MB, torch.distributed / ours".
+        value: of it.
+        target: for it.
+        larger: whether it is better when larger.
+        unit: empty for a ratio.
+    """
+
+    what: str
+    value: float
+    target: float
+    larger: bool
+    unit: str
+
+    @property
+    def met(self) -> bool:
+        """Whether the target is reached."""
+        return self.value >= self.target if self.larger else self.value <= self.target
 
 
-def at_most(ratio: float, target: float) -> list[str]:
-    """The cells of a ratio that is better when smaller."""
-    return [f"{ratio:.2f}", f"<= {target:g}", _verdict(ratio <= target)]
+judged: list[Judged] = []  # in this benchmark, for the raw data
 
 
-def _verdict(met: bool) -> str:
-    return "met" if met else "NOT MET"
+def at_least(what: str, value: float, target: float, unit: str = "") -> list[str]:
+    """The cells of a figure that is better when larger: itself, its target, the verdict."""
+    return [f"{value:.1f}", f">= {target:g}", _judge(Judged(what, value, target, True, unit))]
+
+
+def at_most(what: str, value: float, target: float, unit: str = "") -> list[str]:
+    """The cells of a figure that is better when smaller."""
+    return [f"{value:.2f}", f"<= {target:g}", _judge(Judged(what, value, target, False, unit))]
+
+
+def _judge(figure: Judged) -> str:
+    judged.append(figure)
+    return "met" if figure.met else "NOT MET"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -52,5 +80,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write the raw data, with the machine it comes from."""
-    path.write_text(json.dumps({"machine": machine(), **data}, indent=2) + "\n")
+    """Write the raw data, with the machine and the day they are from, and what was judged."""
+    told = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "judged": [each._asdict() for each in judged],
+        **data,
+    }
+    path.write_text(json.dumps(told, indent=2) + "\n")

@@ -256,7 +256,7 @@ def calls_table(calls: dict[str, Calls]) -> str:
     """Microseconds a call."""
     rows = []
     for title, found in calls.items():
-        verdict = report.at_most(median(found.bursts), _TARGET_MICROS)
+        verdict = report.at_most(f"report: {title}", median(found.bursts), _TARGET_MICROS, "us")
         rows.append([title, *verdict, f"{min(found.bursts):.2f}", f"{median(found.floods):.2f}"])
     heads = ["microseconds a call", "median", "target", "", "least", "where most are left out"]
     return report.table(heads, rows)
@@ -267,7 +267,7 @@ def rates_table(rates: dict[str, list[Rate]]) -> str:
     ours, bare = (median(each.per_second for each in rates[name]) for name in ("ours", "bare"))
     best = {name: max(each.per_second for each in rates[name]) for name in rates}
     made = [each.left_out / (each.left_out + each.arrived) for each in rates["ours"]]
-    verdict = "met" if ours >= _TARGET_RATE else "NOT MET"
+    verdict = report.at_least("reports a second", ours, _TARGET_RATE, "1/s")[2]
     rows = [
         ["ours, 2 ranks", f"{ours:,.0f}", f">= {_TARGET_RATE:,.0f}", verdict],
         ["the fastest round", f"{best['ours']:,.0f}", "-", ""],
@@ -287,12 +287,16 @@ def steps_table(steps: dict[str, dict[str, list[float]]]) -> str:
         for parts in (2, 10):
             none, again, reports, call = (quantiles(each, n=parts)[0] for each in found.values())
             ratio = 2 * reports / (none + again)
-            verdict = report.at_most(ratio, _TARGET_SLOWER)[1:] if parts == 2 else []
+            verdict = _judged(title, ratio) if parts == 2 else []
             cells += [f"{none * 100:.2f}", f"{ratio:.4f}", *verdict, f"{again / none:.4f}"]
             cells += [f"{call * 1e6:.0f}"]
         rows.append([title, *cells])
     heads = ["steps with / without", "ms", "median", "target", "", "noise", "call, us"]
     return report.table([*heads, "ms", "fastest tenth", "noise", "call, us"], rows)
+
+
+def _judged(title: str, ratio: float) -> list[str]:
+    return report.at_most(f"steps with report / without, {title}", ratio, _TARGET_SLOWER)[1:]
 
 
 def main() -> None:

@@ -337,10 +337,13 @@ def tables(found: Sequence[Figures]) -> str:
     ]
     last = found[-1]
     judged = [
-        ["seconds until all have their slots", *report.at_most(last.meet, 5)],
-        ["cores of the driver at ten reports a second each", *report.at_most(last.cores, 1)],
-        ["reports lost", *report.at_most(last.sent - last.taken, 0)],
-        ["seconds until the failed rank is named", *report.at_most(last.named, 5)],
+        [what, *report.at_most(f"{what}, {last.size} ranks", value, target, unit)]
+        for what, value, target, unit in (
+            ("until all have their slots", last.meet, 5, "s"),
+            ("of the driver at ten reports a second each", last.cores, 1, "cores"),
+            ("reports lost", last.sent - last.taken, 0, "reports"),
+            ("until the failed rank is named", last.named, 5, "s"),
+        )
     ]
     heads_of_judged = [f"{last.size} ranks", "measured", "target", ""]
     return f"{report.table(heads, rows)}\n\n{report.table(heads_of_judged, judged)}"

@@ -132,7 +132,10 @@ def main() -> None:
             ("ranks", "all threads", 1.5),
         ):
             ratio = median(a / b for a, b in zip(rates[name], rates[peer], strict=True))
-            cells = report.at_least(ratio, target or 0) if target else ["", "-", "-"]
+            cells = ["", "-", "-"]
+            if target:
+                what = f"samples/s, {name} / {peer} ({runner.last_run.controller})"
+                cells = report.at_least(what, ratio, target)
             rows.append([f"{name} / {peer}", f"{median(rates[name]):.0f}"])
             rows[-1] += [f"{median(rates[peer]):.0f}", f"{ratio:.2f}", *cells[1:]]
         heads = [f"samples/s ({runner.last_run.controller})", "first", "second", "ratio"]
