@@ -31,18 +31,24 @@ class RunFolder:
         parent: where to make it, a folder that others may use; None for that of temporary files.
         limit: how many bytes it may take; None for all that are free but 1 GiB (or a twentieth of
             the disk, if that is less).
+        lock: the descriptor of its lock, where this process has inherited it.
 
     Attributes:
         path: the folder; there from entering on.
     """
 
     def __init__(
-        self, run_id: str, parent: Path | None = None, *, limit: int | None = None
+        self,
+        run_id: str,
+        parent: Path | None = None,
+        *,
+        limit: int | None = None,
+        lock: int | None = None,
     ) -> None:
         self._root = _root(parent or Path(tempfile.gettempdir()))
         self.path = self._root / run_id
         self._limit = limit
-        self._lock: int | None = None
+        self._lock = lock
 
     def __enter__(self) -> RunFolder:
         _make_own(self._root)

@@ -103,14 +103,16 @@ class WorkerProcess:
                 theirs.enter_context(its_pmi)
                 asked = [its_pmi.fileno()]
                 variables[handover.PMI_VARIABLE] = str(its_pmi.fileno())
-            self.warm = None if owner is None else Warm(owner, job.path, variables)
+            self.warm = None if owner is None else Warm(owner, job.path, variables, directory)
             forked: Forked | str = ""
             if self.warm is not None:
-                forked = self.warm.fork(variables, directory, [stdout, stderr, *passed, *asked])
+                forked = self.warm.fork([stdout, stderr, *passed, *asked])
             self.cold = forked if isinstance(forked, str) else ""
+            self._exit_descriptor: int | None
             self._process: subprocess.Popen[bytes] | Forked
             if isinstance(forked, Forked):
                 self._process = forked
+                self._exit_descriptor = os.dup(forked.descriptor)
             else:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
@@ -122,12 +124,12 @@ class WorkerProcess:
                     pass_fds=[*passed, *asked],
                     start_new_session=True,
                 )
+                self._exit_descriptor = _open_pidfd(self._process.pid)
             self._ours = ours.pop_all()
         self._pid: int | None = None
         for descriptor in (self.stdout, self.stderr, *self._received):
             os.set_blocking(descriptor, False)
             _enlarge(descriptor)
-        self._exit_descriptor = _open_pidfd(self._process.pid)
 
     def __enter__(self) -> WorkerProcess:
         return self

@@ -134,8 +134,10 @@ class Registration(Sink):
             _forget(self._entry.run_id)
 
     def _listen(self) -> None:
+        poller = select.poll()  # select knows no descriptor above 1023
+        poller.register(self._orders, select.POLLIN)
         while True:
-            select.select([self._orders], [], [])
+            poller.poll()
             order = os.read(self._orders, 1)
             if order == _CLOSE:
                 return

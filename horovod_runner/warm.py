@@ -22,38 +22,59 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-import psutil
-
-from horovod_runner import handover
-from horovod_runner.folder import RunFolder, sweep
+from horovod_runner import handover, variables
+from horovod_runner.folder import RunFolder
 from horovod_runner.handover import RUN_VARIABLE, Forking, Preparation
 
-#: What a fork server may import: no module of the user's.
+#: What a fork server may import: packages that find nothing of a rank's out when they are imported,
+#: and no module of the user's.
 FRAMEWORKS: Final = frozenset(
     {
-        "PIL",
-        "delta",
         "horovod.tensorflow",
         "horovod.torch",
         "keras",
-        "lightning",
-        "matplotlib",
         "numpy",
         "pandas",
-        "petastorm",
         "pyarrow",
-        "pytorch_lightning",
         "scipy",
         "sklearn",
         "tensorflow",
         "torch",
         "torchvision",
-        "transformers",
+    }
+)
+#: What differs from rank to rank and run to run. A fork server has none of it.
+OF_A_RUN: Final = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "GROUP_RANK",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_RANK",
+        "HOROVOD_RUNNER_DATA",
+        "HOROVOD_RUNNER_DEVICE",
+        "HOROVOD_RUNNER_LEFT",
+        "HOROVOD_RUNNER_RUN",
+        "HOROVOD_SIZE",
+        "HOROVOD_TIMELINE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "PMI_FD",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "RANK",
+        "WORLD_SIZE",
     }
 )
 NO_RUN: Final = "-" * 8  # as long as a run's id
@@ -61,19 +82,8 @@ FORK: Final = b"fork"
 GO: Final = b"go"
 END: Final = b"end"
 _PREFIX = "warm-"
+_ADVICE = "Give it by HorovodRunner(env={{{name!r}: ...}}), which is there before any import"
 _SOCKET, _MODULES = "socket", "modules"
-# What differs from rank to rank and run to run, and is read after the imports.
-_OF_A_RUN = (
-    "CUDA_VISIBLE_DEVICES",
-    "GROUP_RANK",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "WORLD_SIZE",
-)
-_OF_A_RUN_PREFIXES = ("HOROVOD_", "PMI_")
 # For a fork server that is still importing: TensorFlow takes seconds.
 _ANSWER_SECONDS = 30.0
 _SUPPORTED = hasattr(os, "pidfd_open")
@@ -82,11 +92,17 @@ _started: list[subprocess.Popen[bytes]] = []  # so that those that end are waite
 
 
 class Forked:
-    """A guard that a fork server has started; as :class:`subprocess.Popen` of one's own child."""
+    """A guard that a fork server has started; as :class:`subprocess.Popen` of one's own child.
+
+    Args:
+        pid: its process id.
+        descriptor: its pidfd.
+        status: the pipe that its worker's exit code comes over.
+    """
 
     def __init__(self, pid: int, descriptor: int, status: int) -> None:
         self.pid = pid
-        self._descriptor = descriptor
+        self.descriptor = descriptor
         self._status = status
         self._code: int | None = None
 
@@ -103,67 +119,53 @@ class Forked:
             subprocess.TimeoutExpired: it has not come.
         """
         if self._code is None:
-            if not select.select([self._descriptor], [], [], timeout)[0]:
+            poller = select.poll()  # select knows no descriptor above 1023
+            poller.register(self.descriptor, select.POLLIN)
+            if not poller.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("the guard", timeout or 0.0)
             # It says how its worker ended; nothing where it was killed itself.
             said = os.read(self._status, 20)
             self._code = int(said) if said else -signal.SIGKILL
-            os.close(self._descriptor)
+            os.close(self.descriptor)
             os.close(self._status)
         return self._code
 
     def kill(self) -> None:
         """End it by force."""
         if self._code is None:
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
 
 class Warm:
-    """The fork server of a task's host and session, whether there is one or not.
+    """The fork server of a task's session, whether there is one or not.
 
     Args:
         owner: the process that it ends with.
         path: the workers' ``sys.path``.
         environment: a worker's, whole.
+        directory: the one that the workers work in; this process's own if None.
     """
 
-    def __init__(self, owner: int, path: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        owner: int,
+        path: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str | None,
+    ) -> None:
         self._owner = owner
         self._path = list(path)
+        self._whole = dict(environment)
         self._environment = {
-            name: value
-            for name, value in environment.items()
-            if name not in _OF_A_RUN and not name.startswith(_OF_A_RUN_PREFIXES)
+            name: value for name, value in environment.items() if name not in OF_A_RUN
         }
+        self._directory = directory or os.getcwd()
         self._parent = Path(tempfile.gettempdir())
 
-    def _name(self) -> str:
-        # Anew each time: an import may write a file that the next one depends on.
-        owner = psutil.Process(self._owner)
-        depends = (
-            owner.create_time(),
-            sys.executable,
-            sys.version,
-            self._path,
-            [_changed(entry) for entry in self._path if entry.endswith("-packages")],
-            _changed(os.path.join(os.environ.get("KERAS_HOME", "~/.keras"), "keras.json")),
-            sorted(self._environment.items()),
-        )
-        return f"{_PREFIX}{self._owner}-{_digest(depends)}"
-
-    def _folders(self, name: str) -> list[Path]:
-        """Those of fork servers whose names begin so, the latest first."""
-        found = RunFolder(name, self._parent).path.parent.glob(f"{name}-*")
-        return sorted(found, key=lambda folder: _changed(str(folder)) or 0, reverse=True)
-
-    def fork(
-        self, environment: Mapping[str, str], directory: str | None, descriptors: Sequence[int]
-    ) -> Forked | str:
+    def fork(self, descriptors: Sequence[int]) -> Forked | str:
         """Have a guard and its worker forked.
 
         Args:
-            environment: the worker's, whole.
-            directory: the one that it works in; this process's own if None.
             descriptors: standard output and error, those of
                 :func:`horovod_runner.worker.main`, and the one that its MPI asks over, if any.
 
@@ -172,53 +174,64 @@ class Warm:
         """
         if not _SUPPORTED:
             return "warm starts need Linux 5.3"
-        folders = self._folders(self._name())
-        if not folders:
-            return "no fork server has these settings yet: a run leaves one behind"
-        forking = Forking(dict(environment), directory or os.getcwd())
-        status, status_write = os.pipe()
-        guard: Forked | str = ""
         try:
-            with tempfile.TemporaryFile(prefix="horovod_runner-forking-") as file:
-                handover.write(file.fileno(), forking)
-                guard = self._ask(folders[0], [file.fileno(), status_write, *descriptors], status)
-        except (OSError, ValueError) as error:
-            guard = f"the fork server does not answer: {error!r}"
-        finally:
-            os.close(status_write)
-            if isinstance(guard, str):
-                os.close(status)
-        return guard
+            folders = self._folders(self._name())
+            if not folders:
+                return "no fork server has these settings yet: a run leaves one behind"
+            return self._fork(folders[0], descriptors)
+        except Exception as error:  # whatever it is, there is another way
+            return f"the fork server does not answer: {error!r}"
 
-    def _ask(self, folder: Path, descriptors: Sequence[int], status: int) -> Forked | str:
-        with connect(folder) as connection:
-            connection.settimeout(_ANSWER_SECONDS)
-            socket.send_fds(connection, [FORK], descriptors)
-            said, found, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
-            if not found:
-                return said.decode() or "the fork server has just ended"
-            # Only now does it run: had this waited no longer, it would have ended.
-            connection.send(GO)
+    def _fork(self, folder: Path, descriptors: Sequence[int]) -> Forked | str:
+        with ExitStack() as held:
+            file = held.enter_context(tempfile.TemporaryFile(prefix="horovod_runner-forking-"))
+            handover.write(file.fileno(), Forking(self._whole, self._directory))
+            connection = held.enter_context(connect(folder, _ANSWER_SECONDS))
+            status, status_write = os.pipe()
+            with ExitStack() as failed:
+                failed.callback(os.close, status)
+                try:
+                    asked = [file.fileno(), status_write, *descriptors]
+                    socket.send_fds(connection, [FORK], asked)
+                finally:
+                    os.close(status_write)
+                try:
+                    said, found, _, _ = socket.recv_fds(
+                        connection, 4096, 1, socket.MSG_CMSG_CLOEXEC
+                    )
+                except TimeoutError:
+                    _kill_server(_peer(connection)[0])  # the next run has another one
+                    raise
+                if not found:
+                    return said.decode() or "the fork server has just ended"
+                failed.callback(os.close, found[0])
+                # Only now does it run: had this waited no longer, it would have ended.
+                connection.send(GO)
+                failed.pop_all()
             return Forked(int(said), found[0], status)
 
     def keep(self, imported: Sequence[str]) -> None:
-        """See to it that there is a fork server for the next run.
+        """See to it that there is a fork server for the next run; where there cannot be, leave it.
 
         Args:
             imported: the frameworks that this run's worker has imported, in that order.
         """
         _started[:] = [each for each in _started if each.poll() is None]
-        name = self._name()
-        with suppress(OSError):
-            sweep(RunFolder(name, self._parent).path.parent)  # of one that was killed
-        enough = any(set(imported) <= _imported(folder) for folder in self._folders(name))
-        if enough or not imported or not _SUPPORTED:
+        if not _SUPPORTED or not imported:
             return
-        place = RunFolder(f"{name}-{_digest(sorted(imported))}", self._parent)
+        with suppress(Exception), self._alone():
+            name = self._name()
+            there = [_imported(folder) for folder in self._folders(name)]
+            if not any(set(imported) <= set(modules) for modules in there):
+                before = there[0] if there else []
+                self._start(name, [*before, *(new for new in imported if new not in before)])
+
+    def _start(self, name: str, modules: list[str]) -> None:
+        place = RunFolder(f"{name}-{_digest(sorted(modules))}", self._parent)
         plan = Preparation(
             self._owner,
             self._path,
-            list(imported),
+            modules,
             str(self._parent),
             place.path.name,
             _IDLE_SECONDS,
@@ -226,18 +239,15 @@ class Warm:
         with (
             tempfile.TemporaryFile(prefix="horovod_runner-plan-") as file,
             _sink() as (sink, out),
-            ExitStack() as started,
+            ExitStack() as failed,
         ):
             handover.write(file.fileno(), plan)
-            started.enter_context(place)
-            try:
-                # Who asks while it imports waits for less than importing all that itself.
-                listener = started.enter_context(_listen(place.path, imported))
-            except OSError:
-                return  # another rank of this owner does the same just now
+            failed.enter_context(place)
+            # Who asks while it imports waits for less than importing all that itself.
+            listener = failed.enter_context(_listen(place.path, modules))
             for other in self._folders(f"{_PREFIX}{self._owner}"):  # one is enough
                 if other != place.path:
-                    with suppress(OSError, ValueError), connect(other) as connection:
+                    with suppress(OSError, ValueError), connect(other, 1.0) as connection:
                         connection.send(END)
             passed = [file.fileno(), place.lock, listener.fileno(), sink]
             server = subprocess.Popen(
@@ -246,13 +256,97 @@ class Warm:
                 stdout=out,
                 stderr=out,
                 env={**self._environment, RUN_VARIABLE: NO_RUN},
+                cwd=self._directory,
                 pass_fds=passed,
                 start_new_session=True,
             )
-            started.pop_all()
+            failed.pop_all()
             place.leave()
             listener.close()
         _started.append(server)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """As the only one of this user who starts or replaces fork servers."""
+        # Entered and left at once: it checks whose the folder is, and removes those of the killed.
+        with RunFolder(f"{_PREFIX}{os.getpid()}", self._parent) as own:
+            root = os.open(own.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(root, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(root)
+
+    def _name(self) -> str:
+        """Of all that an import depends on, and a fork inherits."""
+        # Anew each time: an import may write a file that the next one depends on.
+        home = self._environment.get("KERAS_HOME", os.path.expanduser("~/.keras"))
+        status = Path("/proc/self/status").read_text()
+        depends = (
+            _started_at(self._owner),
+            os.stat("/proc/self/ns/pid").st_ino,
+            sys.executable,
+            sys.version,
+            self._path,
+            [_changed(entry) for entry in self._path if entry.endswith("-packages")],
+            _changed(os.path.join(home, "keras.json")),
+            sorted(self._environment.items()),
+            self._directory,
+            [line for line in status.splitlines() if line.startswith(("Umask", "Cpus_allowed"))],
+            os.nice(0),
+            Path("/proc/self/limits").read_text(),
+        )
+        return f"{_PREFIX}{self._owner}-{_digest(depends)}"
+
+    def _folders(self, name: str) -> list[Path]:
+        """Those of fork servers whose names begin so, the latest first."""
+        found = RunFolder(name, self._parent).path.parent.glob(f"{name}-*")
+        return sorted(found, key=lambda folder: _changed(str(folder)) or 0, reverse=True)
+
+
+class Imports:
+    """What a worker imports that is of use to the next run, from here on.
+
+    Args:
+        forked: whether it was forked off a fork server.
+        tell: takes what the user should know.
+    """
+
+    def __init__(self, *, forked: bool, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._forked = forked
+        self._asked = frozenset(variables.missed)
+        # The first variable that main has set by itself, and what it had imported by then.
+        self._first: tuple[str, list[str]] | None = None
+        variables.watch(self._on_set)
+
+    def _on_set(self, name: str) -> None:
+        if variables.importing(FRAMEWORKS):
+            return  # it does so in each process
+        self._first = self._first or (name, _frameworks())
+        if self._forked and (name in self._asked or name.endswith("_NUM_THREADS")):
+            self._tell(
+                f"HorovodRunner: main sets {name} too late: this rank was forked with its "
+                f"frameworks imported (warm=True). {_ADVICE.format(name=name)}"
+            )
+
+    def of_use(self) -> tuple[str, ...]:
+        """The frameworks, in their order."""
+        found = _frameworks()
+        if self._first is None:
+            return tuple(found)
+        name, there = self._first
+        later = [module for module in found if module not in there]
+        if later:
+            self._tell(
+                f"HorovodRunner: main sets {name} before it imports {', '.join(later)}, which warm "
+                f"starts leave out for that. {_ADVICE.format(name=name)}"
+            )
+        return tuple(there)
+
+
+def _frameworks() -> list[str]:
+    return [name for name in sys.modules if name in FRAMEWORKS]
 
 
 def _listen(place: Path, modules: Sequence[str]) -> socket.socket:
@@ -269,8 +363,8 @@ def _listen(place: Path, modules: Sequence[str]) -> socket.socket:
     return listener
 
 
-def connect(place: Path) -> socket.socket:
-    """A connection to the fork server of a folder.
+def connect(place: Path, seconds: float) -> socket.socket:
+    """A connection to the fork server of a folder; no call of it takes longer than that.
 
     Raises:
         OSError: there is none.
@@ -278,6 +372,7 @@ def connect(place: Path) -> socket.socket:
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
+        connection.settimeout(seconds)
         with _short(place) as short:
             connection.connect(f"{short}/{_SOCKET}")
         check_peer(connection)
@@ -293,22 +388,40 @@ def check_peer(connection: socket.socket) -> None:
     Raises:
         ValueError: it is not.
     """
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", found)
+    _, uid = _peer(connection)
     if uid != os.getuid():
         raise ValueError(f"the process at the other end is user {uid}'s")
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", found)
+    return pid, uid
+
+
+def _kill_server(pid: int) -> None:
+    # Before it runs, its socket is still that of the task which has made it.
+    with suppress(OSError):
+        if b"horovod_runner.forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+
+
+def _started_at(pid: int) -> str:
+    """When a process was started, in ticks since the boot: ids are used again."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
 
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
-def _imported(folder: Path) -> set[str]:
+def _imported(folder: Path) -> list[str]:
     """What the fork server of a folder has imported."""
     try:
-        return set((folder / _MODULES).read_text().split())
+        return (folder / _MODULES).read_text().split()
     except OSError:
-        return set()
+        return []
 
 
 def _changed(path: str) -> int | None:

@@ -18,7 +18,7 @@ import sys
 import types
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner import context, gpu, guard, handover, messages, pipe, redirect
 from horovod_runner.context import Rank
@@ -26,6 +26,9 @@ from horovod_runner.errors import is_secondary
 from horovod_runner.frames import frame
 from horovod_runner.handover import WorkerJob, WorkerOutcome
 from horovod_runner.reports import Reporter
+
+if TYPE_CHECKING:
+    from horovod_runner.warm import Imports
 
 DESCRIPTORS: Final = 8
 # Whose frames stand before the user's own in each traceback.
@@ -77,9 +80,10 @@ def main(arguments: list[str], status: int | None = None) -> int:
         from horovod_runner import sparkdl
 
         sparkdl.install_where_missing()
+    imports = _watch_imports(job, forked=status is not None) if job.warm else None
     outcome = _run(job, way_out)
-    if job.warm:
-        outcome = outcome._replace(imported=_frameworks())
+    if imports is not None:
+        outcome = outcome._replace(imported=imports.of_use())
     # A failed rank too: what it has saved is what the next attempt goes on from.
     rank.finish()
     _end_timeline()
@@ -97,10 +101,14 @@ def main(arguments: list[str], status: int | None = None) -> int:
     return outcome.exit_code
 
 
-def _frameworks() -> tuple[str, ...]:
-    from horovod_runner.warm import FRAMEWORKS
+def _watch_imports(job: WorkerJob, *, forked: bool) -> Imports:
+    from horovod_runner.warm import Imports
 
-    return tuple(name for name in sys.modules if name in FRAMEWORKS)
+    def tell(text: str) -> None:
+        if job.rank == 0:  # it is the same on all
+            context.log_to_driver(text)
+
+    return Imports(forked=forked, tell=tell)
 
 
 def _print_lines_at_once() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 os.environ["PYSPARK_PYTHON"] = sys.executable
 # Marks the workers of these tests among all that may run on this machine.
 _SESSION = "HOROVOD_RUNNER_TEST_SESSION"
-os.environ[_SESSION] = str(os.getpid())
+os.environ.setdefault(_SESSION, str(os.getpid()))
 faulthandler.enable()
 # Nothing is timed in a test; and a test that fails must fail again.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)

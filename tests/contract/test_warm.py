@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import random
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -14,7 +16,7 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,7 @@ def no_servers_left() -> Iterator[None]:
     """The sessions of these tests outlast them."""
     yield
     for folder in Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"):
-        with suppress(OSError), warm.connect(folder) as connection:
+        with suppress(OSError), warm.connect(folder, 1.0) as connection:
             connection.send(warm.END)
     assert ended(servers())
 
@@ -179,6 +181,7 @@ def traces() -> dict[str, Any]:
         "numpy": numpy.geterr(),
         "folder": os.getcwd(),
         "umask": os.umask(0o22),
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE),
         "signals": signal.getsignal(signal.SIGUSR1),
         "threads": threading.active_count(),
         "main": sorted(name for name in vars(sys.modules["__main__"]) if name[:2] != "__"),
@@ -196,6 +199,42 @@ def test_nothing_of_one_run_is_in_the_next(ranks: Ranks) -> None:
     runner.run(leave_traces)
     assert runner.run(traces) == before
     assert runner.run(is_warm)
+
+
+def set_late(name: str) -> bool:
+    import numpy
+
+    was_warm = is_warm()
+    os.environ[name] = "another"
+    import pandas
+
+    assert numpy.__version__
+    assert pandas.__version__
+    return was_warm
+
+
+def test_what_main_imports_after_it_has_set_a_variable_is_not_prepared(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same_on_spark(ranks)
+    runner = ranks.runner(1, warm=True)
+    assert not runner.run(set_late, name="A_SETTING")
+    said = capsys.readouterr().out
+    assert re.search(
+        "sets A_SETTING before it imports .*pandas.*, which warm starts leave out", said
+    )
+    assert "env={'A_SETTING': ...}" in said
+    assert runner.run(set_late, name="A_SETTING")
+    assert runner.run(is_warm)
+
+
+def test_a_variable_that_comes_too_late_in_a_forked_rank_is_told(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    assert runner.run(set_late, name="OPENBLAS_NUM_THREADS")
+    assert "main sets OPENBLAS_NUM_THREADS too late: this rank was fork" in capsys.readouterr().out
 
 
 def descriptors() -> tuple[bool, list[str]]:
@@ -346,14 +385,65 @@ def test_a_server_that_hangs_is_not_waited_for_long(
     monkeypatch.setattr(warm, "_ANSWER_SECONDS", 0.5)
     (server,) = servers()
     server.suspend()
+    assert not runner.run(is_warm)
+    assert ended([server])
+    monkeypatch.undo()
+    assert runner.run(is_warm)
+    assert len(servers()) == 1
+
+
+def test_a_fork_server_that_cannot_be_started_harms_no_run(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_on_spark(ranks)
+
+    def no_memory(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(warm.Warm, "_start", no_memory)
+    runner = ranks.runner(1, warm=True)
+    assert not runner.run(is_warm)
+    assert not runner.run(is_warm)
+
+
+def test_a_task_that_does_not_wait_for_its_fork_leaves_nothing(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    assert runner.run(is_warm)
+    (server,) = servers()
+    before = server.num_fds()
+
+    def give_up(*_: object) -> None:
+        raise OSError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("socket.recv_fds", give_up)
+        assert not runner.run(is_warm)
+    assert runner.run(is_warm)
+    assert ended([child for child in server.children() if runs_still(child)])
+    assert server.num_fds() == before
+    assert servers() == [server]
+
+
+def test_descriptors_above_a_thousand_are_no_obstacle(ranks: Ranks) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    with ExitStack() as held:
+        for _ in range(1100):
+            held.enter_context(open(os.devnull))
+        assert runner.run(is_warm)
+
+
+def test_what_a_fork_inherits_is_looked_at(ranks: Ranks) -> None:
+    same_on_spark(ranks)
+    runner = prepare(ranks)
+    before = os.umask(0o27)
     try:
         assert not runner.run(is_warm)
     finally:
-        server.resume()
-    monkeypatch.undo()
-    # What it was asked in vain it does not do later.
-    assert runner.run(is_warm)
-    assert not [child for child in server.children() if runs_still(child)]
+        os.umask(before)
 
 
 DRIVER = """

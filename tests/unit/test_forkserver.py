@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import forkserver
+from horovod_runner import environment, forkserver, gpu, warm
+from horovod_runner.messages import Assignment, Controller
+from horovod_runner.topology import Offer, assign
 
 
 def unfit(folder: Path, body: str, prelude: str = "") -> str:
@@ -20,7 +22,7 @@ import sys
 sys.path.insert(0, {str(folder)!r})
 from horovod_runner import forkserver
 {prelude}
-print(forkserver._import(["imported"]) or forkserver._unfit())
+print(forkserver._import(["imported"])[1] or forkserver._unfit())
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -38,6 +40,33 @@ def test_a_process_with_one_thread_and_no_device_is_fit(tmp_path: Path) -> None:
 def test_what_cannot_be_imported_is_told(tmp_path: Path) -> None:
     said = unfit(tmp_path, "raise ImportError('no libcudart')")
     assert said == "the fork server cannot import imported: ImportError('no libcudart')"
+
+
+def test_imports_that_ask_for_what_only_a_rank_has_are_told(tmp_path: Path) -> None:
+    said = unfit(tmp_path, "import os; rank = os.environ.get('LOCAL_RANK', 0)", INSTALLED)
+    assert said == "the import of imported asks for LOCAL_RANK, which only a rank has"
+
+
+def test_what_imports_change_of_the_environment_is_known(tmp_path: Path) -> None:
+    body = "import os; os.environ['SET_BY_AN_IMPORT'] = '1'"
+    prelude = "print(forkserver._import(['imported'])[0])"
+    assert unfit(tmp_path, body, f"{INSTALLED}; {prelude}") == "{'SET_BY_AN_IMPORT': '1'}"
+
+
+@pytest.mark.parametrize(("size", "controller"), [(1, "gloo"), (4, "gloo"), (4, "mpi")])
+def test_a_fork_server_has_nothing_that_differs_among_ranks_and_runs(
+    size: int, controller: Controller
+) -> None:
+    def of(rank: int, run: str) -> dict[str, str]:
+        offers = [Offer(t, "h", "h", "10.0.0.1", "e", host_gpus=("0", "1")) for t in range(size)]
+        slot = assign(offers, 0.5)[rank]
+        assignment = Assignment(slot, f"10.0.0.1:{run}", "10.0.0.1", int(run), {}, controller)
+        gpus = gpu.environment(slot, "mask")
+        return environment.worker_variables(slot, assignment, 8, gpus, {})
+
+    one, other = of(0, "4711"), of(size - 1, "4712")
+    differs = {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    assert differs <= warm.OF_A_RUN
 
 
 def test_threads_that_a_fork_would_lose_are_told(tmp_path: Path) -> None:
