@@ -10,6 +10,7 @@ from typing import Any, get_args
 from horovod_runner import __version__, submit
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.hang import DEFAULT_SECONDS
+from horovod_runner.messages import ControllerChoice
 from horovod_runner.runner import Verbosity
 
 
@@ -148,6 +149,12 @@ def _add_run(commands: Any) -> None:
     )
     device.add_argument(
         "--cpu", action="store_const", dest="gpus_per_rank", const=0.0, help="no GPUs"
+    )
+    run.add_argument(
+        "--controller",
+        choices=get_args(ControllerChoice),
+        default="auto",
+        help="what the ranks negotiate and, on CPUs, reduce with (default: auto, the faster one)",
     )
     run.add_argument(
         "--checkpoint-dir", metavar="D", help="where save_checkpoint writes: path, URL"

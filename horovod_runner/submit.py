@@ -136,6 +136,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             max_restarts=options.max_restarts,
             slot_timeout=options.slot_timeout,
             hang_timeout=options.hang_timeout or None,
+            controller=options.controller,
             ship_modules=ship,
         )
         return _run(runner, main)
