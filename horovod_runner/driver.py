@@ -153,6 +153,7 @@ class Driver:
         timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
         for task, batch in self._channel.batches(timeout):
             self._take_in(task, batch)
+        self._sink.idle()
         now = time.monotonic()
         if self._deadline is not None and now > self._deadline:
             self._deadline = None

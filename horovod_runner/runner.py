@@ -54,7 +54,8 @@ class HorovodRunner:
             Spark. 0: as many as Spark has slots (deprecated: the number depends on which executors
             have registered).
         driver_log_verbosity: "log_callback_only" shows what ``log_to_driver`` sends; "all" shows
-            everything that the ranks print. With ``np`` below 0 the output is always shown.
+            everything that the ranks print. With ``np`` below 0 the output is always shown. Of more
+            than 16 ranks, a line that several print at the same time is shown once.
         slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits while
             the application is younger than 30 s, and on ``local[n]`` not at all.
         gpus_per_rank: GPUs for each rank. None takes what Spark gives a task

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from horovod_runner.errors import GpuError, LaunchError
 
-_MOST_ROWS = 16
+MANY: Final = 16  # ranks or hosts: of more, not each has a line of its own
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -212,7 +212,7 @@ class RankInfo(NamedTuple):
 
 def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:
     """The table rank -> host -> pid -> GPU; of more than 16 ranks a line a host, and not of all."""
-    if len(slots) <= _MOST_ROWS:
+    if len(slots) <= MANY:
         rows = [["rank", "host", "pid", "GPU"]]
         rows += [
             [str(s.rank), s.hostname, str(pids.get(s.rank, "-")), ",".join(s.gpus) or "-"]
@@ -223,11 +223,11 @@ def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:
         hosts: dict[str, list[Slot]] = {}
         for slot in slots:
             hosts.setdefault(slot.host, []).append(slot)
-        for local in islice(hosts.values(), _MOST_ROWS):
+        for local in islice(hosts.values(), MANY):
             span = f"{local[0].rank}-{local[-1].rank}" if len(local) > 1 else str(local[0].rank)
             rows.append([span, local[0].hostname, ",".join(local[0].host_gpus) or "-"])
-        if len(hosts) > _MOST_ROWS:
-            rows.append([f"to {len(slots) - 1}", f"on {len(hosts) - _MOST_ROWS} more hosts", ""])
+        if len(hosts) > MANY:
+            rows.append([f"to {len(slots) - 1}", f"on {len(hosts) - MANY} more hosts", ""])
     return columns(rows)
 
 
@@ -245,11 +245,15 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Ranks for people, with runs of neighbours drawn together: "ranks 1, 3-6"."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
+
+
+def spans(ranks: Sequence[int]) -> str:
+    """The same without the word."""
     groups: list[list[int]] = []
     for rank in sorted(ranks):
         if groups and rank == groups[-1][-1] + 1:
             groups[-1].append(rank)
         else:
             groups.append([rank])
-    spans = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(spans)}"
+    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)

@@ -82,7 +82,10 @@ class Sink:
         """A checkpoint is complete."""
 
     def idle(self) -> None:
-        """Nothing has come for a second: time to send on what was gathered."""
+        """Nothing has come for a second: time to send on what was gathered.
+
+        The runner's own sinks are told after each look for messages, once a second at least.
+        """
 
     def end(self, run: Run) -> None:
         """The run has ended; ``run.status`` tells how. The last call."""
@@ -151,6 +154,10 @@ class Sinks(Sink):
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         self._hand("checkpoint", checkpoint)
+
+    def idle(self) -> None:
+        for sink in self._own:
+            sink.idle()
 
     def end(self, run: Run) -> None:
         self._hand("end", run)

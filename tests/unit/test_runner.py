@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from horovod_runner.job import user_path
+from horovod_runner.result import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink
 
@@ -140,6 +142,36 @@ def test_output_goes_to_the_stream_of_its_name(capsys: pytest.CaptureFixture[str
     captured = capsys.readouterr()
     assert captured.err == "[1] a\n[1] b\n"
     assert captured.out == "[0] c\nno newline yet"
+
+
+def test_of_many_ranks_equal_lines_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = TerminalSink(40)
+    for rank in range(40):
+        sink.output(rank, "stdout", "epoch 1\n" + ("odd\n" if rank in (3, 7) else "") + "epoch 1\n")
+    sink.output(12, "stderr", "a warning\n")
+    sink.notice("an event")
+    captured = capsys.readouterr()
+    assert captured.out == "[0-39] epoch 1\n[0-39] epoch 1\n[3, 7] odd\n"
+    assert captured.err == "[12] a warning\nHorovodRunner: an event\n"
+
+
+def test_lines_of_many_ranks_come_soon_and_none_is_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    sink = TerminalSink(40)
+    sink.output(0, "stdout", "a")
+    sink.idle()
+    assert capsys.readouterr().out == ""
+    now = 1.0
+    sink.idle()
+    assert capsys.readouterr().out == "[0] a\n"
+    sink.output(1, "stdout", "".join(f"line {number}\n" for number in range(1001)))
+    assert capsys.readouterr().out.count("[1] ") == 1001
+    sink.output(2, "stdout", "the last one")
+    sink.end(Run("1", 40, {}))
+    assert capsys.readouterr().out == "[2] the last one\n"
 
 
 def test_a_spark_that_takes_no_profile_is_told() -> None:
