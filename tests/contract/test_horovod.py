@@ -115,6 +115,70 @@ def test_a_test_of_weights_can_fail() -> None:
     assert not np.allclose(one[0], other[0], atol=1e-3)
 
 
+def test_gradients_of_every_kind_are_averaged(ranks: Ranks) -> None:
+    def main() -> list[float]:
+        import copy
+
+        import horovod.torch as hvd
+        import torch
+        from torch import nn
+
+        hvd.init()
+        torch.manual_seed(1)
+        parts = {
+            "words": nn.Embedding(50, 1100, sparse=True),
+            "large": nn.Linear(1100, 1100),  # more than what is sent at once
+            "small": nn.Linear(1100, 3),
+            "first rank's": nn.Linear(1100, 3),
+        }
+        model = nn.ModuleDict(parts)
+        peer = copy.deepcopy(model)
+        rank, names = hvd.rank(), dict(model.named_parameters())
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), 0.001), names.items(), backward_passes_per_step=2
+        )
+        plain = torch.optim.SGD(peer.parameters(), 0.001)
+
+        def backward(net: Any, step: int, part: int) -> None:
+            hidden = net["large"](net["words"](torch.tensor([[step, 7 * rank + part]])))
+            found = net["small"](hidden) + (net["first rank's"](hidden) if rank == 0 else 0)
+            (found**2).mean().backward()
+
+        distances = []
+        for step in range(3):
+            for net, used in ((model, optimizer), (peer, plain)):
+                used.zero_grad()
+                backward(net, step, 0)
+                backward(net, step, 1)
+            for name, parameter in peer.named_parameters():
+                own = torch.zeros(1) if parameter.grad is None else parameter.grad
+                own = (own.to_dense() + torch.zeros_like(parameter)).contiguous()
+                parameter.grad = hvd.allreduce(own, name=f"peer.{name}", op=hvd.Average)
+            optimizer.step()
+            plain.step()
+            for parameter, other in zip(model.parameters(), peer.parameters(), strict=True):
+                distances.append((parameter - other).abs().max().item())
+        return distances
+
+    assert max(ranks.run(2, main)) < 1e-6
+
+
+def test_gradients_computed_too_often_are_told(ranks: Ranks) -> None:
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        net = torch.nn.Linear(2, 1)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1))
+        net(torch.ones(2)).backward()
+        net(torch.ones(2)).backward()
+        optimizer.step()
+
+    with pytest.raises(AssertionError, match=r"more than\s+backward_passes_per_step times"):
+        ranks.run(2, main)
+
+
 def test_horovod_sees_the_topology(ranks: Ranks) -> None:
     def main() -> Any:
         import horovod.torch as hvd
