@@ -11,7 +11,7 @@ machine take 64 each, by turns in the same processes:
 - *all threads*: as *ranks*, where each rank's torch takes all cores, as it does wherever a launch
   sets no number of threads.
 
-    python benchmarks/scaling.py [--turns 6] [--json scaling.json]
+    python benchmarks/scaling.py [--turns 6] [--batch 64] [--json scaling.json]
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import report
 
 from horovod_runner import HorovodRunner
 
-_BATCH, _STEPS = 64, 12
+_STEPS = 12
 
 
-def train(turns: int) -> dict[str, list[list[float]]]:
+def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
     """A rank's ``main``: seconds of each step, by way and turn, of both ranks in a row."""
     import os
     import time
@@ -65,7 +65,7 @@ def train(turns: int) -> dict[str, list[list[float]]]:
         head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
         return nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), *blocks, *head)
 
-    x, y = torch.randn(_BATCH, 3, 32, 32), torch.randint(0, 10, (_BATCH,))
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
     def steps(net: Any, optimizer: Any, count: int = _STEPS, barrier: bool = False) -> list[float]:
         seconds = []
@@ -122,6 +122,7 @@ def main() -> None:
     """Measure, print a table, and write the raw data."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=64, help="of one rank")
     parser.add_argument("--controllers", nargs="*", default=["auto", "gloo"])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -129,10 +130,12 @@ def main() -> None:
     raw = {}
     for controller in options.controllers:
         runner = HorovodRunner(np=-2, controller=controller)
-        found = runner.run(train, turns=options.turns)
+        found = runner.run(train, turns=options.turns, batch=options.batch)
         assert runner.last_run is not None
         raw[str(runner.last_run.controller)] = found
-        rates = {name: [_rate(turn) for turn in turns] for name, turns in found.items()}
+        rates = {
+            name: [_rate(turn, options.batch) for turn in turns] for name, turns in found.items()
+        }
         rows = []
         for name, peer, target in (
             ("ranks", "alone", 0.95),
@@ -152,12 +155,12 @@ def main() -> None:
         heads = [f"samples/s ({runner.last_run.controller})", "first", "second", "ratio"]
         print(f"\n{report.table([*heads, 'target', ''], rows)}")
     if options.json:
-        report.write_json(options.json, {"seconds": raw})
+        report.write_json(options.json, {"batch": options.batch, "seconds": raw})
 
 
-def _rate(both: list[float]) -> float:
+def _rate(both: list[float], batch: int) -> float:
     """Samples a second of both ranks together, each by its own clock."""
-    return sum(_BATCH * _STEPS / sum(own) for own in (both[:_STEPS], both[_STEPS:]))
+    return sum(batch * _STEPS / sum(own) for own in (both[:_STEPS], both[_STEPS:]))
 
 
 if __name__ == "__main__":
