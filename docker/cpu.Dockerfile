@@ -42,8 +42,8 @@ RUN case ",${FRAMEWORK}," in \
             ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "torch==${TORCH_VERSION}" ;; \
     esac
 
-# More of setup.cfg's extras, for example spark,data,examples.
-ARG EXTRAS=spark,data
+# More of setup.cfg's extras, for example spark,data,mpich,examples.
+ARG EXTRAS=spark,data,mpich
 COPY LICENSE README.md pyproject.toml setup.cfg setup.py ./
 COPY horovod_runner horovod_runner
 # Every version is in PIP_CONSTRAINT.

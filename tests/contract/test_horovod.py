@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -87,13 +88,18 @@ def train_tensorflow(seed_offset: int) -> list[list[Any]]:
     return gathered
 
 
+@cache
+def weights_of_one_process(train: Any) -> Any:
+    return Ranks("local", None).run(1, train, seed_offset=0)[0]
+
+
 @pytest.mark.parametrize("train", [train_torch, train_tensorflow])
 def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(
     ranks: Ranks, train: Any
 ) -> None:
     if train is train_tensorflow:
         ranks.skip_where_it_is_slow()
-    alone = Ranks("local", None).run(1, train, seed_offset=0)[0]
+    alone = weights_of_one_process(train)
     first, second = ranks.run(2, train, seed_offset=100)
     assert first == second
     for ours, theirs in zip(first, alone, strict=True):
@@ -102,7 +108,7 @@ def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(
 
 def test_a_test_of_weights_can_fail() -> None:
     """Without the broadcast's common start the comparison above would see it."""
-    one = Ranks("local", None).run(1, train_torch, seed_offset=0)[0]
+    one = weights_of_one_process(train_torch)
 
     def from_another_seed() -> Any:
         import torch
