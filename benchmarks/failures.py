@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import signal
@@ -432,8 +431,11 @@ def main() -> None:
     print(f"\n{report.machine()}\n")
     print(report.table(["rank 1", *systems], rows))
     if options.json:
-        raw = {n: {s: r._asdict() for s, r in found.items()} for n, found in results.items()}
-        report.write_json(options.json, json.loads(json.dumps(raw)))
+        raw = {
+            name: {system: each._replace(text="")._asdict() for system, each in found.items()}
+            for name, found in results.items()
+        }
+        report.write_json(options.json, raw)
 
 
 if __name__ == "__main__":

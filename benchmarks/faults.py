@@ -348,7 +348,6 @@ def main() -> None:
         report.write_json(
             options.json, {"runs": [dict(zip(heads, row[:-1], strict=True)) for row in rows]}
         )
-    sys.exit(well < len(rows))
 
 
 if __name__ == "__main__":

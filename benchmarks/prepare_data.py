@@ -72,6 +72,7 @@ def timed(comm: Any, work: Callable[[], np.ndarray[Any, Any]]) -> tuple[float, f
 
 def rank(megabytes: int, turns: int, json: Path | None) -> None:
     """What each rank does; rank 0 tells."""
+    os.environ["MPI4PY_MPIABI"] = "openmpi"  # not the mpich package's, which is there as well
     from mpi4py import MPI
 
     from horovod_runner import spmd

@@ -29,6 +29,7 @@ import horovod.torch as hvd
 import msgspec
 import report
 
+from horovod_runner import software
 from horovod_runner.environment import worker_variables
 from horovod_runner.messages import Assignment, Controller, Fence, Lookup
 from horovod_runner.pmi import Pmi, process_mapping, segments
@@ -171,6 +172,7 @@ def measure(store: str, size: int) -> float:
     answers = Answers(assignments)
     fork = multiprocessing.get_context("fork")
     with ExitStack() as stack:
+        stack.callback(_remove_segments, assignments[0])
         gates: list[Connection] = []
         ranks = []
         # The store starts after the forks: its threads must not be there while processes split.
@@ -192,9 +194,12 @@ def measure(store: str, size: int) -> float:
         _tell(gates, None)
         for rank in ranks:
             rank.join(_LIMIT_SECONDS)
-    for path in segments(assignments[0]):
-        Path(path).unlink(missing_ok=True)
     return max(seconds)
+
+
+def _remove_segments(assignment: Assignment) -> None:
+    for path in segments(assignment):
+        Path(path).unlink(missing_ok=True)
 
 
 def _tell(gates: list[Connection], message: object) -> None:
@@ -228,7 +233,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     options = parser.parse_args()
-    stores = [store for store in STORES if store != MPI or hvd.mpi_built()]
+    stores = [store for store in STORES if store != MPI or "mpich" in software.installed()]
     found: dict[str, dict[int, list[float]]] = {store: {} for store in stores}
     for size in options.sizes:
         for _ in range(options.rounds or (1 if size >= _ONE_ROUND_FROM else 3)):

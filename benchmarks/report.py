@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
+import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from importlib import metadata
@@ -87,4 +90,14 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
         "judged": [each._asdict() for each in judged],
         **data,
     }
-    path.write_text(json.dumps(told, indent=2) + "\n")
+    path.write_text(anonymous(json.dumps(told, indent=2)) + "\n")
+
+
+def anonymous(text: str) -> str:
+    """The text without what lies where on this machine, and without its name."""
+    root = Path(__file__).resolve().parent.parent
+    places = {f"{root}/": "", sys.prefix: "python", tempfile.gettempdir(): "tmp"}
+    places |= {sys.base_prefix: "python", str(Path.home()): "~"}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, places[place])
+    return re.sub(rf"\b{re.escape(platform.node())}\b", "host", text) if platform.node() else text

@@ -7,7 +7,7 @@ machine take 64 each, by turns in the same processes:
 - *barrier*: the same, with a barrier in each step. Ranks that train together are as fast as the
   slower one, step by step: what is lost here no data-parallel training could keep.
 - *ranks*: they train together, with everything at its default.
-- *DDP*: the same by torch.distributed's DistributedDataParallel over gloo.
+- *DDP*: the same by torch.distributed's DistributedDataParallel over gloo, Horovod shut down.
 - *all threads*: as *ranks*, where each rank's torch takes all cores, as it does wherever a launch
   sets no number of threads.
 
@@ -79,9 +79,9 @@ def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
             seconds.append(time.perf_counter() - start)
         return seconds
 
-    def alone() -> list[float]:
+    def without_horovod(*pair: Any) -> list[float]:
         hvd.shutdown()
-        return steps(own_net, own_optimizer)
+        return steps(*pair)
 
     def all_threads() -> list[float]:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
@@ -101,10 +101,10 @@ def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
     for pair in ((own_net, own_optimizer), (net, optimizer), (ddp_net, ddp_optimizer)):
         steps(*pair, 3)
     ways = {
-        "alone": alone,
+        "alone": partial(without_horovod, own_net, own_optimizer),
         "barrier": partial(steps, own_net, own_optimizer, barrier=True),
         "ranks": partial(steps, net, optimizer),
-        "DDP": partial(steps, ddp_net, ddp_optimizer),
+        "DDP": partial(without_horovod, ddp_net, ddp_optimizer),
         "all threads": all_threads,
     }
     found: dict[str, list[list[float]]] = {}

@@ -49,12 +49,15 @@ def run(name: str, folder: Path, arguments: list[str]) -> str:
     """Run one benchmark; returns why there is nothing of it, or nothing."""
     print(f"== {name}", file=sys.stderr, flush=True)
     began = time.monotonic()
-    raw = folder / f"{name}.json"
+    raw, tables = folder / f"{name}.json", folder / f"{name}.md"
+    raw.unlink(missing_ok=True)
+    tables.unlink(missing_ok=True)
     command = [sys.executable, str(_HERE / f"{name}.py"), *arguments, "--json", str(raw)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        return f"exit code {done.returncode}: {(done.stdout.strip().splitlines() or [''])[-1]}"
-    (folder / f"{name}.md").write_text(f"# {name}.py\n\n{done.stdout.strip()}\n")
+        raw.unlink(missing_ok=True)  # half of it, if anything
+        return f"exit code {done.returncode}"
+    tables.write_text(report.anonymous(f"# {name}.py\n\n{done.stdout.strip()}\n"))
     print(f"== {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     return ""
 

@@ -248,7 +248,8 @@ void SleepUntilAwaited(HorovodGlobalState& state) {
   std::unique_lock<std::mutex> lock(horovod_cycle_mutex);
   horovod_waiting = horovod_waiting && (pending || horovod_awaited);
   if (horovod_waiting) {
-    longest = std::min(longest, (steady_clock::now() - horovod_awaited_since) / 8);
+    const steady_clock::duration waited = steady_clock::now() - horovod_awaited_since;
+    longest = std::min({longest, waited / 8, steady_clock::duration(milliseconds(1))});
   }
   horovod_cycle.wait_for(lock, longest, [] { return horovod_awaited; });
   horovod_awaited = false;
@@ -339,7 +340,8 @@ bool RunLoopOnce(HorovodGlobalState& state) {
             if self._unsent_bytes >= 1 << 22:
                 self._unsent_bytes = 0
                 for each, (handle, _) in list(self._handles.items()):
-                    if handle is None and self._allreduce_delay[each] == 0:
+                    own = handle is None and not each.is_cuda
+                    if own and self._allreduce_delay[each] == 0:
                         self._handles[each] = self._allreduce_grad_async(each)
 """,
         "between two convolutions Python finds nothing of its own in the processor's caches: the "

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from itertools import groupby
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TextIO
 
 from horovod_runner.sinks import Sink, is_terminal, write
@@ -39,6 +40,7 @@ class TerminalSink(Sink):
         self._gathered: dict[tuple[Stream, str, int], list[int]] = {}
         self._printed: Counter[tuple[int, Stream, str]] = Counter()
         self._since = 0.0  # when the first of them came
+        self._lock = threading.RLock()  # a user's sink gives notice from a thread of its own
         self._progress = progress
 
     def output(self, rank: int, stream: Stream, text: str) -> None:
@@ -77,21 +79,26 @@ class TerminalSink(Sink):
         self._write(sys.stderr, start + lines)
 
     def _gather(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
-        if not self._gathered:
-            self._since = time.monotonic()
-        for line in lines:
-            self._printed[rank, stream, line] += 1
-            times = self._printed[rank, stream, line]
-            self._gathered.setdefault((stream, line, times), []).append(rank)
-        if len(self._gathered) > _MOST_GATHERED:
-            self._print_gathered()
+        with self._lock:
+            if not self._gathered:
+                self._since = time.monotonic()
+            for line in lines:
+                self._printed[rank, stream, line] += 1
+                times = self._printed[rank, stream, line]
+                self._gathered.setdefault((stream, line, times), []).append(rank)
+            if len(self._gathered) > _MOST_GATHERED:
+                self._print_gathered()
 
     def _print_gathered(self) -> None:
-        gathered, self._gathered = self._gathered, {}
-        self._printed.clear()
-        for stream, found in groupby(gathered.items(), lambda each: each[0][0]):
-            text = "".join(f"[{spans(ranks)}] {line}\n" for (_, line, _), ranks in found)
-            self._write(_stream(stream), text)
+        with self._lock:
+            while self._gathered:
+                stream = next(iter(self._gathered))[0]
+                keys = list(takewhile(lambda key: key[0] == stream, self._gathered))  # noqa: B023
+                lines = [f"[{spans(self._gathered[key])}] {key[1]}\n" for key in keys]
+                self._write(_stream(stream), "".join(lines))
+                for key in keys:  # an interrupt while they were written has lost none
+                    del self._gathered[key]
+            self._printed.clear()
 
     def _write(self, stream: TextIO, text: str) -> None:
         with nullcontext() if self._progress is None else self._progress.away(text):

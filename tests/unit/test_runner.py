@@ -174,6 +174,22 @@ def test_lines_of_many_ranks_come_soon_and_none_is_kept(
     assert capsys.readouterr().out == "[2] the last one\n"
 
 
+def test_an_interrupt_loses_no_line_of_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(io.StringIO):
+        def write(self, text: str) -> int:
+            monkeypatch.setattr(sys, "stdout", calm)
+            raise KeyboardInterrupt
+
+    calm = io.StringIO()
+    sink = TerminalSink(40)
+    sink.output(0, "stdout", "a")
+    monkeypatch.setattr(sys, "stdout", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        sink.log(0, "b")
+    sink.end(Run("1", 40, {}))
+    assert calm.getvalue() == "[0] a\n"
+
+
 def test_a_spark_that_takes_no_profile_is_told() -> None:
     spark: Any = SimpleNamespace(version="3.5.9")
     profile: Any = object()
