@@ -69,7 +69,7 @@ def _judge(figure: Judged) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table with aligned columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
+    widths = [max(2, *(len(row[i]) for row in (heads, *rows))) for i in range(len(heads))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(
         "| "

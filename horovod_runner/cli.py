@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if strays and options.command is _run:
         print(
             f"horovod-runner run: unknown: {' '.join(strays)}. What is the training's own goes "
-            f"behind a --: horovod-runner run {options.target} -- {' '.join(strays)}",
+            f"behind a -- at the end of the command: -- {' '.join(strays)}",
             file=sys.stderr,
         )
         return 2

@@ -92,12 +92,14 @@ def cycle_variables(slot: Slot) -> dict[str, str]:
 
 
 def thread_variables(slot: Slot, cores: int) -> dict[str, str]:
-    """A rank's fair share of the host's cores; left alone, every rank takes all of them."""
+    """A rank's fair share of the host's cores; left alone, every rank takes all of them.
+
+    MKL and OpenBLAS go by OpenMP's variable unless they have one of their own, which would win over
+    what a user gives OpenMP.
+    """
     threads = str(max(1, cores // slot.local_size))
     return {
         "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
         "TF_NUM_INTRAOP_THREADS": threads,
         "TF_NUM_INTEROP_THREADS": threads,
     }

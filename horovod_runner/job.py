@@ -180,9 +180,11 @@ def make_job(
 
 def _controller(wanted: ControllerChoice, environment: Mapping[str, str]) -> ControllerChoice:
     """Horovod's own variable counts where nothing else is said."""
-    own: dict[str, ControllerChoice] = {"gloo": "gloo", "mpi": "mpi"}
-    said = environment.get("HOROVOD_CONTROLLER", "").lower()
-    return own.get(said, wanted) if wanted == "auto" else wanted
+    own: dict[str, ControllerChoice] = {"": wanted, "gloo": "gloo", "mpi": "mpi"}
+    said = environment.get("HOROVOD_CONTROLLER", "")
+    if said.lower() not in own:
+        raise ValueError(f"HOROVOD_CONTROLLER must be gloo or mpi, not {said!r}; or leave it unset")
+    return own[said.lower()] if wanted == "auto" else wanted
 
 
 def _cells() -> dict[str, str]:

@@ -82,6 +82,8 @@ FORK: Final = b"fork"
 GO: Final = b"go"
 END: Final = b"end"
 _PREFIX = "warm-"
+# What libraries in C read when they are loaded, which nobody sees.
+_READ_ONCE = ("KMP_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "TF_NUM_")
 _ADVICE = "Give it by HorovodRunner(env={{{name!r}: ...}}), which is there before any import"
 _SOCKET, _MODULES = "socket", "modules"
 # For a fork server that is still importing: TensorFlow takes seconds.
@@ -176,8 +178,10 @@ class Warm:
             return "warm starts need Linux 5.3"
         try:
             folders = self._folders(self._name())
+            if not folders and self._folders(f"{_PREFIX}{self._owner}"):
+                return "the fork server has other settings: it is that of the last run's"
             if not folders:
-                return "no fork server has these settings yet: a run leaves one behind"
+                return "no fork server is there yet: a run leaves one behind"
             return self._fork(folders[0], descriptors)
         except Exception as error:  # whatever it is, there is another way
             return f"the fork server does not answer: {error!r}"
@@ -324,7 +328,7 @@ class Imports:
         if variables.importing(FRAMEWORKS):
             return  # it does so in each process
         self._first = self._first or (name, _frameworks())
-        if self._forked and (name in self._asked or name.endswith("_NUM_THREADS")):
+        if self._forked and (name in self._asked or name.startswith(_READ_ONCE)):
             self._tell(
                 f"HorovodRunner: main sets {name} too late: this rank was forked with its "
                 f"frameworks imported (warm=True). {_ADVICE.format(name=name)}"

@@ -211,6 +211,15 @@ def test_horovod_can_be_shut_down_and_started_again(ranks: Ranks) -> None:
     assert ranks.run(2, main) == [2.0, 2.0, 2.0]
 
 
+def test_threads_given_to_openmp_are_torchs(ranks: Ranks) -> None:
+    def main() -> int:
+        import torch
+
+        return torch.get_num_threads()
+
+    assert ranks.run(2, main, {"env": {"OMP_NUM_THREADS": "2"}}) == 2
+
+
 def test_ddp_code_runs_as_it_is(ranks: Ranks) -> None:
     def main() -> float:
         import torch

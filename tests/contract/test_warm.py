@@ -82,9 +82,10 @@ def numbers() -> tuple[bool, list[float]]:
     import multiprocessing
 
     import numpy
+    import torch
 
     key = int.from_bytes(multiprocessing.current_process().authkey, "big")
-    drawn = [random.random(), numpy.random.rand(), key]
+    drawn = [random.random(), numpy.random.rand(), torch.rand([]).item(), key]
     return is_forked(psutil.Process().parent()), drawn
 
 
@@ -122,7 +123,7 @@ def test_the_second_run_starts_warm_and_says_so(
     # On the cluster these are all slots of both executors, each of which has a server.
     runner = prepare(ranks, size=4)
     first = capsys.readouterr().err
-    assert "start: cold on ranks 0-3 (no fork server has these settings yet" in first
+    assert "start: cold on ranks 0-3 (no fork server is there yet" in first
     assert runner.run(is_warm)
     assert "start: warm\n" in capsys.readouterr().err
     found = servers()
@@ -149,7 +150,7 @@ def test_ranks_train_together_and_draw_their_own_numbers(ranks: Ranks) -> None:
         for forked, each in runner.run(main):
             assert forked == was_warm
             drawn += each
-    assert len(set(drawn)) == 3 * 2 * 3
+    assert len(set(drawn)) == 3 * 2 * 4
 
 
 def leave_traces() -> None:
@@ -267,12 +268,15 @@ def test_a_forked_rank_has_the_variables_of_a_started_one(ranks: Ranks) -> None:
     assert cold[1] == forked[1]
 
 
-def test_other_settings_start_cold_and_replace_the_server(ranks: Ranks) -> None:
+def test_other_settings_start_cold_and_replace_the_server(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
     same_on_spark(ranks)
     assert prepare(ranks).run(is_warm)
     (server,) = servers()
     other = ranks.runner(1, warm=True, env={"A_SETTING_THAT_AN_IMPORT_MAY_READ": "1"})
     assert not other.run(is_warm)
+    assert "the fork server has other settings" in capsys.readouterr().err
     assert other.run(is_warm)
     assert ended([server])
     assert len(servers()) == 1

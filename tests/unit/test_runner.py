@@ -190,6 +190,12 @@ def test_an_interrupt_loses_no_line_of_many_ranks(monkeypatch: pytest.MonkeyPatc
     assert calm.getvalue() == "[0] a\n"
 
 
+def test_a_misspelt_controller_in_the_environment_is_told() -> None:
+    runner = HorovodRunner(np=-1, env={"HOROVOD_CONTROLLER": "glo"})
+    with pytest.raises(ValueError, match="HOROVOD_CONTROLLER must be gloo or mpi, not 'glo'"):
+        runner.run(print)
+
+
 def test_a_spark_that_takes_no_profile_is_told() -> None:
     spark: Any = SimpleNamespace(version="3.5.9")
     profile: Any = object()

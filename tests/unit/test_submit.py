@@ -68,7 +68,7 @@ def test_what_is_not_there_is_told(
         (["train.py", "--np", "-1", "--ship-modules", "nowhere"], "--ship-modules: No module"),
         (["train.py", "--np", "-1", "--env", "A"], "'A' is not NAME=VALUE"),
         (["train.py", "--gpu", "--cpu"], "not allowed with argument"),
-        (["train.py", "--lr", "1"], "horovod-runner run train.py -- --lr 1"),
+        (["train.py", "--lr", "1"], "at the end of the command: -- --lr 1"),
         (["--all"], "arguments are required: TARGET"),
     ],
 )
