@@ -59,7 +59,8 @@ def at_least(what: str, value: float, target: float, unit: str = "") -> list[str
 
 def at_most(what: str, value: float, target: float, unit: str = "") -> list[str]:
     """The cells of a figure that is better when smaller."""
-    return [f"{value:.2f}", f"<= {target:g}", _judge(Judged(what, value, target, False, unit))]
+    told = f"{value:.2f}" if isinstance(value, float) else str(value)
+    return [told, f"<= {target:g}", _judge(Judged(what, value, target, False, unit))]
 
 
 def _judge(figure: Judged) -> str:

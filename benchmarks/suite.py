@@ -74,13 +74,14 @@ def judged_in(data: dict[str, Any]) -> Iterator[Judged]:
         yield Judged(**each)
 
 
-def page(found: dict[str, dict[str, Any]], failures: dict[str, str]) -> str:
+def page(found: dict[str, dict[str, Any]], failures: dict[str, str], quick: bool) -> str:
     """All that has a target."""
     machines = dict.fromkeys(data["machine"] for data in found.values())
     parts = [
         "# Results",
-        "Made by `python benchmarks/suite.py`; what each figure means is in [the page above]"
-        "(../README.md). Ratios compare two sides of the same run.",
+        "Made by `python benchmarks/suite.py`; what each figure means is in benchmarks/README.md. "
+        "Ratios compare two sides of the same run.",
+        *(["**With `--quick`: to see that they run, not to be quoted.**"] if quick else []),
         *(f"Machine: {machine}." for machine in machines),
         "![ratios](ratios.svg)",
     ]
@@ -115,10 +116,10 @@ def plot_ratios(axes: Axes, found: dict[str, dict[str, Any]]) -> None:
     targets = [each.target if each.larger else 1 / each.target for _, each in rows]
     colours = ["tab:blue" if each.met else "tab:red" for _, each in rows]
     axes.barh(range(len(rows)), better, color=colours, left=0)
-    axes.plot(targets, range(len(rows)), "k|", markersize=8, label="target")
+    axes.axvline(1.0, color="grey", linewidth=0.8)
+    axes.plot(targets, range(len(rows)), "kd", markersize=4, label="target")
     axes.set_yticks(range(len(rows)), [what for what, _ in rows], fontsize=7)
     axes.set_xscale("log")
-    axes.axvline(1.0, color="grey", linewidth=0.8)
     axes.set_xlabel("times better than the peer (of what is to be small: its inverse)")
     axes.set_ylim(-1, len(rows))
     axes.legend(loc="lower right")
@@ -164,7 +165,8 @@ def plot_scale(axes: Axes, data: dict[str, Any]) -> None:
     ):
         axes.loglog(x, [each[key] for each in data["sizes"]], "o-", label=title)
     axes.set_xlabel("simulated ranks")
-    axes.legend(fontsize=7)
+    axes.set_ylabel("seconds, or cores")
+    axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
 
 _PLOTS = {"collectives": plot_collectives, "rendezvous": plot_rendezvous, "scale": plot_scale}
@@ -205,7 +207,7 @@ def main() -> None:
             failures[name] = why
     found = found_in(options.folder)
     draw(options.folder, found)
-    (options.folder / "README.md").write_text(page(found, failures))
+    (options.folder / "README.md").write_text(page(found, failures, options.quick))
     for name, why in failures.items():
         print(f"{name}: {why}", file=sys.stderr)
     sys.exit(bool(failures))

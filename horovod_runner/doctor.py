@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from horovod_runner import __version__, environment, gpu, inventory
+from horovod_runner import __version__, environment, gpu, inventory, software
 from horovod_runner.errors import HorovodRunnerError
 
 if TYPE_CHECKING:
@@ -164,7 +164,9 @@ def _horovod(framework: inventory.Framework) -> Iterator[Finding]:
         yield Finding(name, "wrong", lines[-1], f"run: horovod-runner install {flag}")
         return
     version, built = json.loads(probe.stdout.strip().splitlines()[-1])
-    planes = ", ".join(capability for capability in _CAPABILITIES if built[capability])
+    mpich = software.installed().get("mpich")
+    named = {"mpi": f"mpi (MPICH {mpich})" if mpich else "mpi (the system's)"}
+    planes = ", ".join(named.get(name, name) for name in _CAPABILITIES if built[name])
     yield Finding(name, "ok", f"{version}, built with {planes}{_built_against(framework)}")
     if gpu.list_gpus() and framework.cuda and not built["nccl"]:
         yield Finding(

@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
                 changes, problem = _import(plan.modules)
             problem = problem or _unfit()
             if problem:  # to say so takes no frameworks
-                again = [sys.executable, "-m", "horovod_runner.forkserver", *arguments, problem]
+                again = handover.command("horovod_runner.forkserver", *arguments, problem)
                 os.execv(sys.executable, again)  # noqa: S606
         descriptors = _serve(listener, owner, problem, plan.idle_seconds)
         if descriptors is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.marker import Marker, Mode
@@ -136,6 +137,17 @@ class Forking(NamedTuple):
 
     environment: dict[str, str]
     directory: str
+
+
+def command(module: str, *arguments: str, directory: str | None = None) -> list[str]:
+    """The command that starts one of our modules in a folder; by default in this process's.
+
+    What lies in that folder must not hide the libraries that we need, unless this package itself is
+    found there.
+    """
+    home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    safe = sys.version_info >= (3, 11) and os.path.realpath(directory or ".") != home
+    return [sys.executable, *(["-P"] if safe else []), "-m", module, *arguments]
 
 
 def write(descriptor: int, handed: WorkerJob | WorkerOutcome | Preparation | Forking) -> None:

@@ -20,7 +20,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
@@ -115,7 +114,9 @@ class WorkerProcess:
                 self._exit_descriptor = os.dup(forked.descriptor)
             else:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "horovod_runner.worker", *map(str, passed)],
+                    handover.command(
+                        "horovod_runner.worker", *map(str, passed), directory=directory
+                    ),
                     stdin=subprocess.DEVNULL,
                     stdout=stdout,
                     stderr=stderr,

@@ -7,7 +7,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -413,6 +413,8 @@ def _whole(name: str, value: object, least: int, note: str) -> None:
 
 
 def _check_modules(ship_modules: Sequence[object]) -> None:
+    if not isinstance(ship_modules, Iterable):
+        raise TypeError(f"ship_modules must be a list of modules, not {ship_modules!r}")
     for module in ship_modules:
         if not isinstance(module, ModuleType):
             raise TypeError(

@@ -255,7 +255,9 @@ class Warm:
                         connection.send(END)
             passed = [file.fileno(), place.lock, listener.fileno(), sink]
             server = subprocess.Popen(
-                [sys.executable, "-m", "horovod_runner.forkserver", *map(str, passed)],
+                handover.command(
+                    "horovod_runner.forkserver", *map(str, passed), directory=self._directory
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

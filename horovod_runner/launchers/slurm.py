@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from horovod_runner import host
+from horovod_runner import handover, host
 from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import DataError, LaunchError, SlotError
 from horovod_runner.handover import RUN_VARIABLE
@@ -142,7 +142,7 @@ def command(size: int) -> list[str]:
         found.append("--gpu-bind=none")  # a rank sees all of its host's: see gpu.py
     if "SLURM_STEP_ID" in os.environ:
         found.append("--overlap")  # an interactive shell is a step too, and would be waited for
-    return [*found, sys.executable, "-m", "horovod_runner.launchers.slurm"]
+    return [*found, *handover.command("horovod_runner.launchers.slurm")]
 
 
 class SlurmLaunch:

@@ -190,8 +190,9 @@ def test_no_key_of_the_channel_is_in_argv_or_environment(ranks: Ranks) -> None:
         return own.cmdline(), own.parent().cmdline(), own.environ()
 
     own, parent, variables = ranks.run(1, main)
-    assert own[1:3] == ["-m", "horovod_runner.worker"]
-    assert all(argument.isdigit() for argument in own[3:])
+    module = own.index("horovod_runner.worker")
+    assert own[module - 1] == "-m"
+    assert all(argument.isdigit() for argument in own[module + 1 :])
     assert not [name for name in variables if "CURVE" in name or "KEY" in name]
     assert not [argument for argument in parent if len(argument) == 40 and "." not in argument]
 
@@ -359,6 +360,16 @@ def test_classes_of_a_script_keep_their_identity_there_and_back(tmp_path: Path) 
 def test_the_working_directory_is_the_drivers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert HorovodRunner(np=-1).run(os.getcwd) == str(tmp_path)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="that Python cannot leave the folder out")
+def test_files_of_the_working_directory_hide_no_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("msgspec", "pickle", "psutil", "horovod_runner"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('not the library')\n")
     monkeypatch.chdir(tmp_path)
     assert HorovodRunner(np=-1).run(os.getcwd) == str(tmp_path)
 

@@ -161,3 +161,5 @@ def test_a_module_of_ones_own_goes_along(tmp_path: Path, monkeypatch: pytest.Mon
     )
     with pytest.raises(TypeError, match="must hold modules"):
         HorovodRunner(np=-1, ship_modules=["recipes"])
+    with pytest.raises(TypeError, match="must be a list of modules, not None"):
+        HorovodRunner(np=-1, ship_modules=None)

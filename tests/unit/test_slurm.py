@@ -67,7 +67,8 @@ def test_rows_that_would_come_with_the_launch_are_refused() -> None:
 def test_srun_is_given_what_the_allocation_says(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = command(3)
     assert plain[:2] == ["srun", "--ntasks=3"]
-    assert plain[-3:] == [sys.executable, "-m", "horovod_runner.launchers.slurm"]
+    assert plain[-2:] == ["-m", "horovod_runner.launchers.slurm"]
+    assert sys.executable in plain
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "8")
     monkeypatch.setenv("SLURM_JOB_GPUS", "0,1")
     monkeypatch.setenv("SLURM_STEP_ID", "0")
