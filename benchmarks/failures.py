@@ -226,7 +226,7 @@ def run(system: str, name: str, spark: SparkSession | None, folder: str) -> None
     else:
         import horovod.spark
 
-        horovod.spark.run(main, args=arguments, num_proc=size, verbose=0)
+        horovod.spark.run(main, args=arguments, num_proc=size, verbose=0, use_gloo=True)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,8 @@ def run_horovod_spark(spark: SparkSession, folder: str) -> None:
     """Horovod's own launcher."""
     import horovod.spark
 
-    horovod.spark.run(note_start, args=(folder,), num_proc=_SIZE, verbose=0)
+    # Of its own accord it takes mpirun as soon as Horovod was built with any MPI.
+    horovod.spark.run(note_start, args=(folder,), num_proc=_SIZE, verbose=0, use_gloo=True)
 
 
 def run_floor(spark: SparkSession, folder: str) -> None:
