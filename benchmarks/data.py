@@ -214,7 +214,7 @@ def _cells(title: str, value: float, target: tuple[str, float] | None) -> list[s
     if target is None:
         return [f"{value:.2f}", "-", ""]
     judge = {">=": report.at_least, "<=": report.at_most}[target[0]]
-    return [f"{value:.2f}", *judge(f"{title}, ours / peer", value, target[1])[1:]]
+    return [f"{value:.2f}", *judge(title, value, target[1])[1:]]
 
 
 def _limited(title: str, value: float | None, unit: str, limit: float | None) -> Line:

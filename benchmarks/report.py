@@ -54,17 +54,26 @@ judged: list[Judged] = []  # in this benchmark, for the raw data
 
 def at_least(what: str, value: float, target: float, unit: str = "") -> list[str]:
     """The cells of a figure that is better when larger: itself, its target, the verdict."""
-    return [f"{value:.1f}", f">= {target:g}", _judge(Judged(what, value, target, True, unit))]
+    told = rounded(value, target, 1)
+    return [told, f">= {target:g}", _judge(Judged(what, value, target, True, unit))]
 
 
 def at_most(what: str, value: float, target: float, unit: str = "") -> list[str]:
     """The cells of a figure that is better when smaller."""
-    told = f"{value:.2f}" if isinstance(value, float) else str(value)
+    told = rounded(value, target, 2) if isinstance(value, float) else str(value)
     return [told, f"<= {target:g}", _judge(Judged(what, value, target, False, unit))]
 
 
+def rounded(value: float, target: float, places: int) -> str:
+    """The value to so many places, or to as many more as tell it from its target."""
+    while value != target and round(value, places) == target:
+        places += 1
+    return f"{value:,.{places}f}"
+
+
 def _judge(figure: Judged) -> str:
-    judged.append(figure)
+    if figure not in judged:  # a table that is made again, as far as it has come
+        judged.append(figure)
     return "met" if figure.met else "NOT MET"
 
 

@@ -4,14 +4,15 @@ ResNet-20 for images of 32 x 32, by 128 in a batch as in He et al. 2016, on CPUs
 machine take 64 each, by turns in the same processes:
 
 - *alone*: each rank trains for itself, Horovod shut down. Their samples/s are added up.
-- *barrier*: the same, with a barrier in each step. Ranks that train together are as fast as the
-  slower one, step by step: what is lost here no data-parallel training could keep.
+- *slower*: not run, but calculated from the same: each step takes as long as the slower rank's.
+  Ranks that train together are no faster: what is lost here no data-parallel training could keep.
+- *barrier*: as *alone*, with a barrier in each step.
 - *ranks*: they train together, with everything at its default.
 - *DDP*: the same by torch.distributed's DistributedDataParallel over gloo, Horovod shut down.
 - *all threads*: as *ranks*, where each rank's torch takes all cores, as it does wherever a launch
   sets no number of threads.
 
-    python benchmarks/scaling.py [--turns 6] [--batch 64] [--json scaling.json]
+    python benchmarks/scaling.py [--turns 20] [--batch 64] [--json scaling.json]
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import report
 
 from horovod_runner import HorovodRunner
 
-_STEPS = 12
+_STEPS = 4  # in a turn: what the machine does changes within seconds
 
 
 def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
@@ -121,7 +122,7 @@ def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
 def main() -> None:
     """Measure, print a table, and write the raw data."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--batch", type=int, default=64, help="of one rank")
     parser.add_argument("--controllers", nargs="*", default=["auto", "gloo"])
     parser.add_argument("--json", type=Path)
@@ -136,11 +137,14 @@ def main() -> None:
         rates = {
             name: [_rate(turn, options.batch) for turn in turns] for name, turns in found.items()
         }
+        rates["slower"] = [_rate(_slower(turn), options.batch) for turn in found["alone"]]
         rows = []
         for name, peer, target in (
             ("ranks", "alone", 0.95),
+            ("slower", "alone", None),
             ("barrier", "alone", None),
             ("DDP", "alone", None),
+            ("ranks", "slower", None),
             ("ranks", "barrier", None),
             ("ranks", "DDP", None),
             ("ranks", "all threads", 1.5),
@@ -161,6 +165,11 @@ def main() -> None:
 def _rate(both: list[float], batch: int) -> float:
     """Samples a second of both ranks together, each by its own clock."""
     return sum(batch * _STEPS / sum(own) for own in (both[:_STEPS], both[_STEPS:]))
+
+
+def _slower(both: list[float]) -> list[float]:
+    """The same where both ranks' steps take as long as the slower one's."""
+    return [max(pair) for pair in zip(both[:_STEPS], both[_STEPS:], strict=True)] * 2
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -89,10 +90,10 @@ def page(found: dict[str, dict[str, Any]], failures: dict[str, str], quick: bool
         rows = []
         for each in judged_in(data):
             sign = ">=" if each.larger else "<="
-            value = f"{each.value:,.0f}" if each.value >= 1000 else f"{each.value:.3g}"
+            value = report.rounded(each.value, each.target, _places(each.value))
             verdict = "met" if each.met else "NOT MET"
             unit = f" {each.unit}" if each.unit else ""
-            rows.append([each.what, f"{value}{unit}", f"{sign} {each.target:g}", verdict])
+            rows.append([each.what, f"{value}{unit}", f"{sign} {each.target:,g}", verdict])
         parts.append(f"## {name}.py, {data['date']}")
         if rows:
             parts.append(report.table(["", "measured", "target", ""], rows))
@@ -102,6 +103,11 @@ def page(found: dict[str, dict[str, Any]], failures: dict[str, str], quick: bool
     for name, why in failures.items():
         parts.append(f"## {name}.py\n\nNot measured: {why}")
     return "\n\n".join(parts) + "\n"
+
+
+def _places(value: float) -> int:
+    """Decimal places that show three digits."""
+    return max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
 
 
 def plot_ratios(axes: Axes, found: dict[str, dict[str, Any]]) -> None:
@@ -115,14 +121,15 @@ def plot_ratios(axes: Axes, found: dict[str, dict[str, Any]]) -> None:
     better = [each.value if each.larger else 1 / each.value for _, each in rows]
     targets = [each.target if each.larger else 1 / each.target for _, each in rows]
     colours = ["tab:blue" if each.met else "tab:red" for _, each in rows]
-    axes.barh(range(len(rows)), better, color=colours, left=0)
+    axes.set_xscale("log")
+    axes.barh(range(len(rows)), [each - 1 for each in better], left=1, color=colours)
     axes.axvline(1.0, color="grey", linewidth=0.8)
     axes.plot(targets, range(len(rows)), "kd", markersize=4, label="target")
     axes.set_yticks(range(len(rows)), [what for what, _ in rows], fontsize=7)
-    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("times better than the peer (of what is to be small: its inverse)")
     axes.set_ylim(-1, len(rows))
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def plot_collectives(axes: Axes, data: dict[str, Any]) -> None:
