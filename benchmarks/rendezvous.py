@@ -4,12 +4,13 @@ All ranks are on this machine. They are forks of one process that has imported h
 that what is timed is the meeting and not the imports. The ways take turns, so that a machine that
 slows down for a while slows all.
 
-    python benchmarks/rendezvous.py [--sizes 2,8,16,32,64] [--rounds 3] [--json rendezvous.json]
+    python benchmarks/rendezvous.py [--sizes 2,8,16,32,64,128] [--rounds 3] [--json rendezvous.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import secrets
@@ -21,9 +22,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
+from typing import cast
 
 import msgspec
 import report
@@ -210,15 +212,46 @@ def _tell(gates: list[Connection], message: object) -> None:
 
 def _hear(gates: list[Connection]) -> list[float]:
     deadline = time.monotonic() + _LIMIT_SECONDS
+    ranks = {gate: rank for rank, gate in enumerate(gates)}
     answers = []
-    for rank, gate in enumerate(gates):
-        if not gate.poll(max(0.0, deadline - time.monotonic())):
-            raise TimeoutError(f"rank {rank} of {len(gates)} took over {_LIMIT_SECONDS:.0f} s")
-        try:
-            answers.append(gate.recv())
-        except EOFError:
-            raise RuntimeError(f"rank {rank} of {len(gates)} ended early") from None
+    while ranks:
+        ready = wait(list(ranks), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            late = len(ranks)
+            raise TimeoutError(f"{late} of {len(gates)} ranks took over {_LIMIT_SECONDS:.0f} s")
+        for gate in cast("list[Connection]", ready):
+            rank = ranks.pop(gate)
+            try:
+                answers.append(gate.recv())
+            except EOFError:
+                raise RuntimeError(f"rank {rank} of {len(gates)} ended early") from None
     return answers
+
+
+def measure_all(
+    stores: list[str], sizes: list[int], rounds: int | None
+) -> dict[str, dict[int, list[float]]]:
+    """Seconds by store and size; nothing of those at which a rank ended early."""
+    found: dict[str, dict[int, list[float]]] = {store: {} for store in stores}
+    slow, failed = set[str](), set[str]()  # with more ranks they would be slower still, or fail
+    for size in sizes:
+        for _ in range(rounds or (1 if size >= _ONE_ROUND_FROM else 3)):
+            for store in stores:
+                seconds = _LIMIT_SECONDS
+                if store in failed:
+                    continue
+                if store not in slow:
+                    try:
+                        seconds = measure(store, size)
+                    except TimeoutError:
+                        slow.add(store)
+                    except RuntimeError as error:
+                        failed.add(store)
+                        print(f"np={size}  {store}: {error}", file=sys.stderr, flush=True)
+                        continue
+                found[store].setdefault(size, []).append(seconds)
+                print(f"np={size}  {store}: {seconds:.2f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:
@@ -238,28 +271,21 @@ def main() -> None:
     import horovod.torch  # noqa: F401 - the ranks are forked
 
     stores = [store for store in STORES if store != MPI or "mpich" in software.installed()]
-    found: dict[str, dict[int, list[float]]] = {store: {} for store in stores}
-    slow = set[str]()
-    for size in options.sizes:
-        for _ in range(options.rounds or (1 if size >= _ONE_ROUND_FROM else 3)):
-            for store in stores:
-                seconds = _LIMIT_SECONDS
-                if store not in slow:  # with more ranks it would take longer still
-                    try:
-                        seconds = measure(store, size)
-                    except TimeoutError:
-                        slow.add(store)
-                found[store].setdefault(size, []).append(seconds)
-                print(f"np={size}  {store}: {seconds:.2f} s", file=sys.stderr, flush=True)
+    found = measure_all(stores, options.sizes, options.rounds)
     rows = []
     for size in options.sizes:
-        every = {store: median(found[store][size]) for store in stores}
-        row = [f"{size}", *(f"{seconds:.2f}" for seconds in every.values())]
+        every = {store: median(found[store].get(size, [math.nan])) for store in stores}
+        row = [f"{size}"]
+        row += ["failed" if math.isnan(each) else f"{each:.2f}" for each in every.values()]
         for store in stores[:-1]:
             ratio = every[HOROVODS] / every[store]
-            judged = size >= _TARGET_FROM
             what = f"{store} against Horovod's own server, np={size}"
-            row += report.at_least(what, ratio, _TARGET) if judged else [f"{ratio:.1f}", "-", "-"]
+            if math.isnan(ratio):
+                row += ["-", "-", "-"]
+            elif size < _TARGET_FROM:
+                row += [f"{ratio:.1f}", "-", "-"]
+            else:
+                row += report.at_least(what, ratio, _TARGET)
         rows.append(row)
     print(f"\n{report.machine()}; the slowest rank's seconds in hvd.init(), medians; ")
     print(f"{_LIMIT_SECONDS:.0f} stands for more\n")

@@ -351,12 +351,15 @@ class Driver:
         self._deadline = None
         try:
             controller = self._compare_software()
-            offers = (hello.offer for hello in self._hellos.values())
+            offers = [hello.offer for hello in self._hellos.values()]
             self._place(topology.assign(offers, self._job.gpus_per_rank))
         except HorovodRunnerError as error:
             self._problem = error
             self._stop("the ranks cannot be placed")
             return
+        if controller == "gloo":
+            for warning in topology.short_of_ports(self._slots, offers):
+                self._sink.notice(warning)
         first = self._hellos[0]
         pieces = {
             name: [self._hellos[slot.task].pieces[name] for slot in self._slots]

@@ -50,6 +50,12 @@ def address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def port_count() -> int:
+    """How many ports the system has to give to who asks for any; 0 where it does not tell."""
+    ends = _read("/proc/sys/net/ipv4/ip_local_port_range").split()
+    return int(ends[1]) - int(ends[0]) + 1 if len(ends) == 2 else 0
+
+
 def is_own(name: str) -> bool:
     """Whether an IPv4 address, or a name of one, is this host's."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

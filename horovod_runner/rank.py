@@ -260,6 +260,7 @@ def _offer(job: Job, address: ChannelAddress, here: Surroundings) -> Offer:
         interface=host.interface_of(own_address),
         task_gpus=here.task_gpus,
         host_gpus=gpu.visible_gpus() if look_for_gpus else (),
+        ports=host.port_count(),
     )
 
 

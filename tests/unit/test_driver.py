@@ -150,6 +150,15 @@ def test_what_a_task_says_of_another_rank_is_dropped_and_counted(
     assert run.end() == [(1, "mine")]
 
 
+def test_a_host_without_ports_enough_for_gloo_is_told_of_before_ranks_connect(run: Run) -> None:
+    for task in range(2):
+        few = Offer(task, "h", "small", "127.0.0.1", "lo", ports=11)
+        run.say(task, messages.Hello(few, "127.0.0.1:1/token", 1))
+    ((told,),) = run.end()
+    assert "host small has 11 ports" in told
+    assert "2 ranks take up to 12" in told
+
+
 def test_no_rank_fails_by_another_ones_word(run: Run) -> None:
     run.gather()
     answers = run.say(1, messages.Failed(0, 1), messages.Failed(10**9, 1, secondary=True))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import GpuError, LaunchError
-from horovod_runner.topology import Offer, assign, describe, ranks_text
+from horovod_runner.topology import Offer, assign, describe, ranks_text, short_of_ports
 
 
-def offer(task: int, host: str = "a", **fields: tuple[str, ...]) -> Offer:
+def offer(task: int, host: str = "a", **fields: Any) -> Offer:
     return Offer(task, host, f"host-{host}", "10.0.0.1", "eth0", **fields)
 
 
@@ -115,3 +117,22 @@ def test_the_table_stays_short_for_many_ranks() -> None:
 )
 def test_ranks_are_written_briefly(numbers: list[int], text: str) -> None:
     assert ranks_text(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ports", "short"),
+    [
+        ("a" * 68, 28_232, []),  # of which Horovod's Gloo was seen to connect
+        ("a" * 70, 28_232, ["host-a has 28,232 ports", "70 ranks take up to 28,980"]),
+        ("a" * 70, 0, []),  # a host that does not tell
+        # Each rank has 5 others, b's one on its own host, and 1 or none of its local_rank.
+        ("aaaabb", 93, ["host-a has 93 ports", "4 ranks take up to 102"]),
+        ("aaaabb", 102, []),
+        ("a", 1, []),
+    ],
+)
+def test_hosts_short_of_ports_for_gloo_are_named(hosts: str, ports: int, short: list[str]) -> None:
+    offers = [offer(task, host, ports=ports) for task, host in enumerate(hosts)]
+    told = short_of_ports(assign(offers), offers)
+    assert len(told) == (1 if short else 0)
+    assert all(part in told[0] for part in short)
