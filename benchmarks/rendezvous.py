@@ -31,7 +31,7 @@ import msgspec
 import report
 
 from horovod_runner import software
-from horovod_runner.environment import mpi_variables, worker_variables
+from horovod_runner.environment import available_cores, mpi_variables, worker_variables
 from horovod_runner.messages import Assignment, Controller, Fence, Lookup
 from horovod_runner.pmi import Pmi, process_mapping, segments
 from horovod_runner.rendezvous import Rendezvous
@@ -142,8 +142,7 @@ def run_rank(assignment: Assignment, gate: Connection, pmi: socket.socket | None
     slot = assignment.slot
     address, port = gate.recv()
     assignment = msgspec.structs.replace(assignment, rendezvous=f"{_ADDRESS}:{port}")
-    # No user variables: every rank here has one thread.
-    os.environ.update(worker_variables(slot, assignment, cores=1, gpus={}, user={}))
+    os.environ.update(worker_variables(slot, assignment, available_cores(), gpus={}, user={}))
     os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
     if pmi is not None:
         os.environ["PMI_FD"] = str(pmi.fileno())

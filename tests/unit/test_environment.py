@@ -71,6 +71,19 @@ def test_on_gpus_horovod_looks_around_as_often_as_it_likes() -> None:
     assert "HOROVOD_CYCLE_TIME" not in variables(2, 0, {})  # its ranks have GPUs
 
 
+def test_very_many_ranks_to_a_core_give_it_up_while_they_wait_in_mpi() -> None:
+    slot = assign(Offer(task, "h", "h", "10.0.0.1", "eth0") for task in range(33))[0]
+    assignment = Assignment(slot, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller="mpi")
+
+    def yields(cores: int, user: dict[str, str]) -> str | None:
+        found = environment.worker_variables(slot, assignment, cores, {}, user)
+        return found.get("MPIR_CVAR_ENABLE_HEAVY_YIELD")
+
+    assert yields(2, {}) == "1"
+    assert yields(2, {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "0"}) == "0"
+    assert yields(3, {}) is None
+
+
 def test_one_rank_is_a_single_process_to_horovod() -> None:
     assert "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in variables(1, 0, {})
 
