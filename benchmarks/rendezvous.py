@@ -236,18 +236,17 @@ def measure_all(
     for size in sizes:
         for _ in range(rounds or (1 if size >= _ONE_ROUND_FROM else 3)):
             for store in stores:
-                seconds = _LIMIT_SECONDS
                 if store in failed:
                     continue
-                if store not in slow:
-                    try:
-                        seconds = measure(store, size)
-                    except TimeoutError:
-                        slow.add(store)
-                    except RuntimeError as error:
-                        failed.add(store)
-                        print(f"np={size}  {store}: {error}", file=sys.stderr, flush=True)
-                        continue
+                try:
+                    seconds = _LIMIT_SECONDS if store in slow else measure(store, size)
+                except TimeoutError:
+                    slow.add(store)
+                    seconds = _LIMIT_SECONDS
+                except RuntimeError as error:
+                    failed.add(store)
+                    print(f"np={size}  {store}: {error}", file=sys.stderr, flush=True)
+                    continue
                 found[store].setdefault(size, []).append(seconds)
                 print(f"np={size}  {store}: {seconds:.2f} s", file=sys.stderr, flush=True)
     return found
