@@ -9,6 +9,7 @@ below is ours, is made to the unpacked source and says why; none changes what a 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,10 @@ SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
 # Variables of the build that the edits below read.
 RPATH = "HOROVOD_RUNNER_RPATH"
 REQUIRES = "HOROVOD_RUNNER_REQUIRES"
+# Read by cmake/Modules/FindPytorch.cmake among the files laid over the source.
+CPU_ONLY = "HOROVOD_RUNNER_CPU"
+# Files that replace Horovod's own of the same path.
+OVERLAY = Path(__file__).parent / "horovod_overlay"
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,21 @@ static int HorovodPatiently(Call call, Arguments... arguments) {
     for name in _WAITED_FOR
 )
 
+
+def _shared_library(prefix: str, package: str) -> str:
+    """CMake code for a framework's library, made of the common objects and of its own."""
+    return f"""add_library({package}_objects OBJECT ${{{prefix}_SOURCES}})
+target_include_directories({package}_objects PRIVATE
+        "${{EIGEN_INCLUDE_PATH}}" "${{FLATBUFFERS_INCLUDE_PATH}}")
+if({package}_CXX11)
+    set(COMMON_OBJECTS $<TARGET_OBJECTS:horovod_common_1>)
+else()
+    set(COMMON_OBJECTS $<TARGET_OBJECTS:horovod_common_0>)
+endif()
+add_library(${{{prefix}_TARGET_LIB}} SHARED
+        $<TARGET_OBJECTS:{package}_objects> ${{COMMON_OBJECTS}})"""
+
+
 EDITS = (
     Edit(
         "CMakeLists.txt",
@@ -89,6 +109,93 @@ EDITS = (
         "set(CMAKE_CXX_STANDARD 14)",
         "set(CMAKE_CXX_STANDARD 17)",
         "the same for the torch library",
+    ),
+    Edit(
+        "CMakeLists.txt",
+        "# TF\nadd_subdirectory(horovod/tensorflow)",
+        """foreach(ABI 0 1)
+    add_library(horovod_common_${ABI} OBJECT EXCLUDE_FROM_ALL ${SOURCES})
+    target_compile_definitions(horovod_common_${ABI} PRIVATE _GLIBCXX_USE_CXX11_ABI=${ABI})
+    target_include_directories(horovod_common_${ABI} PRIVATE
+            "${EIGEN_INCLUDE_PATH}" "${FLATBUFFERS_INCLUDE_PATH}")
+    if("$ENV{HOROVOD_RUNNER_CPU}" STREQUAL "1")
+        set_target_properties(horovod_common_${ABI} PROPERTIES
+                UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 4)
+    endif()
+endforeach()
+set_source_files_properties("${PROJECT_SOURCE_DIR}/horovod/common/mpi/mpi_controller.cc"
+        PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+
+# TF
+add_subdirectory(horovod/tensorflow)""",
+        "sources that include no framework are compiled once for each C++ ABI in use, not once for "
+        "each framework; in a build for CPUs four at a time, since they read the same headers. The "
+        "macros that the edits define in mpi_controller.cc are for that file alone",
+    ),
+    Edit(
+        "horovod/tensorflow/CMakeLists.txt",
+        "add_library(${TF_TARGET_LIB} SHARED ${SOURCES} ${TF_SOURCES})",
+        _shared_library("TF", "Tensorflow"),
+        "TensorFlow's library takes the common objects; its own sources wait for no other target",
+    ),
+    Edit(
+        "horovod/torch/CMakeLists.txt",
+        "add_library(${PYTORCH_TARGET_LIB} SHARED ${SOURCES} ${PYTORCH_SOURCES})",
+        _shared_library("PYTORCH", "Pytorch"),
+        "torch's library takes the common objects; its own sources wait for no other target",
+    ),
+    Edit(
+        "CMakeLists.txt",
+        "add_subdirectory(third_party/gloo)",
+        """add_subdirectory(third_party/gloo EXCLUDE_FROM_ALL)
+if("$ENV{HOROVOD_RUNNER_CPU}" STREQUAL "1")
+    set_target_properties(gloo PROPERTIES UNITY_BUILD ON)
+    set_source_files_properties(third_party/gloo/gloo/allreduce_local.cc TARGET_DIRECTORY gloo
+            PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endif()""",
+        "Gloo for the newer C++ ABI is built only where a framework uses that ABI. Its forty small "
+        "files spend their time on the same headers: the compiler gets eight of them at a time, "
+        "without the one that names what another one names differently",
+    ),
+    Edit(
+        "CMakeLists.txt",
+        "if(HAVE_GLOO AND (DEFINED Tensorflow_CXX17 AND Tensorflow_CXX17))",
+        "if(FALSE)",
+        "GCC and Clang use one ABI for C++11 and C++17: TensorFlow takes the Gloo that torch takes",
+    ),
+    Edit(
+        "horovod/tensorflow/CMakeLists.txt",
+        "if (Tensorflow_CXX17)\n       list(APPEND TF_LINKER_LIBS compatible17_gloo)\n    elseif",
+        "if",
+        "the same, where it is linked",
+    ),
+    Edit(
+        "horovod/torch/adapter_v2.h",
+        "#include <torch/extension.h>\n#include <torch/torch.h>\n",
+        "#include <torch/types.h>\n",
+        "tensors are all that it takes of torch's headers, of which reading all takes longest",
+    ),
+    Edit(
+        "horovod/torch/mpi_ops_v2.cc",
+        "#include <torch/extension.h>\n#include <torch/torch.h>\n",
+        "#include <torch/csrc/utils/pybind.h>\n#include <torch/types.h>\n",
+        "the same, with their Python bindings",
+    ),
+    Edit(
+        "CMakeLists.txt",
+        "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)",
+        """if(NOT "$ENV{HOROVOD_RUNNER_CPU}" STREQUAL "1")
+    include(CheckLanguage)
+    check_language(CUDA)
+endif()
+if(NOT CMAKE_CUDA_COMPILER AND NOT "$ENV{HOROVOD_RUNNER_CPU}" STREQUAL "1")""",
+        "a build for CPUs does not look for a CUDA compiler and try it out",
+    ),
+    Edit(
+        "horovod/torch/CMakeLists.txt",
+        "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+        "import sysconfig; print(sysconfig.get_path('include'))",
+        "Python 3.12 and later have no distutils",
     ),
     Edit(
         "horovod/tensorflow/CMakeLists.txt",
@@ -469,10 +576,13 @@ def fetch(folder: Path) -> Path:
     return folder / f"horovod-{VERSION}"
 
 
-def mend(root: Path, *, gpu: bool) -> None:
-    """Make the edits; ``gpu=False`` also keeps a CUDA build of torch from switching CUDA on."""
-    edits = EDITS if gpu else (*EDITS, _CPU_ONLY)
-    for edit in edits:
+def mend(root: Path) -> None:
+    """Make the edits and lay our own files over the source.
+
+    Raises:
+        InstallError: a file lacks the text that an edit replaces.
+    """
+    for edit in EDITS:
         file = root / edit.path
         text = file.read_text()
         if edit.old not in text:
@@ -480,11 +590,11 @@ def mend(root: Path, *, gpu: bool) -> None:
                 f"{edit.path} of Horovod {VERSION} lacks the text to mend: {edit.old}"
             )
         file.write_text(text.replace(edit.old, edit.new))
+    shutil.copytree(OVERLAY, root, dirs_exist_ok=True)
 
 
-_CPU_ONLY = Edit(
-    "horovod/torch/CMakeLists.txt",
-    "elseif (Pytorch_CUDA AND NOT HAVE_CUDA)",
-    "elseif (FALSE)",
-    "a CUDA build of torch would switch CUDA on by itself",
-)
+def digest() -> str:
+    """Eight hexadecimal digits that change with any edit and any file laid over the source."""
+    texts = [repr(EDITS)]
+    texts += [file.read_text() for file in sorted(OVERLAY.rglob("*")) if file.is_file()]
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8]

@@ -10,7 +10,6 @@ only the source, and a wheel built against other headers loads and then misbehav
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -52,8 +51,8 @@ class BuildPlan:
 
     def key(self) -> str:
         """Names the cached wheel: a build with any other of these versions is another wheel."""
-        edits = hashlib.sha256(repr(horovod_source.EDITS).encode()).hexdigest()[:8]
-        parts = [f"horovod-{horovod_source.VERSION}-{edits}", sysconfig.get_config_var("SOABI")]
+        source = f"horovod-{horovod_source.VERSION}-{horovod_source.digest()}"
+        parts = [source, sysconfig.get_config_var("SOABI")]
         parts += [f"{f.name}-{f.version}" for f in self.frameworks]
         if self.gpu and self.nccl:
             cuda = next((f.cuda for f in self.frameworks if f.cuda), "unknown")
@@ -228,7 +227,7 @@ def build_wheel(build: BuildPlan, *, rebuild: bool = False, say: Callable[[str],
         check_prerequisites(build, folder)
         shelf.mkdir(parents=True, exist_ok=True)
         source = horovod_source.fetch(folder)
-        horovod_source.mend(source, gpu=build.gpu)
+        horovod_source.mend(source)
         say(f"building; the log is {log}")
         command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
         command += ["--no-cache-dir", "--no-build-isolation"]
@@ -254,6 +253,7 @@ def _build_environment(build: BuildPlan, folder: Path) -> dict[str, str]:
         "HOROVOD_WITH_MPI" if build.mpi else "HOROVOD_WITHOUT_MPI": "1",
         "HOROVOD_WITH_PYTORCH" if "torch" in names else "HOROVOD_WITHOUT_PYTORCH": "1",
         "HOROVOD_WITH_TENSORFLOW" if "tensorflow" in names else "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        horovod_source.CPU_ONLY: str(int(not build.gpu)),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }

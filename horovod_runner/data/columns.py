@@ -150,7 +150,7 @@ def _number(type_: pa.DataType) -> str | None:
     if pa.types.is_boolean(type_):
         return "bool"
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
-        return np.dtype(type_.to_pandas_dtype()).name
+        return str(np.dtype(type_.to_pandas_dtype()).name)
     if pa.types.is_decimal(type_):
         return "float64"
     if pa.types.is_date(type_):

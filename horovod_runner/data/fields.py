@@ -226,7 +226,7 @@ def fields_of(
 
 def _type_name(dtype: Any) -> str:
     try:
-        return np.dtype(dtype).name
+        return str(np.dtype(dtype).name)
     except TypeError:
         raise TypeError(f"dtypes takes types of NumPy's, as 'float32', not {dtype!r}") from None
 

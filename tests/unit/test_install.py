@@ -186,14 +186,13 @@ def test_every_edit_is_made_and_a_foreign_source_is_refused(tmp_path: Path) -> N
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("a") as source:
             source.write(f"before\n{edit.old}\nafter\n")
-    torch = tmp_path / "horovod/torch/CMakeLists.txt"
-    torch.write_text(torch.read_text() + "elseif (Pytorch_CUDA AND NOT HAVE_CUDA)\n")
-    horovod_source.mend(tmp_path, gpu=False)
+    horovod_source.mend(tmp_path)
     for edit in horovod_source.EDITS:
         assert edit.new in (tmp_path / edit.path).read_text()
-    assert "elseif (FALSE)" in torch.read_text()
+    probe = "cmake/Modules/FindPytorch.cmake"
+    assert (tmp_path / probe).read_text() == (horovod_source.OVERLAY / probe).read_text()
     with pytest.raises(InstallError, match="lacks the text to mend"):
-        horovod_source.mend(tmp_path, gpu=True)
+        horovod_source.mend(tmp_path)
 
 
 def test_a_download_that_is_not_the_release_is_refused(
