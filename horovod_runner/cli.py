@@ -87,6 +87,13 @@ def parser() -> argparse.ArgumentParser:
         "is installed",
     )
     install.add_argument("--rebuild", action="store_true", help="do not use a wheel built before")
+    install.add_argument(
+        "--wheels",
+        metavar="DIR_OR_URL",
+        help="a folder or URL (https://, s3://, ...) that hosts share: a wheel that one of them "
+        "built for the same versions is installed from there, its SHA-256 checked; what is built "
+        "here is copied there for the others",
+    )
     install.set_defaults(command=_install)
 
     doctor = commands.add_parser(
@@ -279,7 +286,13 @@ def _stop(options: argparse.Namespace) -> int:
 def _install(options: argparse.Namespace) -> int:
     from horovod_runner.install import install
 
-    install(options.frameworks, gpu=options.gpu, mpi=options.mpi, rebuild=options.rebuild)
+    install(
+        options.frameworks,
+        gpu=options.gpu,
+        mpi=options.mpi,
+        rebuild=options.rebuild,
+        shared=options.wheels,
+    )
     return 0
 
 

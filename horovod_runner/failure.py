@@ -54,8 +54,7 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
     if error is None:
         return cause
     error.__cause__ = cause
-    if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(f"[raised on {_where(first, len(outcomes))}; its traceback is above]")
+    error.add_note(f"[raised on {_where(first, len(outcomes))}; its traceback is above]")
     return error
 
 

@@ -146,7 +146,7 @@ def command(module: str, *arguments: str, directory: str | None = None) -> list[
     found there.
     """
     home = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    safe = sys.version_info >= (3, 11) and os.path.realpath(directory or ".") != home
+    safe = os.path.realpath(directory or ".") != home
     return [sys.executable, *(["-P"] if safe else []), "-m", module, *arguments]
 
 

@@ -1,7 +1,7 @@
 """`horovod-runner install`: build Horovod against the frameworks of this environment.
 
-    inventory -> BuildPlan -> check_prerequisites -> wheel from the cache, or
-        fetch -> mend -> pip wheel (progress shown, log kept) -> cache
+    inventory -> BuildPlan -> wheel from the cache, or from what hosts share (wheels.py), or
+        check_prerequisites -> fetch -> mend -> pip wheel (progress shown, log kept) -> cache
     -> pip install -> prove: two ranks reduce a tensor with each framework
 
 The wheel is cached under a key of everything that it was built against: pip's own wheel cache knows
@@ -10,6 +10,7 @@ only the source, and a wheel built against other headers loads and then misbehav
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import re
@@ -18,12 +19,14 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from horovod_runner import horovod_source, inventory
+from horovod_runner import horovod_source, inventory, wheels
 from horovod_runner.errors import InstallError
 
 MpiChoice = Literal["mpich", "system", "none"]
@@ -41,6 +44,8 @@ class BuildPlan:
         mpi: the MPI whose controller and data plane are built beside Gloo.
         cuda_home: the CUDA toolkit of a GPU build.
         nccl: the NCCL of a GPU build.
+        gpu_architectures: compute capabilities of a GPU build, as "80,90"; None leaves Horovod's
+            default.
     """
 
     frameworks: tuple[inventory.Framework, ...]
@@ -48,6 +53,7 @@ class BuildPlan:
     mpi: inventory.Mpi | None = None
     cuda_home: Path | None = None
     nccl: inventory.Nccl | None = None
+    gpu_architectures: str | None = None
 
     def key(self) -> str:
         """Names the cached wheel: a build with any other of these versions is another wheel."""
@@ -56,12 +62,12 @@ class BuildPlan:
         parts += [f"{f.name}-{f.version}" for f in self.frameworks]
         if self.gpu and self.nccl:
             cuda = next((f.cuda for f in self.frameworks if f.cuda), "unknown")
-            architectures = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", "native")
+            architectures = self.gpu_architectures or "default"
             parts.append(f"cuda-{cuda}-nccl-{self.nccl.version}-cc-{architectures}")
         if self.mpi:
             parts.append(f"{'mpich' if self.mpi.package else 'mpi'}-{self.mpi.version}")
-        flags = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "native").replace(" ", "")
-        parts.append(f"{platform.machine()}-{flags}")
+        parts.append(f"{platform.machine()}{_arch_flags().replace(' ', '')}")
+        parts.append("".join(platform.libc_ver()))
         return "_".join(re.sub(r"[^\w.+-]", "-", str(part)) for part in parts)
 
     def describe(self) -> str:
@@ -97,8 +103,10 @@ def plan(
             f"unknown framework {', '.join(sorted(unknown))}; choose from torch and tensorflow."
         )
     found = []
-    for name in frameworks or inventory.FRAMEWORKS:
-        framework = inventory.find_framework(name)
+    names = frameworks or inventory.FRAMEWORKS
+    with ThreadPoolExecutor() as threads:  # each import takes seconds, in a process of its own
+        looked_up = list(threads.map(inventory.find_framework, names))
+    for name, framework in zip(names, looked_up, strict=True):
         if framework is None and frameworks:
             raise InstallError(f"{name} is not installed in {sys.prefix}: pip install {name}")
         if framework and framework.error:
@@ -126,6 +134,7 @@ def plan(
         mpi=found_mpi,
         cuda_home=cuda_home if use_gpu else None,
         nccl=nccl if use_gpu else None,
+        gpu_architectures=_gpu_architectures() if use_gpu else None,
     )
 
 
@@ -185,9 +194,9 @@ def check_prerequisites(build: BuildPlan, folder: Path) -> None:
     if inventory.find_tool("make", "gmake") is None:
         raise InstallError("make was not found: apt-get install make")
     cmake = inventory.find_tool("cmake")
-    if cmake is None or tuple(map(int, cmake.version.split(".")[:2])) < (3, 13):
+    if cmake is None or tuple(map(int, cmake.version.split(".")[:2])) < (3, 18):
         seen = f"found {cmake.version}" if cmake else "found none"
-        raise InstallError(f"CMake 3.13 or later is needed, {seen}: pip install 'cmake<4'")
+        raise InstallError(f"CMake 3.18 or later is needed, {seen}: pip install 'cmake<4'")
     header = Path(sysconfig.get_path("include"), "Python.h")
     if not header.exists():
         raise InstallError(f"Python's headers are missing ({header}): apt-get install python3-dev")
@@ -210,22 +219,62 @@ def cache_folder() -> Path:
     return Path(root, "horovod_runner")
 
 
-def build_wheel(build: BuildPlan, *, rebuild: bool = False, say: Callable[[str], None]) -> Path:
-    """The wheel of a plan, from the cache or built now.
+def find_or_build_wheel(
+    build: BuildPlan,
+    *,
+    rebuild: bool = False,
+    shared: str | None = None,
+    say: Callable[[str], None],
+) -> Path:
+    """The wheel of a plan: from this user's cache, from a shared folder, or built now.
+
+    Args:
+        build: what the wheel is for.
+        rebuild: build it even where there is one.
+        shared: a path or URL with wheels that other hosts built, see :mod:`horovod_runner.wheels`.
+            A wheel that is not there yet is copied to it.
+        say: takes each line of progress.
 
     Raises:
-        InstallError: a prerequisite is missing or the build fails; the text names the log.
+        InstallError: the shared folder cannot be read or has a damaged wheel; a prerequisite is
+            missing; or the build fails, and the text names its log.
     """
     shelf = cache_folder() / "wheels" / build.key()
-    cached = sorted(shelf.glob("*.whl"))
-    if cached and not rebuild:
-        say(f"using the wheel built before: {cached[0]}")
-        return cached[0]
+    shelf.mkdir(parents=True, exist_ok=True)
+    with _locked(shelf / ".lock", say):
+        cached = sorted(shelf.glob("*.whl"))
+        if cached and not rebuild:
+            say(f"using the wheel built before: {cached[0]}")
+            return cached[0]
+        if shared and not rebuild:
+            with tempfile.TemporaryDirectory(prefix=".fetched-", dir=shelf) as name:
+                copy = wheels.fetch(shared, build.key(), Path(name))
+                if copy:
+                    say(f"using the wheel that another host built: {shared}/{build.key()}")
+                    return copy.replace(shelf / copy.name)
+        wheel = _build_wheel(build, shelf, say)
+        if shared:
+            wheels.publish(shared, build.key(), wheel, say)
+        return wheel
+
+
+@contextmanager
+def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock that ends with this process, whatever ends it."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process builds this very wheel: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build_wheel(build: BuildPlan, shelf: Path, say: Callable[[str], None]) -> Path:
     log = shelf / "build.log"
     with tempfile.TemporaryDirectory(prefix="horovod_runner-build-") as name:
         folder = Path(name)
         check_prerequisites(build, folder)
-        shelf.mkdir(parents=True, exist_ok=True)
         source = horovod_source.fetch(folder)
         horovod_source.mend(source)
         say(f"building; the log is {log}")
@@ -254,7 +303,10 @@ def _build_environment(build: BuildPlan, folder: Path) -> dict[str, str]:
         "HOROVOD_WITH_PYTORCH" if "torch" in names else "HOROVOD_WITHOUT_PYTORCH": "1",
         "HOROVOD_WITH_TENSORFLOW" if "tensorflow" in names else "HOROVOD_WITHOUT_TENSORFLOW": "1",
         horovod_source.CPU_ONLY: str(int(not build.gpu)),
+        "HOROVOD_BUILD_ARCH_FLAGS": _arch_flags(),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        # For ccache, where CMake finds it: what it keeps does not depend on the temporary folder.
+        "CCACHE_BASEDIR": str(folder),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
     if build.mpi and build.mpi.library:
@@ -272,9 +324,8 @@ def _build_environment(build: BuildPlan, folder: Path) -> dict[str, str]:
             "HOROVOD_NCCL_HOME": str(_stage_nccl(build.nccl, folder / "nccl")),
             "HOROVOD_NCCL_LINK": "SHARED",
         }
-        architectures = _gpu_architectures()
-        if architectures:
-            environment.setdefault("HOROVOD_BUILD_CUDA_CC_LIST", architectures)
+        if build.gpu_architectures:
+            environment["HOROVOD_BUILD_CUDA_CC_LIST"] = build.gpu_architectures
     return environment
 
 
@@ -286,8 +337,21 @@ def _stage_nccl(nccl: inventory.Nccl, folder: Path) -> Path:
     return folder
 
 
+def _arch_flags() -> str:
+    """Compiler flags for what this processor can do: Horovod's own choice, where none is set."""
+    chosen = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS")
+    if chosen is not None:
+        return chosen
+    known = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    flags = known.group(1).split() if known else []
+    return " ".join(f"-m{flag}" for flag in ("f16c", "avx", "fma") if flag in flags)
+
+
 def _gpu_architectures() -> str | None:
     """The compute capabilities of this machine's GPUs as "80,90"; None leaves Horovod's default."""
+    chosen = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
+    if chosen:
+        return chosen
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -345,6 +409,7 @@ def install(
     gpu: bool | None = None,
     mpi: MpiChoice | None = None,
     rebuild: bool = False,
+    shared: str | None = None,
     say: Callable[[str], None] = print,
 ) -> None:
     """Build Horovod against this environment's frameworks, install it and prove that it reduces.
@@ -354,15 +419,16 @@ def install(
         gpu: see :func:`plan`.
         mpi: see :func:`plan`.
         rebuild: build even if a wheel of the same key is cached.
+        shared: a path or URL with wheels, see :func:`find_or_build_wheel`.
         say: takes each line of progress.
 
     Raises:
-        InstallError: see :func:`plan`, :func:`check_prerequisites` and :func:`build_wheel`; or
-            what was installed does not reduce.
+        InstallError: see :func:`plan` and :func:`find_or_build_wheel`; or what was installed does
+            not reduce.
     """
     build = plan(frameworks, gpu, mpi)
     say(build.describe())
-    wheel = build_wheel(build, rebuild=rebuild, say=say)
+    wheel = find_or_build_wheel(build, rebuild=rebuild, shared=shared, say=say)
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
     for command in ([*pip, str(wheel)], [*pip, "--no-deps", "--force-reinstall", str(wheel)]):
         # First what Horovod itself needs, then this very wheel over any other of its version.

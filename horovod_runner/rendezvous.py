@@ -134,7 +134,7 @@ class Rendezvous:
             oldest.transport.abort()
         try:
             await asyncio.wait_for(self._exchange(reader, writer), _REQUEST_SECONDS)
-        except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             # The client went away, stood still, or was sent away; or the store closes.
             writer.transport.abort()
         except asyncio.LimitOverrunError:

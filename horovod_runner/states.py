@@ -393,7 +393,7 @@ def _read_keras(path: Path) -> Any:
 def _read_folder(path: Path) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=_scratch()))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    # The filter keeps everything inside. Pythons before 3.11.4 and 3.10.12 may know none: what
+    # The filter keeps everything inside. Pythons before 3.11.4 may know none: what
     # `save_checkpoint` writes has plain files and folders alone.
     safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
     with tarfile.open(path) as tar:

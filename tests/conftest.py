@@ -7,9 +7,11 @@ import faulthandler
 import gc
 import os
 import re
+import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,13 +28,26 @@ if TYPE_CHECKING:
 
 # Spark starts its Python workers with what it finds here.
 os.environ["PYSPARK_PYTHON"] = sys.executable
-# Marks the workers of these tests among all that may run on this machine.
-_SESSION = "HOROVOD_RUNNER_TEST_SESSION"
-os.environ.setdefault(_SESSION, str(os.getpid()))
+# Marks the processes of these tests among all that may run on this machine: another `make test`, or
+# the other processes of pytest-xdist.
+SESSION = "HOROVOD_RUNNER_TEST_SESSION"
+os.environ[SESSION] = str(os.getpid())
+# For the same reason temporary files and the list of runs are in folders of this process's own.
+# Their path is short, for sockets lie in them, and others may look into it, as munge wants.
+_FOLDER = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
+os.chmod(_FOLDER, 0o755)
+os.environ["TMPDIR"] = tempfile.tempdir = _FOLDER
+os.environ["XDG_STATE_HOME"] = f"{_FOLDER}/state"
 faulthandler.enable()
 # Nothing is timed in a test; and a test that fails must fail again.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Remove this process's folder, unless something in it may tell why a test failed."""
+    if exitstatus == 0:
+        shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -196,22 +211,35 @@ def ranks(request: pytest.FixtureRequest) -> Ranks:
     return Ranks("spark", request.getfixturevalue("spark"))
 
 
-def _workers() -> set[int]:
-    found = set()
-    for process in psutil.process_iter(["pid", "cmdline", "status"]):
-        command = process.info["cmdline"] or []
-        if {"horovod_runner.worker", "horovod_runner.forkserver"} & {*command} and process.info[
-            "status"
-        ] != psutil.STATUS_ZOMBIE:
+def own_processes(*modules: str) -> list[psutil.Process]:
+    """The processes of these tests that run one of these modules and have not ended."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        ended = process.info["status"] == psutil.STATUS_ZOMBIE
+        if not ended and {*modules} & {*(process.info["cmdline"] or [])}:
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(_SESSION) == os.environ[_SESSION]:
-                    found.add(process.info["pid"])
+                if process.environ().get(SESSION) == os.environ[SESSION]:
+                    found.append(process)
     return found
 
 
+def _workers() -> set[int]:
+    found = own_processes("horovod_runner.worker", "horovod_runner.forkserver")
+    return {process.pid for process in found}
+
+
 def _own_files() -> set[str]:
-    names = {path.name for path in Path(tempfile.gettempdir()).glob("horovod_runner-*")}
-    return names | {path.name for path in Path("/dev/shm").glob("mpich_*")}
+    return {path.name for path in Path(tempfile.gettempdir()).glob("horovod_runner-*")}
+
+
+def _unused_memory() -> set[str]:
+    """MPICH's files of shared memory that no process maps: nobody will remove them any more."""
+    found = {str(path) for path in Path("/dev/shm").glob("mpich_*")}
+    for process in Path("/proc").glob("[0-9]*/maps") if found else ():
+        with contextlib.suppress(OSError):
+            text = process.read_text()
+            found = {name for name in found if name not in text}
+    return found
 
 
 def _own_threads() -> set[str]:
@@ -239,6 +267,7 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
         request.getfixturevalue("ranks")  # what Spark opens is not ours to close
     gc.collect()
     before = _workers(), _own_files(), _own_threads(), _descriptors(), _listening()
+    memory = _unused_memory()
     yield
     gc.collect()
     assert _workers() <= before[0]
@@ -246,3 +275,10 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     assert _own_threads() <= before[2]
     assert _descriptors() - before[3] == Counter()
     assert _listening() <= before[4]
+    # Runs beside this one make and remove such files at any moment: only those that stay count.
+    end = time.monotonic() + 20
+    left = _unused_memory() - memory
+    while left and time.monotonic() < end:
+        time.sleep(0.2)
+        left &= _unused_memory()
+    assert not left

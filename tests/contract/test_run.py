@@ -215,8 +215,7 @@ def test_an_exception_arrives_as_its_own_type_with_the_remote_traceback(ranks: R
     assert "raise BadLabelError(7)" in text
     assert "the last words" in text
     assert "worker.py" not in text  # the user's frames alone
-    if sys.version_info >= (3, 11):
-        assert "rank 1 of 2" in caught.value.__notes__[0]
+    assert "rank 1 of 2" in caught.value.__notes__[0]
 
 
 def test_the_same_failure_of_all_ranks_is_told_once(ranks: Ranks) -> None:
@@ -364,7 +363,6 @@ def test_the_working_directory_is_the_drivers(
     assert HorovodRunner(np=-1).run(os.getcwd) == str(tmp_path)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="that Python cannot leave the folder out")
 def test_files_of_the_working_directory_hide_no_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,176 @@
+"""Wheels that hosts share: one builds, the others copy; what is damaged is refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from horovod_runner import InstallError, install, wheels
+from horovod_runner.inventory import Framework
+
+NAME = "horovod-0.28.1-cp313-cp313-linux_x86_64.whl"
+PLAN = install.BuildPlan((Framework("torch", "2.13.0+cpu"),))
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A shared folder with a wheel of PLAN."""
+    built = tmp_path / "built"
+    built.mkdir()
+    (built / NAME).write_bytes(b"a wheel")
+    said: list[str] = []
+    wheels.publish(str(tmp_path / "shared"), PLAN.key(), built / NAME, said.append)
+    assert said == [f"copied the wheel to {tmp_path / 'shared'} for other hosts"]
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of a host that has built nothing, and cannot."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def build(*_: object) -> Path:
+        raise InstallError("built here")
+
+    monkeypatch.setattr(install, "_build_wheel", build)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def server(shared: Path) -> Iterator[str]:
+    """The shared folder as a web server shows it."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(shared))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def obtain(shared: object, plan: install.BuildPlan = PLAN) -> tuple[Path, list[str]]:
+    said: list[str] = []
+    return install.find_or_build_wheel(plan, shared=str(shared), say=said.append), said
+
+
+def test_a_wheel_of_another_host_is_taken_and_kept(shared: Path, host: Path) -> None:
+    wheel, said = obtain(shared)
+    assert wheel == host / "horovod_runner" / "wheels" / PLAN.key() / NAME
+    assert wheel.read_bytes() == b"a wheel"
+    assert said == [f"using the wheel that another host built: {shared}/{PLAN.key()}"]
+    (_, again) = obtain(shared)
+    assert again == [f"using the wheel built before: {wheel}"]
+
+
+def test_a_wheel_comes_from_a_web_server(server: str, host: Path) -> None:
+    pytest.importorskip("aiohttp")
+    wheel, said = obtain(server)
+    assert wheel.read_bytes() == b"a wheel"
+    assert "another host built" in said[0]
+
+
+def test_a_web_server_without_the_wheel_lets_this_host_build(server: str, host: Path) -> None:
+    pytest.importorskip("aiohttp")
+    other = install.BuildPlan((Framework("torch", "2.12.0"),))
+    with pytest.raises(InstallError, match=r"^built here$"):
+        obtain(server, other)
+
+
+def test_a_wheel_for_other_versions_is_not_taken(shared: Path, host: Path) -> None:
+    other = install.BuildPlan((Framework("torch", "2.12.0"),))
+    with pytest.raises(InstallError, match=r"^built here$"):
+        obtain(shared, other)
+
+
+def test_rebuild_takes_no_wheel_of_another_host(shared: Path, host: Path) -> None:
+    with pytest.raises(InstallError, match=r"^built here$"):
+        install.find_or_build_wheel(PLAN, rebuild=True, shared=str(shared), say=print)
+
+
+def test_a_damaged_wheel_is_refused_and_not_kept(shared: Path, host: Path) -> None:
+    (stored,) = shared.rglob(NAME)
+    stored.write_bytes(b"another")
+    with pytest.raises(InstallError, match=r"is damaged: its SHA-256 is .* Remove .*"):
+        obtain(shared)
+    assert not list(host.rglob("*.whl"))
+
+
+def test_a_wheel_that_is_named_and_not_there_is_told(shared: Path, host: Path) -> None:
+    (stored,) = shared.rglob(NAME)
+    stored.unlink()
+    with pytest.raises(InstallError, match=r"could not be copied \(FileNotFoundError"):
+        obtain(shared)
+
+
+@pytest.mark.parametrize("pointer", ["", "abc  x.whl", f"{'0' * 64}  ../../x.whl"])
+def test_a_file_that_names_no_wheel_is_told(shared: Path, host: Path, pointer: str) -> None:
+    (shared / PLAN.key() / "latest.sha256").write_text(pointer)
+    with pytest.raises(InstallError, match="does not name a wheel"):
+        obtain(shared)
+
+
+def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, host: Path) -> None:
+    with pytest.raises(InstallError, match="--wheels nonsense://x could not be read"):
+        obtain("nonsense://x")
+
+
+def test_what_is_built_is_copied_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(plan: install.BuildPlan, shelf: Path, _: object) -> Path:
+        (shelf / NAME).write_bytes(b"built now")
+        return shelf / NAME
+
+    monkeypatch.setattr(install, "_build_wheel", build)
+    for host in ("first", "second"):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
+        wheel, said = obtain(tmp_path / "shared")
+        assert wheel.read_bytes() == b"built now"
+    assert "another host built" in said[0]
+
+
+def test_a_shared_folder_that_cannot_be_written_costs_no_install(tmp_path: Path) -> None:
+    wheel = tmp_path / NAME
+    wheel.touch()
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    wheels.publish(str(tmp_path / "file"), PLAN.key(), wheel, said.append)
+    assert said[0].startswith(
+        f"the wheel was not copied to {tmp_path / 'file'}: NotADirectoryError"
+    )
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_two_installs_at_a_time_build_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    builds, go_on, waits = [], threading.Event(), threading.Event()
+
+    def build(plan: install.BuildPlan, shelf: Path, _: object) -> Path:
+        builds.append(plan)
+        assert go_on.wait(60)
+        (shelf / NAME).touch()
+        return shelf / NAME
+
+    def say(line: str) -> None:
+        if "waiting for it" in line:
+            waits.set()
+
+    monkeypatch.setattr(install, "_build_wheel", build)
+    both = [
+        threading.Thread(target=install.find_or_build_wheel, args=(PLAN,), kwargs={"say": say})
+        for _ in range(2)
+    ]
+    for thread in both:
+        thread.start()
+    assert waits.wait(60)
+    go_on.set()
+    for thread in both:
+        thread.join()
+    assert builds == [PLAN]
