@@ -45,6 +45,7 @@ FRAMEWORKS: Final = frozenset(
         "sklearn",
         "tensorflow",
         "torch",
+        "torch._dynamo",  # which torch imports for the first optimizer: longer than torch itself
         "torchvision",
     }
 )
@@ -73,6 +74,7 @@ OF_A_RUN: Final = frozenset(
         "PMI_FD",
         "PMI_RANK",
         "PMI_SIZE",
+        "PYTEST_CURRENT_TEST",
         "RANK",
         "WORLD_SIZE",
     }

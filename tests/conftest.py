@@ -22,125 +22,113 @@ import psutil
 import pytest
 
 from horovod_runner import HorovodRunner, software
+from tests.places import PLACES, SHARED, SPARKS, Sessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Spark starts its Python workers with what it finds here.
-os.environ["PYSPARK_PYTHON"] = sys.executable
 # Marks the processes of these tests among all that may run on this machine: another `make test`, or
 # the other processes of pytest-xdist.
 SESSION = "HOROVOD_RUNNER_TEST_SESSION"
-os.environ[SESSION] = str(os.getpid())
-# For the same reason temporary files and the list of runs are in folders of this process's own.
-# Their path is short, for sockets lie in them, and others may look into it, as munge wants.
-_FOLDER = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
-os.chmod(_FOLDER, 0o755)
-os.environ["TMPDIR"] = tempfile.tempdir = _FOLDER
-os.environ["XDG_STATE_HOME"] = f"{_FOLDER}/state"
 faulthandler.enable()
 # Nothing is timed in a test; and a test that fails must fail again.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")
 
 
-def pytest_sessionfinish(exitstatus: int) -> None:
-    """Remove this process's folder, unless something in it may tell why a test failed."""
-    if exitstatus == 0:
-        shutil.rmtree(_FOLDER, ignore_errors=True)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--cluster",
-        action="store_true",
-        help="run the Spark tests on a standalone cluster with two executors",
+        "--places",
+        default="local,spark",
+        help=f"where the ranks of the tests may run, of {','.join(PLACES)}; or all "
+        "(default: local,spark)",
     )
-    parser.addoption(
-        "--hosts", action="store_true", help="run the tests over several hosts; takes root"
-    )
-    parser.addoption(
-        "--connect",
-        action="store_true",
-        help="run the Spark tests through a Spark Connect server",
-    )
-    parser.addoption(
-        "--slurm",
-        action="store_true",
-        help="run the tests of the launchers in an allocation of a Slurm; takes root",
-    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Not where this module is imported: ranks do that, too.
+    os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark starts its Python workers with it
+    os.environ[SESSION] = str(os.getpid())
+    # Temporary files and the list of runs are in folders of this process alone. Their path is
+    # short, for sockets lie in them, and others may look into it, as munge wants.
+    folder = tempfile.mkdtemp(prefix="hr-", dir="/tmp")
+    os.chmod(folder, 0o755)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["XDG_STATE_HOME"] = f"{folder}/state"
+    unknown = set(_allowed(config)) - set(PLACES)
+    if unknown:
+        raise pytest.UsageError(f"--places: {', '.join(unknown)} is none of {', '.join(PLACES)}")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
+
+
+def _allowed(config: pytest.Config) -> list[str]:
+    given = config.getoption("places")
+    return list(PLACES) if given == "all" else given.split(",")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test with ``ranks`` runs once on either launcher, or on Slurm's."""
-    if "ranks" in metafunc.fixturenames:
-        on_slurm = metafunc.config.getoption("--slurm")
-        launchers = ["slurm"] if on_slurm else ["local", "spark"]
-        metafunc.parametrize("ranks", launchers, indirect=True)
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[Any]) -> None:
-    """On a cluster and over Connect, contracts that use neither would only be tested again."""
-    if not any(config.getoption(option) for option in ("--cluster", "--connect", "--slurm")):
+    """A test that takes ``ranks`` or ``spark`` runs once in each of its places."""
+    if "place" not in metafunc.fixturenames:
         return
+    marker = metafunc.definition.get_closest_marker("places")
+    places = marker.args if marker else ("local", "spark")
+    if "ranks" not in metafunc.fixturenames:
+        places = [place for place in places if place in SPARKS]
+    metafunc.parametrize("place", places, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what runs in other places; keep together what shares something large."""
+    allowed = _allowed(config)
+    elsewhere = [item for item in items if _place(item) not in allowed]
+    config.hook.pytest_deselected(items=elsewhere)
+    items[:] = [item for item in items if _place(item) in allowed]
     for item in items:
-        elsewhere = {"ranks", "spark"}.isdisjoint(item.fixturenames)
-        if elsewhere and Path(item.path).parent.name == "contract":
-            item.add_marker(pytest.mark.skip(reason="has nothing to do with where executors are"))
+        if _place(item) in SHARED:
+            item.add_marker(pytest.mark.xdist_group(_place(item)))
+
+
+def _place(item: Any) -> str:
+    if "allocation" in item.fixturenames:
+        return "slurm"
+    if hasattr(item, "callspec") and "place" in item.callspec.params:
+        return str(item.callspec.params["place"])
+    marker = item.get_closest_marker("places")
+    return str(marker.args[0]) if marker else "local"
 
 
 @pytest.fixture(scope="session")
-def spark(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SparkSession]:
-    """A session with four slots: ``local[4]``, or two executors of two slots each."""
-    with contextlib.ExitStack() as stack:
-        master, conf = "local[4]", {}
-        if request.config.getoption("--cluster"):
-            from tests.cluster.standalone import CONF, StandaloneCluster
-
-            folder = tmp_path_factory.mktemp("cluster")
-            master, conf = stack.enter_context(StandaloneCluster(folder)).master, CONF
-        if request.config.getoption("--connect"):
-            from tests.connect.server import ConnectServer
-
-            folder = tmp_path_factory.mktemp("connect")
-            session = stack.enter_context(ConnectServer(folder, master, conf)).session()
-        else:
-            session = _classic_session(master, conf)
-        yield session
-        session.stop()
+def sessions() -> Iterator[Sessions]:
+    """The Spark sessions of this process."""
+    opened = Sessions()
+    yield opened
+    opened.close()
 
 
-def _classic_session(master: str, conf: dict[str, str]) -> SparkSession:
-    from pyspark.sql import SparkSession
+@pytest.fixture(scope="session")
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the ranks of a test run; see tests/places.py."""
+    return str(request.param)
 
-    builder = SparkSession.builder.master(master)
-    builder = builder.config("spark.ui.enabled", "false")
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    return session
+
+@pytest.fixture
+def spark(place: str, sessions: Sessions) -> SparkSession:
+    """A session with four slots."""
+    return sessions.get(place)
 
 
 class Ranks:
-    """Starts runs through one of the launchers."""
+    """Starts runs in one of the places."""
 
-    def __init__(self, launcher: str, spark: SparkSession | None) -> None:
-        self.launcher = launcher
+    def __init__(
+        self, place: str, spark: SparkSession | None = None, *, warm: bool = False
+    ) -> None:
+        self.place = place
         self.spark = spark
-
-    @property
-    def on_cluster(self) -> bool:
-        return self.spark is not None and not self.master.startswith("local")
-
-    @property
-    def on_connect(self) -> bool:
-        return self.spark is not None and type(self.spark).__module__.startswith(
-            "pyspark.sql.connect"
-        )
+        self._warm = warm
 
     @property
     def url(self) -> str:
@@ -153,11 +141,6 @@ class Ranks:
         assert self.spark is not None
         return str(self.spark.conf.get("spark.master"))
 
-    def skip_where_it_is_slow(self) -> None:
-        """For what local ranks and ``local[4]`` show as well as a cluster would."""
-        if self.on_cluster or self.on_connect:
-            pytest.skip("long, and has nothing to do with where executors are")
-
     @staticmethod
     def needs_mpi() -> None:
         """Horovod has the mpich package's MPI on one leg alone."""
@@ -165,10 +148,13 @@ class Ranks:
             pytest.skip("Horovod was built without the mpich package")
 
     def runner(self, size: int, **options: Any) -> HorovodRunner:
+        # What sets variables needs a fork server of its own; so does another number of threads.
+        if self._warm and size > 1 and not {"env", "controller"} & {*options}:
+            options.setdefault("warm", True)
         # The cluster's GPUs are simulated: only the tests about them may see them.
-        if self.on_cluster:
+        if self.place == "cluster":
             options.setdefault("gpus_per_rank", 0)
-        if self.launcher == "slurm":
+        if self.place == "slurm":
             return HorovodRunner(np=size, launcher="slurm", **options)
         np = -size if self.spark is None else size
         return HorovodRunner(np=np, spark=self.spark, **options)
@@ -180,10 +166,8 @@ class Ranks:
 
 
 @pytest.fixture(scope="session")
-def allocation(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
-    """This process is in a Slurm allocation of four tasks."""
+def _slurm() -> Iterator[dict[str, str]]:
+    """The variables of a process in an allocation of four tasks."""
     from tests.hpc import require_slurm, slurm
 
     require_slurm()
@@ -191,24 +175,38 @@ def allocation(
     with (
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,
         slurm.running(Path(folder)) as found,
-        pytest.MonkeyPatch.context() as patch,
     ):
-        for name, value in {**found, **slurm.allocate(found, 4)}.items():
-            patch.setenv(name, value)
-        yield
+        yield {**found, **slurm.allocate(found, 4)}
 
 
 @pytest.fixture
-def ranks(request: pytest.FixtureRequest) -> Ranks:
-    """Starts runs; see pytest_generate_tests."""
-    if request.param == "slurm":
+def allocation(_slurm: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is in a Slurm allocation of four tasks."""
+    for name, value in _slurm.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest, place: str) -> Ranks:
+    """Starts runs in one of the places."""
+    if place == "slurm":
         request.getfixturevalue("allocation")
-        return Ranks("slurm", None)
-    if request.param == "local":
-        if request.config.getoption("--cluster") or request.config.getoption("--connect"):
-            pytest.skip("the local launcher needs no Spark")
-        return Ranks("local", None)
-    return Ranks("spark", request.getfixturevalue("spark"))
+    spark = request.getfixturevalue("spark") if place in SPARKS else None
+    names = {marker.name for marker in request.node.iter_markers()}
+    warm = "horovod" in names and "cold" not in names and place != "slurm"
+    found = Ranks(place, spark, warm=warm)
+    if warm and not fork_servers():
+        found.run(2, _import_torch)
+    return found
+
+
+def _import_torch() -> None:
+    """What most tests with Horovod import, so that their ranks are forked with it."""
+    import horovod.torch
+    import torch
+
+    assert horovod.torch
+    torch.optim.SGD([torch.zeros(1)], 0.1)  # imports more of torch than torch does
 
 
 def own_processes(*modules: str) -> list[psutil.Process]:
@@ -223,9 +221,23 @@ def own_processes(*modules: str) -> list[psutil.Process]:
     return found
 
 
+def fork_servers() -> list[psutil.Process]:
+    """Those of these tests, without the ranks that are forked off them."""
+    return [each for each in own_processes("horovod_runner.forkserver") if not is_forked(each)]
+
+
+def is_forked(process: psutil.Process) -> bool:
+    """Whether a fork server has forked it."""
+    with contextlib.suppress(psutil.Error):
+        parent = process.parent()
+        return parent is not None and "horovod_runner.forkserver" in parent.cmdline()
+    return False
+
+
 def _workers() -> set[int]:
-    found = own_processes("horovod_runner.worker", "horovod_runner.forkserver")
-    return {process.pid for process in found}
+    """All processes of ranks. Fork servers outlast a run: that is what they are for."""
+    forked = filter(is_forked, own_processes("horovod_runner.forkserver"))
+    return {process.pid for process in [*own_processes("horovod_runner.worker"), *forked]}
 
 
 def _own_files() -> set[str]:

@@ -26,19 +26,11 @@ from tests.contract.test_end import Calling
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture(autouse=True)
-def _only_with_the_option(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--cluster"):
-        pytest.skip("needs --cluster")
-
-
-@pytest.fixture
-def _classic(request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--connect"):
-        pytest.skip("starts a session of its own, a classic one")
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.places("cluster"),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 
 def own_gpu() -> dict[str, Any]:
@@ -87,7 +79,6 @@ def test_gpus_can_be_hidden(spark: SparkSession) -> None:
     assert runner.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == ""
 
 
-@pytest.mark.usefixtures("_classic")
 def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSession) -> None:
     script = textwrap.dedent(
         f"""
@@ -113,7 +104,6 @@ def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSe
     assert "Set it to false" in done.stdout, done.stderr
 
 
-@pytest.mark.usefixtures("_classic")
 def test_executors_without_the_package_are_told_what_to_install(
     spark: SparkSession, tmp_path: Any
 ) -> None:

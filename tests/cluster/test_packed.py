@@ -19,16 +19,15 @@ import pytest
 
 from tests.cluster.standalone import Place, StandaloneCluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.horovod,
+    pytest.mark.places("cluster"),
+    pytest.mark.timeout(280),
+]
 ROOT = Path(__file__).parents[2]
 NEEDED = ["torch", "numpy", "pandas", "pyarrow", "cloudpickle", "msgspec", "psutil", "pyzmq"]
 NEEDED += ["tqdm", "wrapt", "packaging", "PyYAML", "mpich", "venv-pack"]
-
-
-@pytest.fixture(autouse=True)
-def _only_with_the_option(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--cluster") or request.config.getoption("--connect"):
-        pytest.skip("needs --cluster, and starts sessions of its own")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The wheel that `horovod-runner install` has built for this very environment.
     built = json.loads(importlib.metadata.distribution("horovod").read_text("direct_url.json"))
     wheel = unquote(urlparse(built["url"]).path)
-    constraints = str(ROOT / "constraints" / "petastorm.txt")
+    constraints = str(ROOT / "constraints" / "latest.txt")
     pinned = [f"{name}=={importlib.metadata.version(name).split('+')[0]}" for name in NEEDED]
     subprocess.run([*pip, "--constraint", constraints, *pinned], check=True)
     subprocess.run([*pip, "--no-deps", wheel, str(ROOT)], check=True)

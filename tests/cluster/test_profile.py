@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.standalone import StandaloneCluster
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.places("cluster")]
 # In a process of its own: one process has one application.
 _SCRIPT = """
 import os, sys

@@ -30,15 +30,17 @@ from tests.connect.server import ConnectServer
 from tests.contract.test_data import ROWS, dataset, labels_by_step, table, tell_labels
 from tests.contract.test_end import in_thread, sweep
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.places("connect"),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 NOWHERE = "192.0.2.1"  # an address that nobody has
 
 
 @pytest.fixture(autouse=True)
-def _nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not request.config.getoption("--connect"):
-        pytest.skip("needs --connect")
+def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
 
 
@@ -132,8 +134,6 @@ def test_cancel_ends_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
 def test_a_killed_driver_takes_its_ranks_along_when_the_server_misses_it(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    if ranks.on_cluster:
-        pytest.skip("the cluster's slots are taken by the server of the tests")
     script = textwrap.dedent(
         """
         import sys

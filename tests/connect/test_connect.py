@@ -24,13 +24,11 @@ from tests.contract.test_end import Calling, in_thread, wait_for_ever
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
-
-
-@pytest.fixture(autouse=True)
-def _only_with_the_option(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--connect"):
-        pytest.skip("needs --connect")
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.places("connect"),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 
 def test_slots_are_counted_by_the_cores_that_have_registered(spark: SparkSession) -> None:
@@ -159,8 +157,6 @@ def test_another_python_on_the_executors_is_told(
 
 
 def test_a_server_that_is_killed_takes_its_ranks_along(ranks: Ranks, tmp_path: Path) -> None:
-    if ranks.on_cluster:
-        pytest.skip("the cluster's slots are taken by the server of the tests")
     # In a process of its own: this one's client would ask for the server for ten minutes.
     script = tmp_path / "script.py"
     script.write_text(

@@ -41,6 +41,7 @@ def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "show", lambda folder, token: None)
 
 
+@pytest.mark.places("local", "spark", "cluster", "connect")
 def test_checkpoints_are_on_the_driver_and_last_as_long_as_the_run(ranks: Ranks) -> None:
     def main() -> None:
         for step in (10, 20, 30, 40):
@@ -62,7 +63,6 @@ def test_checkpoints_are_on_the_driver_and_last_as_long_as_the_run(ranks: Ranks)
 
 
 def test_the_best_are_kept_and_the_latest(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.skip_where_it_is_slow()
 
     def main() -> None:
         for step, accuracy in enumerate([0.5, 0.9, 0.7, 0.8, 0.1]):
@@ -77,6 +77,7 @@ def test_the_best_are_kept_and_the_latest(ranks: Ranks, tmp_path: Path) -> None:
     assert len(list((tmp_path / "new").iterdir())) == 6
 
 
+@pytest.mark.places("local", "spark", "cluster")
 @pytest.mark.horovod
 def test_another_run_of_another_size_goes_on_from_the_latest(ranks: Ranks, tmp_path: Path) -> None:
     def main() -> Any:
@@ -100,7 +101,6 @@ def test_another_run_of_another_size_goes_on_from_the_latest(ranks: Ranks, tmp_p
 def test_without_resume_a_run_starts_anew_and_leaves_former_ones_alone(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    ranks.skip_where_it_is_slow()
     for _ in range(2):
         runner = ranks.runner(1, checkpoint_dir=tmp_path, keep=1)
         assert runner.run(count_to, last=3) == [0, 1]
@@ -111,6 +111,7 @@ def test_without_resume_a_run_starts_anew_and_leaves_former_ones_alone(
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
+@pytest.mark.places("local", "spark", "cluster", "connect")
 def test_a_failed_attempt_is_followed_by_one_from_the_latest_checkpoint(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +150,6 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_former_checkpoint(
 def test_an_error_that_comes_back_at_the_same_place_is_raised(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks.skip_where_it_is_slow()
 
     def main() -> None:
         log_to_driver(f"attempt {current_attempt()}")
@@ -164,7 +164,6 @@ def test_an_error_that_comes_back_at_the_same_place_is_raised(
 
 
 def test_a_main_that_starts_over_gains_nothing_by_the_same_checkpoints(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
 
     def main() -> None:
         for step in (1, 2):
@@ -179,11 +178,11 @@ def test_a_main_that_starts_over_gains_nothing_by_the_same_checkpoints(ranks: Ra
 
 @pytest.mark.parametrize("metrics", [{0: 1.0}, {"loss": "low"}, 0.5])
 def test_metrics_of_a_checkpoint_are_numbers_by_name(ranks: Ranks, metrics: Any) -> None:
-    ranks.skip_where_it_is_slow()
     with pytest.raises(TypeError, match="metric"):
         ranks.run(1, lambda: save_checkpoint({"a": 1}, 1, metrics))
 
 
+@pytest.mark.places("local", "spark", "cluster")
 def test_ranks_that_see_no_folder_send_and_fetch_their_checkpoints(
     ranks: Ranks, tmp_path: Path, hidden: None
 ) -> None:
@@ -208,7 +207,6 @@ def test_ranks_that_see_no_folder_send_and_fetch_their_checkpoints(
 def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(
     ranks: Ranks, tmp_path: Path, seen: bool, request: pytest.FixtureRequest
 ) -> None:
-    ranks.skip_where_it_is_slow()
     if not seen:
         request.getfixturevalue("hidden")
     ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=3)
@@ -238,14 +236,12 @@ def test_a_full_disk_fails_the_checkpoint_and_not_the_training(
 
 
 def test_a_state_that_cannot_be_stored_is_the_ranks_own_error(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
     with pytest.raises(TypeError, match=r"state\['f'\] is a builtin_function"):
         ranks.run(1, lambda: save_checkpoint({"f": print}, 1))
 
 
 @pytest.mark.horovod
 def test_ranks_that_cannot_meet_are_told_what_to_call(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.skip_where_it_is_slow()
     with pytest.raises(RuntimeError, match=r"call hvd\.init\(\) before it"):  # at a first start
         ranks.run(2, count_to, {"checkpoint_dir": tmp_path, "resume": True}, last=2)
 
@@ -266,7 +262,7 @@ def test_the_other_ways_to_meet_do_as_well(tmp_path: Path, framework: str) -> No
         if found is not None:
             log_to_driver(f"{found.step} {found.state}")
 
-    ranks = Ranks("local", None)
+    ranks = Ranks("local")
     ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=1)
     runner = ranks.runner(2, checkpoint_dir=tmp_path, resume=True)
     runner.run(main)

@@ -73,6 +73,7 @@ def labels_by_step(text: str) -> dict[tuple[int, int], list[int]]:
     return found
 
 
+@pytest.mark.places("local", "spark", "cluster", "connect")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_every_row_comes_once_an_epoch_in_as_many_batches_on_every_rank(
     ranks: Ranks, shuffle: bool, capsys: pytest.CaptureFixture[str]
@@ -120,9 +121,9 @@ def test_a_run_may_have_several_datasets(ranks: Ranks) -> None:
     assert told == (ROWS, 2, ["x"], 0.5)
 
 
+@pytest.mark.places("spark", "cluster", "connect")
 def test_two_dataframes_come_together(ranks: Ranks) -> None:
-    if ranks.spark is None:
-        pytest.skip("there is no Spark")
+    assert ranks.spark is not None
 
     def main(train: Shard, valid: Shard) -> Any:
         found = [valid.batches(3, ["x"], last="drop"), train.batches(10, ["label"], last="drop")]
@@ -136,6 +137,7 @@ def test_two_dataframes_come_together(ranks: Ranks) -> None:
     assert steps[1] in {4, 5}
 
 
+@pytest.mark.places("local", "spark", "cluster", "connect")
 def test_fewer_rows_than_ranks_and_empty_partitions_do(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,9 +154,9 @@ def test_no_rows_at_all_are_told(ranks: Ranks) -> None:
         ranks.run(2, tell_labels, train=none, batch_size=4)
 
 
+@pytest.mark.places("spark", "connect")
 def test_sparks_own_types_become_tensors(ranks: Ranks) -> None:
-    if ranks.spark is None:
-        pytest.skip("there is no Spark")
+    assert ranks.spark is not None
     from pyspark.ml.linalg import Vectors
 
     schema = (
@@ -224,6 +226,7 @@ def test_a_column_that_cannot_become_a_tensor_is_named_before_the_launch(
     assert "begun" not in capsys.readouterr().out
 
 
+@pytest.mark.places("local", "spark", "connect")
 def test_columns_may_have_dots_in_their_names(ranks: Ranks) -> None:
     frame = pd.DataFrame({"a.b": [10, 20], "a": [1, 2], "c`d": [5, 6]})
     given = frame if ranks.spark is None else ranks.spark.createDataFrame(frame)
@@ -236,6 +239,7 @@ def test_columns_may_have_dots_in_their_names(ranks: Ranks) -> None:
     assert sorted(zip(*found, strict=True)) == [(10, 1, 5), (20, 2, 6)]
 
 
+@pytest.mark.places("local", "spark", "connect")
 def test_a_name_that_two_columns_have_is_refused(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +254,7 @@ def test_a_name_that_two_columns_have_is_refused(
     assert "begun" not in capsys.readouterr().out
 
 
+@pytest.mark.places("local", "spark", "connect")
 def test_nulls_are_refused_with_the_columns_name(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -262,19 +267,19 @@ def test_nulls_are_refused_with_the_columns_name(
     assert "begun" not in capsys.readouterr().out
 
 
+@pytest.mark.places("spark", "connect")
 def test_a_dataframe_that_main_captures_is_told_how_to_come(ranks: Ranks) -> None:
-    if ranks.spark is None:
-        pytest.skip("there is no Spark")
+    assert ranks.spark is not None
     frame = ranks.spark.range(3)
     with pytest.raises(SerializationError, match="an argument of its own"):
         ranks.run(2, frame.count)
 
 
+@pytest.mark.places("spark", "cluster")
 def test_a_folder_that_all_share_takes_the_rows_of_a_dataframe(
     ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if ranks.spark is None:
-        pytest.skip("there is no Spark")
+    assert ranks.spark is not None
     # No shuffle: behind one, Spark has rows in another order each time.
     frame = ranks.spark.createDataFrame(table())
     told = []
@@ -317,6 +322,7 @@ def folders() -> list[Path]:
     return list(Path(tempfile.gettempdir()).glob("horovod_runner-*/*"))
 
 
+@pytest.mark.places("local", "spark", "cluster")
 def test_what_a_killed_rank_had_is_removed(ranks: Ranks) -> None:
     def main(train: Shard) -> None:
         next(iter(train.batches(4)))
@@ -330,11 +336,10 @@ def test_what_a_killed_rank_had_is_removed(ranks: Ranks) -> None:
     assert folders() == before
 
 
+@pytest.mark.places("local")
 def test_what_a_killed_driver_leaves_is_removed_by_the_next_run(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    if ranks.spark is not None:
-        pytest.skip("Spark's own end is a matter of its own")
     script = textwrap.dedent("""
         import signal, sys
         import pyarrow as pa

@@ -19,6 +19,7 @@ import pytest
 
 from horovod_runner import CancelledError, HorovodRunner, LaunchError, log_to_driver
 from tests.conftest import Ranks
+from tests.places import EVERYWHERE
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -42,6 +43,7 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
     runner = ranks.runner(2)
 
@@ -58,6 +60,7 @@ def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
     assert runner.run(os.getpid) != os.getpid()  # and it runs again
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
     def press() -> None:
         signal.raise_signal(signal.SIGINT)
@@ -71,11 +74,14 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.places("spark", "cluster", "connect")
 def test_a_spark_job_that_is_cancelled_ends_all_ranks(ranks: Ranks) -> None:
-    if ranks.spark is None:
-        pytest.skip("has no Spark job")
     spark = ranks.spark
-    cancel_all = spark.interruptAll if ranks.on_connect else spark.sparkContext.cancelAllJobs
+    assert spark is not None
+    if ranks.place == "connect":
+        cancel_all = spark.interruptAll
+    else:
+        cancel_all = spark.sparkContext.cancelAllJobs
 
     def cancel() -> None:
         thread = threading.Thread(target=cancel_all)
@@ -112,9 +118,8 @@ def test_cancel_without_a_run_does_nothing(ranks: Ranks) -> None:
     assert runner.run(int) == 0
 
 
+@pytest.mark.places("spark", "connect")
 def test_cancel_ends_the_wait_for_slots(ranks: Ranks) -> None:
-    if ranks.spark is None:
-        pytest.skip("this machine's slots need no wait")
     runner = ranks.runner(1000, slot_timeout=600)
     run = in_thread(lambda: runner.run(print))
     while run.is_alive():
@@ -131,17 +136,20 @@ def family() -> None:
 
 
 # A frozen driver is to its ranks what a cut network is: silence.
+@pytest.mark.places("local", "spark", "connect")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Signals) -> None:
-    if ranks.spark is None and number == signal.SIGSTOP:
-        pytest.skip("those who watch local ranks freeze with the driver")
-    if number != signal.SIGKILL:
-        ranks.skip_where_it_is_slow()
+    # Those who watch local ranks freeze with the driver; and Spark's own end is the same for any.
+    if (
+        number not in {"local": (signal.SIGTERM,), "spark": (signal.SIGSTOP,)}.get(ranks.place, ())
+        and number != signal.SIGKILL
+    ):
+        pytest.skip(f"not in {ranks.place}")
     session = ""
     if ranks.spark is not None:
-        if ranks.on_cluster and not ranks.on_connect:
-            pytest.skip("the cluster's slots are taken by the session of the tests")
-        to = f"remote('{ranks.url}')" if ranks.on_connect else f"master('{ranks.master}')"
+        to = f"master('{ranks.master}')"
+        if ranks.place == "connect":
+            to = f"remote('{ranks.url}')"
         session = textwrap.dedent(
             f"""
             from pyspark.sql import SparkSession

@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator
@@ -126,41 +125,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
-    ranks: Ranks, small_disk: Path
-) -> None:
-    if ranks.on_cluster or ranks.on_connect:
-        pytest.skip("executors elsewhere have their own idea of TMPDIR")
-    session = ""
-    if ranks.spark is not None:
-        session = textwrap.dedent(
-            f"""
-            from pyspark.sql import SparkSession
-            builder = SparkSession.builder.master("{ranks.master}")
-            builder = builder.config("spark.ui.enabled", "false")
-            builder = builder.config("spark.local.dir", "{tempfile.gettempdir()}")
-            builder = builder.config("spark.driver.extraJavaOptions", "-XX:-UsePerfData")
-            builder.getOrCreate().sparkContext.setLogLevel("OFF")
-            """
-        )
+def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(small_disk: Path) -> None:
     script = textwrap.dedent(
-        f"""
+        """
         from horovod_runner import HorovodRunner, RankFailedError, LaunchError
-        runner = HorovodRunner(np={2 if ranks.spark is not None else -2})
+        runner = HorovodRunner(np=-2)
         for number, (main, kwargs) in enumerate([
-            (lambda: b"x" * (4 << 20), {{}}),
-            (lambda data: len(data), {{"data": bytearray(4 << 20)}}),
-            (lambda: print("a line of output\\n" * 300_000), {{}}),
+            (lambda: b"x" * (4 << 20), {}),
+            (lambda data: len(data), {"data": bytearray(4 << 20)}),
+            (lambda: print("a line of output\\n" * 300_000), {}),
         ]):
             try:
                 runner.run(main, **kwargs)
-                print(f"case {{number}}: well")
+                print(f"case {number}: well")
             except (RankFailedError, LaunchError) as error:
-                print(f"case {{number}}: {{type(error).__name__}} {{error}}")
+                print(f"case {number}: {type(error).__name__} {error}")
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", session + script],
+        [sys.executable, "-c", script],
         capture_output=True,
         text=True,
         check=False,
@@ -212,8 +195,8 @@ def test_output_that_is_no_utf8_is_told_with_marks(ranks: Ranks) -> None:
     assert "caf\ufffd \ufffd" in str(fail(ranks, main))
 
 
+@pytest.mark.places("local")
 def test_a_gigabyte_of_output_is_no_obstacle(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
 
     def main() -> None:
         block = b"x" * 99 + b"\n"
@@ -256,7 +239,6 @@ def test_a_rank_that_is_deaf_in_native_code_ends_when_another_fails(ranks: Ranks
 
 
 def test_50_failing_runs_leave_nothing_and_the_next_one_works(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
 
     def main(way: int) -> None:
         if os.environ["HOROVOD_RANK"] == "1":

@@ -90,15 +90,13 @@ def train_tensorflow(seed_offset: int) -> list[list[Any]]:
 
 @cache
 def weights_of_one_process(train: Any) -> Any:
-    return Ranks("local", None).run(1, train, seed_offset=0)[0]
+    return Ranks("local").run(1, train, seed_offset=0)[0]
 
 
 @pytest.mark.parametrize("train", [train_torch, train_tensorflow])
 def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(
     ranks: Ranks, train: Any
 ) -> None:
-    if train is train_tensorflow:
-        ranks.skip_where_it_is_slow()
     alone = weights_of_one_process(train)
     first, second = ranks.run(2, train, seed_offset=100)
     assert first == second
@@ -117,7 +115,7 @@ def test_a_test_of_weights_can_fail() -> None:
         torch.manual_seed = lambda seed: manual_seed(seed + 1)
         return train_torch(0)
 
-    other = Ranks("local", None).run(1, from_another_seed)[0]
+    other = Ranks("local").run(1, from_another_seed)[0]
     assert not np.allclose(one[0], other[0], atol=1e-3)
 
 
@@ -185,6 +183,7 @@ def test_gradients_computed_too_often_are_told(ranks: Ranks) -> None:
         ranks.run(2, main)
 
 
+@pytest.mark.places("local", "spark", "cluster")
 def test_horovod_sees_the_topology(ranks: Ranks) -> None:
     def main() -> Any:
         import horovod.torch as hvd
@@ -245,6 +244,7 @@ def test_one_rank_runs_horovod_without_a_meeting_point(ranks: Ranks) -> None:
     assert ranks.run(1, main) == 1.0
 
 
+@pytest.mark.places("local", "spark", "cluster")
 def test_the_rank_that_raised_is_named_and_not_its_survivors(ranks: Ranks) -> None:
     def main() -> None:
         import horovod.torch as hvd

@@ -25,6 +25,7 @@ def train(steps: int) -> str:
     return "done"
 
 
+@pytest.mark.places("local", "spark", "cluster", "connect")
 def test_rank_0s_reports_are_a_table_afterwards(ranks: Ranks) -> None:
     runner = ranks.runner(2)
     assert runner.run(train, steps=30) == "done"
@@ -45,6 +46,7 @@ def test_all_ranks_reports_are_when_asked_for(ranks: Ranks) -> None:
     assert table["step"].to_pylist() == list(range(5)) * 3
 
 
+@pytest.mark.places("local", "spark", "cluster", "connect")
 def test_a_run_tells_of_its_ranks_its_moments_and_its_lines(ranks: Ranks) -> None:
     runner = ranks.runner(2)
     assert runner.last_run is None
@@ -134,7 +136,6 @@ def test_a_run_is_readable_while_it_goes_on(ranks: Ranks, tmp_path: Path) -> Non
 def test_a_sink_that_fails_is_told_once_and_fails_no_run(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ranks.skip_where_it_is_slow()
 
     class Failing(Sink):
         def report(self, report: Any) -> None:
@@ -150,7 +151,6 @@ def test_a_sink_that_fails_is_told_once_and_fails_no_run(
 def test_reports_beyond_what_a_driver_takes_are_counted_and_the_last_arrives(
     ranks: Ranks,
 ) -> None:
-    ranks.skip_where_it_is_slow()
     count = 200_000
 
     def main() -> None:
@@ -166,14 +166,12 @@ def test_reports_beyond_what_a_driver_takes_are_counted_and_the_last_arrives(
 
 
 def test_a_metric_that_is_no_number_is_the_ranks_own_error(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
     with pytest.raises(TypeError, match="the metric 'loss' is a list"):
         ranks.run(1, lambda: report(loss=[1.0]))
 
 
 @pytest.mark.horovod
 def test_horovods_timeline_comes_to_the_driver(ranks: Ranks, tmp_path: Path) -> None:
-    ranks.skip_where_it_is_slow()
 
     def main() -> None:
         import horovod.torch as hvd

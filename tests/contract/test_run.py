@@ -25,6 +25,7 @@ from horovod_runner import (
     log_to_driver,
 )
 from tests.conftest import Ranks
+from tests.places import EVERYWHERE
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -44,6 +45,7 @@ def environment(name: str) -> str:
     return os.environ.get(name, "")
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_returns_the_value_of_rank_0(ranks: Ranks) -> None:
     def main(offset: int) -> int:
         return offset + int(os.environ["HOROVOD_RANK"])
@@ -57,6 +59,7 @@ def test_runs_a_single_rank_in_a_process_of_its_own(ranks: Ranks) -> None:
     assert size == "1"
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_captures_closures_and_keyword_arguments(ranks: Ranks) -> None:
     weights = {"a": [1.0, 2.0]}
 
@@ -69,11 +72,13 @@ def test_captures_closures_and_keyword_arguments(ranks: Ranks) -> None:
     )
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_imports_the_users_own_modules(ranks: Ranks) -> None:
     # Pickled by name: the ranks have to import this very test module.
     assert ranks.run(1, environment, name="HOROVOD_RANK") == "0"
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_ranks_know_their_place_in_horovods_and_in_torchs_terms(ranks: Ranks) -> None:
     names = ["HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"]
     names += ["HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"]
@@ -94,6 +99,7 @@ def _run_and_collect(ranks: Ranks, size: int, main: Any, lines: list[str], **opt
     lines += output.getvalue().splitlines()
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_shows_log_to_driver_and_nothing_else_by_default(ranks: Ranks) -> None:
     def main() -> None:
         print("printed")
@@ -101,12 +107,13 @@ def test_shows_log_to_driver_and_nothing_else_by_default(ranks: Ranks) -> None:
 
     lines: list[str] = []
     _run_and_collect(ranks, 2, main, lines)
-    if ranks.launcher == "local":  # np < 0: what the ranks print belongs to the cell
+    if ranks.place == "local":  # np < 0: what the ranks print belongs to the cell
         assert sorted(lines) == ["[0] printed", "[1] printed", "logged", "logged"]
     else:
         assert lines == ["logged", "logged"]
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_shows_all_output_with_its_rank_when_asked(ranks: Ranks) -> None:
     def main() -> None:
         print(f"line of {os.environ['HOROVOD_RANK']}")
@@ -126,6 +133,7 @@ def test_output_of_native_code_and_of_children_is_shown_too(ranks: Ranks) -> Non
     assert lines == ["from a descriptor", "from a child"]
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_long_and_odd_texts_arrive_whole(ranks: Ranks) -> None:
     texts = ["x" * 300_000, "tab\tand ünïcödé 🚀", ""]
 
@@ -139,7 +147,6 @@ def test_long_and_odd_texts_arrive_whole(ranks: Ranks) -> None:
 
 
 def test_100000_lines_from_each_rank_arrive_complete_and_in_order(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
     count = 100_000
 
     def main() -> None:
@@ -159,6 +166,7 @@ def test_100000_lines_from_each_rank_arrive_complete_and_in_order(ranks: Ranks) 
         assert logged == [str(number) for number in range(count)]
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_env_reaches_every_rank(ranks: Ranks) -> None:
     def main() -> Any:
         return os.environ["FLAVOUR"], os.environ["OMP_NUM_THREADS"]
@@ -179,11 +187,13 @@ def test_each_rank_gets_its_share_of_the_cores(ranks: Ranks) -> None:
     assert ranks.run(2, environment, name="OMP_NUM_THREADS") == str(max(1, cores // 2))
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_secrets_of_spark_stay_out_of_the_ranks(ranks: Ranks) -> None:
     names = ranks.run(1, lambda: [name for name in os.environ if "SECRET" in name])
     assert names == []
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_no_key_of_the_channel_is_in_argv_or_environment(ranks: Ranks) -> None:
     def main() -> tuple[list[str], list[str], dict[str, str]]:
         own = psutil.Process()
@@ -197,6 +207,7 @@ def test_no_key_of_the_channel_is_in_argv_or_environment(ranks: Ranks) -> None:
     assert not [argument for argument in parent if len(argument) == 40 and "." not in argument]
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_an_exception_arrives_as_its_own_type_with_the_remote_traceback(ranks: Ranks) -> None:
     def main() -> None:
         print("the last words")
@@ -227,6 +238,7 @@ def test_the_same_failure_of_all_ranks_is_told_once(ranks: Ranks) -> None:
     assert str(caught.value.__cause__).count("Traceback") == 2  # our heading, and Python's own
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_a_failing_rank_ends_those_that_would_run_on(ranks: Ranks) -> None:
     def main() -> None:
         if os.environ["HOROVOD_RANK"] == "0":
@@ -237,6 +249,7 @@ def test_a_failing_rank_ends_those_that_would_run_on(ranks: Ranks) -> None:
         ranks.run(3, main)
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_a_killed_rank_is_named_with_its_signal(ranks: Ranks) -> None:
     def main() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
@@ -271,6 +284,7 @@ def test_a_value_that_cannot_be_pickled_is_named(ranks: Ranks) -> None:
         ranks.run(1, threading.Lock)
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_only_rank_0_needs_a_value_that_can_be_pickled(ranks: Ranks) -> None:
     def main() -> Any:
         return 5 if os.environ["HOROVOD_RANK"] == "0" else threading.Lock()
@@ -288,10 +302,10 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_launched(ranks: Ranks
         ranks.run(1, main)
 
 
+@pytest.mark.places("spark", "connect")
 def test_what_lives_on_the_driver_alone_is_named_with_the_way_to_it(ranks: Ranks) -> None:
     session = ranks.spark
-    if session is None:
-        pytest.skip("without Spark there is nothing of the kind")
+    assert session is not None
     frame = session.range(3)
 
     def main(**kwargs: Any) -> Any:
@@ -405,6 +419,7 @@ def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
     assert sorted(lines) == sorted(texts * 20)
 
 
+@pytest.mark.places(*EVERYWHERE)
 def test_a_rank_that_cannot_be_started_is_told_at_once(ranks: Ranks) -> None:
     with pytest.raises(LaunchError, match=r"task \d of 2 on .*embedded null byte"):
         ranks.run(2, print, {"env": {"BROKEN": "a\0b"}})

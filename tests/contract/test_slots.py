@@ -12,7 +12,7 @@ from tests.conftest import Ranks
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.places("spark", "cluster", "connect")]
 
 
 def test_more_ranks_than_slots_are_refused_at_once(spark: SparkSession) -> None:
@@ -40,13 +40,11 @@ def test_waiting_for_slots_is_said_and_bounded(
 
 
 def test_np_0_takes_all_slots_and_warns(spark: SparkSession, ranks: Ranks) -> None:
-    if ranks.spark is None:
-        pytest.skip("np=0 is about Spark's slots")
     with pytest.warns(DeprecationWarning, match="np=0"):
         runner = ranks.runner(0)
     assert runner.run(lambda: __import__("os").environ["HOROVOD_SIZE"]) == "4"
 
 
 def test_the_active_session_is_taken(spark: SparkSession, ranks: Ranks) -> None:
-    gpus = 0 if ranks.on_cluster else None
+    gpus = 0 if ranks.place == "cluster" else None
     assert HorovodRunner(np=1, gpus_per_rank=gpus).run(lambda: 6) == 6

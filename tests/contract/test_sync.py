@@ -35,6 +35,7 @@ def test_equal_weights_pass(ranks: Ranks, capsys: pytest.CaptureFixture[str]) ->
     assert "check_sync" not in capsys.readouterr().err
 
 
+@pytest.mark.places("local", "spark", "cluster")
 def test_the_first_rank_and_variable_that_differ_are_named(ranks: Ranks) -> None:
     told = (
         "the ranks' weights differ after epoch 2: rank 1 is the first that differs from rank 0, "

@@ -24,31 +24,21 @@ import psutil
 import pytest
 
 from horovod_runner import HorovodRunner, RankFailedError, runs, warm
-from tests.conftest import Ranks
+from tests.conftest import Ranks, is_forked
+from tests.conftest import fork_servers as servers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left", "no_servers_left")]
 
 
-def servers() -> list[psutil.Process]:
-    """The fork servers of this machine, without what is forked off them."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            ours = "horovod_runner.forkserver" in process.cmdline() and runs_still(process)
-            if ours and not is_forked(process):
-                found.append(process)
-    return found
-
-
-def is_forked(process: psutil.Process) -> bool:
-    parent = process.parent()
-    return parent is not None and "horovod_runner.forkserver" in parent.cmdline()
-
-
 @pytest.fixture
 def no_servers_left() -> Iterator[None]:
-    """The sessions of these tests outlast them."""
+    """The sessions of these tests outlast them; so do those of the tests before."""
+    end_servers()
     yield
+    end_servers()
+
+
+def end_servers() -> None:
     for folder in Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"):
         with suppress(OSError), warm.connect(folder, 1.0) as connection:
             connection.send(warm.END)
@@ -89,11 +79,6 @@ def numbers() -> tuple[bool, list[float]]:
     return is_forked(psutil.Process().parent()), drawn
 
 
-def same_on_spark(ranks: Ranks) -> None:
-    if ranks.spark is not None:
-        pytest.skip("the local launcher shows it as well")
-
-
 def of_all(main: Any) -> Any:
     """A main that returns what all ranks' return."""
 
@@ -117,6 +102,7 @@ def prepare(ranks: Ranks, size: int = 1, **options: Any) -> HorovodRunner:
     return runner
 
 
+@pytest.mark.places("local", "spark", "cluster")
 def test_the_second_run_starts_warm_and_says_so(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,13 +113,13 @@ def test_the_second_run_starts_warm_and_says_so(
     assert runner.run(is_warm)
     assert "start: warm\n" in capsys.readouterr().err
     found = servers()
-    assert len(found) == (2 if ranks.on_cluster else 1)
+    assert len(found) == (2 if ranks.place == "cluster" else 1)
     assert runner.run(is_warm)
     assert servers() == found
 
 
+@pytest.mark.places("local")
 def test_without_it_nothing_is_kept(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    same_on_spark(ranks)
     assert not ranks.run(1, is_warm)
     assert not ranks.run(1, is_warm)
     assert not servers()
@@ -142,7 +128,6 @@ def test_without_it_nothing_is_kept(ranks: Ranks, capsys: pytest.CaptureFixture[
 
 @pytest.mark.horovod
 def test_ranks_train_together_and_draw_their_own_numbers(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
     runner = ranks.runner(2, warm=True)
     main = of_all(numbers)
     drawn = []
@@ -194,7 +179,6 @@ def traces() -> dict[str, Any]:
 
 
 def test_nothing_of_one_run_is_in_the_next(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
     before = ranks.run(1, traces)
     runner = prepare(ranks)
     runner.run(leave_traces)
@@ -214,10 +198,10 @@ def set_late(name: str) -> bool:
     return was_warm
 
 
+@pytest.mark.places("local")
 def test_what_main_imports_after_it_has_set_a_variable_is_not_prepared(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    same_on_spark(ranks)
     runner = ranks.runner(1, warm=True)
     assert not runner.run(set_late, name="A_SETTING")
     said = capsys.readouterr().out
@@ -229,10 +213,10 @@ def test_what_main_imports_after_it_has_set_a_variable_is_not_prepared(
     assert runner.run(is_warm)
 
 
+@pytest.mark.places("local")
 def test_a_variable_that_comes_too_late_in_a_forked_rank_is_told(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     assert runner.run(set_late, name="OPENBLAS_NUM_THREADS")
     assert "main sets OPENBLAS_NUM_THREADS too late: this rank was fork" in capsys.readouterr().out
@@ -246,8 +230,8 @@ def descriptors() -> tuple[bool, list[str]]:
     return is_warm(), sorted(links)
 
 
+@pytest.mark.places("local")
 def test_a_forked_rank_holds_the_descriptors_of_a_started_one(ranks: Ranks) -> None:
-    same_on_spark(ranks)
     runner = ranks.runner(1, warm=True)
     cold, forked = runner.run(descriptors), runner.run(descriptors)
     assert (cold[0], forked[0]) == (False, True)
@@ -261,17 +245,16 @@ def variables() -> tuple[bool, dict[str, str]]:
 
 
 def test_a_forked_rank_has_the_variables_of_a_started_one(ranks: Ranks) -> None:
-    ranks.skip_where_it_is_slow()
     runner = ranks.runner(1, warm=True)
     cold, forked = runner.run(variables), runner.run(variables)
     assert (cold[0], forked[0]) == (False, True)
     assert cold[1] == forked[1]
 
 
+@pytest.mark.places("local")
 def test_other_settings_start_cold_and_replace_the_server(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    same_on_spark(ranks)
     assert prepare(ranks).run(is_warm)
     (server,) = servers()
     other = ranks.runner(1, warm=True, env={"A_SETTING_THAT_AN_IMPORT_MAY_READ": "1"})
@@ -288,16 +271,16 @@ def imports(name: str) -> bool:
     return there
 
 
+@pytest.mark.places("local")
 def test_a_server_learns_what_a_later_run_imports(ranks: Ranks) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     assert not runner.run(imports, name="pandas")
     assert runner.run(imports, name="pandas")
     assert len(servers()) == 1
 
 
+@pytest.mark.places("local")
 def test_modules_of_the_users_own_are_imported_anew(ranks: Ranks, tmp_path: Path) -> None:
-    same_on_spark(ranks)
     (tmp_path / "own_module.py").write_text("import numpy\nvalue = 1\n")
 
     def value() -> int:
@@ -327,10 +310,8 @@ def fail(how: str) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 3), ("kill", -9)])
 def test_a_forked_rank_fails_as_a_started_one(ranks: Ranks, how: str, code: int) -> None:
-    ranks.skip_where_it_is_slow()
     if how != "kill":
-        same_on_spark(ranks)
-    runner = prepare(ranks)
+        runner = prepare(ranks)
     with pytest.raises((ValueError, RankFailedError)) as caught:
         runner.run(fail, how=how)
     error = caught.value
@@ -350,8 +331,8 @@ def end_guard() -> None:
     threading.Event().wait()
 
 
+@pytest.mark.places("local")
 def test_a_forked_rank_ends_with_its_guard(ranks: Ranks) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     with pytest.raises(RankFailedError, match="SIGKILL"):
         runner.run(end_guard)
@@ -360,8 +341,8 @@ def test_a_forked_rank_ends_with_its_guard(ranks: Ranks) -> None:
             process.kill()
 
 
+@pytest.mark.places("local")
 def test_a_server_that_was_killed_is_replaced(ranks: Ranks) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     (server,) = servers()
     server.kill()
@@ -370,20 +351,20 @@ def test_a_server_that_was_killed_is_replaced(ranks: Ranks) -> None:
     assert runner.run(is_warm)
 
 
+@pytest.mark.places("local")
 def test_a_server_ends_when_it_has_nothing_to_do(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same_on_spark(ranks)
     monkeypatch.setattr(warm, "_IDLE_SECONDS", 0.1)
     prepare(ranks)
     assert ended(servers())
     assert not list(Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"))
 
 
+@pytest.mark.places("local")
 def test_a_server_that_hangs_is_not_waited_for_long(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     assert runner.run(is_warm)
     monkeypatch.setattr(warm, "_ANSWER_SECONDS", 0.5)
@@ -396,10 +377,10 @@ def test_a_server_that_hangs_is_not_waited_for_long(
     assert len(servers()) == 1
 
 
+@pytest.mark.places("local")
 def test_a_fork_server_that_cannot_be_started_harms_no_run(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same_on_spark(ranks)
 
     def no_memory(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
@@ -410,10 +391,10 @@ def test_a_fork_server_that_cannot_be_started_harms_no_run(
     assert not runner.run(is_warm)
 
 
+@pytest.mark.places("local")
 def test_a_task_that_does_not_wait_for_its_fork_leaves_nothing(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     assert runner.run(is_warm)
     (server,) = servers()
@@ -431,8 +412,8 @@ def test_a_task_that_does_not_wait_for_its_fork_leaves_nothing(
     assert servers() == [server]
 
 
+@pytest.mark.places("local")
 def test_descriptors_above_a_thousand_are_no_obstacle(ranks: Ranks) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     with ExitStack() as held:
         for _ in range(1100):
@@ -440,8 +421,8 @@ def test_descriptors_above_a_thousand_are_no_obstacle(ranks: Ranks) -> None:
         assert runner.run(is_warm)
 
 
+@pytest.mark.places("local")
 def test_what_a_fork_inherits_is_looked_at(ranks: Ranks) -> None:
-    same_on_spark(ranks)
     runner = prepare(ranks)
     before = os.umask(0o27)
     try:

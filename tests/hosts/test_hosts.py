@@ -16,17 +16,13 @@ from tests.cluster.standalone import Place, StandaloneCluster
 from tests.hosts.drive import Driver
 from tests.hosts.network import ADDRESSES, NOWHERE, Network, missing
 
-pytestmark = [pytest.mark.hosts, pytest.mark.spark, pytest.mark.horovod]
+pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.places("hosts")]
 
 _SPARK_PORT, _BLOCK_PORT = 20001, 20002
 
 
 @pytest.fixture(scope="module")
-def network(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Network]:
-    if not request.config.getoption("--hosts"):
-        pytest.skip("needs --hosts")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     reason = missing()
     if reason:
         pytest.skip(reason)

@@ -14,7 +14,7 @@ import pytest
 from tests.hosts.network import ADDRESSES, Host, Network, missing
 from tests.hpc import PROGRAM, ROOT, require_slurm, slurm
 
-pytestmark = [pytest.mark.hosts, pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.horovod, pytest.mark.places("hosts"), pytest.mark.timeout(280)]
 _SCRIPT = """
 import horovod.torch as hvd, os, torch
 hvd.init()
@@ -30,11 +30,9 @@ def node(host: Host) -> slurm.Node:
 
 @pytest.fixture(scope="module")
 def on_login_node(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Runs a command on a host that is no node of the cluster, in an allocation of both nodes."""
-    if not request.config.getoption("--hosts"):
-        pytest.skip("needs --hosts")
     require_slurm()
     if reason := missing():
         pytest.skip(reason)

@@ -14,6 +14,7 @@ import pytest
 
 from horovod_runner.data import Image, petastorm
 from horovod_runner.errors import DataError
+from tests.places import Sessions
 from tests.shards import as_rank, shard_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def row(number: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def url(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
+def url(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> str:
     from petastorm.codecs import (
         CompressedImageCodec,
         CompressedNdarrayCodec,
@@ -78,6 +79,7 @@ def url(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> str:
             UnischemaField("photo", np.uint8, (None, None, 3), CompressedImageCodec("png"), False),
         ],
     )
+    spark = sessions.get("spark")
     found = f"file://{tmp_path_factory.mktemp('petastorm')}/rows"
     with materialize_dataset(spark, found, schema, row_group_size_mb=1):
         rows = spark.sparkContext.parallelize(range(ROWS), 3).map(row)

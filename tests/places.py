@@ -1,0 +1,94 @@
+"""Where the ranks of a test run, and what is started for it.
+
+| place     | what it is                                                        |
+|-----------|-------------------------------------------------------------------|
+| `local`   | processes of this machine, without Spark                          |
+| `spark`   | a Spark session of this process with four slots, `local[4]`       |
+| `cluster` | a standalone cluster: two executors with two slots each           |
+| `connect` | a Spark Connect server with four slots                            |
+| `slurm`   | an allocation of four tasks in a Slurm of this machine            |
+| `hosts`   | network namespaces with a Spark cluster or a Slurm over them      |
+
+A test says where it runs by ``@pytest.mark.places("local", "cluster")``; without that it runs in
+`local` and `spark`. ``pytest --places`` says which of them a session of tests may use.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PLACES = ("local", "spark", "cluster", "connect", "slurm", "hosts")
+#: For what every launcher has to do, wherever its ranks run.
+EVERYWHERE = ("local", "spark", "cluster", "connect", "slurm")
+#: Those with a Spark session in the tests' process.
+SPARKS = ("spark", "cluster", "connect")
+#: Those that pytest-xdist gives to one of its processes: what they start is large.
+SHARED = ("cluster", "connect", "slurm", "hosts")
+
+
+class Sessions:
+    """The Spark sessions of this process: one at a time, because PySpark allows no more.
+
+    Asking for another place's session ends the one before, with its cluster or server.
+    """
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._place = ""
+        self._session: SparkSession | None = None
+
+    def get(self, place: str) -> SparkSession:
+        """The session of `spark`, `cluster` or `connect`."""
+        if self._session is None or place != self._place:
+            self.close()
+            self._session = getattr(self, f"_start_{place}")()
+            self._place = place
+        return self._session
+
+    def close(self) -> None:
+        """End the session and what was started for it."""
+        self._session = None
+        self._open.close()
+
+    def _folder(self) -> Path:
+        return Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="spark-")))
+
+    def _start_spark(self) -> SparkSession:
+        return self._classic("local[4]", {})
+
+    def _start_cluster(self) -> SparkSession:
+        from tests.cluster.standalone import CONF, StandaloneCluster
+
+        cluster = self._open.enter_context(StandaloneCluster(self._folder()))
+        return self._classic(cluster.master, CONF)
+
+    def _start_connect(self) -> SparkSession:
+        from tests.connect.server import ConnectServer
+
+        server = self._open.enter_context(ConnectServer(self._folder()))
+        # Set by PySpark for good: a classic session could not be made any more.
+        self._open.callback(os.environ.pop, "SPARK_CONNECT_MODE_ENABLED", None)
+        session = server.session()
+        self._open.callback(session.stop)
+        return session
+
+    def _classic(self, master: str, conf: Mapping[str, str]) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.master(master)
+        builder = builder.config("spark.ui.enabled", "false")
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+        for name, value in conf.items():
+            builder = builder.config(name, value)
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
+        self._open.callback(session.stop)
+        return session
