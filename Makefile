@@ -64,7 +64,7 @@ test: packages
 
 # What the tests under Open MPI and Slurm need of Debian's packages.
 packages:
-	@if ! (command -v mpirun && command -v srun && PATH=$$PATH:/usr/sbin command -v munged) >/dev/null; \
+	@if ! (command -v mpirun && command -v srun && command -v ccache && PATH=$$PATH:/usr/sbin command -v munged) >/dev/null; \
 	then if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; \
 	then apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
 		-o DPkg::Lock::Timeout=600 --no-install-recommends \

@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Not where this module is imported: ranks do that, too.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each rank would compile all it imports
     os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark starts its Python workers with it
     os.environ[SESSION] = str(os.getpid())
     # Temporary files and the list of runs are in folders of this process alone. Their path is

@@ -76,7 +76,7 @@ def numbers() -> tuple[bool, list[float]]:
 
     key = int.from_bytes(multiprocessing.current_process().authkey, "big")
     drawn = [random.random(), numpy.random.rand(), torch.rand([]).item(), key]
-    return is_forked(psutil.Process().parent()), drawn
+    return is_warm(), drawn
 
 
 def of_all(main: Any) -> Any:
@@ -92,7 +92,11 @@ def of_all(main: Any) -> Any:
 
 
 def is_warm() -> bool:
-    return numbers()[0]
+    """Whether this process was forked; imports what the next run's is forked with."""
+    import numpy
+
+    assert numpy
+    return is_forked(psutil.Process().parent())
 
 
 def prepare(ranks: Ranks, size: int = 1, **options: Any) -> HorovodRunner:
@@ -310,8 +314,9 @@ def fail(how: str) -> None:
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 3), ("kill", -9)])
 def test_a_forked_rank_fails_as_a_started_one(ranks: Ranks, how: str, code: int) -> None:
-    if how != "kill":
-        runner = prepare(ranks)
+    if how != "kill" and ranks.place == "spark":
+        pytest.skip("the local launcher shows it as well")
+    runner = prepare(ranks)
     with pytest.raises((ValueError, RankFailedError)) as caught:
         runner.run(fail, how=how)
     error = caught.value
