@@ -90,5 +90,17 @@ class Sessions:
             builder = builder.config(name, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("OFF")
+        self._open.callback(_end_java)
         self._open.callback(session.stop)
         return session
+
+
+def _end_java() -> None:
+    """End PySpark's Java process: it would give its settings to the next session, too."""
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
