@@ -81,16 +81,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("place", places, indirect=True, scope="session")
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keep together what shares something large; pytest-xdist reads the groups right after this."""
+    if _place(item) in SHARED:
+        item.add_marker(pytest.mark.xdist_group(_place(item)))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what runs in other places; keep together what shares something large."""
+    """Leave out what runs in other places."""
     allowed = _allowed(config)
-    elsewhere = [item for item in items if _place(item) not in allowed]
-    config.hook.pytest_deselected(items=elsewhere)
+    config.hook.pytest_deselected(items=[item for item in items if _place(item) not in allowed])
     items[:] = [item for item in items if _place(item) in allowed]
-    for item in items:
-        if _place(item) in SHARED:
-            item.add_marker(pytest.mark.xdist_group(_place(item)))
 
 
 def _place(item: Any) -> str:
