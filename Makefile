@@ -1,9 +1,11 @@
 # Two commands that do all of their own set-up on a fresh machine:
-#   make demo   the main job: two ranks in a Spark barrier job learn handwritten digits
-#   make test   all tests, on both dependency legs
+#   make demo     the main job: two ranks in a Spark barrier job learn handwritten digits
+#   make test     all tests, on both dependency legs
 # And the inner loop:
-#   make check  lint, types, import contract and the fast tests
-# And parts of the tests: make test-main, make test-hpc, make test-petastorm, make fuzz
+#   make check    lint, types, import contract and the fast tests
+# And parts of the tests: make test-main, make test-petastorm; or with the newest leg's pytest, see
+# CONTRIBUTING.md
+#   make mutants  which test notices which of some breakages of the package: for hours
 
 # The two dependency legs; the first is the one to work in. CONTRIBUTING.md says what each is for.
 MAIN      := .venv
@@ -50,9 +52,18 @@ DEMO_EXTRAS := spark,torch,data,examples,mpich,build
 MAIN_EXTRAS := $(DEMO_EXTRAS),connect,tensorflow,delta,images,plot,keras,lightning,mlflow,tensorboard,mpi,docs,dev
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
+# What depends on Spark 3.5, pyarrow 14, NumPy 1 or Petastorm; and what every launcher has to do.
+PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
+	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
+	tests/cluster/test_packed.py
+TOGETHER := -n 4 --dist loadgroup
+
+# A toolkit without a GPU is no reason to compile for GPUs.
+CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
+
 HOROVOD_BUILD := $(wildcard horovod_runner/horovod_source.py horovod_runner/horovod_overlay/*/*/*)
 
-.PHONY: demo test test-main test-hpc test-petastorm packages docs check lint fast fuzz format bench clean
+.PHONY: demo test test-main test-petastorm mutants packages docs check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -60,7 +71,7 @@ demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
 
 # The fast tests are among those of the main leg.
 test: packages
-	@$(MAKE) lint test-main test-hpc test-petastorm fuzz
+	@$(MAKE) lint test-main test-petastorm
 
 # What the tests under Open MPI and Slurm need of Debian's packages.
 packages:
@@ -81,28 +92,27 @@ lint: $(MAIN)/.ready
 	$(MAIN)/bin/lint-imports
 
 fast: $(MAIN)/.ready
-	$(MAIN)/bin/pytest tests/unit
+	$(MAIN)/bin/pytest tests/unit -n 2
 
-# Everything again with coverage of the package, its workers and Spark's Python workers included.
-test-main: $(MAIN)/.ready
+# Most tests wait more than they compute: several run at a time. What they cover counts, in ranks and
+# in Spark's Python workers too.
+test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
 	rm -f .coverage*
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/unit tests/contract tests/real --cov
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract tests/cluster --cluster --cov --cov-append \
-		--ignore tests/contract/test_hang.py
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/hosts --hosts --cov --cov-append
-
-# Under Slurm and MPI; the launchers' contract once more, with Slurm's.
-test-hpc: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests/contract/test_run.py tests/contract/test_end.py \
-		tests/hpc tests/stories --slurm --cov --cov-append
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov
 	$(MAIN)/bin/coverage report --fail-under=90
 
+# A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
+ifdef PYTHON_PETASTORM
 test-petastorm: $(PETASTORM)/.ready
-	$(call with_java,$(PETASTORM)) $(PETASTORM)/bin/pytest tests/unit/data tests/contract/test_run.py
+	$(call with_java,$(PETASTORM)) $(PETASTORM)/bin/pytest $(PETASTORM_TESTS) \
+		--places local,spark,cluster $(TOGETHER)
+else
+test-petastorm:
+	@echo "no Python 3.11 or 3.12 here: the tests with Petastorm are left out"; test -z "$$CI"
+endif
 
-# 100,000 inputs to each socket of a run, while the run goes on.
-fuzz: $(MAIN)/.ready
-	$(MAIN)/bin/pytest tests/fuzz
+mutants: $(MAIN)/.ready
+	$(call with_java,$(MAIN)) $(MAIN)/bin/python tests/mutants/run.py
 
 # The pages as HTML, in docs/_build.
 docs: $(MAIN)/.ready
@@ -122,24 +132,24 @@ clean:
 
 $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(DEMO_EXTRAS)]')
-	$(MAIN)/bin/horovod-runner install --frameworks torch
+	$(MAIN)/bin/horovod-runner install --frameworks torch $(CPU_BUILD)
 	touch $@
 
 $(MAIN)/.ready: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(MAIN_EXTRAS)]')
-	$(MAIN)/bin/horovod-runner install
+	$(MAIN)/bin/horovod-runner install $(CPU_BUILD)
 	touch $@
 
 $(PETASTORM)/.ready: setup.cfg constraints/petastorm.txt $(HOROVOD_BUILD)
 	$(call environment,$(PETASTORM),$(PYTHON_PETASTORM),petastorm,--editable '.[$(PETASTORM_EXTRAS)]')
-	$(PETASTORM)/bin/horovod-runner install --frameworks torch --mpi none
+	$(PETASTORM)/bin/horovod-runner install --frameworks torch --mpi none $(CPU_BUILD)
 	touch $@
 
 $(OPENMPI)/.ready: $(MAIN)/.ready
 	$(PYTHON) -m venv $(OPENMPI)
 	$(call beside,$(OPENMPI),$(MAIN))
 	if command -v mpicxx >/dev/null; then \
-	$(OPENMPI)/bin/python -m horovod_runner.cli install --frameworks torch --mpi system; fi
+	$(OPENMPI)/bin/python -m horovod_runner.cli install --frameworks torch --mpi system $(CPU_BUILD); fi
 	touch $@
 
 $(BODO)/.ready: constraints/bodo.txt $(MAIN)/.ready

@@ -278,8 +278,8 @@ def _listening() -> int:
 @pytest.fixture
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """No worker, thread, named file or descriptor more than before the test."""
-    if "ranks" in request.fixturenames:
-        request.getfixturevalue("ranks")  # what Spark opens is not ours to close
+    for name in {"ranks", "spark"} & {*request.fixturenames}:
+        request.getfixturevalue(name)  # what Spark opens is not ours to close
     gc.collect()
     before = _workers(), _own_files(), _own_threads(), _descriptors(), _listening()
     memory = _unused_memory()

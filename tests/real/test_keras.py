@@ -15,8 +15,14 @@ from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
 
 # One run has all cases of a backend, and TensorFlow makes a graph for each.
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600)]
-BACKENDS = ("tensorflow", "torch")
-EACH = [(backend, name) for backend in BACKENDS for name in cases_of(backend)]
+# pytest-xdist's processes share no run.
+TOGETHER = {name: pytest.mark.xdist_group(f"keras on {name}") for name in ("tensorflow", "torch")}
+BACKENDS = [pytest.param(name, marks=TOGETHER[name]) for name in TOGETHER]
+EACH = [
+    pytest.param(backend, name, marks=TOGETHER[backend])
+    for backend in TOGETHER
+    for name in cases_of(backend)
+]
 
 
 @cache
