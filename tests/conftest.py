@@ -49,6 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
     # Not where this module is imported: ranks do that, too.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each rank would compile all it imports
     os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark starts its Python workers with it
+    if "REAL_JAVA" not in os.environ:
+        home = os.environ.get("JAVA_HOME")
+        os.environ["REAL_JAVA"] = f"{home}/bin/java" if home else shutil.which("java") or "java"
+        os.environ["JAVA_HOME"] = str(Path(__file__).parent / "java")
+        os.environ["SPARK_CLASSES"] = f"{sys.prefix}/spark.jsa"
     os.environ[SESSION] = str(os.getpid())
     # Temporary files and the list of runs are in folders of this process alone. Their path is
     # short, for sockets lie in them, and others may look into it, as munge wants.

@@ -25,6 +25,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
+PLACES = ("--places", "all")
 SECONDS = 600  # a mutant that hangs every test is noticed, too
 
 
@@ -97,7 +98,8 @@ def first_failure(mutant: Mutant | None, tests: tuple[str, ...], tree: Path, pyt
         copy(tree, folder)
         if mutant is not None:
             apply(mutant, folder)
-        command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        command = [python, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+        command += [*PLACES, *tests]
         # The copy comes before the checkout that is installed in the environment.
         environment = {
             **os.environ,

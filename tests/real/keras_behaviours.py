@@ -264,12 +264,14 @@ def dropout_differs() -> list[Any]:
     return [list(each) for each in zip(*hvd.allgather_object([state, weights]), strict=True)]
 
 
-def unknown_to_keras() -> None:
-    import torch
+class Momentum:
+    """An optimizer of another library."""
 
+
+def unknown_to_keras() -> None:
     import horovod_runner.keras as hvd
 
-    hvd.DistributedOptimizer(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    hvd.DistributedOptimizer(Momentum())
 
 
 def a_sum_with_predivide() -> None:

@@ -79,6 +79,7 @@ def test_one_that_was_cut_off_does_not_count_and_the_former_does(
 def test_files_of_others_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
     publish(tmp_path, 1)
     others = ["model.pt", "checkpoint-1.pt", "checkpoint-000001-step-10-run1.txt", ".part-mine"]
+    others += [".seen-run2", f".part-{marker(2, run_id='run2').name}"]  # of a run beside this one
     for name in others:
         (tmp_path / name).write_text("{}")
     folder = LocalFolder(tmp_path)

@@ -18,11 +18,14 @@ def test_install_passes_the_users_choices_on(monkeypatch: pytest.MonkeyPatch) ->
         cli.main(["install", "--gpu", "--mpi", "--rebuild", "--frameworks", "torch, tensorflow"])
         == 0
     )
-    assert cli.main(["install", "--cpu"]) == 0
+    assert cli.main(["install", "--cpu", "--wheels", "/shared"]) == 0
     assert calls == [
-        ((None,), {"gpu": None, "mpi": None, "rebuild": False}),
-        ((["torch", "tensorflow"],), {"gpu": True, "mpi": "system", "rebuild": True}),
-        ((None,), {"gpu": False, "mpi": None, "rebuild": False}),
+        ((None,), {"gpu": None, "mpi": None, "rebuild": False, "shared": None}),
+        (
+            (["torch", "tensorflow"],),
+            {"gpu": True, "mpi": "system", "rebuild": True, "shared": None},
+        ),
+        ((None,), {"gpu": False, "mpi": None, "rebuild": False, "shared": "/shared"}),
     ]
 
 

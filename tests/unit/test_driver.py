@@ -199,6 +199,7 @@ def test_a_task_that_runs_again_is_called_off_and_ends_the_run(run: Run) -> None
     run.gather()
     again = run.say(1, hello(1))
     assert messages.Stop("this run has already started") in again
+    assert messages.Stop("a rank was lost") in run.say(0)
     run._launched.end()
     error = run.result.get(timeout=_SECONDS)
     assert isinstance(error, RankFailedError)

@@ -95,3 +95,36 @@ def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert not forkserver._memory_is_short()
     monkeypatch.setattr(forkserver, "_MEMORY_SHARE", 1.1)
     assert forkserver._memory_is_short()
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "inactive_file", "short"),
+    [
+        ("1000", "951", "0", True),
+        ("1000", "949", "0", False),
+        ("1000", "990", "500", False),  # files that the kernel would give up
+        ("1000", "1000", "20", True),
+        ("max", "951", "0", False),
+    ],
+)
+def test_a_containers_memory_may_be_short_where_the_machines_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    limit: str,
+    used: str,
+    inactive_file: str,
+    short: bool,
+) -> None:
+    folder = tmp_path / "sys/fs/cgroup/pod/42"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\n")
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/pod/42\n")
+
+    def path(root: str, *others: str) -> Path:
+        return Path(f"{tmp_path}{root}", *others)
+
+    monkeypatch.setattr(forkserver, "Path", path)
+    assert forkserver._memory_is_short() == short

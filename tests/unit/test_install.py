@@ -8,12 +8,14 @@ import os
 import shutil
 import sysconfig
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from horovod_runner import InstallError, horovod_source, install, inventory
+from horovod_runner import InstallError, hello, horovod_source, install, inventory
+from horovod_runner.hello import Greeting
 from horovod_runner.inventory import Framework, Mpi, Nccl
 
 CPU_TORCH = Framework("torch", "2.13.0+cpu")
@@ -33,6 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         "nccl": Nccl(tmp_path, tmp_path / "libnccl.so.2", "2.29.3"),
         "system": Mpi(False, "4.1.4"),
         "mpich": None,
+        "architectures": None,
     }
     monkeypatch.setattr(
         inventory,
@@ -43,6 +46,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(inventory, "find_nccl", lambda: found["nccl"])
     monkeypatch.setattr(inventory, "find_system_mpi", lambda: found["system"])
     monkeypatch.setattr(inventory, "find_mpich", lambda: found["mpich"])
+    monkeypatch.setattr(install, "_gpu_architectures", lambda: found["architectures"])
     return found
 
 
@@ -129,8 +133,21 @@ def test_another_version_of_anything_is_another_wheel(machine: dict[str, Any]) -
     keys.add(install.plan().key())
     machine["nccl"] = Nccl(Path(), Path(), "2.30.1")
     keys.add(install.plan().key())
-    assert len(keys) == 6
+    machine["architectures"] = "90"
+    keys.add(install.plan().key())
+    assert len(keys) == 7
     assert not any("/" in key for key in keys)
+
+
+def test_a_source_that_is_mended_otherwise_is_another_wheel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = install.BuildPlan((CPU_TORCH,))
+    before = plan.key()
+    first, *others = horovod_source.EDITS
+    edits = (replace(first, new=f"{first.new}\n"), *others)
+    monkeypatch.setattr(horovod_source, "EDITS", edits)
+    assert plan.key() != before
 
 
 @pytest.mark.parametrize(
@@ -138,7 +155,8 @@ def test_another_version_of_anything_is_another_wheel(machine: dict[str, Any]) -
     [
         ("find_compiler", "apt-get install g"),
         ("make", "apt-get install make"),
-        ("cmake", "pip install 'cmake<4'"),
+        ("cmake", "found none: pip install 'cmake<4'"),
+        ("cmake 3.18", "found 3.9.1: pip install 'cmake<4'"),
         ("header", "python3-dev"),
         ("packaging", r"horovod_runner\[build\]"),
         ("disk", "GiB free"),
@@ -157,6 +175,11 @@ def test_what_a_build_would_miss_is_said_before_it_begins(
     monkeypatch.setattr(
         inventory, "distribution_version", lambda name: None if name == missing else version(name)
     )
+    if missing == "cmake 3.18":
+        old = inventory.Tool("/usr/bin/cmake", "3.9.1")
+        monkeypatch.setattr(
+            inventory, "find_tool", lambda *names: old if "cmake" in names else find_tool(*names)
+        )
     if missing == "header":
         monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     if missing == "disk":
@@ -178,6 +201,19 @@ def test_a_cached_wheel_is_used_again(
     said: list[str] = []
     assert install.find_or_build_wheel(plan, say=said.append) == shelf / "horovod.whl"
     assert "built before" in said[0]
+
+
+def test_rebuild_builds_what_is_cached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    plan = install.plan()
+    shelf = install.cache_folder() / "wheels" / plan.key()
+    shelf.mkdir(parents=True)
+    (shelf / "horovod.whl").touch()
+    built = tmp_path / "built.whl"
+    monkeypatch.setattr(install, "_build_wheel", lambda *_: built)
+    assert install.find_or_build_wheel(plan, rebuild=True, say=print) == built
 
 
 def test_every_edit_is_made_and_a_foreign_source_is_refused(tmp_path: Path) -> None:
@@ -239,6 +275,43 @@ def test_a_failed_build_shows_its_first_error_and_its_log(tmp_path: Path) -> Non
     assert install._first_error(log) == "x.cc:3: error: no such thing"
 
 
+def test_a_build_that_fails_ends_the_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pip = tmp_path / "pip"
+    pip.write_text("#!/bin/sh\necho 'x.cc:3: error: no such thing'\nexit 3\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(pip))
+    monkeypatch.setattr(install, "check_prerequisites", lambda *_: None)
+    monkeypatch.setattr(horovod_source, "fetch", lambda folder: folder)
+    monkeypatch.setattr(horovod_source, "mend", lambda _: None)
+    told = r"failed \(exit code 3\): x.cc:3: error: no such thing The whole log is .*build.log"
+    with pytest.raises(InstallError, match=told):
+        install._build_wheel(install.BuildPlan((CPU_TORCH,)), tmp_path, print)
+
+
+def greetings(*totals: float) -> list[Greeting]:
+    return [Greeting(n, len(totals), n, "host", total, "cpu") for n, total in enumerate(totals)]
+
+
+def test_an_install_is_proved_by_ranks_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hello, "hello", lambda *_, **__: greetings(3, 3))
+    said: list[str] = []
+    install.prove(install.BuildPlan((CPU_TORCH,)), said.append)
+    assert said == ["two ranks reduced with torch: ok"]
+
+
+@pytest.mark.parametrize("totals", [(3, 2), (6, 6)])
+def test_a_wrong_sum_on_any_rank_is_no_proof(
+    monkeypatch: pytest.MonkeyPatch, totals: tuple[float, float]
+) -> None:
+    monkeypatch.setattr(hello, "hello", lambda *_, **__: greetings(*totals))
+    said: list[str] = []
+    with pytest.raises(InstallError, match=r"reduced to \d on rank \d, not 3: run"):
+        install.prove(install.BuildPlan((CPU_TORCH,)), said.append)
+    assert said == []
+
+
 def test_nccl_is_found_in_a_wheel_and_staged_for_the_linker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -259,10 +332,8 @@ def test_nccl_is_found_in_a_wheel_and_staged_for_the_linker(
     assert (staged / "include" / "nccl.h").exists()
 
 
-def test_a_gpu_build_is_told_where_everything_is(
-    machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(install, "_gpu_architectures", lambda: "90")
+def test_a_gpu_build_is_told_where_everything_is(machine: dict[str, Any], tmp_path: Path) -> None:
+    machine["architectures"] = "90"
     environment = install._build_environment(install.plan(), tmp_path)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_CUDA_HOME"] == str(tmp_path / "cuda")
@@ -277,8 +348,11 @@ def test_the_cuda_toolkit_is_found_beside_nvcc(
     monkeypatch.undo()
     (tmp_path / "cuda" / "bin").mkdir()
     (tmp_path / "cuda" / "bin" / "nvcc").touch(mode=0o755)
-    monkeypatch.delenv("CUDA_HOME", raising=False)
+    for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "cuda" / "bin"))
     home = inventory.find_cuda_home()
     assert home == tmp_path / "cuda"
     assert inventory.cuda_version(home) == "13.0"
+    (home / "include" / "cuda.h").unlink()
+    assert inventory.find_cuda_home() != home

@@ -15,6 +15,7 @@ from horovod_runner import frames, messages
 @given(st.lists(st.binary(max_size=100), max_size=20), st.data())
 def test_a_stream_of_frames_is_cut_where_they_end(items: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(frames.frame(item) for item in items)
+    assert frames.complete(stream) == len(stream)
     cut = data.draw(st.integers(0, len(stream)))
     end = frames.complete(stream[:cut])
     assert end <= cut

@@ -177,14 +177,27 @@ def test_a_worker_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_sparks_secrets_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHON_WORKER_FACTORY_SECRET", "hush")
-    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "outer:1/run")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PYTHON_WORKER_FACTORY_SECRET",
+        "PYTHON_WORKER_FACTORY_PORT",
+        "PYSPARK_GATEWAY_SECRET",
+        "PYSPARK_GATEWAY_PORT",
+        "SPARK_AUTH_SOCKET_TIMEOUT",
+        "SPARK_BUFFER_SIZE",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    ],
+)
+def test_secrets_of_spark_and_of_a_run_around_this_one_are_withheld(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "hush")
     monkeypatch.setenv("OTHER", "kept")
     environment = inherited_environment()
     assert environment["OTHER"] == "kept"
-    assert "hush" not in environment.values()
-    assert "outer:1/run" not in environment.values()
+    assert name not in environment
 
 
 def test_sparks_own_classes_are_no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,16 +39,20 @@ def ask(
 
 
 def test_a_value_is_stored_read_and_deleted(store: Rendezvous) -> None:
-    assert ask(store, "PUT", "global/0", b"address") == (200, b"")
-    assert ask(store, "GET", "global/0") == (200, b"address")
-    assert ask(store, "PUT", "global/0", b"another") == (200, b"")
-    assert ask(store, "GET", "global/0") == (200, b"another")
-    assert ask(store, "DELETE", "global/0") == (200, b"")
+    assert ask(store, "PUT", "global/rank_0", b"address") == (200, b"")
+    assert ask(store, "GET", "global/rank_0") == (200, b"address")
+    assert ask(store, "PUT", "global/rank_0", b"another") == (200, b"")
+    assert ask(store, "GET", "global/rank_0") == (200, b"another")
+    assert ask(store, "DELETE", "global/rank_0") == (200, b"")
     assert ask(store, "GET", "global/rank_0") == (404, b"")
     assert store.requests == {"PUT": 2, "GET": 3, "DELETE": 1}
 
 
-def test_a_get_answers_when_its_key_arrives(store: Rendezvous) -> None:
+def test_a_get_answers_when_its_key_arrives(
+    store: Rendezvous, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than the client has patience: the key's arrival alone can wake it.
+    monkeypatch.setattr("horovod_runner.rendezvous._LONG_POLL_SECONDS", 60)
     answers: list[tuple[int, bytes]] = []
     waiting = threading.Thread(target=lambda: answers.append(ask(store, "GET", "local_host-1/2")))
     waiting.start()

@@ -15,7 +15,7 @@ HERE = socket.gethostname().split(".")[0]
 
 
 @pytest.fixture(autouse=True)
-def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_allocation_12(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CPUS_PER_TASK", "JOB_GPUS", "STEP_ID", "JOB_NUM_NODES"):
         monkeypatch.delenv(f"SLURM_{name}", raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "12")

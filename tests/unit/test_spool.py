@@ -29,6 +29,17 @@ def test_first_in_first_out_across_memory_and_disk(actions: list[bytes | None]) 
     spool.close()
 
 
+def test_what_waits_on_disk_is_not_overtaken_by_what_fits_into_memory() -> None:
+    spool = Spool(memory=10)
+    items = [bytes([number]) * 5 for number in range(6)]
+    for item in items:
+        spool.put(item)
+    assert [spool.get() for _ in range(3)] == items[:3]  # two were read back, and one of them taken
+    spool.put(b"last")
+    assert [spool.get() for _ in range(4)] == [*items[3:], b"last"]
+    spool.close()
+
+
 def test_memory_stays_bounded() -> None:
     import tracemalloc
 
@@ -45,15 +56,17 @@ def test_memory_stays_bounded() -> None:
 
 def test_a_full_disk_is_told_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class FullDisk:
-        """A file on a disk that is full after 100 bytes; the real one stands behind it."""
+        """A file on a disk that is full after 100 bytes, in the middle of a message; the real one
+        stands behind it."""
 
         def __init__(self, file: Any) -> None:
             self.file = file
 
         def write(self, data: bytes) -> int:
-            if self.file.tell() + len(data) > 100:
+            room = 100 - self.file.tell()
+            if not room:
                 raise OSError(28, "No space left on device")
-            return int(self.file.write(data))
+            return int(self.file.write(data[:room]))
 
         def __getattr__(self, name: str) -> Any:
             return getattr(self.file, name)
@@ -67,7 +80,9 @@ def test_a_full_disk_is_told_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) 
         spool.put(item)
     with pytest.raises(OSError, match="No space left"):
         spool.put(b"d" * 40)
-    assert [spool.get() for _ in range(3)] == [b"a" * 10, b"b" * 40, b"c" * 40]
+    spool.put(b"e" * 5)  # for this there is room
+    expected = [b"a" * 10, b"b" * 40, b"c" * 40, b"e" * 5]
+    assert [spool.get() for _ in expected] == expected
     spool.put(b"d" * 40)  # there is room again
     assert spool.get() == b"d" * 40
     spool.close()

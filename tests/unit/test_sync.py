@@ -48,13 +48,14 @@ def test_what_has_no_weights_is_refused(model: Any) -> None:
         hash_weights(model, 0, None)
 
 
-def test_ranks_are_compared_once_all_have_sent() -> None:
+@pytest.mark.parametrize("odd", [1, 2])
+def test_ranks_are_compared_once_all_have_sent(odd: int) -> None:
     check = SyncCheck(3)
-    for rank, digest in ((0, b"x"), (0, b"y"), (1, b"x"), (1, b"y"), (2, b"x")):
+    for rank, digest in ((0, b"x"), (0, b"y"), (3 - odd, b"x"), (3 - odd, b"y"), (odd, b"x")):
         check.take(Weights(rank, ["a"], [digest], None))
     assert check.compared == 1
-    with pytest.raises(SyncError, match="rank 2 is the first that differs from rank 0, in a"):
-        check.take(Weights(2, [], [b"z"], None))
+    with pytest.raises(SyncError, match=f"rank {odd} is the first that differs from rank 0, in a"):
+        check.take(Weights(odd, [], [b"z"], None))
 
 
 def test_a_rank_that_checks_alone_is_told() -> None:

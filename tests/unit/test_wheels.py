@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -12,6 +13,7 @@ import pytest
 
 from horovod_runner import InstallError, install, wheels
 from horovod_runner.inventory import Framework
+from horovod_runner.stores import LocalFolder
 
 NAME = "horovod-0.28.1-cp313-cp313-linux_x86_64.whl"
 PLAN = install.BuildPlan((Framework("torch", "2.13.0+cpu"),))
@@ -146,6 +148,23 @@ def test_a_shared_folder_that_cannot_be_written_costs_no_install(tmp_path: Path)
         f"the wheel was not copied to {tmp_path / 'file'}: NotADirectoryError"
     )
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_wheel_is_named_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = LocalFolder.take
+
+    def take(folder: LocalFolder, part: Path, name: str) -> None:
+        if name == NAME:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(folder, part, name)
+
+    wheel = tmp_path / NAME
+    wheel.touch()
+    monkeypatch.setattr(LocalFolder, "take", take)
+    said: list[str] = []
+    wheels.publish(str(tmp_path / "shared"), PLAN.key(), wheel, said.append)
+    assert said[0].startswith("the wheel was not copied")
+    assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []
 
 
 def test_two_installs_at_a_time_build_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

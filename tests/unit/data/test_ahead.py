@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import threading
 import weakref
 from collections.abc import Iterator
@@ -38,6 +39,16 @@ def test_results_come_in_the_order_of_items(is_helped: bool) -> None:
     with Ahead(iter(range(500)), str, ahead=3, is_helped=is_helped) as ahead:
         assert list(ahead) == [str(number) for number in range(500)]
         assert list(ahead) == []
+
+
+def test_one_thread_at_a_time_asks_for_an_item() -> None:
+    def items() -> Iterator[int]:  # a generator raises ValueError where two threads are in it
+        for number in range(64):
+            hashlib.sha256(bytes(1 << 20))  # another thread may come meanwhile
+            yield number
+
+    with Ahead(items(), str, ahead=3, is_helped=True) as ahead:
+        assert list(ahead) == [str(number) for number in range(64)]
 
 
 def test_whoever_waits_works_on_a_later_item() -> None:

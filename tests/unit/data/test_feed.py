@@ -65,6 +65,16 @@ def test_a_batch_holds_what_was_asked_for(shard: Shard) -> None:
         assert [list(row) for row in batch["lists"]] == [[n] * (n % 4) for n in label]
 
 
+@pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "b"], ["a", "c"], ["c", "a"], ["b", "b"]])
+def test_columns_side_by_side_are_those_that_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+    rows = {"a": [1.0, 2.0], "b": [3.0, 4.0], "c": [5.0, 6.0]}  # packed into one matrix
+    (batch,) = shard_of(pa.table(rows)).batches(2, {"x": names, "all": ["a", "b", "c"]})
+    assert batch["x"].T.tolist() == [rows[name] for name in names]
+
+
 def test_all_columns_come_by_their_names(shard: Shard) -> None:
     batch = next(iter(shard.batches(3)))
     assert list(batch) == [

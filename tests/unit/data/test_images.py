@@ -128,6 +128,27 @@ def test_a_column_of_images_becomes_a_part_of_each_batch(
         assert seen == ROWS
 
 
+def test_images_are_packed_for_each_size_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = shard_with(tmp_path, monkeypatch, PNGS)
+    for size in (6, 3, 6):
+        feed = shard.batches(ROWS, ["image"], images={"image": Image(size, size, cache=True)})
+        (batch,) = feed
+        assert batch["image"].shape == (ROWS, size, size, 3)
+
+
+def test_more_images_than_are_decoded_at_a_time_are_packed_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
+    pixels = [[n // 256, n % 256, 0] for n in range(600)]
+    cells = [encoded(np.array([[pixel]], np.uint8)) for pixel in pixels]
+    shard = shard_of(pa.table({"image": cells}))
+    (batch,) = shard.batches(600, ["image"], images={"image": Image(1, 1, cache=True)})
+    assert batch["image"].reshape(600, 3).tolist() == pixels
+
+
 def test_pixels_may_be_turned_into_another_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,21 @@
+"""What the tests use of Spark, so that its Java keeps the classes when it ends; the Makefile runs it.
+
+    SPARK_SUBMIT_OPTS=-XX:ArchiveClassesAtExit=FILE spark-submit tests/java/classes.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+def numbers(batches: Iterator[Any]) -> Iterator[Any]:
+    """As they came."""
+    yield from batches
+
+
+with SparkSession.builder.getOrCreate() as spark:
+    spark.range(4).repartition(2).mapInArrow(numbers, "id long").toPandas()
+    spark.sparkContext.parallelize(range(2), 2).barrier().mapPartitions(numbers).collect()
