@@ -137,6 +137,7 @@ $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 $(MAIN)/.ready: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(MAIN_EXTRAS)]')
 	$(MAIN)/bin/horovod-runner install $(CPU_BUILD)
+	rm -f $(MAIN)/spark.jsa
 	$(call with_java,$(MAIN)) SPARK_SUBMIT_OPTS="-XX:ArchiveClassesAtExit=$$SPARK_CLASSES -Xlog:disable" \
 		PYSPARK_PYTHON="$$PWD/$(MAIN)/bin/python" \
 		$(MAIN)/bin/spark-submit --master 'local[2]' tests/java/classes.py >/dev/null 2>&1

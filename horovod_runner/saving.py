@@ -73,7 +73,7 @@ class Saver:
 
         Raises:
             TypeError: the state holds something that cannot be stored, or a metric is no number.
-        ValueError: the step is below 0.
+            ValueError: the step is below 0.
         """
         step = whole("step", step)
         if step < 0:

@@ -1,6 +1,7 @@
-"""What the tests use of Spark, so that its Java keeps the classes when it ends; the Makefile runs it.
+"""Use of Spark as in the tests, so that its Java keeps the classes when it ends.
 
-    SPARK_SUBMIT_OPTS=-XX:ArchiveClassesAtExit=FILE spark-submit tests/java/classes.py
+The Makefile runs it:
+SPARK_SUBMIT_OPTS=-XX:ArchiveClassesAtExit=FILE spark-submit tests/java/classes.py
 """
 
 from __future__ import annotations

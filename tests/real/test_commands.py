@@ -68,7 +68,9 @@ def test_install_takes_the_cached_wheel_and_proves_it(tmp_path: Path) -> None:
         mpich = f"mpich=={software.installed()['mpich']}"
         uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps"]
         subprocess.run([*uv, "--python", python, mpich], check=True, timeout=120)
-    same = ["--gpu" if hvd.cuda_built() else "--cpu", *([] if hvd.mpi_built() else ["--mpi", "none"])]
+    same = ["--gpu" if hvd.cuda_built() else "--cpu"]
+    if not hvd.mpi_built():
+        same += ["--mpi", "none"]
     install = [python, "-m", "horovod_runner.cli", "install", *same]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr

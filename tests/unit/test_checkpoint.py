@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -74,6 +75,23 @@ def test_one_that_was_cut_off_does_not_count_and_the_former_does(
         case "half a marker":
             told.write_bytes(told.read_bytes()[:20])
     assert [each.name for each in checkpoint.complete(LocalFolder(tmp_path))] == [former.name]
+
+
+def test_a_checkpoint_is_told_of_once_its_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, made = LocalFolder.take, marker(1)
+
+    def take(folder: LocalFolder, part: Path, name: str) -> None:
+        if name == made.name:
+            assert os.listdir(tmp_path) == [part.name]
+            raise OSError(errno.ENOSPC, "No space left on device")
+        whole(folder, part, name)
+
+    monkeypatch.setattr(LocalFolder, "take", take)
+    with pytest.raises(OSError, match="No space left"):
+        publish(tmp_path, 1)
+    assert os.listdir(tmp_path) == [f".part-{made.name}"]
 
 
 def test_files_of_others_are_no_checkpoints_and_stay(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -97,29 +99,23 @@ def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> No
     assert forkserver._memory_is_short()
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "inactive_file", "short"),
-    [
-        ("1000", "951", "0", True),
-        ("1000", "949", "0", False),
-        ("1000", "990", "500", False),  # files that the kernel would give up
-        ("1000", "1000", "20", True),
-        ("max", "951", "0", False),
-    ],
-)
-def test_a_containers_memory_may_be_short_where_the_machines_is_not(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    limit: str,
-    used: str,
-    inactive_file: str,
-    short: bool,
-) -> None:
+def test_a_fork_server_and_those_who_ask_it_are_one_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = os.getuid()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(warm.END)
+        assert forkserver._answer(ours, "") is None
+        monkeypatch.setattr(os, "getuid", lambda: own + 1)
+        for look in (warm.check_peer, lambda peer: forkserver._answer(peer, "")):
+            with pytest.raises(ValueError, match=f"the other end is user {own}'s"):
+                look(ours)
+
+
+@pytest.fixture
+def container(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder in which a kernel seems to tell of this process's memory."""
     folder = tmp_path / "sys/fs/cgroup/pod/42"
     folder.mkdir(parents=True)
-    (folder / "memory.max").write_text(f"{limit}\n")
-    (folder / "memory.current").write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\n")
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/pod/42\n")
 
@@ -127,4 +123,23 @@ def test_a_containers_memory_may_be_short_where_the_machines_is_not(
         return Path(f"{tmp_path}{root}", *others)
 
     monkeypatch.setattr(forkserver, "Path", path)
-    assert forkserver._memory_is_short() == short
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "files", "is_short"),
+    [
+        ("1000", 951, 0, True),
+        ("1000", 949, 0, False),
+        ("1000", 990, 500, False),  # the kernel gives up files that nobody has in use
+        ("1000", 1000, 20, True),
+        ("max", 951, 0, False),
+    ],
+)
+def test_a_containers_memory_may_be_short_where_the_machines_is_not(
+    container: Path, limit: str, used: int, files: int, is_short: bool
+) -> None:
+    (container / "memory.max").write_text(f"{limit}\n")
+    (container / "memory.current").write_text(f"{used}\n")
+    (container / "memory.stat").write_text(f"anon 5\ninactive_file {files}\n")
+    assert forkserver._memory_is_short() == is_short

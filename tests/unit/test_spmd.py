@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
+from zmq.utils.monitor import recv_monitor_message
 
 from horovod_runner import DataError, LaunchError, spmd
 from horovod_runner.spmd import discovery
 from horovod_runner.spmd.leaves import flatten
-from horovod_runner.spmd.mesh import Alone, Mesh, StoreMeeting
+from horovod_runner.spmd.mesh import Alone, Mesh, StoreMeeting, _Word
 from horovod_runner.spmd.placement import (
     Interface,
     Member,
@@ -22,7 +30,7 @@ from horovod_runner.spmd.placement import (
     shares,
     trainers,
 )
-from horovod_runner.spmd.redistribute import moves, redistribute
+from horovod_runner.spmd.redistribute import _steps, moves, redistribute
 
 ETHERNET = "255.255.255.0"
 
@@ -133,6 +141,17 @@ def test_every_row_goes_to_its_place_once(case: tuple[list[int], list[int]]) -> 
         assert got[target].tolist() == values.tolist()
 
 
+@given(st.integers(0, 100), st.integers(0, 100), st.floats(0, 64 << 20))
+def test_pieces_are_small_and_lack_no_row(begin: int, rows: int, row_bytes: float) -> None:
+    pieces = list(_steps(begin, begin + rows, row_bytes))
+    assert [row for first, last in pieces for row in range(first, last)] == [
+        *range(begin, begin + rows)
+    ]
+    assert all(
+        last - first == 1 or (last - first) * row_bytes <= 16 << 20 for first, last in pieces
+    )
+
+
 class Pair(NamedTuple):
     x: Any
     y: Any
@@ -231,6 +250,52 @@ def test_what_stays_is_not_copied() -> None:
     found = redistribute(data, alone, [0])
     assert all(found[name] is value for name, value in data.items())
     alone.close(together=True)
+
+
+class Together:
+    """Where threads meet, each a rank."""
+
+    size = 2
+
+    def __init__(self) -> None:
+        self.said = [b""] * self.size
+        self._all = threading.Barrier(self.size)
+
+    def join(self, rank: int) -> Mesh:
+        def allgather(value: bytes) -> list[bytes]:
+            self.said[rank] = value
+            self._all.wait(30)
+            return self.said
+
+        return Mesh(SimpleNamespace(rank=rank, size=self.size, allgather=allgather), member(rank))
+
+
+@contextlib.contextmanager
+def knocking(word: _Word) -> Iterator[zmq.Socket[bytes]]:
+    """What becomes of somebody who has heard where a rank listens, and has a key of his own."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.curve_serverkey = word.public_key
+        with stranger.get_monitor_socket() as events:
+            stranger.connect(f"tcp://127.0.0.1:{word.port}")
+            yield events
+
+
+def test_ranks_let_each_other_in_and_nobody_else() -> None:
+    meeting = Together()
+    with ThreadPoolExecutor(2) as threads, contextlib.ExitStack() as opened:
+        meshes = list(threads.map(meeting.join, range(2)))
+        for mesh in meshes:
+            opened.callback(mesh.close, together=True)
+        said = threads.map(lambda mesh: mesh.allgather(b"%d" % mesh.rank), meshes)
+        assert list(said) == [[b"0", b"1"]] * 2
+        ends = {zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH}
+        with knocking(msgspec.msgpack.decode(meeting.said[0], type=_Word)) as events:
+            event = 0
+            while event not in ends:
+                assert events.poll(30_000)
+                event = recv_monitor_message(events)["event"]
+        assert event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def test_calls_without_a_start_are_told_or_do_nothing() -> None:

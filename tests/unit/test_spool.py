@@ -56,8 +56,7 @@ def test_memory_stays_bounded() -> None:
 
 def test_a_full_disk_is_told_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     class FullDisk:
-        """A file on a disk that is full after 100 bytes, in the middle of a message; the real one
-        stands behind it."""
+        """A file on a disk that is full after 100 bytes; the real one stands behind it."""
 
         def __init__(self, file: Any) -> None:
             self.file = file
