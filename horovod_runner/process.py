@@ -21,7 +21,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
@@ -58,6 +58,7 @@ class WorkerProcess:
         directory: the working directory; this process's own if None.
         mpi: whether its MPI asks for what it needs to start.
         owner: the process whose fork server to fork it off, if there is one; None: it starts cold.
+        meanwhile: called once a second while that takes time; what it raises ends the start.
 
     Attributes:
         stdout, stderr, frames, reports, bulk, stacks: descriptors to read, non-blocking.
@@ -75,6 +76,7 @@ class WorkerProcess:
         *,
         mpi: bool = False,
         owner: int | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         variables = {**inherited_environment(), **environment}
         with ExitStack() as ours, ExitStack() as theirs:
@@ -105,7 +107,7 @@ class WorkerProcess:
             self.warm = None if owner is None else Warm(owner, job.path, variables, directory)
             forked: Forked | str = ""
             if self.warm is not None:
-                forked = self.warm.fork([stdout, stderr, *passed, *asked])
+                forked = self.warm.fork([stdout, stderr, *passed, *asked], meanwhile)
             self.cold = forked if isinstance(forked, str) else ""
             self._exit_descriptor: int | None
             self._process: subprocess.Popen[bytes] | Forked

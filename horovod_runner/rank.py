@@ -38,7 +38,7 @@ _ENOUGH_WAITING = 32  # pieces that the driver has not taken
 _TIMELINE = "HOROVOD_TIMELINE"
 
 
-class _CalledOffError(Exception):
+class _CalledOffError(HorovodRunnerError):
     """The driver called the rank off before its worker was started."""
 
 
@@ -107,7 +107,7 @@ def _run_linked(job: Job, address: ChannelAddress, here: Surroundings, kept: Exi
         except Exception as error:
             # Told at once: the others may be waiting for this rank already.
             link.put(messages.Failed(-1, 1, type(error).__name__))
-            told = isinstance(error, _CalledOffError | HorovodRunnerError)
+            told = isinstance(error, HorovodRunnerError)
             problem = str(error) if told else repr(error)
             outcome = Outcome(
                 here.task,
@@ -169,7 +169,14 @@ def _run(
         if mpi:
             variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment))
         owner = here.owner if job.warm else None
-        with WorkerProcess(worker_job, variables, here.directory, mpi=mpi, owner=owner) as worker:
+        with WorkerProcess(
+            worker_job,
+            variables,
+            here.directory,
+            mpi=mpi,
+            owner=owner,
+            meanwhile=lambda: _keep_in_touch(link),
+        ) as worker:
             watch = Watch(job, slot, link, worker, here.echo, assignment=assignment)
             watch.until_end()
             if timeline is not None and slot.rank == 0:
@@ -321,6 +328,19 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
                 "spark.driver.host (with Spark Connect, where task 0 stands in for a driver that "
                 "cannot be reached, between the executors)"
             )
+
+
+def _keep_in_touch(link: Link) -> None:
+    """Let the driver know that this task is there, while there is no worker yet.
+
+    Raises:
+        _CalledOffError: the driver called the run off, or is lost.
+    """
+    for message in link.wait(0):
+        if isinstance(message, messages.Stop):
+            raise _CalledOffError(message.reason)
+    if link.lost:
+        raise _CalledOffError(LOST_DRIVER)
 
 
 def _gpu_variables(job: Job, slot: Slot) -> dict[str, str]:

@@ -22,12 +22,14 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from horovod_runner import handover, variables
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.folder import RunFolder
 from horovod_runner.handover import RUN_VARIABLE, Forking, Preparation
 
@@ -166,15 +168,19 @@ class Warm:
         self._directory = directory or os.getcwd()
         self._parent = Path(tempfile.gettempdir())
 
-    def fork(self, descriptors: Sequence[int]) -> Forked | str:
+    def fork(self, descriptors: Sequence[int], meanwhile: Callable[[], None]) -> Forked | str:
         """Have a guard and its worker forked.
 
         Args:
             descriptors: standard output and error, those of
                 :func:`horovod_runner.worker.main`, and the one that its MPI asks over, if any.
+            meanwhile: called once a second while the fork server still imports.
 
         Returns:
             The guard, or why the worker has to start cold.
+
+        Raises:
+            HorovodRunnerError: what ``meanwhile`` raises.
         """
         if not _SUPPORTED:
             return "warm starts need Linux 5.3"
@@ -184,11 +190,15 @@ class Warm:
                 return "the fork server has other settings: it is that of the last run's"
             if not folders:
                 return "no fork server is there yet: a run leaves one behind"
-            return self._fork(folders[0], descriptors)
+            return self._fork(folders[0], descriptors, meanwhile)
+        except HorovodRunnerError:
+            raise
         except Exception as error:  # whatever it is, there is another way
             return f"the fork server does not answer: {error!r}"
 
-    def _fork(self, folder: Path, descriptors: Sequence[int]) -> Forked | str:
+    def _fork(
+        self, folder: Path, descriptors: Sequence[int], meanwhile: Callable[[], None]
+    ) -> Forked | str:
         with ExitStack() as held:
             file = held.enter_context(tempfile.TemporaryFile(prefix="horovod_runner-forking-"))
             handover.write(file.fileno(), Forking(self._whole, self._directory))
@@ -202,12 +212,11 @@ class Warm:
                 finally:
                     os.close(status_write)
                 try:
-                    said, found, _, _ = socket.recv_fds(
-                        connection, 4096, 1, socket.MSG_CMSG_CLOEXEC
-                    )
+                    _await_answer(connection, meanwhile)
                 except TimeoutError:
                     _kill_server(_peer(connection)[0])  # the next run has another one
                     raise
+                said, found, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
                 if not found:
                     return said.decode() or "the fork server has just ended"
                 failed.callback(os.close, found[0])
@@ -388,6 +397,21 @@ def connect(place: Path, seconds: float) -> socket.socket:
         connection.close()
         raise
     return connection
+
+
+def _await_answer(connection: socket.socket, meanwhile: Callable[[], None]) -> None:
+    """Wait until there is something to read.
+
+    Raises:
+        TimeoutError: nothing has come.
+    """
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    until = time.monotonic() + _ANSWER_SECONDS
+    while not poller.poll(1000):
+        if time.monotonic() > until:
+            raise TimeoutError(f"nothing has come for {_ANSWER_SECONDS:.0f} s")
+        meanwhile()
 
 
 def check_peer(connection: socket.socket) -> None:

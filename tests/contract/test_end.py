@@ -29,12 +29,14 @@ class Calling(io.StringIO):
 
     def __init__(self, text: str, times: int, function: Any) -> None:
         super().__init__()
-        self._text, self._times, self._function = text, times, function
+        self._text, self._times = text, times
+        self._function: Any = function
 
     def write(self, text: str) -> int:
         written = super().write(text)
-        if self._text in text and self.getvalue().count(self._text) == self._times:
-            self._function()
+        if self._function is not None and self.getvalue().count(self._text) >= self._times:
+            function, self._function = self._function, None
+            function()
         return written
 
 

@@ -167,7 +167,6 @@ def test_gradients_of_every_kind_are_averaged(ranks: Ranks) -> None:
     assert max(ranks.run(2, main)) < 1e-6
 
 
-@pytest.mark.cold  # forked ranks of the local launcher hang here
 def test_gradients_computed_too_often_are_told(ranks: Ranks) -> None:
     def main() -> None:
         import horovod.torch as hvd

@@ -23,8 +23,8 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import HorovodRunner, RankFailedError, runs, warm
-from tests.conftest import Ranks, is_forked
+from horovod_runner import CancelledError, HorovodRunner, RankFailedError, liveness, runs, warm
+from tests.conftest import Ranks, is_forked, own_processes
 from tests.conftest import fork_servers as servers
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left", "no_servers_left")]
@@ -341,9 +341,8 @@ def test_a_forked_rank_ends_with_its_guard(ranks: Ranks) -> None:
     runner = prepare(ranks)
     with pytest.raises(RankFailedError, match="SIGKILL"):
         runner.run(end_guard)
-    for process in psutil.process_iter(["cmdline"]):  # its guard was killed: who adopts it?
-        if process.info["cmdline"] == ["sleep", "1000"]:
-            process.kill()
+    (left,) = own_processes("sleep")  # its guard was killed: who adopts it?
+    left.kill()
 
 
 @pytest.mark.places("local")
@@ -372,7 +371,9 @@ def test_a_server_that_hangs_is_not_waited_for_long(
 ) -> None:
     runner = prepare(ranks)
     assert runner.run(is_warm)
-    monkeypatch.setattr(warm, "_ANSWER_SECONDS", 0.5)
+    # Longer than a silent rank is taken for alive: while it waits it is not silent.
+    monkeypatch.setattr(liveness, "_LOST_TICKS", 3)
+    monkeypatch.setattr(warm, "_ANSWER_SECONDS", 5.0)
     (server,) = servers()
     server.suspend()
     assert not runner.run(is_warm)
@@ -380,6 +381,20 @@ def test_a_server_that_hangs_is_not_waited_for_long(
     monkeypatch.undo()
     assert runner.run(is_warm)
     assert len(servers()) == 1
+
+
+@pytest.mark.places("local")
+def test_a_run_whose_ranks_wait_for_a_fork_server_can_be_cancelled(ranks: Ranks) -> None:
+    runner = prepare(ranks)
+    (server,) = servers()
+    server.suspend()
+    cancel = threading.Timer(2.0, runner.cancel)
+    cancel.start()
+    with pytest.raises(CancelledError):
+        runner.run(is_warm)
+    cancel.join()
+    server.resume()
+    assert runner.run(is_warm)
 
 
 @pytest.mark.places("local")
@@ -413,6 +428,10 @@ def test_a_task_that_does_not_wait_for_its_fork_leaves_nothing(
         assert not runner.run(is_warm)
     assert runner.run(is_warm)
     assert ended([child for child in server.children() if runs_still(child)])
+    (folder,) = Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*")
+    with warm.connect(folder, 20.0) as connection:  # it answers one after the other
+        connection.send(b"nonsense")
+        assert not connection.recv(1)
     assert server.num_fds() == before
     assert servers() == [server]
 

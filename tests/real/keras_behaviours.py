@@ -265,7 +265,9 @@ def dropout_differs() -> list[Any]:
 
 
 class Momentum:
-    """An optimizer of another library."""
+    """An optimizer of another library, by its name; the library itself takes seconds to import."""
+
+    __module__ = "torch.optim"
 
 
 def unknown_to_keras() -> None:

@@ -88,7 +88,7 @@ def test_unequal_ranks_are_told_on_all_of_them(backend: str, behaviour: str, tol
 @pytest.mark.parametrize(
     ("behaviour", "told"),
     [
-        ("unknown_to_keras", "TypeError: Momentum is an optimizer of tests, not of Keras 3"),
+        ("unknown_to_keras", "TypeError: Momentum is an optimizer of torch, not of Keras 3"),
         ("a_sum_with_predivide", "ValueError: gradient_predivide_factor splits an average"),
         ("passes_of_a_used_optimizer", "ValueError: backward_passes_per_step=2 needs room"),
         ("an_unknown_keras", "without averaging the gradients"),
