@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def conf_of(spark: SparkSession, name: str) -> str | None:
@@ -24,6 +25,18 @@ def spark_context(spark: SparkSession) -> Any:
         return spark.sparkContext
     except Exception:
         return None
+
+
+def map_in_arrow(
+    frame: DataFrame, function: Callable[[Any], Any], schema: str, **options: Any
+) -> DataFrame:
+    """``frame.mapInArrow(...)``, run by this Python.
+
+    PySpark 4 warns of pandas 3 at each such call, although Arrow's batches never meet pandas.
+    """
+    with own_python(frame.sparkSession), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        return frame.mapInArrow(function, schema, **options)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 # the other processes of pytest-xdist.
 SESSION = "HOROVOD_RUNNER_TEST_SESSION"
 faulthandler.enable()
+pytest.register_assert_rewrite("tests.notebooks")
 # Nothing is timed in a test; and a test that fails must fail again.
 hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("project")

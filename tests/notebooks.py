@@ -66,6 +66,8 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Shown:
     )
     client.execute()
     shown = Shown(notebook)
-    assert "Warning: " not in shown.text
+    warned = [line for line in shown.text.splitlines() if "Warning: " in line]
+    # Of createDataFrame, which the notebooks call as their readers would: Spark 4 on pandas 3.
+    assert [line for line in warned if "does not yet fully support pandas" not in line] == []
     assert list(folder.iterdir()) == []
     return shown

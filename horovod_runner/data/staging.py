@@ -22,7 +22,7 @@ from horovod_runner.data import columns as cols
 from horovod_runner.data.pieces import Piece, PieceWriter, joined
 from horovod_runner.data.readers import Pieces
 from horovod_runner.errors import DataError
-from horovod_runner.session import own_python
+from horovod_runner.session import map_in_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -46,9 +46,7 @@ def stage(frame: DataFrame, folder: Path) -> Pieces:
     names = frame.columns
     numbered = frame.toDF(*map(str, range(len(names))))
     write = partial(write_piece, folder, names)
-    with own_python(frame.sparkSession):
-        written = numbered.mapInArrow(write, _SCHEMA)
-    for row in written.collect():
+    for row in map_in_arrow(numbered, write, _SCHEMA).collect():
         if row["error"]:
             raise DataError(row["error"])
         pieces.append(msgspec.msgpack.decode(bytes(row["piece"]), type=Piece))

@@ -30,7 +30,7 @@ from horovod_runner.job import Job, Outcome, user_path
 from horovod_runner.launchers import LaunchLostError, TaskLostError, apart, connect
 from horovod_runner.process import without_spark_core
 from horovod_runner.rank import Surroundings, run_rank, stderr_echo
-from horovod_runner.session import conf_of, own_python, spark_context
+from horovod_runner.session import conf_of, map_in_arrow, spark_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -262,12 +262,9 @@ class SparkLaunch:
             tasks = spill.combine(self._frames, size)
         else:
             tasks = self._spark.range(0, size, 1, size)
-        with own_python(self._spark):
-            if self._profile is None:  # Spark 3.5 knows no such argument
-                return tasks.mapInArrow(self._task, _OUTCOME_SCHEMA, barrier=True)
-            return tasks.mapInArrow(
-                self._task, _OUTCOME_SCHEMA, barrier=True, profile=self._profile
-            )
+        # Spark 3.5 knows no such argument.
+        profile = {} if self._profile is None else {"profile": self._profile}
+        return map_in_arrow(tasks, self._task, _OUTCOME_SCHEMA, barrier=True, **profile)
 
     def _name_job(self) -> None:
         text = f"HorovodRunner np={self._job.size}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
 
 from horovod_runner import HorovodRunner, SlotError
+from horovod_runner.launchers import spark as launcher
 from tests.conftest import Ranks
 
 if TYPE_CHECKING:
@@ -32,11 +34,18 @@ def _active_jobs(spark: SparkSession) -> list[int]:
 
 
 def test_waiting_for_slots_is_said_and_bounded(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(launcher, "_PROGRESS_SECONDS", 0.0)
     with pytest.raises(SlotError):
-        HorovodRunner(np=5, spark=spark, slot_timeout=6).run(print)
+        HorovodRunner(np=5, spark=spark, slot_timeout=8).run(print)
     assert "waiting for slots: 4 of 5" in capsys.readouterr().err
+
+
+def test_a_run_warns_of_nothing(spark: SparkSession, ranks: Ranks) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ranks.runner(1).run(lambda data: 6, data=spark.range(4)) == 6
 
 
 def test_np_0_takes_all_slots_and_warns(spark: SparkSession, ranks: Ranks) -> None:
