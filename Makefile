@@ -5,6 +5,7 @@
 #   make check    lint, types, import contract and the fast tests
 # And parts of the tests: make test-main, make test-petastorm; or with the newest leg's pytest, see
 # CONTRIBUTING.md
+#   make fuzz     the fire at a run's sockets, ten times as long
 #   make mutants  which test notices which of some breakages of the package: for hours
 
 # The two dependency legs; the first is the one to work in. CONTRIBUTING.md says what each is for.
@@ -62,7 +63,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 
 HOROVOD_BUILD := $(wildcard horovod_runner/horovod_source.py horovod_runner/horovod_overlay/*/*/*)
 
-.PHONY: demo test test-main test-petastorm mutants packages docs check lint fast format bench clean
+.PHONY: demo test test-main test-petastorm fuzz mutants packages docs check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -93,8 +94,8 @@ lint: $(MAIN)/.ready
 fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 2
 
-# Most tests wait more than they compute: several run at a time. What they cover counts, in ranks and
-# in Spark's Python workers too.
+# Most tests wait more than they compute: several run at a time. What they cover counts, in ranks
+# too, unless these import a framework.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
 	rm -f .coverage*
 	$(call with_java,$(MAIN)) COVERAGE_CORE=sysmon $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov
@@ -109,6 +110,10 @@ else
 test-petastorm:
 	@echo "no Python 3.11 or 3.12 here: the tests with Petastorm are left out"; test -z "$$CI"
 endif
+
+# Ten times as much as among the other tests.
+fuzz: $(MAIN)/.ready
+	$(call with_java,$(MAIN)) FUZZ_INPUTS=100000 $(MAIN)/bin/pytest tests/fuzz
 
 mutants: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python tests/mutants/run.py

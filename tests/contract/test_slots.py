@@ -44,7 +44,7 @@ def test_waiting_for_slots_is_said_and_bounded(
 
 def test_a_run_warns_of_nothing(spark: SparkSession, ranks: Ranks) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", FutureWarning)
         assert ranks.runner(1).run(lambda data: 6, data=spark.range(4)) == 6
 
 

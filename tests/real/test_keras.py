@@ -28,8 +28,19 @@ EACH = [
 @cache
 def trained(backend: str) -> list[dict[str, Any]]:
     """All cases in one run: most of the time goes into the import."""
-    runner = HorovodRunner(np=-2, env={"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"})
-    return list(runner.run(train_all, names=cases_of(backend)))
+    return list(run(train_all, backend, {"names": cases_of(backend)}))
+
+
+def run(
+    main: Any, backend: str = "tensorflow", arguments: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    return runner(backend, **options).run(main, **(arguments or {}))
+
+
+def runner(backend: str, **options: Any) -> HorovodRunner:
+    """With a fork server for all runs on this backend, which are in one process of pytest's."""
+    env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", **options.pop("env", {})}
+    return HorovodRunner(np=-2, env=env, **{"warm": True, **options})
 
 
 @pytest.mark.parametrize(("backend", "name"), EACH)
@@ -157,12 +168,6 @@ def test_each_rank_drops_out_units_of_its_own(backend: str) -> None:
         assert own == other
 
 
-def run(main: Any, **options: Any) -> Any:
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", **options.pop("env", {})}
-    arguments = options.pop("arguments", {})
-    return HorovodRunner(np=-2, env=env, **options).run(main, **arguments)
-
-
 def apart(with_optimizer: bool) -> None:
     """Ranks that nobody has given the same weights."""
     import keras
@@ -178,21 +183,18 @@ def apart(with_optimizer: bool) -> None:
     model.fit(numpy.ones((8, 3)), numpy.ones(8), verbose=0, callbacks=callbacks)
 
 
+@TOGETHER["torch"]
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_ranks_that_train_apart_are_found_out(with_optimizer: bool) -> None:
     with pytest.raises(SyncError, match="rank 1 is the first that differs from rank 0"):
-        run(
-            apart,
-            check_sync="epoch",
-            env={"KERAS_BACKEND": "torch"},
-            arguments={"with_optimizer": with_optimizer},
-        )
+        run(apart, "torch", {"with_optimizer": with_optimizer}, check_sync="epoch")
 
 
 def equal(ranks: Any) -> bool:
     return all((ranks[0] == other).all() for other in ranks[1:])
 
 
+@TOGETHER["tensorflow"]
 def test_a_script_for_horovods_keras_runs_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     found = run(keras_script, check_sync="epoch")
     assert found["module"] == "horovod_runner.keras.optimizer"
@@ -202,6 +204,7 @@ def test_a_script_for_horovods_keras_runs_as_it_is(capsys: pytest.CaptureFixture
     assert out.count("horovod.tensorflow.keras does not average gradients on Keras 3") == 1
 
 
+@TOGETHER["tensorflow"]
 @pytest.mark.parametrize("optimizer_averages", [False, True], ids=["tape", "optimizer"])
 def test_a_loop_for_tensorflow_runs_as_it_is(optimizer_averages: bool) -> None:
     found = run(tensorflow_script, arguments={"optimizer_averages": optimizer_averages})
@@ -210,7 +213,7 @@ def test_a_loop_for_tensorflow_runs_as_it_is(optimizer_averages: bool) -> None:
 
 
 def test_keras_2_keeps_horovods_own_code(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(legacy_script, env={"TF_USE_LEGACY_KERAS": "1"})
+    found = run(legacy_script, env={"TF_USE_LEGACY_KERAS": "1"}, warm=False)
     assert found["file"].endswith("horovod/tensorflow/keras/__init__.py")
     assert equal(found["weights"])
     out = capsys.readouterr().out
@@ -276,28 +279,28 @@ def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
     return [epochs_seen, iterations, [w.tolist() for w in model.get_weights()]]
 
 
+@TOGETHER["torch"]
 @pytest.mark.parametrize("subclassed", [False, True])
 def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back(
     subclassed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    env = {"KERAS_BACKEND": "torch"}
-    runner = HorovodRunner(np=-2, env=env, max_restarts=1, keep=None, progress=False)
-    epochs, iterations, weights = runner.run(fit_and_fail, epochs=4, subclassed=subclassed)
+    fails = runner("torch", max_restarts=1, keep=None, progress=False)
+    epochs, iterations, weights = fails.run(fit_and_fail, epochs=4, subclassed=subclassed)
     assert epochs == [2, 3]
     assert iterations == 4 * 8
-    rows = runner.last_run.metrics.to_pylist()
+    rows = fails.last_run.metrics.to_pylist()
     assert [(row["step"], row["epoch"]) for row in rows][-6:] == [
         *((20, 3), (24, 3), (24, 3)),
         *((28, 4), (32, 4), (32, 4)),
     ]
     assert all(row["loss"] > 0 for row in rows)
-    assert [saved.step for saved in runner.last_run.checkpoints] == [8, 16, 24, 32]
+    assert [saved.step for saved in fails.last_run.checkpoints] == [8, 16, 24, 32]
     told = "cannot make a Own from what it would save of it" in capsys.readouterr().out
     assert told == subclassed
     if not subclassed:
         import keras
 
-        loaded = keras.models.load_model(runner.last_run.latest.path)
+        loaded = keras.models.load_model(fails.last_run.latest.path)
         assert [w.tolist() for w in loaded.get_weights()] == weights
 
 
@@ -372,6 +375,7 @@ def sparse_and_unequal() -> None:
     model.fit(batches(), verbose=0, callbacks=callbacks)
 
 
+@TOGETHER["tensorflow"]
 def test_unequal_ranks_with_sparse_gradients_are_told_what_that_means() -> None:
     with pytest.raises(RuntimeError, match=r"which had 4 batches in epoch 1.*more batches"):
         run(sparse_and_unequal)

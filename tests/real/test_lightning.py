@@ -78,7 +78,7 @@ def fit_both(**options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_two_ranks_learn_what_one_process_learns(clip: float | None) -> None:
-    runner = HorovodRunner(np=-2, progress=False, check_sync="epoch")
+    runner = HorovodRunner(np=-2, progress=False, check_sync="epoch", warm=True)
     first, second, alone = runner.run(fit_both, epochs=3, clip=clip)
     assert first == second
     assert first[0] == pytest.approx(alone[0], abs=1e-5)
@@ -87,8 +87,8 @@ def test_two_ranks_learn_what_one_process_learns(clip: float | None) -> None:
 
 
 def test_a_fit_goes_on_where_it_broke_off() -> None:
-    runner = HorovodRunner(np=-2, progress=False, max_restarts=1, keep=None)
+    runner = HorovodRunner(np=-2, progress=False, max_restarts=1, keep=None, warm=True)
     broken = runner.run(fit, epochs=4, fails=True)
     assert [saved.step for saved in runner.last_run.checkpoints] == [4, 8, 12, 16]
     assert runner.last_run.metrics.to_pylist()[-1]["step"] == 16
-    assert broken == HorovodRunner(np=-2, progress=False).run(fit, epochs=4)
+    assert broken == HorovodRunner(np=-2, progress=False, warm=True).run(fit, epochs=4)
