@@ -94,8 +94,7 @@ lint: $(MAIN)/.ready
 fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 2
 
-# Most tests wait more than they compute: several run at a time. What they cover counts, in ranks
-# too, unless these import a framework.
+# Several tests at a time: most of them wait. What they cover counts, in small ranks too (conftest.py).
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
 	rm -f .coverage*
 	$(call with_java,$(MAIN)) COVERAGE_CORE=sysmon $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hypothesis
 import psutil
 import pytest
 
@@ -35,9 +34,6 @@ _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 _MEASURED = pytest.StashKey[str | None]()
 faulthandler.enable()
 pytest.register_assert_rewrite("tests.notebooks")
-# Nothing is timed in a test; and a test that fails must fail again.
-hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("project")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,6 +47,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Not where this module is imported: ranks do that, too.
+    import hypothesis
+
+    # Nothing is timed in a test; and a test that fails must fail again.
+    hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("project")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each rank would compile all it imports
     os.environ["PYSPARK_PYTHON"] = sys.executable  # Spark starts its Python workers with it
     if "REAL_JAVA" not in os.environ:
@@ -114,9 +115,10 @@ def _place(item: Any) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave the processes of a test with frameworks out of coverage: imports take twice as long."""
+    """Cover the processes that a test starts where they are small: each takes 0.2 s more for it."""
     measured = item.config.stash.setdefault(_MEASURED, os.environ.get(_COVERAGE))
-    if measured is not None and not item.get_closest_marker("horovod"):
+    small = _place(item) == "local" and not item.get_closest_marker("horovod")
+    if measured is not None and small:
         os.environ[_COVERAGE] = measured
     else:
         os.environ.pop(_COVERAGE, None)

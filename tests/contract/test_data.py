@@ -10,10 +10,9 @@ import tempfile
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,13 +21,22 @@ from horovod_runner import DataError, SerializationError, log_to_driver
 from horovod_runner.data import Shard, parquet, petastorm
 from tests.conftest import Ranks
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
 ROWS = 1003
 
 
+def frame_of(values: Any, **options: Any) -> pd.DataFrame:
+    import pandas as pd  # not above: the ranks import this module too
+
+    return pd.DataFrame(values, **options)
+
+
 def table(rows: int = ROWS) -> pd.DataFrame:
-    return pd.DataFrame(
+    return frame_of(
         {
             "a": np.arange(rows, dtype=np.float32),
             "b": np.arange(rows, dtype=np.float32) * 2,
@@ -164,7 +172,7 @@ def test_sparks_own_types_become_tensors(ranks: Ranks) -> None:
         "ragged array<bigint>, point struct<x:double,y:double>, blob binary"
     )
     frame = ranks.spark.createDataFrame(
-        pd.DataFrame({"n": np.arange(6, dtype=np.int32)}), "n int"
+        frame_of({"n": np.arange(6, dtype=np.int32)}), "n int"
     ).selectExpr(
         "n",
         "date_add(date'1970-01-01', n) AS day",
@@ -228,7 +236,7 @@ def test_a_column_that_cannot_become_a_tensor_is_named_before_the_launch(
 
 @pytest.mark.places("local", "spark", "connect")
 def test_columns_may_have_dots_in_their_names(ranks: Ranks) -> None:
-    frame = pd.DataFrame({"a.b": [10, 20], "a": [1, 2], "c`d": [5, 6]})
+    frame = frame_of({"a.b": [10, 20], "a": [1, 2], "c`d": [5, 6]})
     given = frame if ranks.spark is None else ranks.spark.createDataFrame(frame)
 
     def main(train: Shard) -> list[list[int]]:
@@ -244,7 +252,7 @@ def test_a_name_that_two_columns_have_is_refused(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if ranks.spark is None:
-        bad: Any = pd.DataFrame([[1, 2]], columns=["a", "a"])
+        bad: Any = frame_of([[1, 2]], columns=["a", "a"])
         told = "train: the pandas DataFrame cannot be turned .* Duplicate column names"
     else:
         bad = ranks.spark.range(3).selectExpr("id AS a", "id AS a")

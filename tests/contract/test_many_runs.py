@@ -15,7 +15,7 @@ from horovod_runner.sinks import Sink
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-_RUNS = 60
+_RUNS = 40
 _BEFORE = 20  # what allocators and caches keep, they have by then
 _GROWTH_BYTES = 10e6
 

@@ -59,7 +59,6 @@ def test_runs_a_single_rank_in_a_process_of_its_own(ranks: Ranks) -> None:
     assert size == "1"
 
 
-@pytest.mark.places(*EVERYWHERE)
 def test_captures_closures_and_keyword_arguments(ranks: Ranks) -> None:
     weights = {"a": [1.0, 2.0]}
 
@@ -113,7 +112,6 @@ def test_shows_log_to_driver_and_nothing_else_by_default(ranks: Ranks) -> None:
         assert lines == ["logged", "logged"]
 
 
-@pytest.mark.places(*EVERYWHERE)
 def test_shows_all_output_with_its_rank_when_asked(ranks: Ranks) -> None:
     def main() -> None:
         print(f"line of {os.environ['HOROVOD_RANK']}")
@@ -133,7 +131,6 @@ def test_output_of_native_code_and_of_children_is_shown_too(ranks: Ranks) -> Non
     assert lines == ["from a descriptor", "from a child"]
 
 
-@pytest.mark.places(*EVERYWHERE)
 def test_long_and_odd_texts_arrive_whole(ranks: Ranks) -> None:
     texts = ["x" * 300_000, "tab\tand ünïcödé 🚀", ""]
 
@@ -284,7 +281,6 @@ def test_a_value_that_cannot_be_pickled_is_named(ranks: Ranks) -> None:
         ranks.run(1, threading.Lock)
 
 
-@pytest.mark.places(*EVERYWHERE)
 def test_only_rank_0_needs_a_value_that_can_be_pickled(ranks: Ranks) -> None:
     def main() -> Any:
         return 5 if os.environ["HOROVOD_RANK"] == "0" else threading.Lock()
