@@ -5,6 +5,7 @@
 #   make check    lint, types, import contract and the fast tests
 # And parts of the tests: make test-main, make test-petastorm; or with the newest leg's pytest, see
 # CONTRIBUTING.md
+#   make coverage the main leg again, with what it covers of the package
 #   make fuzz     the fire at a run's sockets, ten times as long
 #   make mutants  which test notices which of some breakages of the package: for hours
 
@@ -63,7 +64,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 
 HOROVOD_BUILD := $(wildcard horovod_runner/horovod_source.py horovod_runner/horovod_overlay/*/*/*)
 
-.PHONY: demo test test-main test-petastorm fuzz mutants packages docs check lint fast format bench clean
+.PHONY: demo test test-main test-petastorm coverage fuzz mutants packages docs check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -94,11 +95,9 @@ lint: $(MAIN)/.ready
 fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 2
 
-# Several tests at a time: most of them wait. What they cover counts, in small ranks too (conftest.py).
+# Several tests at a time: most of them wait.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
-	rm -f .coverage*
-	$(call with_java,$(MAIN)) COVERAGE_CORE=sysmon $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov
-	$(MAIN)/bin/coverage report --fail-under=90
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER)
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
 ifdef PYTHON_PETASTORM
@@ -109,6 +108,13 @@ else
 test-petastorm:
 	@echo "no Python 3.11 or 3.12 here: the tests with Petastorm are left out"; test -z "$$CI"
 endif
+
+# The main leg again with what it covers of the package, in ranks and in Spark's Python workers too:
+# half as much work again.
+coverage: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
+	rm -f .coverage*
+	$(call with_java,$(MAIN)) COVERAGE_CORE=sysmon $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov
+	$(MAIN)/bin/coverage report --fail-under=90
 
 # Ten times as much as among the other tests.
 fuzz: $(MAIN)/.ready

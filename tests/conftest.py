@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 # Marks the processes of these tests among all that may run on this machine: another `make test`, or
 # the other processes of pytest-xdist.
 SESSION = "HOROVOD_RUNNER_TEST_SESSION"
-# What coverage has every process find that these tests start.
-_COVERAGE = "COVERAGE_PROCESS_CONFIG"
-_MEASURED = pytest.StashKey[str | None]()
 faulthandler.enable()
 pytest.register_assert_rewrite("tests.notebooks")
 
@@ -111,17 +108,6 @@ def _place(item: Any) -> str:
         return str(item.callspec.params["place"])
     marker = item.get_closest_marker("places")
     return str(marker.args[0]) if marker else "local"
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Cover the processes that a test starts where they are small: each takes 0.2 s more for it."""
-    measured = item.config.stash.setdefault(_MEASURED, os.environ.get(_COVERAGE))
-    small = _place(item) == "local" and not item.get_closest_marker("horovod")
-    if measured is not None and small:
-        os.environ[_COVERAGE] = measured
-    else:
-        os.environ.pop(_COVERAGE, None)
 
 
 @pytest.fixture(scope="session")
