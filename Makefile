@@ -57,7 +57,7 @@ PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,bui
 PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
 	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
 	tests/cluster/test_packed.py
-TOGETHER := -n 4 --dist loadgroup
+TOGETHER := -n 3 --dist loadgroup
 
 # A toolkit without a GPU is no reason to compile for GPUs.
 CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
