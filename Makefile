@@ -111,9 +111,9 @@ endif
 
 # The main leg again with what it covers of the package, in ranks and in Spark's Python workers too:
 # half as much work again.
-coverage: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
+coverage: $(MAIN)/.ready
 	rm -f .coverage*
-	$(call with_java,$(MAIN)) COVERAGE_CORE=sysmon $(MAIN)/bin/pytest tests --places all $(TOGETHER) --cov
+	COVERAGE_CORE=sysmon $(MAKE) test-main TOGETHER='$(TOGETHER) --cov'
 	$(MAIN)/bin/coverage report --fail-under=90
 
 # Ten times as much as among the other tests.

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from horovod_runner.folder import VARIABLE, RunFolder, remove_left
 from horovod_runner.handover import LEFT_VARIABLE, RUN_VARIABLE, CheckpointPlan, WorkerJob
 from horovod_runner.job import Job, Outcome
 from horovod_runner.marker import Marker
-from horovod_runner.messages import Assignment
+from horovod_runner.messages import Assignment, FromDriver
 from horovod_runner.pmi import segments
 from horovod_runner.process import WorkerProcess
 from horovod_runner.topology import Offer, Slot
@@ -229,14 +229,11 @@ def _fetch(marker: Marker, link: Link, folder: Path) -> str:
 def _await_piece(link: Link, name: str, offset: int) -> messages.Fetched:
     deadline = time.monotonic() + _FETCH_SECONDS
     while time.monotonic() < deadline:
-        for message in link.wait(0.5):
-            if isinstance(message, messages.Fetched):
-                if (message.name, message.offset) == (name, offset):
-                    return message
-            elif isinstance(message, messages.Stop):
-                raise _CalledOffError(message.reason)
-        if link.lost:
-            raise _CalledOffError(LOST_DRIVER)
+        for message in _heard(link, 0.5):
+            if not isinstance(message, messages.Fetched):
+                continue
+            if (message.name, message.offset) == (name, offset):
+                return message
     problem = f"the driver gave no piece of {name} within {_FETCH_SECONDS:.0f} s."
     return messages.Fetched(name, offset, problem=problem)
 
@@ -310,16 +307,12 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
     deadline = time.monotonic() + REACH_SECONDS
     reached = False
     while True:
-        for message in link.wait(0.5):
+        for message in _heard(link, 0.5):
             reached = True
             if isinstance(message, Assignment):
                 return message
-            if isinstance(message, messages.Stop):
-                raise _CalledOffError(message.reason)
             if isinstance(message, messages.Apart):
                 raise _ApartError
-        if link.lost:
-            raise _CalledOffError(LOST_DRIVER)
         if not reached and time.monotonic() > deadline:
             link.give_up()
             raise _CalledOffError(
@@ -331,14 +324,25 @@ def _await_assignment(link: Link, address: ChannelAddress) -> Assignment:
 
 
 def _keep_in_touch(link: Link) -> None:
-    """Let the driver know that this task is there, while there is no worker yet.
+    """Send the driver a sign of life; called while the worker is being started.
 
     Raises:
         _CalledOffError: the driver called the run off, or is lost.
     """
-    for message in link.wait(0):
+    for _ in _heard(link, 0):
+        pass  # there is nothing yet that they could be for
+
+
+def _heard(link: Link, seconds: float) -> Iterator[FromDriver]:
+    """The driver's messages, after so many seconds at most.
+
+    Raises:
+        _CalledOffError: the driver called the run off, or is lost.
+    """
+    for message in link.wait(seconds):
         if isinstance(message, messages.Stop):
             raise _CalledOffError(message.reason)
+        yield message
     if link.lost:
         raise _CalledOffError(LOST_DRIVER)
 

@@ -34,13 +34,13 @@ def map_in_arrow(
 
     PySpark 4 warns of pandas 3 at each such call, although Arrow's batches never meet pandas.
     """
-    with own_python(frame.sparkSession), warnings.catch_warnings():
+    with _own_python(frame.sparkSession), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return frame.mapInArrow(function, schema, **options)
 
 
 @contextmanager
-def own_python(spark: SparkSession) -> Iterator[None]:
+def _own_python(spark: SparkSession) -> Iterator[None]:
     """On ``local[n]``, let tasks of what is made here run this interpreter, if the user named none.
 
     Left alone Spark runs the first ``python3`` on PATH, which is another environment whenever this

@@ -190,30 +190,28 @@ def test_what_a_build_would_miss_is_said_before_it_begins(
     assert "\n" not in str(caught.value)
 
 
-def test_a_cached_wheel_is_used_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, Any]
-) -> None:
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, Any]) -> Path:
+    """A wheel that was built for this machine before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    plan = install.plan()
-    shelf = install.cache_folder() / "wheels" / plan.key()
-    shelf.mkdir(parents=True)
-    (shelf / "horovod.whl").touch()
+    wheel = install.cache_folder() / "wheels" / install.plan().key() / "horovod.whl"
+    wheel.parent.mkdir(parents=True)
+    wheel.touch()
+    return wheel
+
+
+def test_a_cached_wheel_is_used_again(cached: Path) -> None:
     said: list[str] = []
-    assert install.find_or_build_wheel(plan, say=said.append) == shelf / "horovod.whl"
+    assert install.find_or_build_wheel(install.plan(), say=said.append) == cached
     assert "built before" in said[0]
 
 
 def test_rebuild_builds_what_is_cached(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    plan = install.plan()
-    shelf = install.cache_folder() / "wheels" / plan.key()
-    shelf.mkdir(parents=True)
-    (shelf / "horovod.whl").touch()
     built = tmp_path / "built.whl"
     monkeypatch.setattr(install, "_build_wheel", lambda *_: built)
-    assert install.find_or_build_wheel(plan, rebuild=True, say=print) == built
+    assert install.find_or_build_wheel(install.plan(), rebuild=True, say=print) == built
 
 
 def test_every_edit_is_made_and_a_foreign_source_is_refused(tmp_path: Path) -> None:

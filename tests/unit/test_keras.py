@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterable
 from types import ModuleType, SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from horovod_runner.keras import collectives
+from tests.unit.modules import load_anew
 
 
 class Callback:
@@ -51,7 +51,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> TwoRanks:
 
 @pytest.fixture
 def callbacks(ranks: TwoRanks, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module under another name: other tests may want it with Keras."""
+    """The module; other tests may want it with Keras."""
     keras: Any = ModuleType("keras")
     keras.callbacks = SimpleNamespace(Callback=Callback)
     keras.backend = SimpleNamespace(backend=lambda: "torch")
@@ -59,12 +59,7 @@ def callbacks(ranks: TwoRanks, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     reporting.LogCallback = reporting.ReportCallback = reporting.check_epoch = None
     monkeypatch.setitem(sys.modules, "keras", keras)
     monkeypatch.setitem(sys.modules, "horovod_runner.keras.reporting", reporting)
-    spec = importlib.util.find_spec("horovod_runner.keras.callbacks")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_anew("horovod_runner.keras.callbacks")
 
 
 @pytest.mark.parametrize("root", [0, 1])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests.unit.modules import load_anew
 
 
 @pytest.mark.parametrize(
@@ -35,12 +36,7 @@ def test_a_decision_is_that_of_all_ranks_or_of_any(
     }
     for name, module in stands.items():
         monkeypatch.setitem(sys.modules, name, module)
-    spec = importlib.util.find_spec("horovod_runner.lightning")
-    assert spec is not None
-    assert spec.loader is not None
-    # Under another name: other tests may want it with Lightning.
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_anew("horovod_runner.lightning")  # other tests may want it with Lightning
     strategy = module.HorovodStrategy.__new__(module.HorovodStrategy)
     strategy._handed = 0
     assert strategy.reduce_boolean_decision(True) is all_of_them

@@ -60,7 +60,7 @@ def test_a_million_points_are_drawn_as_some_thousands_the_last_included() -> Non
     run = run_of(*[(1, step, {"loss": 0.0}) for step in range(20_002)])
     xs = list(run.plot().axes[0].lines[0].get_xdata())
     assert len(xs) <= 10_001
-    assert xs[-1] == 20_001  # which is no multiple of the stride
+    assert xs[-1] == 20_001  # the last, although the steps between drawn points do not lead to it
 
 
 def test_a_metric_that_nobody_reported_is_told_with_those_there_are() -> None:

@@ -1,4 +1,4 @@
-"""Progress as lines, where there is no terminal to draw a bar in."""
+"""Progress that is printed as lines, because there is no terminal for a bar."""
 
 from __future__ import annotations
 

@@ -272,7 +272,7 @@ class Together:
 
 @contextlib.contextmanager
 def knocking(word: _Word) -> Iterator[zmq.Socket[bytes]]:
-    """What becomes of somebody who has heard where a rank listens, and has a key of his own."""
+    """Events of a stranger's connection to a rank: the rank does not know the stranger's keys."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
         stranger.curve_serverkey = word.public_key
