@@ -54,9 +54,11 @@ MAIN_EXTRAS := $(DEMO_EXTRAS),connect,tensorflow,delta,images,plot,keras,lightni
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
 # What depends on Spark 3.5, pyarrow 14, NumPy 1 or Petastorm; and what every launcher has to do.
+# A torch alone installs sooner than both frameworks.
+INSTALL_TEST := tests/real/test_commands.py::test_install_takes_the_cached_wheel_and_proves_it
 PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
 	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
-	tests/cluster/test_packed.py
+	tests/cluster/test_packed.py $(INSTALL_TEST)
 TOGETHER := -n 3 --dist loadgroup
 
 # A toolkit without a GPU is no reason to compile for GPUs.
@@ -97,7 +99,8 @@ fast: $(MAIN)/.ready
 
 # Several tests at a time: most of them wait.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER)
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
+		--deselect $(INSTALL_TEST)
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
 ifdef PYTHON_PETASTORM

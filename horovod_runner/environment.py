@@ -14,6 +14,7 @@ from horovod_runner.topology import Slot
 _GLOO_TIMEOUT_SECONDS = 600
 # Read by Horovod as horovod_source.py mends it.
 NO_FINALIZE: Final = "HOROVOD_MPI_NO_FINALIZE"
+WORLD_SIZE: Final = "HOROVOD_MPI_WORLD_SIZE"
 _CROWD = 16  # ranks to a core
 
 
@@ -32,6 +33,7 @@ def horovod_variables(slot: Slot, assignment: Assignment) -> dict[str, str]:
     }
     if assignment.controller == "mpi":
         variables |= {"PMI_RANK": slot.rank, "PMI_SIZE": slot.size, NO_FINALIZE: 1}
+        variables |= {WORLD_SIZE: slot.size}
     if slot.size > 1:
         # Without an address Horovod takes itself for a single process.
         where, _, _token = assignment.rendezvous.partition("/")

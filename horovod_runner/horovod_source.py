@@ -317,6 +317,24 @@ void MPIContextManager::EnvFinalize() {
         "ranks itself has no need of a last wait for each other",
     ),
     Edit(
+        "horovod/common/mpi/mpi_context.cc",
+        "    should_finalize = true;\n  }\n",
+        """    should_finalize = true;
+  }
+  const char* expected = std::getenv("HOROVOD_MPI_WORLD_SIZE");
+  int world_size = 0;
+  MPI_Comm_size(MPI_COMM_WORLD, &world_size);
+  if (expected != nullptr && world_size != std::atoi(expected)) {
+    throw std::runtime_error(
+        "MPI found " + std::to_string(world_size) + " rank(s) and the job has " + expected +
+        ": MPI_Init did not reach what started this process. Each rank would train alone.");
+  }
+""",
+        "an MPI that does not find its launcher (PMI_FD is not set, say) takes each process for "
+        "the only one, without a word: hvd.size() is 1 on every rank, and each trains by itself. A "
+        "run says how many ranks there are, and another number ends it",
+    ),
+    Edit(
         "horovod/common/operations.cc",
         "#include <atomic>\n",
         "#include <atomic>\n#include <condition_variable>\n#include <mutex>\n",
@@ -420,6 +438,32 @@ bool RunLoopOnce(HorovodGlobalState& state) {
         "      install_requires=require_list + "
         f"list(filter(None, [os.environ.get('{REQUIRES}')])),\n",
         "a build against the mpich package needs that one",
+    ),
+    Edit(
+        "horovod/common/basics.py",
+        "global_process_set, _init_process_sets\n",
+        "global_process_set, _init_process_sets, _setup as _setup_process_sets\n",
+        "for what follows",
+    ),
+    Edit(
+        "horovod/common/basics.py",
+        "        try:\n            _init_process_sets(process_sets)\n",
+        "        _setup_process_sets(self)\n"
+        "        try:\n            _init_process_sets(process_sets)\n",
+        "where horovod.torch and horovod.tensorflow are both imported, hvd.init of the first asked "
+        "the second, which is not initialized, for the ranks of the global process set, took the "
+        "error for a shutdown and went on: no rank was in that set, and DistributedOptimizer "
+        "averaged nothing, without a word",
+    ),
+    Edit(
+        "horovod/common/process_sets.py",
+        "    global _basics\n    _basics = basics\n",
+        """    global _basics
+    if _basics is None or basics.is_initialized() or not _basics.is_initialized():
+        _basics = basics
+""",
+        "importing horovod.tensorflow after hvd.init of horovod.torch, or the other way round, "
+        "took the process sets away from the one that is in use",
     ),
     Edit(
         "horovod/torch/optimizer.py",

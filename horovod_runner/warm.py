@@ -62,6 +62,7 @@ OF_A_RUN: Final = frozenset(
         "HOROVOD_GLOO_RENDEZVOUS_PORT",
         "HOROVOD_LOCAL_RANK",
         "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_MPI_WORLD_SIZE",
         "HOROVOD_RANK",
         "HOROVOD_RUNNER_DATA",
         "HOROVOD_RUNNER_DEVICE",

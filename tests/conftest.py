@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,13 @@ def sessions() -> Iterator[Sessions]:
     opened = Sessions()
     yield opened
     opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _session_of_its_own_place(request: pytest.FixtureRequest, sessions: Sessions) -> Iterator[None]:
+    """Keep an open Connect session from the tests of other places."""
+    with nullcontext() if _place(request.node) == "connect" else sessions.out_of_sight():
+        yield
 
 
 @pytest.fixture(scope="session")

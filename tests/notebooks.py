@@ -22,6 +22,11 @@ class Shown:
         self._cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
         self.text = "".join(map(_text, self._cells))
 
+    @property
+    def pictures(self) -> int:
+        """How many pictures there are in all."""
+        return sum(len(_data(cell, "image/png")) for cell in self._cells)
+
     def by(self, source: str) -> str:
         """What the one cell shows that has this in its source."""
         return _text(self._cell(source))

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ EVERYWHERE = ("local", "spark", "cluster", "connect", "slurm")
 SPARKS = ("spark", "cluster", "connect")
 #: Those that pytest-xdist gives to one of its processes: what they start is large.
 SHARED = ("cluster", "connect", "slurm", "hosts")
+_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 
 
 class Sessions:
@@ -52,6 +53,16 @@ class Sessions:
             self._session = getattr(self, f"_start_{place}")()
             self._place = place
         return self._session
+
+    @contextmanager
+    def out_of_sight(self) -> Iterator[None]:
+        """Hide an open Connect session: programs that are started meanwhile must not find it."""
+        hidden = os.environ.pop(_CONNECT_MODE, None)
+        try:
+            yield
+        finally:
+            if hidden is not None and self._session is not None and self._place == "connect":
+                os.environ[_CONNECT_MODE] = hidden
 
     def close(self) -> None:
         """End the session and what was started for it."""
@@ -75,7 +86,7 @@ class Sessions:
 
         server = self._open.enter_context(ConnectServer(self._folder()))
         # Set by PySpark for good: a classic session could not be made any more.
-        self._open.callback(os.environ.pop, "SPARK_CONNECT_MODE_ENABLED", None)
+        self._open.callback(os.environ.pop, _CONNECT_MODE, None)
         session = server.session()
         self._open.callback(session.stop)
         return session

@@ -250,6 +250,7 @@ def test_a_state_that_cannot_be_stored_is_the_ranks_own_error(ranks: Ranks) -> N
         ranks.run(1, lambda: save_checkpoint({"f": print}, 1))
 
 
+@pytest.mark.places("local")
 @pytest.mark.horovod
 def test_ranks_that_cannot_meet_are_told_what_to_call(ranks: Ranks, tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"call hvd\.init\(\) before it"):  # at a first start

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -93,15 +94,44 @@ def weights_of_one_process(train: Any) -> Any:
     return Ranks("local").run(1, train, seed_offset=0)[0]
 
 
-@pytest.mark.parametrize("train", [train_torch, train_tensorflow])
-def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(
-    ranks: Ranks, train: Any
-) -> None:
+def check_weights(ranks: Ranks, train: Any) -> None:
     alone = weights_of_one_process(train)
     first, second = ranks.run(2, train, seed_offset=100)
     assert first == second
     for ours, theirs in zip(first, alone, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(ranks: Ranks) -> None:
+    check_weights(ranks, train_torch)
+
+
+@pytest.mark.places("local")  # on Spark: examples/digits_tensorflow.py
+def test_tensorflow_from_different_seeds_ends_with_the_weights_of_one_process(
+    ranks: Ranks,
+) -> None:
+    check_weights(ranks, train_tensorflow)
+
+
+@pytest.mark.places("local")
+def test_gradients_are_averaged_where_both_frameworks_are_imported(ranks: Ranks) -> None:
+    def main() -> list[list[float]]:
+        import horovod.torch as hvd
+        import torch
+
+        import horovod.tensorflow  # isort: skip - the last one is the one that Horovod asks
+
+        hvd.init()
+        # As an import of it after hvd.init() does.
+        horovod.common.process_sets._setup(horovod.tensorflow.mpi_ops._basics)
+        net = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.zeros_(net.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 1.0))
+        net(torch.eye(2)[hvd.rank()]).backward()
+        optimizer.step()
+        return net.weight.tolist()
+
+    assert ranks.run(2, main) == [[-0.5, -0.5]]
 
 
 def test_a_test_of_weights_can_fail() -> None:
@@ -119,6 +149,7 @@ def test_a_test_of_weights_can_fail() -> None:
     assert not np.allclose(one[0], other[0], atol=1e-3)
 
 
+@pytest.mark.places("local")
 def test_gradients_of_every_kind_are_averaged(ranks: Ranks) -> None:
     def main() -> list[float]:
         import copy
@@ -167,6 +198,27 @@ def test_gradients_of_every_kind_are_averaged(ranks: Ranks) -> None:
     assert max(ranks.run(2, main)) < 1e-6
 
 
+@pytest.mark.places("local")
+def test_a_rank_whose_mpi_found_nobody_does_not_train_alone(ranks: Ranks) -> None:
+    ranks.needs_mpi()
+
+    def main() -> None:
+        import os
+
+        import horovod.torch as hvd
+
+        del os.environ["PMI_FD"]  # without it MPI takes this process for the only one
+        hvd.init()
+
+    runner = ranks.runner(2)
+    with pytest.raises(RankFailedError, match=r"MPI found 1 rank\(s\) and the job has 2"):
+        runner.run(main)
+    # An MPI that found no job names its shared memory after its process.
+    for rank in runner.last_run.ranks:
+        Path(f"/dev/shm/mpich_shm_{rank.pid:x}_0").unlink()
+
+
+@pytest.mark.places("local")
 def test_gradients_computed_too_often_are_told(ranks: Ranks) -> None:
     def main() -> None:
         import horovod.torch as hvd
@@ -177,7 +229,8 @@ def test_gradients_computed_too_often_are_told(ranks: Ranks) -> None:
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1))
         net(torch.ones(2)).backward()
         net(torch.ones(2)).backward()
-        optimizer.step()
+        hooks, handles = len(optimizer._grad_accs), len(optimizer._handles)
+        raise RuntimeError(f"no error: {hvd.size()} ranks, {hooks} hooks, {handles} handles")
 
     with pytest.raises(AssertionError, match=r"more than\s+backward_passes_per_step times"):
         ranks.run(2, main)
@@ -210,6 +263,7 @@ def test_horovod_can_be_shut_down_and_started_again(ranks: Ranks) -> None:
     assert ranks.run(2, main) == [2.0, 2.0, 2.0]
 
 
+@pytest.mark.places("local")
 def test_threads_given_to_openmp_are_torchs(ranks: Ranks) -> None:
     def main() -> int:
         import torch
@@ -233,6 +287,7 @@ def test_ddp_code_runs_as_it_is(ranks: Ranks) -> None:
     assert ranks.run(2, main) == 3.0
 
 
+@pytest.mark.places("local")
 def test_one_rank_runs_horovod_without_a_meeting_point(ranks: Ranks) -> None:
     def main() -> float:
         import horovod.torch as hvd
@@ -261,6 +316,7 @@ def test_the_rank_that_raised_is_named_and_not_its_survivors(ranks: Ranks) -> No
     assert "rank 1 of 2" in str(caught.value.__cause__)
 
 
+@pytest.mark.places("local")
 def test_an_abort_inside_horovods_gloo_is_told_as_what_it_is(ranks: Ranks) -> None:
     def main() -> None:
         import horovod.torch as hvd
@@ -274,6 +330,7 @@ def test_an_abort_inside_horovods_gloo_is_told_as_what_it_is(ranks: Ranks) -> No
     assert caught.value.exit_code == -signal.SIGABRT
 
 
+@pytest.mark.places("local")
 def test_an_abort_inside_mpi_is_told_with_mpis_own_words(ranks: Ranks) -> None:
     ranks.needs_mpi()
 
