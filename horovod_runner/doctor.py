@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 Status = Literal["ok", "absent", "wrong"]
 
 _NAME_WIDTH = 26
-_CAPABILITIES = ("gloo", "mpi", "nccl", "cuda", "ddl", "ccl", "rocm")
 
 
 @dataclass(frozen=True)
@@ -57,18 +55,22 @@ def examine(master: str | None = None) -> Iterator[Finding]:
     yield _java(needed=spark is not None)
     yield _package("pyspark", spark)
     yield _package("pyarrow", inventory.distribution_version("pyarrow"))
+    has_horovod = inventory.distribution_version("horovod") is not None
     frameworks = [
-        found for name in inventory.FRAMEWORKS if (found := inventory.find_framework(name))
+        found
+        for name in inventory.FRAMEWORKS
+        if (found := inventory.find_framework(name, with_horovod=has_horovod))
     ]
     yield from _frameworks(frameworks)
     yield _package("keras", inventory.distribution_version("keras"))
     yield from _gpus(frameworks)
     working = [framework for framework in frameworks if not framework.error]
-    if inventory.distribution_version("horovod") is None:
+    if not has_horovod:
         yield Finding("Horovod", "wrong", "not installed", "run: horovod-runner install")
         return
     for framework in working:
-        yield from _horovod(framework)
+        if framework.horovod is not None:
+            yield from _horovod(framework, framework.horovod)
     if master is not None:
         yield from _spark(master, working)
 
@@ -149,33 +151,26 @@ def _slurm() -> Finding:
     return Finding("Slurm", "ok", f"{srun.version} at {srun.path}, {where}")
 
 
-def _horovod(framework: inventory.Framework) -> Iterator[Finding]:
-    """Load Horovod's library for a framework, then reduce with it over two ranks."""
+def _horovod(framework: inventory.Framework, horovod: inventory.Horovod) -> Iterator[Finding]:
+    """Horovod's library for a framework; then reduce with it over two ranks."""
     name = f"Horovod for {framework.name}"
-    calls = ",".join(f"'{c}': bool(hvd.{c}_built())" for c in _CAPABILITIES)
-    code = f"import json, horovod, horovod.{framework.name} as hvd\n"
-    code += f"print('\\n' + json.dumps([horovod.__version__, {{{calls}}}]))"
-    probe = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    if probe.returncode:
-        lines = probe.stderr.strip().splitlines() or ["no output"]
+    if horovod.error:
         flag = f"--frameworks {framework.name} --rebuild"
-        yield Finding(name, "wrong", lines[-1], f"run: horovod-runner install {flag}")
+        yield Finding(name, "wrong", horovod.error, f"run: horovod-runner install {flag}")
         return
-    version, built = json.loads(probe.stdout.strip().splitlines()[-1])
     mpich = software.installed().get("mpich")
     named = {"mpi": f"mpi (MPICH {mpich})" if mpich else "mpi (the system's)"}
-    planes = ", ".join(named.get(name, name) for name in _CAPABILITIES if built[name])
-    yield Finding(name, "ok", f"{version}, built with {planes}{_built_against(framework)}")
-    if gpu.list_gpus() and framework.cuda and not built["nccl"]:
+    planes = ", ".join(named.get(plane, plane) for plane in horovod.built)
+    yield Finding(name, "ok", f"{horovod.version}, built with {planes}{_built_against(framework)}")
+    has_nccl = "nccl" in horovod.built
+    if gpu.list_gpus() and framework.cuda and not has_nccl:
         yield Finding(
             f"NCCL in {name}",
             "wrong",
             "this machine has GPUs and Horovod was built without NCCL: reductions go over the CPU",
             "run: horovod-runner install --gpu --rebuild",
         )
-    if framework.cuda and built["nccl"] and gpu.visible_gpus():
+    if framework.cuda and has_nccl and gpu.visible_gpus():
         yield _say_hello(f"a GPU with {framework.name}", framework.name, np=-1)
     yield _say_hello(f"two ranks with {framework.name}", framework.name, np=-2)
 

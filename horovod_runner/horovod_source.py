@@ -113,7 +113,14 @@ EDITS = (
     Edit(
         "CMakeLists.txt",
         "# TF\nadd_subdirectory(horovod/tensorflow)",
-        """foreach(ABI 0 1)
+        """set(WITHOUT_MPI common fusion_buffer_manager group_table logging message
+        parameter_manager stall_inspector thread_pool timeline tensor_queue
+        optim/bayesian_optimization optim/gaussian_process)
+list(TRANSFORM WITHOUT_MPI PREPEND "${PROJECT_SOURCE_DIR}/horovod/common/")
+list(TRANSFORM WITHOUT_MPI APPEND ".cc")
+list(REMOVE_ITEM SOURCES ${WITHOUT_MPI})
+list(PREPEND SOURCES ${WITHOUT_MPI})
+foreach(ABI 0 1)
     add_library(horovod_common_${ABI} OBJECT EXCLUDE_FROM_ALL ${SOURCES})
     target_compile_definitions(horovod_common_${ABI} PRIVATE _GLIBCXX_USE_CXX11_ABI=${ABI})
     target_include_directories(horovod_common_${ABI} PRIVATE
@@ -129,8 +136,9 @@ set_source_files_properties("${PROJECT_SOURCE_DIR}/horovod/common/mpi/mpi_contro
 # TF
 add_subdirectory(horovod/tensorflow)""",
         "sources that include no framework are compiled once for each C++ ABI in use, not once for "
-        "each framework; in a build for CPUs four at a time, since they read the same headers. The "
-        "macros that the edits define in mpi_controller.cc are for that file alone",
+        "each framework; in a build for CPUs four at a time, since they read the same headers. "
+        "Those that include nothing of MPI come first: ccache knows them from a build with another "
+        "MPI. The macros that the edits define in mpi_controller.cc are for that file alone",
     ),
     Edit(
         "horovod/tensorflow/CMakeLists.txt",

@@ -29,6 +29,25 @@ _PROBES = {
 }
 
 
+# What Horovod's libraries tell of themselves.
+CAPABILITIES = ("gloo", "mpi", "nccl", "cuda", "ddl", "ccl", "rocm")
+
+
+@dataclass(frozen=True)
+class Horovod:
+    """Horovod's library for a framework as it loads in this environment.
+
+    Attributes:
+        version: its version.
+        built: what it was built with, of :data:`CAPABILITIES`.
+        error: the last line of the error if it does not load.
+    """
+
+    version: str = ""
+    built: tuple[str, ...] = ()
+    error: str | None = None
+
+
 @dataclass(frozen=True)
 class Framework:
     """A deep learning framework as it imports in this environment.
@@ -38,12 +57,14 @@ class Framework:
         version: its version, with any local suffix ("2.13.0+cpu").
         cuda: the CUDA version that it was built for, None for a CPU build.
         error: the last line of the import error if it is installed and does not import.
+        horovod: Horovod's library for it, if that was asked for.
     """
 
     name: str
     version: str
     cuda: str | None = None
     error: str | None = None
+    horovod: Horovod | None = None
 
 
 def distribution_version(name: str) -> str | None:
@@ -54,23 +75,37 @@ def distribution_version(name: str) -> str | None:
         return None
 
 
-def find_framework(name: str) -> Framework | None:
-    """Import a framework in a child process and say what it is; None where it is not installed."""
+def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None:
+    """Import a framework in a child process and say what it is; None where it is not installed.
+
+    Args:
+        name: the framework's.
+        with_horovod: load Horovod's library for it, too.
+    """
     installed = next(
         (v for d in (name, f"{name}-cpu", f"{name}-gpu") if (v := distribution_version(d))), None
     )
     if installed is None:
         return None
-    code = f"import json; {_PROBES[name]}; print('\\n' + json.dumps([version, cuda]))"
+    code = f"import json; {_PROBES[name]}; print('\\n' + json.dumps([version, cuda]), flush=True)\n"
+    if with_horovod:
+        calls = ",".join(f"'{c}': hvd.{c}_built()" for c in CAPABILITIES)
+        code += f"import horovod, horovod.{name} as hvd\nbuilt = {{{calls}}}\n"
+        code += "print(json.dumps([horovod.__version__, [name for name in built if built[name]]]))"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     probe = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )
-    if probe.returncode:
-        lines = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
+    lines = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
+    told = [json.loads(line) for line in probe.stdout.splitlines() if line.startswith("[")]
+    if not told:
         return Framework(name, installed, error=lines[-1])
-    version, cuda = json.loads(probe.stdout.strip().splitlines()[-1])
-    return Framework(name, version, cuda)
+    horovod = None
+    if with_horovod:
+        failed = probe.returncode != 0
+        horovod = Horovod(error=lines[-1]) if failed else Horovod(told[1][0], tuple(told[1][1]))
+    version, cuda = told[0]
+    return Framework(name, version, cuda, horovod=horovod)
 
 
 @dataclass(frozen=True)

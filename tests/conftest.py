@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Marks the processes of these tests among all that may run on this machine: another `make test`, or
 # the other processes of pytest-xdist.
 SESSION = "HOROVOD_RUNNER_TEST_SESSION"
+_LONG = {"stories", "real", "test_packed.py"}
 faulthandler.enable()
 pytest.register_assert_rewrite("tests.notebooks")
 
@@ -96,10 +97,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what runs in other places."""
+    """Leave out what runs in other places, and begin with what takes longest.
+
+    At the end of a session each process of pytest-xdist finishes the test that it has.
+    """
     allowed = _allowed(config)
     config.hook.pytest_deselected(items=[item for item in items if _place(item) not in allowed])
     items[:] = [item for item in items if _place(item) in allowed]
+    items.sort(key=lambda item: not _LONG & {*item.path.parts})
 
 
 def _place(item: Any) -> str:

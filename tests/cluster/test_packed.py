@@ -23,7 +23,6 @@ from tests.cluster.standalone import Place, StandaloneCluster
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.horovod,
-    pytest.mark.places("cluster"),
     pytest.mark.timeout(280),
     pytest.mark.skipif(bool(torch.version.cuda), reason="torch for GPUs takes minutes to pack"),
 ]

@@ -79,7 +79,7 @@ def test_the_best_are_kept_and_the_latest(ranks: Ranks, tmp_path: Path) -> None:
     assert len(list((tmp_path / "new").iterdir())) == 6
 
 
-@pytest.mark.places("local", "spark", "cluster")
+@pytest.mark.places("local", "cluster")
 @pytest.mark.horovod
 def test_another_run_of_another_size_goes_on_from_the_latest(ranks: Ranks, tmp_path: Path) -> None:
     def main() -> Any:

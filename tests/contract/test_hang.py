@@ -139,6 +139,7 @@ def test_a_rank_that_returns_early_is_named_as_the_cause(ranks: Ranks) -> None:
         ranks.run(2, main)
 
 
+@pytest.mark.places("local")
 def test_a_frozen_rank_is_named(ranks: Ranks) -> None:
     def main() -> None:
         if os.environ["RANK"] == "1":
@@ -160,6 +161,7 @@ def test_idle_ranks_are_ended_with_their_stacks(ranks: Ranks) -> None:
     assert "subprocess.py" in str(caught.value)
 
 
+@pytest.mark.places("local")
 def test_ranks_that_compute_print_or_let_others_compute_do_not_hang(ranks: Ranks) -> None:
     def main() -> str:
         end = time.monotonic() + 8

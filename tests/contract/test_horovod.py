@@ -248,6 +248,7 @@ def test_horovod_sees_the_topology(ranks: Ranks) -> None:
     assert ranks.run(3, main) == [(rank, 3, rank, 3, 0, 1) for rank in range(3)]
 
 
+@pytest.mark.places("local")
 def test_horovod_can_be_shut_down_and_started_again(ranks: Ranks) -> None:
     def main() -> list[float]:
         import horovod.torch as hvd

@@ -143,8 +143,8 @@ def test_long_and_odd_texts_arrive_whole(ranks: Ranks) -> None:
     assert lines == texts
 
 
-def test_100000_lines_from_each_rank_arrive_complete_and_in_order(ranks: Ranks) -> None:
-    count = 100_000
+def test_many_lines_from_each_rank_arrive_complete_and_in_order(ranks: Ranks) -> None:
+    count = 30_000
 
     def main() -> None:
         rank = os.environ["HOROVOD_RANK"]

@@ -130,6 +130,7 @@ def test_without_it_nothing_is_kept(ranks: Ranks, capsys: pytest.CaptureFixture[
     assert "start:" not in capsys.readouterr().err
 
 
+@pytest.mark.places("local")
 @pytest.mark.horovod
 def test_ranks_train_together_and_draw_their_own_numbers(ranks: Ranks) -> None:
     runner = ranks.runner(2, warm=True)
