@@ -53,9 +53,9 @@ DEMO_EXTRAS := spark,torch,data,examples,mpich,build
 MAIN_EXTRAS := $(DEMO_EXTRAS),connect,tensorflow,delta,images,plot,keras,lightning,mlflow,tensorboard,mpi,docs,dev
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
-# What depends on Spark 3.5, pyarrow 14, NumPy 1 or Petastorm; and what every launcher has to do.
-# A torch alone installs sooner than both frameworks.
+# On the leg whose Horovod is for torch alone, which proves itself sooner.
 INSTALL_TEST := tests/real/test_commands.py::test_install_takes_the_cached_wheel_and_proves_it
+# What depends on Spark 3.5, pyarrow 14, NumPy 1 or Petastorm; and what every launcher has to do.
 PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
 	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
 	tests/cluster/test_packed.py $(INSTALL_TEST)

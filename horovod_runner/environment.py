@@ -32,8 +32,8 @@ def horovod_variables(slot: Slot, assignment: Assignment) -> dict[str, str]:
         "HOROVOD_CPU_OPERATIONS": assignment.controller,
     }
     if assignment.controller == "mpi":
-        variables |= {"PMI_RANK": slot.rank, "PMI_SIZE": slot.size, NO_FINALIZE: 1}
-        variables |= {WORLD_SIZE: slot.size}
+        variables |= {"PMI_RANK": slot.rank, "PMI_SIZE": slot.size}
+        variables |= {NO_FINALIZE: 1, WORLD_SIZE: slot.size}
     if slot.size > 1:
         # Without an address Horovod takes itself for a single process.
         where, _, _token = assignment.rendezvous.partition("/")

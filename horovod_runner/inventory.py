@@ -29,6 +29,7 @@ _PROBES = {
 }
 
 
+_MARK = "horovod_runner:"  # before a probe's answers: frameworks print lines of their own
 # What Horovod's libraries tell of themselves.
 CAPABILITIES = ("gloo", "mpi", "nccl", "cuda", "ddl", "ccl", "rocm")
 
@@ -87,18 +88,21 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
     )
     if installed is None:
         return None
-    code = f"import json; {_PROBES[name]}; print('\\n' + json.dumps([version, cuda]), flush=True)\n"
+    code = f"import json; {_PROBES[name]}\n"
+    code += f"print('\\n{_MARK}' + json.dumps([version, cuda]), flush=True)\n"
     if with_horovod:
         calls = ",".join(f"'{c}': hvd.{c}_built()" for c in CAPABILITIES)
         code += f"import horovod, horovod.{name} as hvd\nbuilt = {{{calls}}}\n"
-        code += "print(json.dumps([horovod.__version__, [name for name in built if built[name]]]))"
+        code += "built = [name for name in built if built[name]]\n"
+        code += f"print('\\n{_MARK}' + json.dumps([horovod.__version__, built]))"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     probe = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
     )
     lines = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
-    told = [json.loads(line) for line in probe.stdout.splitlines() if line.startswith("[")]
-    if not told:
+    said = [line for line in probe.stdout.splitlines() if line.startswith(_MARK)]
+    told = [json.loads(line.removeprefix(_MARK)) for line in said]
+    if not told or (probe.returncode and not with_horovod):
         return Framework(name, installed, error=lines[-1])
     horovod = None
     if with_horovod:
