@@ -93,6 +93,7 @@ lint: $(MAIN)/.ready
 	$(MAIN)/bin/ruff format --check .
 	$(MAIN)/bin/mypy
 	$(MAIN)/bin/lint-imports
+	$(MAIN)/bin/python tests/mutants/run.py --check
 
 fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 2

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,13 +123,6 @@ def sessions() -> Iterator[Sessions]:
     opened.close()
 
 
-@pytest.fixture(autouse=True)
-def _session_of_its_own_place(request: pytest.FixtureRequest, sessions: Sessions) -> Iterator[None]:
-    """Keep an open Connect session from the tests of other places."""
-    with nullcontext() if _place(request.node) == "connect" else sessions.out_of_sight():
-        yield
-
-
 @pytest.fixture(scope="session")
 def place(request: pytest.FixtureRequest) -> str:
     """Where the ranks of a test run; see tests/places.py."""
@@ -138,9 +130,10 @@ def place(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def spark(place: str, sessions: Sessions) -> SparkSession:
+def spark(place: str, sessions: Sessions) -> Iterator[SparkSession]:
     """A session with four slots."""
-    return sessions.get(place)
+    with sessions.use(place) as session:
+        yield session
 
 
 class Ranks:

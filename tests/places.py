@@ -55,14 +55,19 @@ class Sessions:
         return self._session
 
     @contextmanager
-    def out_of_sight(self) -> Iterator[None]:
-        """Hide an open Connect session: programs that are started meanwhile must not find it."""
-        hidden = os.environ.pop(_CONNECT_MODE, None)
+    def use(self, place: str) -> Iterator[SparkSession]:
+        """The session of a place for one test.
+
+        PySpark leaves a variable behind that says that this process uses Spark Connect. What the
+        tests of other places start would inherit it, and find no Connect server.
+        """
+        session = self.get(place)
+        if place == "connect":
+            os.environ[_CONNECT_MODE] = "1"
         try:
-            yield
+            yield session
         finally:
-            if hidden is not None and self._session is not None and self._place == "connect":
-                os.environ[_CONNECT_MODE] = hidden
+            os.environ.pop(_CONNECT_MODE, None)
 
     def close(self) -> None:
         """End the session and what was started for it."""
@@ -85,8 +90,6 @@ class Sessions:
         from tests.connect.server import ConnectServer
 
         server = self._open.enter_context(ConnectServer(self._folder()))
-        # Set by PySpark for good: a classic session could not be made any more.
-        self._open.callback(os.environ.pop, _CONNECT_MODE, None)
         session = server.session()
         self._open.callback(session.stop)
         return session

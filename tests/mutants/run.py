@@ -2,6 +2,7 @@
 
     make mutants                                    # all of them
     .venv/bin/python tests/mutants/run.py data      # those of data.toml
+    .venv/bin/python tests/mutants/run.py --check   # whether each one fits the package as it is
 
 Each mutant is a table in one of the TOML files beside this one: what breaks, the file, the text and
 what replaces it, and the tests to run, cheapest first. For each one the whole checkout is copied to
@@ -61,6 +62,24 @@ def load(areas: list[str]) -> list[Mutant]:
     return found
 
 
+def misfits(mutants: list[Mutant], tree: Path) -> list[str]:
+    """What is wrong with mutants that change no single place, or name tests that there are not."""
+    found = []
+    for mutant in mutants:
+        times = (tree / mutant.file).read_text().count(mutant.old)
+        if times != 1 or mutant.old == mutant.new:
+            found.append(f"{mutant.name}: {mutant.file} has {times} times:\n{mutant.old}")
+        for test in mutant.tests:
+            file, _, name = test.partition("::")
+            text = (tree / file).read_text() if (tree / file).is_file() else ""
+            function = re.sub(r"\[.*", "", name.rpartition("::")[2])
+            if not (tree / file).exists() or (name and f"def {function}(" not in text):
+                found.append(f"{mutant.name}: there is no test {test}")
+        if not mutant.tests:
+            found.append(f"{mutant.name}: no tests")
+    return found
+
+
 def copy(tree: Path, folder: Path) -> None:
     """Copy what git knows of a checkout, and link its environments."""
     listed = subprocess.run(
@@ -79,16 +98,9 @@ def copy(tree: Path, folder: Path) -> None:
 
 
 def apply(mutant: Mutant, folder: Path) -> None:
-    """Make the change.
-
-    Raises:
-        SystemExit: the text to replace is not there, or is there twice.
-    """
+    """Make the change."""
     file = folder / mutant.file
-    text = file.read_text()
-    if text.count(mutant.old) != 1:
-        sys.exit(f"{mutant.name}: {mutant.file} has {text.count(mutant.old)} times:\n{mutant.old}")
-    file.write_text(text.replace(mutant.old, mutant.new))
+    file.write_text(file.read_text().replace(mutant.old, mutant.new))
 
 
 def first_failure(mutant: Mutant | None, tests: tuple[str, ...], tree: Path, python: str) -> str:
@@ -132,8 +144,15 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
     parser.add_argument("--tree", type=Path, default=ROOT, help="another checkout to break")
     parser.add_argument("--python", default=sys.executable, help="its Python")
+    parser.add_argument("--check", action="store_true", help="only see whether they fit")
     options = parser.parse_args()
     mutants = [m for m in load(options.areas) if not options.only or m.name in options.only]
+    if not mutants:
+        sys.exit("no such mutant")
+    wrong = misfits(mutants, options.tree)
+    if wrong or options.check:
+        print(*wrong, sep="\n") if wrong else print(f"{len(mutants)} mutants fit")
+        return len(wrong) > 0
     tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     broken = first_failure(None, tests, options.tree, options.python)
     if broken:
