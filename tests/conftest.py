@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -58,6 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAVA_HOME"] = str(Path(__file__).parent / "java")
         os.environ["SPARK_CLASSES"] = f"{sys.prefix}/spark.jsa"
     os.environ[SESSION] = str(os.getpid())
+    # A shell starts what runs in the background with SIGINT ignored, and every child inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Temporary files and the list of runs are in folders of this process alone. Their path is
     # short, for sockets lie in them, and others may look into it, as munge wants.
     folder = tempfile.mkdtemp(prefix="hr-", dir="/tmp")

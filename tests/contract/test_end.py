@@ -67,13 +67,8 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
     def press() -> None:
         signal.raise_signal(signal.SIGINT)
 
-    # Who started the tests in the background may have had it ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
-            ranks.run(2, wait_for_ever)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
+        ranks.run(2, wait_for_ever)
 
 
 @pytest.mark.places("spark", "cluster", "connect")
