@@ -67,7 +67,7 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Shown:
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4)
     client = nbclient.NotebookClient(
-        notebook, timeout=250, kernel_name="python3", resources={"metadata": {"path": folder}}
+        notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": folder}}
     )
     client.execute()
     shown = Shown(notebook)

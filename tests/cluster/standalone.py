@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pyspark
 
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 # An application's: two executors of two slots each, which have a GPU each.
 CONF = {
     "spark.executor.cores": "2",

@@ -99,7 +99,7 @@ def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSe
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=400
     )
     assert "Set it to false" in done.stdout, done.stderr
 
@@ -134,7 +134,7 @@ def test_executors_without_the_package_are_told_what_to_install(
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
         env={**os.environ, "PYSPARK_PYTHON": str(bare / "bin" / "python")},
         cwd=tmp_path,
     )

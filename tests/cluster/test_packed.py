@@ -23,7 +23,6 @@ from tests.cluster.standalone import Place, StandaloneCluster
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.horovod,
-    pytest.mark.timeout(280),
     pytest.mark.skipif(bool(torch.version.cuda), reason="torch for GPUs takes minutes to pack"),
 ]
 ROOT = Path(__file__).parents[2]
@@ -96,7 +95,7 @@ def test_archives_and_py_files_bring_all_that_executors_lack(packed: Path, tmp_p
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=500,
             env={
                 **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
                 "PYSPARK_DRIVER_PYTHON": sys.executable,

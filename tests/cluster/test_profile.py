@@ -48,7 +48,7 @@ def test_a_rank_takes_what_the_profile_says(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=500,
             env={**os.environ, "PYSPARK_PYTHON": sys.executable},
         )
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ import pyspark
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_START_SECONDS = 90.0
+_START_SECONDS = 180.0
 _STOP_SECONDS = 30.0
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 

@@ -162,7 +162,7 @@ def test_a_killed_driver_takes_its_ranks_along_when_the_server_misses_it(
             processes = Pids(tmp_path).wait(2, lambda: driver.poll() is None)
         finally:
             driver.kill()
-        assert psutil.wait_procs(processes, timeout=60)[1] == []
+        assert psutil.wait_procs(processes, timeout=200)[1] == []
     sweep()
 
 

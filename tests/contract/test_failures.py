@@ -147,7 +147,7 @@ def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(small_di
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=400,
         env={**os.environ, "TMPDIR": str(small_disk)},
     )
     told = [line for line in done.stdout.splitlines() if line.startswith("case ")]

@@ -25,7 +25,7 @@ from horovod_runner import HorovodRunner, log_to_driver
 from horovod_runner.channel import Channel, ChannelAddress
 
 _DESCRIPTORS = 1024
-_SECONDS = 60.0  # for what takes a second or two on an idle machine
+_SECONDS = 300.0  # for what takes a second or two on an idle machine
 _STEPS_BETWEEN_INITS = 100
 _DRIVER = "import sys; from tests.fuzz import live; live.drive(sys.argv[1])"
 

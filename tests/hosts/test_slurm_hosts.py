@@ -14,7 +14,7 @@ import pytest
 from tests.hosts.network import ADDRESSES, Host, Network, missing
 from tests.hpc import PROGRAM, ROOT, require_slurm, slurm
 
-pytestmark = [pytest.mark.horovod, pytest.mark.places("hosts"), pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.horovod, pytest.mark.places("hosts")]
 _SCRIPT = """
 import horovod.torch as hvd, os, torch
 hvd.init()
@@ -50,7 +50,7 @@ def on_login_node(
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=100,
+                timeout=400,
                 env={
                     **os.environ,
                     **environment,

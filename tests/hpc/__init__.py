@@ -47,7 +47,7 @@ def start(
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
         cwd=directory,
         env={
             **os.environ,

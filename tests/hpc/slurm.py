@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 COMMANDS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 
 _CONFIGURATION = """
 ClusterName=test

@@ -9,7 +9,7 @@ import pytest
 
 from tests.hpc import MPIRUN, PROGRAM, ROOT, require, require_mpi, start
 
-pytestmark = [pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.horovod]
 
 
 def all_ok(done: subprocess.CompletedProcess[str]) -> bool:

@@ -23,7 +23,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=500,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable, **environment},
     )
 
@@ -67,14 +67,14 @@ def test_install_takes_the_cached_wheel_and_proves_it(tmp_path: Path) -> None:
     if hvd.mpi_built():  # Horovod looks for it in its own environment
         mpich = f"mpich=={software.installed()['mpich']}"
         uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps"]
-        subprocess.run([*uv, "--python", python, mpich], check=True, timeout=120)
+        subprocess.run([*uv, "--python", python, mpich], check=True, timeout=400)
     home = Path(hvd.__file__).parents[1]
     built = [name for name in ("tensorflow", "torch") if any(home.glob(f"{name}/mpi_lib*.so"))]
     same = ["--frameworks", ",".join(built), "--gpu" if hvd.cuda_built() else "--cpu"]
     if not hvd.mpi_built():
         same += ["--mpi", "none"]
     install = [python, "-m", "horovod_runner.cli", "install", *same]
-    done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "using the wheel built before" in done.stdout
     assert done.stdout.count("two ranks reduced with") == len(built)

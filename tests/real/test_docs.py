@@ -18,7 +18,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
     api = (tmp_path / "api.html").read_text()

@@ -22,7 +22,7 @@ def start(*command: str, directory: Path) -> str:
         text=True,
         check=False,
         cwd=directory,
-        timeout=280,
+        timeout=500,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
-_SECONDS = 120.0
+_SECONDS = 400.0
 _SETUP = """
 import os, subprocess, threading
 from horovod_runner import HorovodRunner

@@ -13,7 +13,7 @@ import pytest
 
 from tests.notebooks import NOTEBOOKS, ROOT, Shown, percent, run
 
-pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 
 
 def quickstart(shown: Shown) -> None:

@@ -69,7 +69,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=400,
         cwd=folder,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
@@ -77,7 +77,7 @@ def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def other(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120
+        [COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=400
     )
 
 

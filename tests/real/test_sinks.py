@@ -489,7 +489,7 @@ def test_a_notebook_shows_a_bar_with_its_outcome(
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in _CELLS])
     resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(
-        notebook, timeout=120, kernel_name="python3", allow_errors=True, resources=resources
+        notebook, timeout=400, kernel_name="python3", allow_errors=True, resources=resources
     )
     client.execute()
     state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.hpc import ROOT, require
 
-pytestmark = [pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.horovod]
 SCRIPTS = ROOT / ".venv-bodo" / "bin"
 
 
@@ -24,7 +24,7 @@ def test_arrays_that_bodo_made_train_on_two_of_four_ranks() -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
         cwd=ROOT,
         env=environment,
     )

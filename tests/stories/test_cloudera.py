@@ -17,7 +17,7 @@ import pytest
 
 from tests.cluster.standalone import StandaloneCluster
 
-pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "image_classifier.py")
 COMMAND = str(Path(sys.executable).parent / "horovod-runner")
@@ -43,7 +43,7 @@ def classify(*arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=500,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )
     assert done.returncode == exit_code, done.stdout + done.stderr

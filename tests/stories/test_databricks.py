@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebooks import NOTEBOOKS, percent, run
 
-pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 
 
 def test_an_old_notebook_runs_as_it_is_and_then_with_what_is_new(

@@ -14,7 +14,7 @@ import pytest
 
 from tests.hpc import ROOT, require, start
 
-pytestmark = [pytest.mark.horovod, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.horovod]
 JOB = ("--ntasks=2", str(ROOT / "examples" / "train.sbatch"))
 VENV = str(Path(sys.executable).parent.parent)
 

@@ -21,7 +21,7 @@ import zmq
 from horovod_runner import ChannelError, frames, messages
 from horovod_runner.channel import Channel, ChannelAddress, Link
 
-_SECONDS = 10.0
+_SECONDS = 60.0
 
 
 @pytest.fixture

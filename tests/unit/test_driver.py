@@ -20,7 +20,7 @@ from horovod_runner.job import Job, Outcome
 from horovod_runner.sinks import Sink
 from horovod_runner.topology import Offer
 
-_SECONDS = 30.0
+_SECONDS = 120.0
 
 
 class Launched:

@@ -27,7 +27,7 @@ from horovod_runner import forkserver
 print(forkserver._import(["imported"])[1] or forkserver._unfit())
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
     )
     return done.stdout.strip()
 

@@ -122,7 +122,7 @@ def test_many_processes_fill_it_together_each_unit_once(tmp_path: Path) -> None:
     ]
     for worker in workers:
         worker.start()
-    units = [told.get(timeout=60)[1] for _ in range(8)]
+    units = [told.get(timeout=200)[1] for _ in range(8)]
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
@@ -144,7 +144,7 @@ def test_what_a_killed_process_was_at_is_done_by_another(tmp_path: Path, parts: 
     told = context.Queue()
     worker = context.Process(target=_die_in_the_middle, args=(tmp_path, parts, told), daemon=True)
     worker.start()
-    unit = told.get(timeout=60)
+    unit = told.get(timeout=200)
     assert not (tmp_path / "packed" / f"unit-{unit}.json").exists()
     worker.kill()
     worker.join(60)
