@@ -64,7 +64,9 @@ TOGETHER := -n 3 --dist loadgroup
 # A toolkit without a GPU is no reason to compile for GPUs.
 CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 
-HOROVOD_BUILD := $(wildcard horovod_runner/horovod_source.py horovod_runner/horovod_overlay/*/*/*)
+# A change of these builds Horovod again.
+HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
+	$(wildcard horovod_runner/horovod_build/patches/*.patch horovod_runner/horovod_build/overlay/*/*/*)
 
 .PHONY: demo test test-main test-petastorm coverage fuzz mutants packages docs check lint fast format bench clean
 
@@ -166,7 +168,7 @@ $(OPENMPI)/.ready: $(MAIN)/.ready
 	$(PYTHON) -m venv $(OPENMPI)
 	$(call beside,$(OPENMPI),$(MAIN))
 	if command -v mpicxx >/dev/null; then \
-	$(OPENMPI)/bin/python -m horovod_runner.cli install --frameworks torch --mpi system $(CPU_BUILD); fi
+	$(OPENMPI)/bin/python -m horovod_runner.commands.cli install --frameworks torch --mpi system $(CPU_BUILD); fi
 	touch $@
 
 $(BODO)/.ready: constraints/bodo.txt $(MAIN)/.ready

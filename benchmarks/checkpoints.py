@@ -1,9 +1,8 @@
-"""What a checkpoint costs: the training's wait, the way to the driver, memory.
+"""Cost of a checkpoint: time that it stalls the training, rate to the driver, memory.
 
-All against a peer in the same run, turn by turn: the wait against a plain ``torch.save`` of the
-same state to the same disk and against one copy in memory, the way to the driver against a copy of
-the same file. A disk may keep what is written in memory or be waited for (fsync): each row says so,
-and both sides do the same.
+Each alternates with a peer in the same run: the stall with a plain ``torch.save`` of the same state
+to the same disk and with one copy in memory, the rate with a copy of the same file. Each row says
+whether both sides wait for the disk (fsync).
 
     python benchmarks/checkpoints.py [--rounds 5] [--mb 500] [--large-mb 2000] [--json PATH]
 """
@@ -27,7 +26,7 @@ from unittest import mock
 import report
 import zmq
 
-from horovod_runner import HorovodRunner
+from horovod_runner import CheckpointConfig, HorovodRunner
 from horovod_runner.sinks import Sink
 
 _TARGET_STALL, _TARGET_STREAM = 1 / 3, 0.5
@@ -36,7 +35,7 @@ _MB = 1_000_000
 
 
 class Streamed(NamedTuple):
-    """A checkpoint that went to the driver: seconds, bytes, and the seconds of bare sockets."""
+    """A checkpoint sent to the driver: seconds, bytes, and the seconds of bare sockets."""
 
     seconds: float
     size: int
@@ -46,24 +45,25 @@ class Streamed(NamedTuple):
 
 
 class Events(Sink):
-    """When checkpoints were complete on the driver."""
+    """Records when checkpoints were complete on the driver."""
 
     def __init__(self) -> None:
         self.complete: list[float] = []
 
     def checkpoint(self, checkpoint: Any) -> None:
-        """See Sink."""
+        """Record the time; see Sink."""
         self.complete.append(time.time())
 
 
 def save_in_turn(folder: str, mb: int, rounds: int) -> dict[str, list[float]]:
-    """A rank's ``main``: seconds of each way to save the same state."""
+    """Save the same state in each way; the ranks' ``main``. Returns the seconds of each way."""
     import os
     import time
 
     import torch
 
-    from horovod_runner import context, save_checkpoint
+    from horovod_runner import save_checkpoint
+    from horovod_runner.worker import context
 
     state = {f"tensor {i}": torch.randn(mb * 250_000 // 20) for i in range(20)}
     copy = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -76,9 +76,10 @@ def save_in_turn(folder: str, mb: int, rounds: int) -> dict[str, list[float]]:
         start = time.perf_counter()
         save_checkpoint({"model": state}, turn)
         seconds["ours"].append(time.perf_counter() - start)
-        assert context._rank is not None
-        assert context._rank.saver is not None
-        context._rank.saver.finish()
+        rank = context.current()
+        assert rank is not None
+        assert rank.saver is not None
+        rank.saver.finish()
         seconds["written"].append(time.perf_counter() - start)
 
     def plain() -> None:
@@ -98,23 +99,25 @@ def save_in_turn(folder: str, mb: int, rounds: int) -> dict[str, list[float]]:
 
     for turn in range(rounds + 1):
         for way in (ours, plain, in_memory) if turn % 2 else (plain, in_memory, ours):
-            os.sync()  # nobody waits for what another has written
+            os.sync()  # no turn waits for the other turns' writes
             way()
     return seconds
 
 
 def save_far_away(mb: int, steps: int, far: bool) -> tuple[list[float], int]:
-    """A rank's ``main``: saves as on a host that does not see the driver's folder.
+    """Save as on a host that does not see the driver's folder; the ranks' ``main``.
 
     Returns:
-        When the first piece of each checkpoint was about to be sent; by how many bytes this
-        process has grown at most.
+        Times just before the first piece of each checkpoint was sent; this process's maximum
+        growth in bytes.
     """
     import time
 
     import torch
 
-    from horovod_runner import checkpoint, context, save_checkpoint, saving
+    from horovod_runner import save_checkpoint
+    from horovod_runner.checkpoints import checkpoint, saver
+    from horovod_runner.worker import context
 
     def resident(name: str) -> int:
         with open("/proc/self/status") as file:
@@ -122,19 +125,20 @@ def save_far_away(mb: int, steps: int, far: bool) -> tuple[list[float], int]:
         return int(line.split()[1]) * 1024
 
     if far:
-        checkpoint.is_seen = lambda folder, token: False
+        checkpoint.has_probe = lambda folder, token: False
     begun: list[float] = []
-    send = saving.Saver._stream
+    send = saver.Saver._stream
 
     def noted(self: Any, *arguments: Any) -> None:
         begun.append(time.time())
         send(self, *arguments)
 
-    saving.Saver._stream = noted  # type: ignore[method-assign]
-    save_checkpoint({"model": torch.zeros(1)}, 0)  # what comes once is no part of any state
-    assert context._rank is not None
-    assert context._rank.saver is not None
-    context._rank.saver.finish()
+    saver.Saver._stream = noted  # type: ignore[method-assign]
+    save_checkpoint({"model": torch.zeros(1)}, 0)  # one-time allocations do not count
+    rank = context.current()
+    assert rank is not None
+    assert rank.saver is not None
+    rank.saver.finish()
     begun.clear()
     before = resident("VmRSS")
     state = {f"tensor {i}": torch.zeros(mb * 250_000 // 20) for i in range(20)}
@@ -142,15 +146,15 @@ def save_far_away(mb: int, steps: int, far: bool) -> tuple[list[float], int]:
         for tensor in state.values():
             tensor.add_(1)
         save_checkpoint({"model": state}, number)
-    context._rank.saver.finish()
+    rank.saver.finish()
     return begun, resident("VmHWM") - before
 
 
 @contextmanager
 def own_peak() -> Iterator[list[int]]:
-    """By how many bytes this process grows at most, once the block is left."""
+    """Yield a list, to which this process's maximum growth in the block is added, in bytes."""
     growth: list[int] = []
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _resident("VmRSS")
     yield growth
     growth.append(_resident("VmHWM") - before)
@@ -162,9 +166,14 @@ def _resident(name: str) -> int:
 
 
 def measure_waits(mb: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each way to save, the first round first."""
+    """Seconds of each way to save, in the order of the rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        runner = HorovodRunner(np=-1, progress=False, checkpoint_dir=folder, keep=1)
+        runner = HorovodRunner(
+            np=-1,
+            progress=False,
+            checkpoint_dir=folder,
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        )
         found: dict[str, list[float]] = runner.run(
             save_in_turn, folder=folder, mb=mb, rounds=rounds
         )
@@ -172,7 +181,7 @@ def measure_waits(mb: int, rounds: int) -> dict[str, list[float]]:
 
 
 def measure_stream(mb: int, sync: bool) -> tuple[Streamed, list[float]]:
-    """A checkpoint on its way to the driver, and the seconds of plain copies of the same file."""
+    """Time checkpoints to the driver, and plain copies of the same file."""
     unsynced = nullcontext() if sync else mock.patch("os.fsync")
     with tempfile.TemporaryDirectory() as folder, unsynced:
         events = Events()
@@ -180,7 +189,7 @@ def measure_stream(mb: int, sync: bool) -> tuple[Streamed, list[float]]:
         with own_peak() as growth:
             begun, worker = runner.run(save_far_away, mb=mb, steps=1, far=True)
         assert runner.last_run is not None
-        latest = runner.last_run.latest
+        latest = runner.last_run.latest_checkpoint
         if latest is None or latest.step != 1:
             raise RuntimeError("the checkpoint did not reach the driver")
         path = Path(latest.path)
@@ -203,7 +212,7 @@ def _copy(source: Path, target: Path, sync: bool) -> float:
 
 
 def _push(path: Path, address: str, keys: tuple[bytes, bytes, bytes]) -> None:
-    """The other process of :func:`_send_bare`; an empty message is the end."""
+    """Receive, in the other process of :func:`_send_bare`, until an empty message."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket, path.open("rb") as file:
         socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = keys
         socket.sndhwm = 16
@@ -214,7 +223,7 @@ def _push(path: Path, address: str, keys: tuple[bytes, bytes, bytes]) -> None:
 
 
 def _send_bare(source: Path, target: Path, sync: bool) -> float:
-    """Seconds of a file between two processes, over ZeroMQ with CURVE and nothing else."""
+    """Seconds to send a file to another process over bare ZeroMQ sockets with CURVE."""
     server, secret = zmq.curve_keypair()
     spawn = multiprocessing.get_context("spawn")
     with zmq.Context() as context, context.socket(zmq.PULL) as socket, target.open("wb") as file:
@@ -224,7 +233,7 @@ def _send_bare(source: Path, target: Path, sync: bool) -> float:
         arguments = (source, f"tcp://127.0.0.1:{port}", (server, *zmq.curve_keypair()))
         sender = spawn.Process(target=_push, args=arguments, daemon=True)
         sender.start()
-        data, start = socket.recv(), time.perf_counter()  # the other process had to start
+        data, start = socket.recv(), time.perf_counter()  # the other process has started
         while data:
             file.write(data)
             data = socket.recv()
@@ -237,14 +246,14 @@ def _send_bare(source: Path, target: Path, sync: bool) -> float:
 
 
 def measure_memory(mb: int, far: bool) -> int:
-    """By how many bytes rank 0 grows while it saves three times."""
-    runner = HorovodRunner(np=-1, progress=False, keep=1)
+    """Rank 0's maximum growth in bytes while it saves three times."""
+    runner = HorovodRunner(np=-1, progress=False, checkpoint_config=CheckpointConfig(num_to_keep=1))
     _, growth = runner.run(save_far_away, mb=mb, steps=3, far=far)
     return int(growth)
 
 
 def waits_table(waits: dict[str, list[float]], mb: int) -> str:
-    """How long the training waits."""
+    """The table of how long the training waits."""
     usual = {name: median(seconds[1:]) for name, seconds in waits.items()}
     rows = [
         [title, f"{usual[name] * 1e3:.0f}", f"{waits[name][0] * 1e3:.0f}"]
@@ -269,7 +278,7 @@ def waits_table(waits: dict[str, list[float]], mb: int) -> str:
 
 
 def streams_table(streams: dict[str, list[tuple[Streamed, list[float]]]]) -> str:
-    """How fast a checkpoint gets to the driver."""
+    """The table of how fast a checkpoint reaches the driver."""
     rows = []
     for title, found in streams.items():
         ours = [streamed.size / streamed.seconds / _MB for streamed, _ in found]
@@ -288,7 +297,7 @@ def streams_table(streams: dict[str, list[tuple[Streamed, list[float]]]]) -> str
 def memory_table(
     memory: dict[str, int], streams: dict[str, list[tuple[Streamed, list[float]]]], mb: int
 ) -> str:
-    """By how much each process grows at most."""
+    """The table of each process's maximum growth."""
     rows = []
     for name, growth in memory.items():
         what = f"rank 0's growth / the state, {name}"

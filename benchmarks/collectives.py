@@ -1,7 +1,7 @@
-"""What an allreduce and a small step cost on CPUs, against torch.distributed's gloo.
+"""Time of an allreduce and of a small training step on CPUs, compared with torch.distributed.
 
-Two ranks of one job on Spark ``local[2]``, with everything at its default. Each rank does both by
-turns, through Horovod and through torch.distributed, whose variables the job has set as well.
+Two ranks of one job on Spark ``local[2]`` with default options. In the same processes, they
+alternate between Horovod and torch.distributed's gloo.
 
     python benchmarks/collectives.py [--turns 9] [--controllers auto gloo] [--json collectives.json]
 """
@@ -16,7 +16,7 @@ from typing import Any
 import report
 from pyspark.sql import SparkSession
 
-from horovod_runner import HorovodRunner
+from horovod_runner import ClusterConfig, HorovodRunner
 
 _SIZES = {"4 KB": 4 << 10, "64 KB": 64 << 10, "1 MB": 1 << 20, "8 MB": 8 << 20}
 _SIZES |= {"100 MB": 100_000_000, "256 MB": 256 << 20}
@@ -25,7 +25,7 @@ _TARGETS = {"100 MB": 1.3}
 
 
 def measure(sizes: dict[str, int], turns: int) -> dict[str, dict[str, list[float]]]:
-    """A rank's ``main``: seconds of each work, by system."""
+    """Time the work on one rank; the ranks' ``main``. Returns seconds by work and system."""
     import time
 
     import horovod.torch as hvd
@@ -71,7 +71,7 @@ def measure(sizes: dict[str, int], turns: int) -> dict[str, dict[str, list[float
                 start = time.perf_counter()
                 for _ in range(count):
                     systems[system]()
-                if turn:  # the first one makes buffers and connections
+                if turn:  # not timed: it makes buffers and connections
                     seconds[system].append((time.perf_counter() - start) / count)
     torch.distributed.destroy_process_group()
     return found
@@ -88,7 +88,9 @@ def main() -> None:
     raw = {}
     print(report.machine())
     for controller in options.controllers:
-        runner = HorovodRunner(np=2, controller=controller, spark=spark)
+        runner = HorovodRunner(
+            np=2, cluster_config=ClusterConfig(cpu_collectives=controller, spark=spark)
+        )
         found = runner.run(measure, sizes=_SIZES, turns=options.turns)
         assert runner.last_run is not None
         raw[f"{controller}: {runner.last_run.controller}"] = found

@@ -1,7 +1,7 @@
-"""How fast data arrive: this package's feed, Petastorm, torch's DataLoader, pyarrow and Spark.
+"""Speed of data loading: this package's feed, Petastorm, torch's DataLoader, pyarrow and Spark.
 
-Whatever is compared takes turns, each measurement in a process of its own (those on Spark: one for
-all turns), and the ratios are of medians. Loaders have OMP_NUM_THREADS=1 and a warm page cache.
+The compared systems take turns, each measurement in a separate process (on Spark: one process for
+all turns). Ratios are of medians. Loaders have OMP_NUM_THREADS=1 and a warm page cache.
 
     python benchmarks/data.py [--rounds 3] [--rows narrow frame] [--scale 0.05] [--json data.json]
     python benchmarks/data.py --rows large --large-gb 20
@@ -52,7 +52,7 @@ class Line(NamedTuple):
     Attributes:
         title: what is compared.
         ours: our figure, as text.
-        peer: the peer's.
+        peer: the peer's figure, as text.
         cells: the ratio, the target and the verdict.
     """
 
@@ -63,16 +63,16 @@ class Line(NamedTuple):
 
 
 class Bench:
-    """Runs measurements, and keeps all that they give.
+    """Runs measurements and keeps their figures.
 
     Args:
         folder: for data.
-        rounds: how often each is measured.
-        scale: of the datasets.
+        rounds: how often each measurement is repeated.
+        scale: factor for the size of the datasets.
 
     Attributes:
-        raw: the figures of each measurement, by row and name; an error in place of them.
-        notes: for below the table.
+        raw: the figures of each measurement, by row and name; its error if it failed.
+        notes: lines below the table.
     """
 
     def __init__(self, folder: Path, rounds: int, scale: float) -> None:
@@ -83,7 +83,7 @@ class Bench:
         self.notes: list[str] = []
 
     def task(self, kind: str, times: float = 1, *, rows: int | None = None) -> Task:
-        """A dataset of a kind, made when it is first asked for."""
+        """A dataset of a kind, created at the first call."""
         count = max(2048, int((rows or _ROWS[kind]) * times * self.scale))
         task = Task(kind, str(self.folder / f"{kind}-{count}"), count, rounds=self.rounds)
         if not Path(task.folder).exists():
@@ -93,15 +93,15 @@ class Bench:
     def measure(
         self, name: str, task: Task, variables: dict[str, str] | None = None
     ) -> list[Figures]:
-        """Run a measurement in a process of its own.
+        """Run a measurement in a separate process.
 
         Returns:
             The figures of each round that the process has measured.
 
         Raises:
-            FailedError: it failed, or took too long.
+            FailedError: the measurement failed or took too long.
         """
-        # For Spark's Python workers too, which import what is measured.
+        # Spark's Python workers import this module too.
         path = [str(_HERE), str(_HERE.parent), os.environ.get("PYTHONPATH")]
         environment = {
             **os.environ,
@@ -135,7 +135,7 @@ class Bench:
         return found
 
     def take_turns(self, row: str, systems: dict[str, tuple[str, Task]]) -> None:
-        """Measure all systems of a row, in another order each round."""
+        """Measure all systems of a row, in a different order each round."""
         found: dict[str, list[Figures]] = {name: [] for name in systems}
         errors: dict[str, str] = {}
         for turn in range(self.rounds):
@@ -144,13 +144,13 @@ class Bench:
                     continue
                 try:
                     found[name] += self.measure(*systems[name])
-                except FailedError as error:  # a peer that does not run here is a line of the table
+                except FailedError as error:  # such a peer becomes a line of the table
                     errors[name] = str(error)
                     self.notes.append(f"{row}, {name}: {error}")
         self.raw[row] = {**found, **errors}
 
     def once(self, row: str, name: str, task: Task, variables: dict[str, str]) -> None:
-        """Measure what has no peer, or is its own peers."""
+        """Measure something that has no peer or contains its peers."""
         found = self.raw.setdefault(row, {})
         try:
             found[name] = self.measure(name, task, variables)
@@ -160,18 +160,18 @@ class Bench:
 
     @contextmanager
     def packed(self) -> Iterator[dict[str, str]]:
-        """A folder for packed data that several measurements share, as their variables."""
+        """Environment variables that name one folder for packed data, for several measurements."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
             yield {"HOROVOD_RUNNER_DATA": folder}
 
     def figure(self, row: str, name: str, key: str = "rate") -> float | None:
-        """The median of a figure; None if that did not run."""
+        """The median of a figure; None if it was not measured."""
         found = self.raw[row].get(name)
         return None if not found or isinstance(found, str) else median(one[key] for one in found)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End a measurement with all that it has started."""
+    """End a measurement and all processes that it has started."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -204,7 +204,7 @@ def _compared(
     show: Callable[[float | None], str],
     target: tuple[str, float] | None,
 ) -> Line:
-    """Ours by the peer's; the target is (">=" or "<=", number)."""
+    """A line with our figure divided by the peer's; the target is (">=" or "<=", number)."""
     if ours is None or peer is None:
         return Line(title, show(ours), show(peer), ["-", "-", "not run"])
     return Line(title, show(ours), show(peer), _cells(title, ours / peer, target))
@@ -218,7 +218,7 @@ def _cells(title: str, value: float, target: tuple[str, float] | None) -> list[s
 
 
 def _limited(title: str, value: float | None, unit: str, limit: float | None) -> Line:
-    """A figure of ours that has a limit and no peer."""
+    """A line with a figure of ours that has a limit and no peer."""
     shown = _unit(unit)(value)
     if value is None:
         return Line(title, shown, "-", ["-", "-", "not run"])
@@ -238,16 +238,16 @@ def _loaders(
     key: str = "rate",
     title: str = "",
 ) -> Iterator[Line]:
-    """A row of loaders.
+    """Measure and compare the loaders of one row.
 
     Args:
         bench: measures.
-        row: its name.
-        kind: of the dataset.
-        systems: the measurement of each.
-        lines: which of ours is compared to which peer, and what ratio it should have at least.
+        row: the row's name.
+        kind: the kind of the dataset.
+        systems: the measurements, by the names of the systems.
+        lines: which system of ours is compared with which peer, and the minimum ratio.
         key: the figure that is compared.
-        title: of the lines; empty: the row's name.
+        title: the title of the lines; empty for the row's name.
     """
     task = bench.task(kind)
     if row not in bench.raw:
@@ -259,7 +259,7 @@ def _loaders(
 
 
 def narrow(bench: Bench) -> Iterator[Line]:
-    """16 float32 columns."""
+    """Rows of 16 float32 columns."""
     systems = {"ours": "ours", "petastorm": "petastorm", "raw gather": "raw_gather"}
     lines = [("ours", "petastorm", 20.0), ("ours", "raw gather", 0.9)]
     yield from _loaders(bench, "narrow", "narrow", systems, lines)
@@ -309,14 +309,14 @@ def jpeg(bench: Bench) -> Iterator[Line]:
 
 
 def first(bench: Bench) -> Iterator[Line]:
-    """First epochs, packing included."""
+    """First epochs, with packing."""
     systems = {"ours": "ours_first", "pyarrow scan": "scan"}
     for row, kind in (("first epoch, narrow", "narrow"), ("first epoch, vec784", "vec")):
         yield from _loaders(bench, row, kind, systems, [("ours", "pyarrow scan", 0.8)])
 
 
 def tf(bench: Bench) -> Iterator[Line]:
-    """Datasets of TensorFlow's, in a loop in Python and in one in a graph."""
+    """``tf.data`` datasets, in a Python loop and in a graph."""
     systems = {"ours": "ours_tf", "petastorm": "petastorm_tf", "no data": "no_data_tf"}
     for row, kind, target in (("tf.data, narrow", "narrow", 40), ("tf.data, vec784", "vec", 10)):
         for key, how in (("rate", "Python"), ("graph", "graph")):
@@ -326,7 +326,7 @@ def tf(bench: Bench) -> Iterator[Line]:
 
 
 def frame(bench: Bench) -> Iterator[Line]:
-    """A DataFrame to the first batch on all ranks."""
+    """Time from a DataFrame to the first batch on all ranks."""
     row = "first batch of a DataFrame"
     bench.once(row, "frame", bench.task("narrow", rows=_FRAME_ROWS), {})
     seconds = {
@@ -352,7 +352,7 @@ def _above(seconds: float | None, floor: float | None) -> float | None:
 
 
 def memory(bench: Bench) -> Iterator[Line]:
-    """Anonymous memory of the feed, above that before it was asked for."""
+    """Anonymous memory of the feed, above that before the feed was made."""
     for times in (1, 10):
         row = f"anonymous memory, {times}x"
         task = bench.task("narrow", times)
@@ -367,7 +367,7 @@ def memory(bench: Bench) -> Iterator[Line]:
 
 
 def plan(bench: Bench) -> Iterator[Line]:
-    """Planning and seeking."""
+    """Time to plan an epoch and to seek in it."""
     row = "10^8 rows"
     bench.take_turns(row, {"plan": ("plan", Task("", "", 0))})
     for size in (1, 4):
@@ -378,7 +378,7 @@ def plan(bench: Bench) -> Iterator[Line]:
 
 
 def large(bench: Bench, gigabytes: float) -> Iterator[Line]:
-    """A dataset that is larger than is comfortable."""
+    """A dataset of many gigabytes."""
     row = "large"
     rows = int(gigabytes * 1e9) // _NARROW_BYTES
     needed, free = 2.2 * gigabytes * 1e9, shutil.disk_usage(bench.folder).free
@@ -408,7 +408,7 @@ def large(bench: Bench, gigabytes: float) -> Iterator[Line]:
 
 
 def end_to_end(bench: Bench) -> Iterator[Line]:
-    """A DataFrame to a trained model."""
+    """Time from a DataFrame to a trained model."""
     row = "end to end"
     task = bench.task("narrow", rows=_FRAME_ROWS)
     bench.once(row, "end_to_end", task, {})

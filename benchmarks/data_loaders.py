@@ -1,7 +1,7 @@
-"""The measurements of ``data.py`` that take one process each: loaders, memory, planning.
+"""The measurements of ``data.py`` that need one process each: loaders, memory, planning.
 
-Every function here runs in a child process of its own (``Bench.measure``), whose OMP_NUM_THREADS
-is 1 and whose folder of temporary files is the benchmark's. What it returns goes to JSON.
+Every function here runs in a separate child process (``Bench.measure``) with OMP_NUM_THREADS=1 and
+the benchmark's folder for temporary files. Its return value goes to JSON.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ BATCH = 256
 NARROW = [f"x{number}" for number in range(16)]
 _WIDTH = 784
 _PIXELS = 64
-# Petastorm's: its Spark converter's number of threads, and rows to draw from. More rows would mix
-# better and take longer.
+# The number of threads of Petastorm's Spark converter, and of rows in its shuffling buffer. More
+# rows would mix better and take longer.
 _WORKERS = 4
 _CAPACITY = 4096
 
@@ -43,15 +43,15 @@ Figures = dict[str, float]
 
 
 class Task(NamedTuple):
-    """What is measured, and for how long.
+    """The dataset and the duration of a measurement.
 
     Attributes:
-        kind: of the dataset.
-        folder: the dataset's.
-        rows: of the dataset.
-        seconds: how long at least, of epochs that count.
-        rounds: how often, for what is measured in one process.
-        large: written without compression, in more files.
+        kind: the kind of the dataset.
+        folder: the folder of the dataset.
+        rows: number of rows of the dataset.
+        seconds: minimum duration of the timed epochs.
+        rounds: number of repetitions, for measurements in one process.
+        large: whether the dataset is written without compression, in more files.
     """
 
     kind: str
@@ -63,15 +63,15 @@ class Task(NamedTuple):
 
 
 def columns_of(kind: str) -> dict[str, Any]:
-    """What a batch is made of, as ``Shard`` takes it."""
+    """The ``columns`` argument for ``Shard``."""
     return {"x": {"narrow": NARROW, "vec": "x", "jpeg": "image"}[kind], "y": "label"}
 
 
-# The data. Labels count the rows: so it shows whether each row came exactly once.
+# The data. Labels number the rows, which shows whether each row came exactly once.
 
 
 def make(task: Task) -> Figures:
-    """Write a dataset: 4 files of 4 row groups; a large one as many files as it takes."""
+    """Write a dataset: 4 files of 4 row groups; a large one has more files."""
     if task.kind == "jpeg":
         _make_jpeg(task.folder, task.rows)
         return {}
@@ -141,10 +141,10 @@ def _make_jpeg(folder: str, rows: int) -> None:
 
 
 def _check(labels: Iterable[Any], rows: int, padding: int = 0) -> None:
-    """See to it that every row came once, but for some that fill the last batch up.
+    """Check that every row came once, except for padding of the last batch.
 
     Raises:
-        RuntimeError: that is not so.
+        RuntimeError: a row is missing or came too often.
     """
     counts = np.bincount(np.concatenate([np.asarray(part) for part in labels]), minlength=rows)
     if len(counts) != rows or counts.min() < 1 or counts.sum() - rows > padding:
@@ -159,11 +159,11 @@ def _steps(batches: Iterable[Any]) -> int:
 
 
 def _timed(epoch: Callable[[], Any], task: Task) -> Figures:
-    """Epochs for some seconds, at least three: rows per second, and how many cores were busy.
+    """Time epochs for some seconds, at least three: rows per second, and the number of busy cores.
 
     Args:
-        epoch: runs one.
-        task: says for how long.
+        epoch: runs one epoch.
+        task: has the duration.
     """
     times: list[float] = []
     cores: list[float] = []
@@ -178,8 +178,8 @@ def _timed(epoch: Callable[[], Any], task: Task) -> Figures:
 
 @contextmanager
 def _own_folder() -> Iterator[None]:
-    """A new folder for packed data, so that none is found packed."""
-    from horovod_runner.folder import VARIABLE
+    """Use a new folder for packed data, so that the data are packed again."""
+    from horovod_runner.host.scratch import VARIABLE
 
     there = os.environ.get(VARIABLE)
     with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +204,7 @@ def _shard(task: Task) -> Shard:
 
 
 def ours(task: Task, *, cache: bool = False) -> Figures:
-    """Shuffled epochs, from the second one on."""
+    """Shuffled epochs of ``to_torch``, from the second one on."""
     from horovod_runner.data import Image
 
     images = {"image": Image(_PIXELS, _PIXELS, cache=cache)} if task.kind == "jpeg" else None
@@ -214,32 +214,32 @@ def ours(task: Task, *, cache: bool = False) -> Figures:
 
 
 def ours_cached(task: Task) -> Figures:
-    """The same with decoded images on disk."""
+    """Shuffled epochs of images that were decoded to disk."""
     return ours(task, cache=True)
 
 
 def ours_first(task: Task) -> Figures:
-    """First epochs, each from looking at the files to the last batch, packing included."""
+    """First epochs, each from listing the files to the last batch, with packing."""
     _check((y for _, y in _feed(task)), task.rows, BATCH - 1)
     return _timed(lambda: _steps(_feed(task)), task)
 
 
 def ours_tf(task: Task) -> Figures:
-    """``to_tf``, from the second epoch on."""
+    """Shuffled epochs of ``to_tf``, from the second one on."""
     dataset = _shard(task).to_tf(BATCH, columns_of(task.kind), shuffle=True)
     _check((y for _, y in dataset), task.rows, BATCH - 1)
     return _timed_tf(dataset, task)
 
 
 def no_data_tf(task: Task) -> Figures:
-    """As many steps over a dataset of numbers: what TensorFlow takes for itself."""
+    """The same number of steps over a dataset of numbers: the time that TensorFlow itself needs."""
     import tensorflow as tf
 
     return _timed_tf(tf.data.Dataset.range(-(-task.rows // BATCH)), task)
 
 
 def _timed_tf(dataset: Any, task: Task) -> Figures:
-    """Rates of a loop in Python, and of one in a graph, as ``model.fit`` has it."""
+    """Rates of a loop in Python, and of one in a graph as in ``model.fit``."""
     import tensorflow as tf
 
     @tf.function
@@ -258,9 +258,9 @@ def _timed_tf(dataset: Any, task: Task) -> Figures:
 
 
 def raw_gather(task: Task) -> Figures:
-    """What a loop of one's own gets from the same matrices, all rows permuted.
+    """A hand-written loop over the same matrices, all rows permuted.
 
-    Sixteen batches are gathered at once, into memory that the next sixteen are gathered into.
+    It gathers sixteen batches at once, into memory that it reuses for the next sixteen.
     """
     import torch
 
@@ -317,7 +317,7 @@ def torch_loader(task: Task) -> Figures:
 
 
 def scan(task: Task) -> Figures:
-    """All rows from Parquet to NumPy, as they come, by pyarrow.dataset."""
+    """All rows from Parquet to NumPy in the order of the files, by pyarrow.dataset."""
     _check((arrays[-1] for arrays in _scanned(task)), task.rows)
     return _timed(lambda: _steps(_scanned(task)), task)
 
@@ -336,8 +336,8 @@ def _scanned(task: Task) -> Iterator[list[Array]]:
 def petastorm(task: Task, decode: Callable[[bytes], Array] | None = None) -> Figures:
     """Petastorm's fastest torch loader, shuffled: BatchedDataLoader over make_batch_reader.
 
-    Images are decoded in a TransformSpec, by OpenCV: with its own codecs (``petastorm_codec``)
-    BatchedDataLoader adds each image by itself, and is far slower than DataLoader.
+    A TransformSpec decodes images by OpenCV. With Petastorm's own codecs (``petastorm_codec``)
+    BatchedDataLoader adds every image separately, and is far slower than DataLoader.
     """
     from petastorm import make_batch_reader
     from petastorm.pytorch import BatchedDataLoader
@@ -357,7 +357,7 @@ def petastorm(task: Task, decode: Callable[[bytes], Array] | None = None) -> Fig
 
 
 def petastorm_pillow(task: Task) -> Figures:
-    """The same, but that Pillow decodes."""
+    """The same loader, with images decoded by Pillow."""
     return petastorm(task, _pillow)
 
 
@@ -379,7 +379,7 @@ def _pillow(image: bytes) -> Array:
 
 
 def petastorm_codec(task: Task) -> Figures:
-    """Petastorm's loader of images with its own codec: DataLoader over make_reader."""
+    """Petastorm's loader for images with its own codec: DataLoader over make_reader."""
     from petastorm import make_reader
     from petastorm.pytorch import DataLoader
 
@@ -406,7 +406,7 @@ def petastorm_tf(task: Task) -> Figures:
 
 
 class AnonymousPeak:
-    """The most anonymous memory (RssAnon) that this process has while in this context, in MB."""
+    """Measures the maximum anonymous memory (RssAnon) of this process in a context, in MB."""
 
     def __init__(self) -> None:
         self.megabytes = 0.0
@@ -429,13 +429,13 @@ class AnonymousPeak:
 
 
 def anonymous_megabytes() -> float:
-    """RssAnon of this process."""
+    """The anonymous memory (RssAnon) of this process in MB."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("RssAnon:")[2].split()[0]) * 1024 / 1e6
 
 
 def scan_memory(task: Task) -> Figures:
-    """Anonymous memory of a scan, above that before it."""
+    """Anonymous memory of a pyarrow scan, above that before it."""
     with _tiny(task) as tiny:
         _steps(_scanned(tiny))
     before = anonymous_megabytes()
@@ -446,7 +446,7 @@ def scan_memory(task: Task) -> Figures:
 
 @contextmanager
 def _tiny(task: Task) -> Iterator[Task]:
-    """A thousand of the rows, to warm up with."""
+    """A dataset of a thousand rows, for warming up."""
     import pyarrow.parquet as pq
 
     first = min(Path(task.folder).glob("*.parquet"))
@@ -457,8 +457,8 @@ def _tiny(task: Task) -> Iterator[Task]:
 
 
 def plan(_: Task) -> Figures:
-    """Milliseconds to build an order, and to its first 16 batches, for 1 and for 4 ranks."""
-    from horovod_runner.data.order import Order
+    """Milliseconds to build an order and to get its first 16 batches, for 1 and for 4 ranks."""
+    from horovod_runner.data.feed.order import Order
 
     figures = {}
     for size in (1, 4):
@@ -486,7 +486,7 @@ def pack(task: Task) -> Figures:
 
 
 def packed_epoch(task: Task) -> Figures:
-    """A shuffled epoch of what ``pack`` has packed, none of it in the page cache; and another."""
+    """Two shuffled epochs of the data that ``pack`` packed, with an empty page cache at first."""
     with _tiny(task) as tiny:
         _steps(_feed(tiny))
     _drop_from_cache()
@@ -502,7 +502,7 @@ def packed_epoch(task: Task) -> Figures:
 
 
 def sequential(task: Task) -> Figures:
-    """The packed files from beginning to end, none of them in the page cache: the disk's limit."""
+    """Read the packed files sequentially, without page cache: the limit of the disk."""
     _drop_from_cache()
     buffer = bytearray(8 << 20)
     size = 0
@@ -516,7 +516,7 @@ def sequential(task: Task) -> Figures:
 
 
 def _packed_files() -> list[Path]:
-    from horovod_runner.folder import VARIABLE
+    from horovod_runner.host.scratch import VARIABLE
 
     return [path for path in Path(os.environ[VARIABLE]).rglob("fixed-*") if path.is_file()]
 
@@ -554,7 +554,7 @@ MEASURES: dict[str, Callable[..., Figures]] = {
 
 
 def quiet() -> None:
-    """Petastorm's and TensorFlow's warnings are not about what is measured."""
+    """Suppress warnings of Petastorm and TensorFlow that do not concern the measurement."""
     import logging
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

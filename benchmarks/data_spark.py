@@ -1,6 +1,6 @@
 """The measurements of ``data.py`` on Spark: a DataFrame to its first batch, and to a trained model.
 
-Each function here runs in a driver process of its own, and lets its systems take turns in it.
+Each function here runs in a separate driver process, in which its systems take turns.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Systems = dict[str, Callable[[], float]]
 
 
 def _take_turns(systems: Systems, rounds: int) -> list[Figures]:
-    """Seconds of each system in each round, after one that does not count."""
+    """Seconds of each system in each round, after an uncounted first one."""
     found: list[Figures] = [{} for _ in range(rounds + 1)]
     for turn, figures in enumerate(found):
-        # In another order each round: nobody shall always follow the same other.
+        # In a different order each round: no system always follows the same one.
         for name in random.Random(turn).sample(list(systems), len(systems)):
             figures[name] = systems[name]()
             print(f"round {turn}  {name}: {figures[name]:.2f} s", file=sys.stderr, flush=True)
@@ -56,7 +56,7 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 
 def first_batch(train: Shard) -> tuple[int, ...]:
-    """The ranks' ``main``."""
+    """Take the first batch; the ranks' ``main``."""
     batch = next(iter(train.batches(BATCH, columns_of("narrow"), shuffle=True)))
     shape: tuple[int, ...] = batch["x"].shape
     assert shape == (BATCH, len(NARROW))
@@ -64,24 +64,24 @@ def first_batch(train: Shard) -> tuple[int, ...]:
 
 
 def _array(rows: Iterator[Row]) -> Iterator[tuple[int, ...]]:
-    """The barrier task: all its rows as an array."""
+    """Read all rows of a barrier task into an array."""
     yield np.array(list(rows), np.float32)[:BATCH].shape
 
 
 def _dropped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What Spark takes to hand all rows to Python."""
+    """Seconds that Spark needs to pass all rows to Python."""
     rows = sum(batch.num_rows for batch in batches)
     yield pa.RecordBatch.from_arrays([pa.array([rows])], ["rows"])
 
 
 def frame(task: Task) -> list[Figures]:
-    """Seconds from a DataFrame to the first batch on all ranks, and of jobs that do nothing."""
-    from horovod_runner import HorovodRunner
+    """Seconds from a DataFrame to the first batch on all ranks, and of no-op jobs."""
+    from horovod_runner import ClusterConfig, HorovodRunner
     from horovod_runner.data import parquet
 
     with launch.make_session() as spark, tempfile.TemporaryDirectory() as folder:
         df = spark.read.parquet(task.folder)
-        runner = HorovodRunner(np=SIZE, spark=spark)
+        runner = HorovodRunner(np=SIZE, cluster_config=ClusterConfig(spark=spark))
         written = str(Path(folder, "written"))
 
         def through_files() -> None:
@@ -112,7 +112,7 @@ def frame(task: Task) -> list[Figures]:
 
 
 class Training:
-    """A 16-64-1 network, its optimizer and the loss; with Horovod, or else with DDP."""
+    """A 16-64-1 network, its optimizer and the loss, with Horovod or with DDP."""
 
     def __init__(self, horovod: bool) -> None:
         import torch
@@ -143,7 +143,7 @@ class Training:
         self._net = net
 
     def fit(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
-        """One step for each batch; gives their losses."""
+        """Train one step for each batch; returns the losses."""
         losses = []
         for x, y in batches:
             self._optimizer.zero_grad()
@@ -155,16 +155,17 @@ class Training:
 
 
 def train_ours(train: Shard) -> list[float]:
-    """The ranks' ``main`` under this package."""
+    """Train with this package; the ranks' ``main``."""
     training = Training(horovod=True)
-    feed = train.to_torch(BATCH, columns_of("narrow"), shuffle=True, last="drop")
+    feed = train.to_torch(BATCH, columns_of("narrow"), shuffle=True, last_batch="drop")
     return [loss for _ in range(EPOCHS) for loss in training.fit(feed)]
 
 
 def train_petastorm(converter: SparkDatasetConverter, steps: int, batched: bool) -> list[float]:
-    """The same under TorchDistributor, with what Petastorm's converter makes.
+    """Train with TorchDistributor and Petastorm's converter.
 
-    An endless reader and a fixed number of steps: its shards differ in length, and DDP would hang.
+    It uses an endless reader and a fixed number of steps: the shards differ in length, and DDP
+    would hang.
     """
     import torch
 
@@ -185,13 +186,13 @@ def train_petastorm(converter: SparkDatasetConverter, steps: int, batched: bool)
 
 
 def floor(horovod: bool, steps: int) -> float:
-    """Seconds of the same steps from tensors in memory, on ranks that are there already."""
+    """Seconds of the same steps from tensors in memory, on ranks that have already started."""
     import torch
 
     training = Training(horovod)
     x = torch.rand(steps, BATCH, len(NARROW))
     y = x.sum(dim=2)
-    training.fit(zip(x[:1], y[:1], strict=True))  # starts the connections
+    training.fit(zip(x[:1], y[:1], strict=True))  # not timed: it makes the connections
     start = time.perf_counter()
     for _ in range(EPOCHS):
         training.fit(zip(x, y, strict=True))
@@ -199,7 +200,7 @@ def floor(horovod: bool, steps: int) -> float:
 
 
 def _labelled(spark: SparkSession, task: Task) -> DataFrame:
-    """A label that the network can learn."""
+    """The label: a function that the network can learn."""
     from pyspark.sql import functions as f
 
     df = spark.read.parquet(task.folder)
@@ -210,18 +211,18 @@ def end_to_end(task: Task) -> list[Figures]:
     """Seconds from a DataFrame to a trained model, and of the steps alone.
 
     Raises:
-        RuntimeError: a model has learnt nothing.
+        RuntimeError: a model's loss did not fall.
     """
     from petastorm.spark import SparkDatasetConverter, make_spark_converter
     from pyspark.ml.torch.distributor import TorchDistributor
 
-    from horovod_runner import HorovodRunner
+    from horovod_runner import ClusterConfig, HorovodRunner
 
     steps = task.rows // SIZE // BATCH
     with launch.make_session() as spark, tempfile.TemporaryDirectory() as folder:
         spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, f"file://{folder}")
         df = _labelled(spark, task)
-        runner = HorovodRunner(np=SIZE, spark=spark)
+        runner = HorovodRunner(np=SIZE, cluster_config=ClusterConfig(spark=spark))
 
         def distribute(function: Callable[..., Any], *arguments: Any) -> Any:
             distributor = TorchDistributor(SIZE, local_mode=False, use_gpu=False)
@@ -237,7 +238,7 @@ def end_to_end(task: Task) -> list[Figures]:
             converter = make_spark_converter(df)
             losses = distribute(train_petastorm, converter, steps, batched)
             seconds = time.perf_counter() - start
-            converter.delete()  # else the next round finds it
+            converter.delete()  # otherwise the next round would reuse it
             return _learnt(losses, steps, seconds)
 
         systems: Systems = {
@@ -257,10 +258,10 @@ def _learnt(losses: list[float], steps: int, seconds: float) -> float:
 
 
 def estimator(task: Task) -> Figures:
-    """Horovod's own way from a DataFrame to a model, to see whether it runs here."""
+    """Run Horovod's TorchEstimator, to see whether it works here."""
     import torch
 
-    if find_spec("tensorboard") is None:  # the estimator imports it, and needs it for logs alone
+    if find_spec("tensorboard") is None:  # the estimator imports it, and uses it only for logs
         stand_in = ModuleType("torch.utils.tensorboard")
         vars(stand_in)["SummaryWriter"] = object
         sys.modules[stand_in.__name__] = stand_in

@@ -1,9 +1,9 @@
-"""What the user is told when a rank fails, how soon, and what is left behind.
+"""How each launcher reports a failed rank: the error, the time to it, and leftover processes.
 
-Each way to fail, under this package on this machine and on Spark, under PySpark's TorchDistributor
-and under horovod.spark.run. Every case has a driver process of its own, so that a system that hangs
-can be ended. Rank 0 is in the middle of a loop of allreduces when rank 1 fails, and each rank has
-started a child process, as DataLoaders do.
+Twenty ways to fail, with this package on this machine and on Spark, with PySpark's TorchDistributor
+and with horovod.spark.run. Every case has its own driver process, so a system that hangs can be
+killed. Rank 0 is in the middle of a loop of allreduces when rank 1 fails, and each rank has started
+a child process, as DataLoaders do.
 
     python benchmarks/failures.py [--causes raise kill] [--systems ours] [--limit 60]
     python benchmarks/failures.py --systems "ours, np=-2" "ours, np=2" --page docs/failures.md
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import traceback
@@ -34,25 +36,25 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 _SIZE = 2
-_SHOWN_LINES = 15
-_HANG_TIMEOUT = 6.0  # ours alone has such a setting
+_WIDTH = 100
+# Of a traceback or stack, docs/failures.md shows so many lines from the start and from the end.
+_FIRST_LINES, _LAST_LINES = 8, 5
+_HANG_TIMEOUT = 6.0  # the peers have no such setting
 
 
 class Cause(NamedTuple):
     """One way to fail.
 
     Attributes:
-        title: for the table.
-        fail: what rank 1 does in the middle of its training; None: see ``run``.
-        named: a pattern that the error matches when it says what happened.
-        collectives: whether the ranks reduce; without, they only wait.
-        cluster: needs executors of their own.
+        title: its name in the table.
+        fail: what rank 1 calls in the middle of its training. None: ``run`` or ``train`` does it.
+        named: a regular expression; what the user sees matches it if it says what happened.
+        cluster: whether it needs a standalone cluster, with executors that are processes.
     """
 
     title: str
     fail: Callable[[], Any] | None
     named: str
-    collectives: bool = True
     cluster: bool = False
 
 
@@ -81,13 +83,13 @@ def _out_of_memory() -> None:
 
 
 def _kill_executor() -> None:
-    executor = next(one for one in psutil.Process().parents() if one.name() == "java")
+    executor = next(parent for parent in psutil.Process().parents() if parent.name() == "java")
     executor.kill()
     threading.Event().wait()
 
 
 def _hang_in_native_code() -> None:
-    re.match(r"(a+)+$", "a" * 60 + "b")  # for years, with the interpreter's lock held
+    re.match(r"(a+)+$", "a" * 60 + "b")  # takes years and holds the interpreter's lock
 
 
 def _hang_in_a_lock() -> None:
@@ -143,7 +145,7 @@ CAUSES = {
 
 
 class Collectives:
-    """The two calls that the training loop makes, under either library."""
+    """The two collectives of the training loop, by Horovod or by torch.distributed."""
 
     def __init__(self, system: str) -> None:
         import torch
@@ -165,18 +167,18 @@ class Collectives:
             self._other = lambda tensor: hvd.allreduce(tensor, name="loss")
 
     def reduce(self) -> None:
-        """What all ranks do in each step."""
+        """Call the collective that every rank calls in each step."""
         self._reduce(self._tensor)
 
     def call_another(self) -> None:
-        """What no other rank does."""
+        """Call a collective that no other rank calls."""
         self._other(self._tensor)
 
 
 def train(folder: str, system: str, name: str) -> Any:
-    """The ranks' ``main``."""
+    """Train as one of the ranks; rank 1 fails. The ranks' ``main``."""
     note = Path(folder)
-    # With no part in this one's output: TorchDistributor waits for the end of that.
+    # It does not inherit the output: TorchDistributor waits until that is closed.
     child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (note / f"pid-{os.getpid()}").touch()
     (note / f"pid-{child.pid}").touch()
@@ -184,10 +186,10 @@ def train(folder: str, system: str, name: str) -> Any:
     for _ in range(10):
         collectives.reduce()
     if name == "result":
-        (note / "fact").touch()
+        (note / "failure").touch()
         return threading.Lock()
     if collectives.rank == 1:
-        (note / "fact").touch()
+        (note / "failure").touch()
         if name == "early":
             return None
         if name == "different":
@@ -200,11 +202,11 @@ def train(folder: str, system: str, name: str) -> Any:
 
 
 def run(system: str, name: str, spark: SparkSession | None, folder: str) -> None:
-    """Run one case to its error."""
+    """Run one case until it raises its error."""
     size = 64 if name == "slots" else _SIZE
     main: Callable[..., Any] = train
     if name in ("slots", "pickle"):
-        Path(folder, "fact").touch()
+        Path(folder, "failure").touch()
     if name == "pickle":
         lock = threading.Lock()
 
@@ -214,10 +216,14 @@ def run(system: str, name: str, spark: SparkSession | None, folder: str) -> None
 
     arguments = (folder, system, name)
     if system.startswith("ours"):
-        from horovod_runner import HorovodRunner
+        from horovod_runner import ClusterConfig, DebugConfig, HorovodRunner
 
         np = -size if spark is None else size
-        runner = HorovodRunner(np=np, spark=spark, hang_timeout=_HANG_TIMEOUT)
+        runner = HorovodRunner(
+            np=np,
+            cluster_config=ClusterConfig(spark=spark),
+            debug_config=DebugConfig(hang_timeout=_HANG_TIMEOUT),
+        )
         runner.run(lambda: main(*arguments))
     elif system == "TorchDistributor":
         from pyspark.ml.torch.distributor import TorchDistributor
@@ -231,7 +237,7 @@ def run(system: str, name: str, spark: SparkSession | None, folder: str) -> None
 
 @contextlib.contextmanager
 def session(master: str) -> Iterator[SparkSession]:
-    """A quiet Spark session."""
+    """A Spark session that logs only errors."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 
@@ -246,7 +252,7 @@ def session(master: str) -> Iterator[SparkSession]:
 
 
 def drive(system: str, name: str, folder: str, master: str) -> None:
-    """The driver process of one case: leaves the error and its time in the folder."""
+    """Run one case in its driver process, and write the error into the folder."""
     with session(master) if system != "ours, np=-2" else contextlib.nullcontext() as spark:
         print("----", flush=True)
         try:
@@ -255,18 +261,18 @@ def drive(system: str, name: str, folder: str, master: str) -> None:
         except BaseException:
             text = traceback.format_exc()
         Path(folder, "error").write_text(text)
-        os.rename(Path(folder, "error"), Path(folder, "told"))
-        sys.stdin.read()  # a notebook's driver lives on: what is left while it does?
+        os.rename(Path(folder, "error"), Path(folder, "raised"))
+        sys.stdin.read()  # a notebook's driver continues: which processes are left meanwhile?
 
 
 class Result(NamedTuple):
     """How one case went.
 
     Attributes:
-        seconds: from the fact to the error; None: there was none within the limit.
-        named: the user was told what happened.
-        left: how many of the ranks' processes were there five seconds later.
-        text: what the user saw.
+        seconds: from the failure to the error; None: there was no error within the limit.
+        named: whether what the user saw says what happened.
+        left: number of the ranks' processes that were still there five seconds later.
+        text: the error.
     """
 
     seconds: float | None
@@ -276,7 +282,7 @@ class Result(NamedTuple):
 
 
 def measure(system: str, name: str, master: str, limit: float) -> Result:
-    """Run one case in a process of its own."""
+    """Run one case in a separate driver process."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder, "output")
         command = [sys.executable, __file__, "--drive", system, name, folder, master]
@@ -288,23 +294,26 @@ def measure(system: str, name: str, master: str, limit: float) -> Result:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        fact, told = Path(folder, "fact"), Path(folder, "told")
-        _wait_for(fact, driver, 120)
-        _wait_for(told, driver, limit)
-        seconds = told.stat().st_mtime - fact.stat().st_mtime if told.exists() else None
-        ranks = _processes(folder)
-        _, left = psutil.wait_procs(ranks, timeout=5)
-        left = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-        error = told.read_text() if told.exists() else ""
+        failure, raised = Path(folder, "failure"), Path(folder, "raised")
+        _wait_for(failure, driver, 120)
+        _wait_for(raised, driver, limit)
+        seconds = raised.stat().st_mtime - failure.stat().st_mtime if raised.exists() else None
+        _, alive = psutil.wait_procs(_processes(folder), timeout=5)
+        left = [
+            process
+            for process in alive
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        ]
+        error = raised.read_text() if raised.exists() else ""
         assert driver.stdin is not None
         driver.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             driver.wait(10)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(driver.pid, signal.SIGKILL)
-        for one in _processes(folder):
+        for process in _processes(folder):
             with contextlib.suppress(psutil.Error):
-                one.kill()
+                process.kill()
         printed = output.read_text(errors="replace").partition("----\n")[2]
     seen = f"{printed}{error}"
     return Result(seconds, bool(re.search(CAUSES[name].named, seen)), len(left), error or printed)
@@ -317,29 +326,29 @@ def _wait_for(path: Path, driver: subprocess.Popen[bytes], limit: float) -> None
 
 
 def _processes(folder: str) -> list[psutil.Process]:
-    found = []
+    processes = []
     for note in Path(folder).glob("pid-*"):
         with contextlib.suppress(psutil.Error):
-            found.append(psutil.Process(int(note.name.removeprefix("pid-"))))
-    return found
+            processes.append(psutil.Process(int(note.name.removeprefix("pid-"))))
+    return processes
 
 
 SYSTEMS = ("ours, np=-2", "ours, np=2", "TorchDistributor", "horovod.spark")
 
 
 def cell(result: Result | None, limit: float) -> str:
-    """One case in a few words."""
+    """The result of one case, for the table."""
     if result is None:
         return "-"
     if result.seconds is None:
-        told = f"no error in {limit:.0f} s"
+        error = f"no error in {limit:.0f} s"
     else:
-        told = f"{result.seconds:.1f} s, {'named' if result.named else 'not named'}"
-    return f"{told}, {result.left} left"
+        error = f"{result.seconds:.1f} s, {'named' if result.named else 'not named'}"
+    return f"{error}, {result.left} left"
 
 
 def measure_all(causes: list[str], systems: list[str], limit: float) -> dict[str, dict[str, Any]]:
-    """All cases; by cause and system."""
+    """Run all cases; returns their results by cause and system."""
     sys.path.insert(0, str(ROOT))
     from tests.cluster.standalone import StandaloneCluster
 
@@ -348,7 +357,7 @@ def measure_all(causes: list[str], systems: list[str], limit: float) -> dict[str
         results[name] = {}
         for system in systems:
             if (CAUSES[name].cluster or name == "slots") and system == "ours, np=-2":
-                continue  # a machine of one's own has neither executors nor slots
+                continue  # ranks without Spark have neither executors nor slots
             if CAUSES[name].cluster:
                 with (
                     tempfile.TemporaryDirectory() as folder,
@@ -363,14 +372,18 @@ def measure_all(causes: list[str], systems: list[str], limit: float) -> dict[str
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
-    """docs/failures.md: what the user sees of each cause under this package."""
+    """The text of docs/failures.md: what the user sees of each cause with this package."""
     parts = [
         "# What you see when a rank fails",
         "",
-        "Made by `benchmarks/failures.py --page docs/failures.md`: two ranks in a loop of "
-        "allreduces, each with a child process; rank 1 fails. Seconds are from the fact to the "
-        f"error on the driver, with `hang_timeout={_HANG_TIMEOUT:g}` for the hangs (its default is "
-        "30 minutes); the last column counts processes of the ranks that are left.",
+        "Use this page to recognize an error, and to see what a run reports about it. Twenty ways "
+        "to fail follow, each with the message that `run` raises.",
+        "",
+        "Made by `benchmarks/failures.py --page docs/failures.md`. Two ranks are in a loop of "
+        "allreduces, each with a child process, and rank 1 fails. *Seconds* are from the failure "
+        f"to the error on the driver; for the hangs with `hang_timeout={_HANG_TIMEOUT:g}` (the "
+        "default is 30 minutes). *Left* is the number of the ranks' processes that are still "
+        "there five seconds later. Long tracebacks and stacks are cut in the middle.",
         "",
     ]
     rows = []
@@ -384,36 +397,58 @@ def page(results: dict[str, dict[str, Any]]) -> str:
     parts += [report.table(["what happens", "launcher", "seconds", "left"], rows), ""]
     for name, by_system in results.items():
         result = by_system.get("ours, np=2") or next(iter(by_system.values()))
-        parts += [f"## {CAUSES[name].title}", "", "```"]
-        parts += [_without_paths(line)[:200] for line in seen_lines(result.text)]
-        parts += ["```", ""]
+        parts += [f"## {CAUSES[name].title}", "", "```text"]
+        parts += [*shown_lines(result.text), "```", ""]
     return "\n".join(parts)
 
 
+def shown_lines(text: str) -> list[str]:
+    """The lines of an error for the page: sentences are wrapped, tracebacks cut in the middle.
+
+    Args:
+        text: the whole traceback of the driver, whose first part is this package's error.
+    """
+    error = text[max(0, text.find("horovod_runner.errors.")) :]
+    error = error.partition("\nThe above exception was the direct cause")[0].rstrip()
+    lines: list[str] = []
+    for is_quoted, block in itertools.groupby(error.splitlines(), lambda line: line[:3] == "  |"):
+        block_lines = [_without_paths(line) for line in block]
+        if is_quoted:
+            lines += _cut_in_the_middle([_shortened(line) for line in block_lines])
+        else:
+            lines += [part for line in block_lines for part in _wrapped(line)]
+    return lines
+
+
+def _cut_in_the_middle(lines: list[str]) -> list[str]:
+    if len(lines) <= _FIRST_LINES + _LAST_LINES + 1:
+        return lines
+    return [*lines[:_FIRST_LINES], "  | ...", *lines[-_LAST_LINES:]]
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= 2 * _WIDTH else f"{line[: 2 * _WIDTH]} ..."
+
+
+def _wrapped(line: str) -> list[str]:
+    return textwrap.wrap(line, _WIDTH, break_long_words=False, break_on_hyphens=False) or [""]
+
+
 def _without_paths(line: str) -> str:
-    """What lies where on this machine is nobody's business."""
-    line = line.replace(f"{ROOT}/", "")
-    return re.sub(r'(File|folder) "?/\S*?/(site-packages|lib/python3\.\d+)/', r'\1 "', line)
-
-
-def seen_lines(text: str) -> list[str]:
-    """The first lines of an error as the user reads them, without this benchmark's own frames."""
-    _, _, cause = text.rpartition("Traceback (most recent call last):\n")
-    lines = [line for line in cause.splitlines() if not line.startswith("  ")] or [text]
-    start = text.index(lines[0]) if lines[0] in text else 0
-    told = text[start:]
-    # The error proper is its last part; the remote traceback, where there is one, the first.
-    direct = text.find("horovod_runner.errors.")
-    return (text[direct:] if direct >= 0 else told).splitlines()[:_SHOWN_LINES]
+    """The line without the folders and the name of the machine that made the page."""
+    line = report.anonymous(line)
+    return re.sub(r'(File|folder) "?\S*/(?:site-packages|lib/python3\.\d+)/', r'\1 "', line)
 
 
 def main() -> None:
     """Run the cases and print the table."""
-    parser = argparse.ArgumentParser(description="Ways to fail, under four launchers.")
+    parser = argparse.ArgumentParser(description="Ways to fail, with four launchers.")
     parser.add_argument("--causes", nargs="+", choices=CAUSES, default=list(CAUSES))
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for an error")
-    parser.add_argument("--page", type=Path, help="write what users of this package see there")
+    parser.add_argument(
+        "--page", type=Path, help="write docs/failures.md: what users of this package see"
+    )
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     parser.add_argument("--drive", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -425,15 +460,17 @@ def main() -> None:
     if options.page:
         options.page.write_text(page(results))
     rows = [
-        [CAUSES[name].title, *(cell(found.get(system), options.limit) for system in systems)]
-        for name, found in results.items()
+        [CAUSES[name].title, *(cell(by_system.get(system), options.limit) for system in systems)]
+        for name, by_system in results.items()
     ]
     print(f"\n{report.machine()}\n")
     print(report.table(["rank 1", *systems], rows))
     if options.json:
         raw = {
-            name: {system: each._replace(text="")._asdict() for system, each in found.items()}
-            for name, found in results.items()
+            name: {
+                system: result._replace(text="")._asdict() for system, result in by_system.items()
+            }
+            for name, by_system in results.items()
         }
         report.write_json(options.json, raw)
 

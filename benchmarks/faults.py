@@ -1,18 +1,17 @@
-"""What is left of a training when something is killed in the middle of it.
+"""Kill trainings at random moments, and check that they resume correctly.
 
-A campaign of trainings, each struck at a random moment, in one of six ways: a rank is killed, all
-ranks, an executor of a standalone Spark cluster, the driver itself (which is then started again
-with ``resume=True``), rank 0 in the middle of writing a checkpoint, or the disk is full when a
-checkpoint is due and a rank is killed after that. Two ranks train a small model with real Horovod,
-and their weights after the last step are a pure function of the number of steps.
+Each training is struck in one of six ways: a rank is killed, all ranks, an executor of a standalone
+Spark cluster, the driver (which is then started again with ``resume=True``), rank 0 while it writes
+a checkpoint, or the disk is full at a checkpoint and a rank is killed after that. Two ranks train a
+small model with Horovod. Their weights after the last step depend only on the number of steps.
 
-Of each training is checked: it went on from a checkpoint, and lost no more steps than were done
-since the latest checkpoint that lay complete in the folder at that moment; its weights are, bit by
-bit, those of an undisturbed training; no process and no temporary file of it is left.
+Checked for each training: it resumed from a checkpoint; it lost no more than the steps since the
+latest complete checkpoint in the folder at that moment; its weights are bitwise equal to those of
+an undisturbed training; it left no process and no temporary file.
 
     python benchmarks/faults.py [--runs 20] [--seed 0] [--only writer]
 
-The full disk is a small tmpfs, which takes root to mount. The exit status is 0 if all went well.
+The full disk is a small tmpfs; mounting it requires root. The exit status is 0 without problems.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from faults_training import EVERY, KEEP, SIZE, STEP_SECONDS, STEPS
 
 _TRAINING = Path(__file__).with_name("faults_training.py")
 _BALLAST_BYTES = 32 << 20  # so that writing takes long enough to be hit
-_SMALL_BALLAST_BYTES = 2 << 20  # on a disk of so many:
+_SMALL_BALLAST_BYTES = 2 << 20  # the size of the disk
 _DISK_BYTES = 16 << 20
 _LIMIT_SECONDS = 300.0
-_MARK = "HOROVOD_RUNNER_FAULTS"  # all processes of this campaign have it in their environment
+_MARK = "HOROVOD_RUNNER_FAULTS"  # marks all processes of this benchmark in their environment
 _NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)-\w+\.(?:pt|json)")
 
 
 class FaultError(Exception):
-    """A training did not go as it should."""
+    """A training did not do what was expected."""
 
 
 class Begun(NamedTuple):
-    """A rank that has begun: its process, and the step that it goes on from."""
+    """A rank that has begun: its process, and the step from which it resumes."""
 
     rank: int
     pid: int
@@ -58,7 +57,7 @@ class Begun(NamedTuple):
 
 
 class Strike(NamedTuple):
-    """What was struck, and how far the training was: its step, and the complete checkpoint's."""
+    """What was killed, and how far the training was: its step, and the complete checkpoint's."""
 
     what: str
     step: int
@@ -66,13 +65,13 @@ class Strike(NamedTuple):
 
 
 class Training:
-    """One training, in a driver process of its own; use it as a context.
+    """One training, in a separate driver process; a context manager.
 
     Args:
-        folder: for what it notes.
+        folder: for the training's notes.
         checkpoints: its ``checkpoint_dir``.
-        ballast_bytes: the larger part of a checkpoint.
-        master: Spark's; empty for ranks on this machine alone.
+        ballast_bytes: size of the larger part of a checkpoint.
+        master: Spark's master; empty for ranks on this machine.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Training:
         self.driver.wait()
 
     def start(self, resume: bool = False) -> None:
-        """Start the driver, for the first time or again."""
+        """Start the driver, also after it was killed."""
         settings = [self.folder, self.checkpoints, self.ballast_bytes, self._master, int(resume)]
         command = [sys.executable, str(_TRAINING), *map(str, settings)]
         with (self.folder / "output").open("ab") as file:
@@ -101,14 +100,14 @@ class Training:
             )
 
     def wait_for(self, what: str, happened: Callable[[], Any]) -> None:
-        """Wait until something is so while the training goes on."""
+        """Wait until a condition holds while the training continues."""
         while not happened():
             if self.driver.poll() is not None or time.monotonic() > self._deadline:
                 raise FaultError(f"it ended, or the time did, before {what}")
             time.sleep(0.0005)
 
     def finish(self) -> dict[str, Any]:
-        """Wait for the end; returns the result."""
+        """Wait for the end; returns the training's result."""
         try:
             status = self.driver.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -124,13 +123,13 @@ class Training:
 
     @property
     def begun(self) -> list[Begun]:
-        """The ranks that have begun so far, attempt after attempt."""
+        """The ranks that have begun so far, in the order of the attempts."""
         lines = (self.folder / "begun").read_text().splitlines()
         return [Begun(*json.loads(line)) for line in lines]
 
     @property
     def step(self) -> int:
-        """How many steps rank 0 has done."""
+        """Number of steps that rank 0 has done."""
         path = self.folder / "steps"
         return int.from_bytes(path.read_bytes()[:8], "little") if path.exists() else 0
 
@@ -143,7 +142,7 @@ class Training:
 
     @property
     def part_bytes(self) -> int:
-        """The size of the checkpoint that is being written; 0 if none is."""
+        """Size in bytes of the checkpoint that is being written; 0 if none is."""
         with contextlib.suppress(FileNotFoundError):
             for path in self.checkpoints.glob(".part-checkpoint-*.pt"):
                 return path.stat().st_size
@@ -151,14 +150,14 @@ class Training:
 
     def strike(self, what: str, *processes: int) -> Strike:
         """Kill processes."""
-        complete = self.complete  # before: what is written now may yet become so
+        complete = self.complete  # read first: another checkpoint may become complete meanwhile
         for process in processes:
             os.kill(process, signal.SIGKILL)
         return Strike(what, self.step, complete)
 
     @property
     def workers(self) -> list[int]:
-        """The first attempt's processes, by rank."""
+        """The processes of the first attempt, by rank."""
         return [begun.pid for begun in sorted(self.begun[:SIZE])]
 
 
@@ -172,7 +171,7 @@ def _strike_all(training: Training, _: Random) -> Strike:
 
 
 def _strike_executor(training: Training, random: Random) -> Strike:
-    # Its worker <- guard <- the task's Python <- pyspark.daemon <- the executor.
+    # The parents of the worker: guard <- the task's Python <- pyspark.daemon <- the executor.
     parents = psutil.Process(training.workers[random.randrange(SIZE)]).parents()
     java = [each.name() for each in parents].index("java")
     if random.random() < 0.5:
@@ -197,7 +196,7 @@ def _strike_writer(training: Training, random: Random) -> Strike:
 
 
 def _strike_full(training: Training, random: Random) -> Strike:
-    # The training goes on, and keeps its checkpoint; then a rank is killed.
+    # The training continues and keeps its checkpoint; then a rank is killed.
     filler = training.checkpoints / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
@@ -237,7 +236,7 @@ def _workers_left() -> list[int]:
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         command, status = process.info["cmdline"] or [], process.info["status"]
-        if "horovod_runner.worker" in command and status != psutil.STATUS_ZOMBIE:
+        if "horovod_runner.worker.main" in command and status != psutil.STATUS_ZOMBIE:
             with contextlib.suppress(psutil.Error):
                 if process.environ().get(_MARK) == os.environ[_MARK]:
                     found.append(process.info["pid"])
@@ -271,7 +270,7 @@ def _problems(training: Training, struck: Strike, result: dict[str, Any]) -> lis
 
 
 def disturbed(kind: str, random: Random, folder: Path, master: str, weights: str) -> list[str]:
-    """Run one training and strike it; returns its row of the table, problems last."""
+    """Run one training and strike it; returns its row of the table, with its problems last."""
     checkpoints = folder / "checkpoints"
     checkpoints.mkdir(parents=True)
     target = random.randint(3 * EVERY, STEPS - 4 * EVERY)
@@ -318,7 +317,7 @@ def campaign(kinds: list[str], seed: int, folder: Path) -> list[list[str]]:
 
 
 def main() -> None:
-    """Run the campaign and print the table."""
+    """Run the trainings and print the table."""
     parser = argparse.ArgumentParser(description="Trainings that are killed, and go on.")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,10 +1,10 @@
-"""The training that faults.py strikes, and its driver process.
+"""The training that faults.py interrupts, and its driver process.
 
     python benchmarks/faults_training.py FOLDER CHECKPOINT_DIR BALLAST_BYTES MASTER RESUME
 
-FOLDER takes what it notes: ``begun`` a line for each rank that begins, ``steps`` each rank's latest
-step, ``result`` what came of it. MASTER is Spark's, empty for ranks on this machine; RESUME is 0 or
-1. What a rank has done after so many steps is a pure function of their number.
+It writes into FOLDER: ``begun``, a line for each rank that begins; ``steps``, each rank's latest
+step; ``result``, its result or error. MASTER is Spark's master, empty for ranks on this machine;
+RESUME is 0 or 1. A rank's weights depend only on the number of steps.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import horovod_runner
 
 SIZE = 2
 STEPS = 300
-STEP_SECONDS = 0.01  # and what the step itself takes
+STEP_SECONDS = 0.01  # plus the duration of the step itself
 EVERY = 20  # steps, then a checkpoint
 KEEP = 3
-# Two executors with room for one rank each.
+# Two executors with one slot each.
 _CONF = {
     "spark.executor.cores": "2",
     "spark.task.cpus": "2",
@@ -34,7 +34,7 @@ _CONF = {
 
 
 def train(folder: str, ballast_bytes: int) -> str:
-    """The ranks' ``main``; returns a digest of the weights."""
+    """Train; the ranks' ``main``. Returns a digest of the weights."""
     import hashlib
 
     import horovod.torch as hvd
@@ -47,7 +47,7 @@ def train(folder: str, ballast_bytes: int) -> str:
     optimizer = hvd.DistributedOptimizer(
         torch.optim.Adam(model.parameters(), 1e-3), named_parameters=model.named_parameters()
     )
-    # Changes with each step: a checkpoint that mixes two of them would show.
+    # Changes with each step, so that a checkpoint that mixes two steps is detected.
     ballast = torch.zeros(ballast_bytes // 4)
     loaded, start = horovod_runner.load_checkpoint(), 0
     if loaded is not None:
@@ -56,7 +56,7 @@ def train(folder: str, ballast_bytes: int) -> str:
         optimizer.load_state_dict(loaded.state["optimizer"])
         if not bool((loaded.state["ballast"] == start).all()):
             raise AssertionError(f"the checkpoint of step {start} is not of that step")
-    with open(f"{folder}/begun", "a") as file:  # one line, so in one piece
+    with open(f"{folder}/begun", "a") as file:  # one line, so it is written at once
         file.write(f"{json.dumps([hvd.rank(), os.getpid(), start])}\n")
     steps = os.open(f"{folder}/steps", os.O_WRONLY | os.O_CREAT)
     for step in range(start + 1, STEPS + 1):
@@ -89,10 +89,16 @@ def drive(folder: str, checkpoints: str, ballast_bytes: int, master: str, resume
         builder = SparkSession.builder.master(master)
         for name, value in _CONF.items():
             builder = builder.config(name, value)
-        options = {"np": SIZE, "spark": builder.getOrCreate(), "slot_timeout": 120}
-        options["spark"].sparkContext.setLogLevel("OFF")
+        spark = builder.getOrCreate()
+        spark.sparkContext.setLogLevel("OFF")
+        cluster = horovod_runner.ClusterConfig(spark=spark, slot_timeout=120)
+        options = {"np": SIZE, "cluster_config": cluster}
     runner = horovod_runner.HorovodRunner(
-        **options, checkpoint_dir=checkpoints, keep=KEEP, resume=resume, max_restarts=2
+        **options,
+        checkpoint_dir=checkpoints,
+        checkpoint_config=horovod_runner.CheckpointConfig(num_to_keep=KEEP),
+        resume=resume,
+        max_restarts=2,
     )
     weights = runner.run(train, folder=folder, ballast_bytes=ballast_bytes)
     assert runner.last_run is not None

@@ -1,7 +1,7 @@
-"""What a DistributedOptimizer of Keras 3 costs a step.
+"""Time of a training step with the DistributedOptimizer for Keras 3.
 
-With one rank against the plain optimizer, and with two against the loop of one's own that Horovod's
-documentation has for TensorFlow 2: the same model, batches and optimizer, by turns in one process.
+One rank is compared with the plain optimizer, two ranks with the loop of Horovod's documentation
+for TensorFlow 2: the same model, batches and optimizer, in alternating turns in one process.
 
     python benchmarks/keras_steps.py [--turns 16] [--backends tensorflow torch] [--json PATH]
 """
@@ -23,7 +23,7 @@ _TARGET_ONE, _TARGET_TWO = 1.03, 1.0
 
 
 def train(model_name: str, turns: int, backend: str) -> dict[str, list[float]]:
-    """A rank's ``main``: seconds a step of each way to train, by turns."""
+    """Train in each way by turns; the ranks' ``main``. Returns seconds a step by way."""
     import time
 
     import keras
@@ -38,7 +38,7 @@ def train(model_name: str, turns: int, backend: str) -> dict[str, list[float]]:
     y = random.integers(0, 10, size=len(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     data: dict[str, Any] = {"x": x, "y": y, "batch_size": _BATCH}
-    if backend == "tensorflow":  # as the loops have it
+    if backend == "tensorflow":  # as in the loops
         import tensorflow as tf
 
         data = {"x": tf.data.Dataset.from_tensor_slices((x, y)).batch(_BATCH)}
@@ -88,13 +88,13 @@ def train(model_name: str, turns: int, backend: str) -> dict[str, list[float]]:
             start = time.perf_counter()
             ways[name]()
             seconds = (time.perf_counter() - start) / _STEPS
-            if turn:  # the first one makes the graphs
+            if turn:  # not timed: it makes the graphs
                 found[name].append(seconds)
     return found
 
 
 def _loop(model: Any, loss_of: Any, batches: Any, *, tape: bool) -> Any:
-    """Horovod's loop for TensorFlow 2, with its tape; or the same with our optimizer."""
+    """Horovod's loop for TensorFlow 2 with its tape, or the same loop with our optimizer."""
     import horovod.tensorflow as hvd
     import keras
     import tensorflow as tf
@@ -133,12 +133,12 @@ def measure(np: int, model: str, backend: str, turns: int) -> dict[str, list[flo
 
 
 def _ratio(seconds: dict[str, list[float]], own: str, peers: tuple[str, ...]) -> float:
-    """Of the medians, the peer's of both its turns."""
+    """The ratio of the medians; the peer's is over both of its turns."""
     return median(seconds[own]) / median([each for name in peers for each in seconds[name]])
 
 
 def rows_of(raw: dict[str, dict[str, list[float]]]) -> list[list[str]]:
-    """A row for each comparison."""
+    """The table's rows, one for each comparison."""
     rows = []
     for title, seconds in raw.items():
         peer = "plain" if "plain" in seconds else "tape"

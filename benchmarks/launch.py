@@ -1,8 +1,8 @@
-"""How long an np=2 job on Spark takes to start, and to run when it does nothing.
+"""Launch time of an np=2 job on Spark, and duration of a no-op job.
 
-Ours, PySpark's TorchDistributor, horovod.spark.run and the floor: a barrier job whose tasks do no
-more than run an empty Python each. The four take turns in one process, so that a machine that
-slows down for a while slows all of them.
+This package, PySpark's TorchDistributor, horovod.spark.run and the floor: a barrier job whose tasks
+each run an empty Python. The four take turns in one process, so that a slow phase of the machine
+slows all of them.
 
     python benchmarks/launch.py [--rounds 5] [--systems ours floor] [--json launch.json]
 """
@@ -38,9 +38,9 @@ class Launch(NamedTuple):
 
 
 def note_start(folder: str) -> None:
-    """The job's ``main``: leaves the time of its first line in a file of its own.
+    """Write the time of the first line into a file for each rank; the job's ``main``.
 
-    Not as a return value: some of the systems return rank 0's alone.
+    Not as a return value: some of the systems return only rank 0's.
     """
     now = time.time()
     with open(os.path.join(folder, str(os.getpid())), "w") as file:
@@ -48,14 +48,16 @@ def note_start(folder: str) -> None:
 
 
 def run_ours(spark: SparkSession, folder: str) -> None:
-    """This package."""
-    from horovod_runner import HorovodRunner
+    """Run the job with this package."""
+    from horovod_runner import ClusterConfig, HorovodRunner
 
-    HorovodRunner(np=_SIZE, spark=spark).run(note_start, folder=folder)
+    HorovodRunner(np=_SIZE, cluster_config=ClusterConfig(spark=spark)).run(
+        note_start, folder=folder
+    )
 
 
 def run_torch_distributor(spark: SparkSession, folder: str) -> None:
-    """PySpark's own launcher, in its distributed mode."""
+    """Run the job with PySpark's TorchDistributor, in its distributed mode."""
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=_SIZE, local_mode=False, use_gpu=False)
@@ -63,15 +65,15 @@ def run_torch_distributor(spark: SparkSession, folder: str) -> None:
 
 
 def run_horovod_spark(spark: SparkSession, folder: str) -> None:
-    """Horovod's own launcher."""
+    """Run the job with horovod.spark.run."""
     import horovod.spark
 
-    # Of its own accord it takes mpirun as soon as Horovod was built with any MPI.
+    # By default it uses mpirun if Horovod was built with any MPI.
     horovod.spark.run(note_start, args=(folder,), num_proc=_SIZE, verbose=0, use_gloo=True)
 
 
 def run_floor(spark: SparkSession, folder: str) -> None:
-    """What any launcher pays that runs each rank in a child process of a barrier task."""
+    """Run the floor: a child process in each task of a barrier job, as any such launcher must."""
 
     def run_empty_child(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -95,10 +97,10 @@ def measure(system: System, spark: SparkSession) -> Launch:
     """Run one job.
 
     Raises:
-        RuntimeError: the job ended well, but not all of its ranks ran ``main``.
+        RuntimeError: the job ended without an error, but not all ranks ran ``main``.
     """
     with tempfile.TemporaryDirectory() as folder:
-        start = time.time()  # not the monotonic clock: other processes tell the time as well
+        start = time.time()  # not the monotonic clock: times of other processes are compared
         system(spark, folder)
         end = time.time()
         starts = [float(file.read_text()) for file in Path(folder).iterdir()]
@@ -112,25 +114,25 @@ def measure(system: System, spark: SparkSession) -> Launch:
 def measure_all(
     spark: SparkSession, names: list[str], rounds: int
 ) -> tuple[dict[str, list[Launch]], dict[str, str]]:
-    """Let the named systems take turns, after one launch of each that does not count.
+    """Launch the named systems in turns, after an uncounted launch of each.
 
     Returns:
-        The launches of each system, and why a system is out: it failed here.
+        The launches of each system, and the error of each system that failed.
     """
     launches: dict[str, list[Launch]] = {name: [] for name in names}
     failures: dict[str, str] = {}
     for turn in range(rounds + 1):
-        # In another order each round: nobody shall always follow the same other.
+        # In a different order each round: no system always follows the same one.
         for name in random.Random(turn).sample(names, len(names)):
             if name in failures:
                 continue
-            # Uncounted, so that nobody finds Spark's Python workers as another left them:
+            # Uncounted, so that no system starts with the Python workers that another one left:
             # TorchDistributor's tasks end theirs, and the next job has to start new ones.
             run_floor(spark, "")
             try:
                 launch = measure(SYSTEMS[name], spark)
             except Exception as error:
-                # A peer that does not run here is a line of the table.
+                # A peer that cannot run here becomes a line of the table.
                 lines = str(error).strip().splitlines() or [""]
                 failures[name] = f"{type(error).__name__}: {lines[0]}"
                 continue
@@ -154,7 +156,7 @@ def seconds_table(launches: dict[str, list[Launch]], failures: dict[str, str]) -
 
 
 def ratio_table(launches: dict[str, list[Launch]], failures: dict[str, str]) -> str:
-    """The ratios that the targets speak of; "not run" where one side of it failed."""
+    """The ratios that have targets; "not run" where one side failed."""
 
     def first(name: str) -> float:
         return median(launch.first_line or 0.0 for launch in launches[name])
@@ -179,7 +181,7 @@ def ratio_table(launches: dict[str, list[Launch]], failures: dict[str, str]) -> 
 
 
 def make_session() -> SparkSession:
-    """A quiet ``local[2]`` session whose tasks run this very Python."""
+    """A ``local[2]`` session with few logs whose tasks run this interpreter."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession
 

@@ -1,10 +1,10 @@
-"""prepare_data against a gather to one rank and a scatter from there, both by mpi4py.
+"""Time of prepare_data, compared with a gather to one rank and a scatter by mpi4py.
 
     python benchmarks/prepare_data.py [--megabytes 1000] [--turns 5]
 
-1 GB of rows that four ranks have, to the two of them that train; Open MPI on one machine. Each turn
-times both, in changing order, from the moment when all ranks are there until the last one has what
-it should. Memory is the most that a rank held beside what it had before and its share.
+1 GB of rows moves from four ranks to the two of them that train, under Open MPI on one machine.
+Each turn times both, in changing order, from the moment when all ranks are ready until the last one
+has its rows. Memory is a rank's maximum beyond its memory before and its share.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import report
 
-ROW = 1000  # numbers of four bytes
+ROW = 1000  # four bytes each
 TRAINERS = 2
 _TARGET = 2.0
 
 
 def gather_and_scatter(x: np.ndarray[Any, Any], comm: Any) -> np.ndarray[Any, Any]:
-    """The peer: what one writes without a library for it."""
+    """Move rows as one would with mpi4py: the peer."""
     from mpi4py import MPI
 
     rows = comm.gather(len(x), root=0)
@@ -55,11 +55,11 @@ def memory(name: str) -> int:
 
 
 def timed(comm: Any, work: Callable[[], np.ndarray[Any, Any]]) -> tuple[float, float, float]:
-    """Seconds until all have it; the most that a rank took, and its share, in MB."""
+    """Seconds until all ranks have their rows; a rank's maximum memory and its share, in MB."""
     from mpi4py import MPI
 
     before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     comm.Barrier()
     began = time.perf_counter()
     share = work()
@@ -71,8 +71,8 @@ def timed(comm: Any, work: Callable[[], np.ndarray[Any, Any]]) -> tuple[float, f
 
 
 def rank(megabytes: int, turns: int, json: Path | None) -> None:
-    """What each rank does; rank 0 tells."""
-    os.environ["MPI4PY_MPIABI"] = "openmpi"  # not the mpich package's, which is there as well
+    """Run all turns as one of the ranks; rank 0 prints the table."""
+    os.environ["MPI4PY_MPIABI"] = "openmpi"  # not that of the installed mpich package
     from mpi4py import MPI
 
     from horovod_runner import spmd
@@ -91,7 +91,7 @@ def rank(megabytes: int, turns: int, json: Path | None) -> None:
             took, *sizes = timed(comm, ways[name])
             if turn:
                 seconds[name].append(took)
-            else:  # not timed: memory that was taken once is quicker to take again
+            else:  # not timed: memory is faster to allocate the second time
                 peaks[name] = sizes
     spmd.end()
     if comm.rank:
@@ -112,7 +112,7 @@ def rank(megabytes: int, turns: int, json: Path | None) -> None:
 
 
 def main() -> None:
-    """Start the ranks, or be one."""
+    """Start the ranks, or run as one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=1000)
     parser.add_argument("--turns", type=int, default=5)

@@ -1,8 +1,7 @@
-"""How long ``hvd.init()`` takes when the ranks meet by MPI, at our store, and at Horovod's own.
+"""Duration of ``hvd.init()`` over MPI, over Gloo with our store, and with Horovod's own store.
 
-All ranks are on this machine. They are forks of one process that has imported horovod.torch, so
-that what is timed is the meeting and not the imports. The ways take turns, so that a machine that
-slows down for a while slows all.
+All ranks are on this machine. They are forks of one process that has imported horovod.torch, so no
+import is timed. The three take turns, so that a slow phase of the machine slows all of them.
 
     python benchmarks/rendezvous.py [--sizes 2,8,16,32,64,128] [--rounds 3] [--json rendezvous.json]
 """
@@ -30,31 +29,33 @@ from typing import cast
 import msgspec
 import report
 
-from horovod_runner import software
-from horovod_runner.environment import available_cores, mpi_variables, worker_variables
-from horovod_runner.messages import Assignment, Controller, Fence, Lookup
-from horovod_runner.pmi import Pmi, process_mapping, segments
-from horovod_runner.rendezvous import Rendezvous
-from horovod_runner.topology import Offer, assign
+from horovod_runner.driver.placement import assign
+from horovod_runner.host import software
+from horovod_runner.host.limits import available_cores
+from horovod_runner.host.pmi import Pmi, process_mapping, segments
+from horovod_runner.host.rank_environment import mpi_variables, worker_variables
+from horovod_runner.host.rendezvous import Rendezvous
+from horovod_runner.wire.messages import Assignment, Controller, Fence, Lookup
+from horovod_runner.wire.slots import Offer
 
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo"
 _HOST = "benchmark"
-_LIMIT_SECONDS = 300.0  # for any one step of all ranks
-_ONE_ROUND_FROM = 32  # Horovod's own store takes most of a minute there
+_LIMIT_SECONDS = 300.0  # for each step of all ranks
+_ONE_ROUND_FROM = 32  # Horovod's own store needs most of a minute there
 _TARGET, _TARGET_FROM = 8, 16
 
 
 @contextmanager
 def our_store(size: int) -> Iterator[tuple[str, int]]:
-    """This package's store: its address and port as Horovod's variables want them."""
+    """Start this package's store; yields its address and port."""
     with Rendezvous(_ADDRESS, size) as store:
         yield store.address, store.port
 
 
 @contextmanager
 def horovods_store(size: int) -> Iterator[tuple[str, int]]:
-    """The store that horovodrun and horovod.spark start for Gloo."""
+    """Start the store of horovodrun and horovod.spark for Gloo; yields its address and port."""
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousServer
 
@@ -70,7 +71,7 @@ def horovods_store(size: int) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def no_store(size: int) -> Iterator[tuple[str, int]]:
-    """MPI needs none: what it asks is answered over a socket to each rank."""
+    """Start no store: MPI's requests are answered over a socket to each rank."""
     yield "", 0
 
 
@@ -79,7 +80,7 @@ STORES = {MPI: no_store, GLOO: our_store, HOROVODS: horovods_store}
 
 
 class Answers:
-    """Answers the ranks' MPI, as their tasks and the driver do, in a thread."""
+    """Answers the ranks' MPI startup requests in a thread, as tasks and driver do."""
 
     def __init__(self, assignments: list[Assignment]) -> None:
         self.theirs: list[socket.socket] = []
@@ -97,7 +98,7 @@ class Answers:
         self._asked: list[Fence | Lookup] = []
 
     def start(self) -> None:
-        """Once the ranks are there: a fork takes no thread along."""
+        """Start the thread, after the ranks were forked: a fork does not copy threads."""
         for each in self.theirs:
             each.close()
         threading.Thread(target=self._answer, daemon=True).start()
@@ -129,16 +130,16 @@ class Answers:
 
 
 def run_rank(assignment: Assignment, gate: Connection, pmi: socket.socket | None) -> None:
-    """One rank, in a process of its own: hear where the store is, meet the others, say how long.
+    """Run one rank in a child process: receive the store's address, and time ``hvd.init()``.
 
     Args:
-        assignment: the rank's, but for the store.
-        gate: gives the store's address and port; takes the seconds; gives leave to end.
-        pmi: what its MPI asks over, if it has one.
+        assignment: the rank's assignment, without the store.
+        gate: delivers the store's address and port, takes the seconds, and tells the rank to end.
+        pmi: the socket for MPI's startup requests, if it uses MPI.
     """
-    import horovod.torch as hvd  # it is there
+    import horovod.torch as hvd  # the rank has started
 
-    signal.alarm(int(3 * _LIMIT_SECONDS))  # no rank outlives a benchmark that was killed
+    signal.alarm(int(3 * _LIMIT_SECONDS))  # no rank outlives a killed benchmark
     slot = assignment.slot
     address, port = gate.recv()
     assignment = msgspec.structs.replace(assignment, rendezvous=f"{_ADDRESS}:{port}")
@@ -154,12 +155,12 @@ def run_rank(assignment: Assignment, gate: Connection, pmi: socket.socket | None
     if hvd.size() != slot.size:
         raise RuntimeError(f"rank {slot.rank} met {hvd.size()} ranks instead of {slot.size}")
     gate.send(seconds)
-    gate.recv()  # a rank that leaves early makes the others complain
+    gate.recv()  # the others print errors when a rank ends early
     hvd.shutdown()
 
 
 def measure(store: str, size: int) -> float:
-    """The slowest rank's seconds in ``hvd.init()``.
+    """Seconds of the slowest rank in ``hvd.init()``.
 
     Raises:
         TimeoutError: a rank took too long.
@@ -177,7 +178,7 @@ def measure(store: str, size: int) -> float:
         stack.callback(_remove_segments, assignments[0])
         gates: list[Connection] = []
         ranks = []
-        # The store starts after the forks: its threads must not be there while processes split.
+        # The store starts after the forks: a process must not fork while it has threads.
         for assignment, pmi in zip(assignments, answers.theirs, strict=True):
             gate, theirs = fork.Pipe()
             given = assignment, theirs, pmi if store == MPI else None
@@ -230,9 +231,9 @@ def _hear(gates: list[Connection]) -> list[float]:
 def measure_all(
     stores: list[str], sizes: list[int], rounds: int | None
 ) -> dict[str, dict[int, list[float]]]:
-    """Seconds by store and size; nothing of those at which a rank ended early."""
+    """Seconds by store and size, without sizes at which a rank ended early."""
     found: dict[str, dict[int, list[float]]] = {store: {} for store in stores}
-    slow, failed = set[str](), set[str]()  # with more ranks they would be slower still, or fail
+    slow, failed = set[str](), set[str]()  # with more ranks it would be even slower, or fail
     for size in sizes:
         for _ in range(rounds or (1 if size >= _ONE_ROUND_FROM else 3)):
             for store in stores:
@@ -265,7 +266,7 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     options = parser.parse_args()
-    os.environ.update(mpi_variables(_INTERFACE))  # which UCX reads when it is loaded
+    os.environ.update(mpi_variables(_INTERFACE))  # UCX reads it when it is loaded
     import horovod.torch  # noqa: F401 - the ranks are forked
 
     stores = [store for store in STORES if store != MPI or "mpich" in software.installed()]

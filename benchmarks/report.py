@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine in words, verdicts, a table and the raw data."""
+"""Shared code of the benchmarks: description of the machine, targets, tables and raw data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("horovod", "pyspark", "torch")
 
 
 def machine() -> str:
-    """Cores, memory and versions; nothing that names this machine."""
+    """Cores, memory and versions of this machine, without its name."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = [f"{name} {metadata.version(name)}" for name in _PACKAGES]
@@ -30,11 +30,11 @@ class Judged(NamedTuple):
     """A figure that has a target.
 
     Attributes:
-        what: the figure, for people: "8 MB, torch.distributed / ours".
-        value: of it.
-        target: for it.
-        larger: whether it is better when larger.
-        unit: empty for a ratio.
+        what: the figure's name: "8 MB, torch.distributed / ours".
+        value: the measured value.
+        target: the target for the value.
+        larger: whether larger values are better.
+        unit: the unit; empty for a ratio.
     """
 
     what: str
@@ -49,36 +49,36 @@ class Judged(NamedTuple):
         return self.value >= self.target if self.larger else self.value <= self.target
 
 
-judged: list[Judged] = []  # in this benchmark, for the raw data
+judged: list[Judged] = []  # of this benchmark, for the raw data
 
 
 def at_least(what: str, value: float, target: float, unit: str = "") -> list[str]:
-    """The cells of a figure that is better when larger: itself, its target, the verdict."""
+    """The table cells of a figure that should be large: value, target, verdict."""
     told = rounded(value, target, 1)
     return [told, f">= {target:g}", _judge(Judged(what, value, target, True, unit))]
 
 
 def at_most(what: str, value: float, target: float, unit: str = "") -> list[str]:
-    """The cells of a figure that is better when smaller."""
+    """The table cells of a figure that should be small: value, target, verdict."""
     told = rounded(value, target, 2) if isinstance(value, float) else str(value)
     return [told, f"<= {target:g}", _judge(Judged(what, value, target, False, unit))]
 
 
 def rounded(value: float, target: float, places: int) -> str:
-    """The value to so many places, or to as many more as tell it from its target."""
+    """The value with at least ``places`` decimals, and enough to differ from its target."""
     while value != target and round(value, places) == target:
         places += 1
     return f"{value:,.{places}f}"
 
 
 def _judge(figure: Judged) -> str:
-    if figure not in judged:  # a table that is made again, as far as it has come
+    if figure not in judged:  # the table of an unfinished run is made several times
         judged.append(figure)
     return "met" if figure.met else "NOT MET"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with aligned columns: the first to the left, the others to the right."""
+    """A Markdown table: the first column aligned to the left, the others to the right."""
     widths = [max(2, *(len(row[i]) for row in (heads, *rows))) for i in range(len(heads))]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(
@@ -93,7 +93,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Write the raw data, with the machine and the day they are from, and what was judged."""
+    """Write the raw data with date, machine and the figures that have targets."""
     told = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine(),
@@ -104,7 +104,7 @@ def write_json(path: Path, data: dict[str, Any]) -> None:
 
 
 def anonymous(text: str) -> str:
-    """The text without what lies where on this machine, and without its name."""
+    """The text without this machine's folders and name."""
     root = Path(__file__).resolve().parent.parent
     places = {f"{root}/": "", sys.prefix: "python", tempfile.gettempdir(): "tmp"}
     places |= {sys.base_prefix: "python", str(Path.home()): "~"}

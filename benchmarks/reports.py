@@ -1,8 +1,8 @@
-"""What ``report`` costs a training loop, and how many reports a second the driver takes.
+"""Cost of ``report`` in a training loop, and reports per second at the driver.
 
-The rate has a peer in the same run: a bare ZeroMQ pair with CURVE and messages of the same content,
-two processes that send and one that decodes, turn by turn with ours. Steps of a real model with and
-without reports take turns, and so do steps without and without, for the noise.
+The rate alternates with a peer: bare ZeroMQ sockets with CURVE and messages of the same content,
+two processes that send and one that decodes. Steps of a model with and without reports alternate;
+so do two series of steps without reports, which show the noise.
 
     python benchmarks/reports.py [--rounds 5] [--seconds 4] [--parts call rate steps] [--json PATH]
 """
@@ -21,26 +21,26 @@ from typing import Any, NamedTuple
 
 import report
 
-from horovod_runner import HorovodRunner
+from horovod_runner import DebugConfig, HorovodRunner
 
 _RANKS = 2
 _METRICS = (1, 4)
-_BURST = 500  # reports: fewer than the pipe to the watching process has room for
-_PAUSE_SECONDS = 0.15  # until they have left that pipe
+_BURST = 500  # reports: fewer than fit into the pipe to the task's process
+_PAUSE_SECONDS = 0.15  # until the pipe is empty again
 _FLOOD = 50_000
 _TURNS = 60  # of steps in a round
 _TARGET_MICROS, _TARGET_RATE, _TARGET_SLOWER = 10.0, 300_000.0, 1.01
 
 
 class Calls(NamedTuple):
-    """Microseconds a call: in bursts for which there is room, and in a loop that overruns it."""
+    """Microseconds a call: in bursts that fit into the pipe, and in a loop that overruns it."""
 
     bursts: list[float]
     floods: list[float]
 
 
 class Rate(NamedTuple):
-    """Reports that arrived at the driver, the seconds that took, and those left out on the way."""
+    """Reports that arrived at the driver, the seconds for that, and dropped reports."""
 
     arrived: int
     seconds: float
@@ -48,12 +48,12 @@ class Rate(NamedTuple):
 
     @property
     def per_second(self) -> float:
-        """How many arrived in a second."""
+        """Reports that arrived per second."""
         return self.arrived / self.seconds
 
 
 def time_calls(metrics: int, rounds: int, burst: int, flood: int, pause: float) -> Any:
-    """A rank's ``main``: microseconds a call of ``report`` with so many metrics."""
+    """Time calls of ``report`` with a number of metrics; the ranks' ``main``."""
     import time
 
     from horovod_runner import report
@@ -79,7 +79,7 @@ def time_calls(metrics: int, rounds: int, burst: int, flood: int, pause: float) 
 
 
 def report_for(seconds: float) -> None:
-    """A rank's ``main``: reports as fast as it can."""
+    """Report as fast as possible; the ranks' ``main``."""
     import time
 
     from horovod_runner import report
@@ -92,7 +92,7 @@ def report_for(seconds: float) -> None:
 
 
 def train(turns: int, distributed: bool) -> dict[str, list[float]]:
-    """A rank's ``main``: seconds of ten steps, by turns with and without reports, and of a call."""
+    """Time ten steps with and without reports, and a call, by turns; the ranks' ``main``."""
     import random
     import time
 
@@ -129,15 +129,15 @@ def train(turns: int, distributed: bool) -> dict[str, list[float]]:
 
     ten_steps(True)
     for turn in range(turns):
-        # In another order each time, the same on all ranks.
+        # In a different order each time, the same on all ranks.
         for arm in random.Random(turn).sample(["none", "none again", "reports"], 3):
             seconds[arm].append(ten_steps(arm == "reports"))
     return seconds
 
 
 def measure_rate(seconds: float) -> Rate:
-    """Both ranks' reports, from the first that arrived to the last."""
-    runner = HorovodRunner(np=-_RANKS, report_ranks="all", progress=False)
+    """Count both ranks' reports, from the first that arrived to the last."""
+    runner = HorovodRunner(np=-_RANKS, debug_config=DebugConfig(report_ranks="all"), progress=False)
     moments: list[tuple[float, int]] = []
     ended = threading.Event()
 
@@ -157,15 +157,15 @@ def measure_rate(seconds: float) -> Rate:
         looking.join()
     assert runner.last_run is not None
     arrived = runner.last_run.metrics.num_rows
-    left_out = sum(runner.last_run.thinned.values())
-    # What was there at the first look came before it.
+    left_out = sum(runner.last_run.dropped_reports.values())
+    # The reports of the first reading arrived before it.
     return Rate(arrived - moments[0][1], moments[-1][0] - moments[0][0], left_out)
 
 
 def send_bare(
     rank: int, seconds: float, address: str, keys: tuple[bytes, bytes, bytes], ready: Any
 ) -> None:
-    """One of the peer's processes that send: a message a report, and an empty one at the end."""
+    """Send one message for each report, and an empty one at the end: a sender of the peer."""
     import msgspec
     import zmq
 
@@ -187,7 +187,7 @@ def send_bare(
 
 
 def measure_bare(seconds: float) -> Rate:
-    """The peer: PUSH and PULL with CURVE, nothing left out, for the senders wait."""
+    """Run the peer: PUSH and PULL with CURVE. It drops nothing, because the senders wait."""
     import msgspec
     import zmq
 
@@ -222,7 +222,7 @@ def measure_bare(seconds: float) -> Rate:
 
 
 def measure_calls(rounds: int) -> dict[str, Calls]:
-    """Microseconds a call, by how many metrics it has."""
+    """Microseconds a call, by its number of metrics."""
     found = {}
     for count in _METRICS:
         runner = HorovodRunner(np=-1, progress=False)
@@ -233,7 +233,7 @@ def measure_calls(rounds: int) -> dict[str, Calls]:
 
 
 def measure_rates(rounds: int, seconds: float) -> dict[str, list[Rate]]:
-    """Ours and the peer's, turn by turn, after one that does not count."""
+    """Our rate and the peer's in turns, after an uncounted first turn."""
     systems: dict[str, Callable[[float], Rate]] = {"ours": measure_rate, "bare": measure_bare}
     found: dict[str, list[Rate]] = {name: [] for name in systems}
     for turn in range(rounds + 1):
@@ -246,14 +246,14 @@ def measure_rates(rounds: int, seconds: float) -> dict[str, list[Rate]]:
 
 
 def measure_steps(np: int, turns: int) -> dict[str, list[float]]:
-    """Rank 0's seconds of ten steps of each kind, and of a call."""
+    """Rank 0's seconds for ten steps of each kind, and for a call."""
     runner = HorovodRunner(np=np, progress=False, env={"OMP_NUM_THREADS": "1"})
     found: dict[str, list[float]] = runner.run(train, turns=turns, distributed=np != -1)
     return found
 
 
 def calls_table(calls: dict[str, Calls]) -> str:
-    """Microseconds a call."""
+    """The table of microseconds a call."""
     rows = []
     for title, found in calls.items():
         verdict = report.at_most(f"report: {title}", median(found.bursts), _TARGET_MICROS, "us")
@@ -263,7 +263,7 @@ def calls_table(calls: dict[str, Calls]) -> str:
 
 
 def rates_table(rates: dict[str, list[Rate]]) -> str:
-    """Reports a second at the driver."""
+    """The table of reports per second at the driver."""
     ours, bare = (median(each.per_second for each in rates[name]) for name in ("ours", "bare"))
     best = {name: max(each.per_second for each in rates[name]) for name in rates}
     made = [each.left_out / (each.left_out + each.arrived) for each in rates["ours"]]
@@ -280,7 +280,7 @@ def rates_table(rates: dict[str, list[Rate]]) -> str:
 
 
 def steps_table(steps: dict[str, dict[str, list[float]]]) -> str:
-    """How much longer steps take with a report, of the median and of the fastest tenth."""
+    """The table of steps with a report divided by steps without: median, and fastest tenth."""
     rows = []
     for title, found in steps.items():
         cells = []

@@ -1,12 +1,12 @@
-"""What one driver takes: so many simulated ranks that meet, report and fail over the real channel.
+"""Load of one driver with hundreds of simulated ranks that meet, report and fail.
 
-The driver, its channel and its sinks are those of every run. The ranks are simulated: each has a
-link of its own and says what a rank's task says, in a few processes, without a worker. Steps:
+The driver, its channel and its sinks are the real ones. The ranks are simulated in a few processes,
+without workers: each has its own connection and sends what a rank's task sends. Steps:
 
     meet    all connect at once and say hello, until the last one knows its slot
-    fence   what their MPI asks when it starts: three fences, and what the other hosts have put
+    fence   the requests of MPI's startup: three fences, and the addresses of the other hosts
     report  each sends ten reports a second, in batches of a tenth of a second as a task does
-    fail    one rank of them fails; until ``run`` has raised the error that names it
+    fail    one rank fails, until ``run`` has raised the error that names it
 
     python benchmarks/scale.py [--sizes 125 250 500 1000] [--seconds 10] [--json scale.json]
 """
@@ -29,31 +29,34 @@ from typing import Any, NamedTuple, TypeVar
 
 import report
 
-from horovod_runner import RankFailedError, messages
-from horovod_runner.channel import ChannelAddress, Link
-from horovod_runner.driver import Driver
-from horovod_runner.frames import frame
-from horovod_runner.handover import WorkerOutcome
-from horovod_runner.job import Job, Outcome
-from horovod_runner.recorder import Recorder
-from horovod_runner.result import Run
-from horovod_runner.sinks import Sinks
+from horovod_runner import RankFailedError
+from horovod_runner.driver.driver import Driver
+from horovod_runner.options import DebugConfig, Options
+from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.run import Run
+from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.terminal import TerminalSink
-from horovod_runner.topology import Offer
+from horovod_runner.wire import messages
+from horovod_runner.wire.framing import frame
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.job_file import WorkerOutcome
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.slots import Offer
+from horovod_runner.wire.transport import ChannelAddress
 
 _PER_HOST = 8
 _PROCESSES = 2
 _PERIOD_SECONDS = 0.1
 _SOFTWARE = {"python": "3.11", "horovod": "0.28.1", "torch": "2.9.1", "mpich": "5.0.2"}
 _FENCES = 3
-_MPI_ADDRESS_BYTES = 600  # about what MPICH puts for UCX, one rank a host
+_MPI_ADDRESS_BYTES = 600  # about what MPICH publishes for UCX, with one rank on each host
 
 
 T = TypeVar("T")
 
 
 class Told(NamedTuple):
-    """What the simulated ranks of one process tell in the end; moments of the monotonic clock."""
+    """Results of the simulated ranks of one process; times are of the monotonic clock."""
 
     met: float
     fenced: float
@@ -62,17 +65,17 @@ class Told(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Of one size.
+    """The figures of one number of ranks.
 
     Attributes:
-        size: how many ranks.
+        size: number of ranks.
         meet: seconds from the first hello to the last assignment.
         fence: seconds of all fences.
         meet_cpu, fence_cpu: the driver's CPU seconds meanwhile.
-        cores: of the driver while it takes reports.
-        sent, taken: reports.
+        cores: CPU cores that the driver uses while it receives reports.
+        sent, taken: number of reports sent, and received by the driver.
         named: seconds from a rank's failure to the error.
-        error: its first line.
+        error: the error's first line.
     """
 
     size: int
@@ -94,7 +97,7 @@ def simulate(
     seconds: float,
     failing: int,
 ) -> None:
-    """Be some ranks, in a process of its own, until the driver has taken their last words."""
+    """Simulate some ranks in a child process, until the driver has received their last messages."""
     links = {task: Link(address, task) for task in tasks}
     next_step(gate)
     for task, link in links.items():
@@ -121,7 +124,7 @@ def simulate(
     for task in roots:
         links[task].put(messages.Lookup(ranks[task]))
         links[task].flush()
-    each_hears({task: links[task] for task in roots}, messages.Found)
+    each_hears({task: links[task] for task in roots}, messages.MpiValues)
     fenced = time.monotonic()
     next_step(gate)
     reported = send_reports(links, ranks, seconds)
@@ -141,13 +144,13 @@ def simulate(
 
 
 def next_step(gate: Connection) -> None:
-    """Wait until those in the other processes are as far."""
+    """Wait until the ranks of the other processes have reached this step."""
     gate.send(None)
     gate.recv()
 
 
 def each_hears(links: Mapping[int, Link], kind: type[T]) -> dict[int, T]:
-    """Wait until the driver has said so to each; returns what, by task."""
+    """Wait for a message of the driver to each rank; returns the messages by task."""
     found: dict[int, T] = {}
     while len(found) < len(links):
         for task in links.keys() - found.keys():
@@ -158,7 +161,7 @@ def each_hears(links: Mapping[int, Link], kind: type[T]) -> dict[int, T]:
 
 
 def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: float) -> int:
-    """Ten a second from each rank, at moments of its own; returns how many."""
+    """Send ten reports a second for each rank, spread over time; returns their number."""
     start = time.monotonic()
     due = [(start + _PERIOD_SECONDS * at / len(links), task) for at, task in enumerate(links)]
     heapq.heapify(due)
@@ -183,12 +186,11 @@ def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: f
 
 
 class SimulatedLauncher:
-    """Starts simulated ranks in a few processes."""
+    """A launcher that starts simulated ranks in a few processes."""
 
     where = "simulated"
     channel_host = "127.0.0.1"
     shares_files = False
-    frames: Mapping[str, Any] = {}
 
     def __init__(self, seconds: float, failing: int) -> None:
         self._seconds = seconds
@@ -196,11 +198,15 @@ class SimulatedLauncher:
         self.began: list[SimulatedLaunch] = []
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """As many as asked for."""
+        """Return the requested number of slots."""
         return size
 
     def launch(
-        self, job: Job, address: ChannelAddress, wake: Callable[[], None]
+        self,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        dataframes: Mapping[str, Any],
     ) -> SimulatedLaunch:
         """Start the processes."""
         launch = SimulatedLaunch(job, address, wake, self._seconds, self._failing)
@@ -209,7 +215,7 @@ class SimulatedLauncher:
 
 
 class SimulatedLaunch:
-    """The simulated ranks of one run; steps begin when those in all processes are done."""
+    """The simulated ranks of one run; a step begins when all processes have finished the last."""
 
     late = None
     expected = None
@@ -229,7 +235,7 @@ class SimulatedLaunch:
         self._gates: list[Connection] = []
         self._processes = []
         self.told: list[Told] = []
-        self.steps: list[tuple[float, float]] = []  # when each began, and the driver's CPU then
+        self.steps: list[tuple[float, float]] = []  # start, driver's CPU time then
         self.finished = False
         for at in range(_PROCESSES):
             ours, theirs = context.Pipe()
@@ -256,7 +262,7 @@ class SimulatedLaunch:
         wake()
 
     def outcomes(self) -> list[Outcome]:
-        """One rank's error, and all others stopped."""
+        """Return the outcomes: one rank's error, and all others stopped."""
         text = "Traceback (most recent call last):\nValueError: odd label"
         failed = WorkerOutcome(False, 1, b"", "ValueError", text)
         return [
@@ -279,15 +285,16 @@ class SimulatedLaunch:
 
 
 def measure(size: int, seconds: float) -> Figures:
-    """One run of so many ranks."""
+    """Simulate one run with a number of ranks."""
     failing = size * 617 // 1000
     launcher = SimulatedLauncher(seconds, failing)
-    job = Job(f"{size:08x}", size, pickle.dumps(None), report_ranks="all", software=_SOFTWARE)
+    options = Options(np=size, debug_config=DebugConfig(report_ranks="all"))
+    job = Job(f"{size:08x}", size, options, pickle.dumps(None), software=_SOFTWARE)
     run = Run(job.run_id, size, {})
     recorder, terminal = Recorder(run), TerminalSink(size)
     printed = io.StringIO()
     driver = Driver(
-        job, launcher, Sinks([recorder, terminal], [], terminal.notice), threading.Event()
+        job, launcher, FanOut([recorder, terminal], [], terminal.notice), threading.Event()
     )
     try:
         with redirect_stderr(printed):
@@ -311,7 +318,7 @@ def measure(size: int, seconds: float) -> Figures:
 
 
 def tables(found: Sequence[Figures]) -> str:
-    """Each size's figures, and those of the largest against the targets."""
+    """Print the figures of each size, and compare those of the largest with the targets."""
     heads = [
         "ranks",
         "meet, s",

@@ -1,16 +1,16 @@
-"""What two ranks lose to two processes that never talk, where the computation takes the time.
+"""Throughput of two ranks compared with two processes that do not communicate.
 
-ResNet-20 for images of 32 x 32, by 128 in a batch as in He et al. 2016, on CPUs. Two ranks on this
-machine take 64 each, by turns in the same processes:
+ResNet-20 for images of 32 x 32 with 128 images in a global batch as in He et al. 2016, on CPUs. Two
+ranks on this machine process 64 each, in turns in the same processes:
 
-- *alone*: each rank trains for itself, Horovod shut down. Their samples/s are added up.
-- *slower*: not run, but calculated from the same: each step takes as long as the slower rank's.
-  Ranks that train together are no faster: what is lost here no data-parallel training could keep.
+- *alone*: each rank trains separately, with Horovod shut down. Their samples/s are added.
+- *slower*: calculated from *alone*: each step takes as long as the slower rank's. Synchronized
+  ranks cannot be faster, so no data-parallel training can avoid this loss.
 - *barrier*: as *alone*, with a barrier in each step.
-- *ranks*: they train together, with everything at its default.
-- *DDP*: the same by torch.distributed's DistributedDataParallel over gloo, Horovod shut down.
-- *all threads*: as *ranks*, where each rank's torch takes all cores, as it does wherever a launch
-  sets no number of threads.
+- *ranks*: the ranks train together, with default options.
+- *DDP*: the same with torch.distributed's DistributedDataParallel over gloo, Horovod shut down.
+- *all threads*: as *ranks*, but each rank's torch uses all cores, as it does when a launcher sets
+  no number of threads.
 
     python benchmarks/scaling.py [--turns 20] [--batch 64] [--json scaling.json]
 """
@@ -24,13 +24,13 @@ from typing import Any
 
 import report
 
-from horovod_runner import HorovodRunner
+from horovod_runner import ClusterConfig, HorovodRunner
 
-_STEPS = 4  # in a turn: what the machine does changes within seconds
+_STEPS = 4  # in a turn: the machine's speed changes within seconds
 
 
 def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
-    """A rank's ``main``: seconds of each step, by way and turn, of both ranks in a row."""
+    """Time each step; the ranks' ``main``. Returns seconds by way and turn, of both ranks."""
     import os
     import time
     from functools import partial
@@ -130,7 +130,7 @@ def main() -> None:
     print(report.machine())
     raw = {}
     for controller in options.controllers:
-        runner = HorovodRunner(np=-2, controller=controller)
+        runner = HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives=controller))
         found = runner.run(train, turns=options.turns, batch=options.batch)
         assert runner.last_run is not None
         raw[str(runner.last_run.controller)] = found
@@ -163,12 +163,12 @@ def main() -> None:
 
 
 def _rate(both: list[float], batch: int) -> float:
-    """Samples a second of both ranks together, each by its own clock."""
+    """Samples per second of both ranks together, each by its own clock."""
     return sum(batch * _STEPS / sum(own) for own in (both[:_STEPS], both[_STEPS:]))
 
 
 def _slower(both: list[float]) -> list[float]:
-    """The same where both ranks' steps take as long as the slower one's."""
+    """Samples per second if each step takes as long as the slower rank's."""
     return [max(pair) for pair in zip(both[:_STEPS], both[_STEPS:], strict=True)] * 2
 
 

@@ -1,10 +1,10 @@
-"""All benchmarks, one after the other, and what came out of them on one page.
+"""Run all benchmarks and write their results on one page.
 
     python benchmarks/suite.py [--only launch collectives] [--quick] [--folder benchmarks/results]
 
-Into the folder go, of each benchmark, its raw data (``launch.json``) and its tables
-(``launch.md``), then ``README.md`` with all that has a target, and plots. What is there already of
-benchmarks that are not run again is taken as it is; each has its date.
+It writes into the folder: for each benchmark its raw data (``launch.json``) and tables
+(``launch.md``), then ``README.md`` with all figures that have a target, and plots. Results of
+benchmarks that are not run again stay in the folder; each has its date.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from report import Judged
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# In this order; what to give each for a quick look that nobody should quote.
+# The benchmarks in their order, each with its arguments for --quick.
 _QUICK: dict[str, list[str]] = {
     "launch": ["--rounds", "1"],
     "warm_start": ["--turns", "1"],
@@ -41,13 +41,13 @@ _QUICK: dict[str, list[str]] = {
     "faults": ["--runs", "1"],
     "keras_steps": ["--turns", "2"],
     "prepare_data": ["--turns", "1", "--megabytes", "100"],
-    "failures": ["--causes", "exception", "--limit", "10"],
+    "failures": ["--causes", "raise", "--limit", "10"],
 }
 _HERE = Path(__file__).parent
 
 
 def run(name: str, folder: Path, arguments: list[str]) -> str:
-    """Run one benchmark; returns why there is nothing of it, or nothing."""
+    """Run one benchmark; returns why it failed, or an empty string."""
     print(f"== {name}", file=sys.stderr, flush=True)
     began = time.monotonic()
     raw, tables = folder / f"{name}.json", folder / f"{name}.md"
@@ -56,7 +56,7 @@ def run(name: str, folder: Path, arguments: list[str]) -> str:
     command = [sys.executable, str(_HERE / f"{name}.py"), *arguments, "--json", str(raw)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raw.unlink(missing_ok=True)  # half of it, if anything
+        raw.unlink(missing_ok=True)  # it may be incomplete
         return f"exit code {done.returncode}"
     tables.write_text(report.anonymous(f"# {name}.py\n\n{done.stdout.strip()}\n"))
     print(f"== {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
@@ -64,25 +64,25 @@ def run(name: str, folder: Path, arguments: list[str]) -> str:
 
 
 def found_in(folder: Path) -> dict[str, dict[str, Any]]:
-    """The raw data that are there, in the order of the benchmarks."""
+    """The raw data in the folder, in the order of the benchmarks."""
     paths = {name: folder / f"{name}.json" for name in _QUICK}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def judged_in(data: dict[str, Any]) -> Iterator[Judged]:
-    """What one benchmark has judged."""
+    """The figures of one benchmark that have a target."""
     for each in data.get("judged", []):
         yield Judged(**each)
 
 
 def page(found: dict[str, dict[str, Any]], failures: dict[str, str], quick: bool) -> str:
-    """All that has a target."""
+    """The text of README.md: all figures that have a target."""
     machines = dict.fromkeys(data["machine"] for data in found.values())
     parts = [
         "# Results",
-        "Made by `python benchmarks/suite.py`; what each figure means is in benchmarks/README.md. "
-        "Ratios compare two sides of the same run.",
-        *(["**With `--quick`: to see that they run, not to be quoted.**"] if quick else []),
+        "Made by `python benchmarks/suite.py`. benchmarks/README.md explains each figure. Ratios "
+        "compare two sides of the same run.",
+        *(["**Made with `--quick`, a check that they run: do not quote it.**"] if quick else []),
         *(f"Machine: {machine}." for machine in machines),
         "![ratios](ratios.svg)",
     ]
@@ -111,7 +111,7 @@ def _places(value: float) -> int:
 
 
 def plot_ratios(axes: Axes, found: dict[str, dict[str, Any]]) -> None:
-    """How many times better than the peer or the floor, and the target of each."""
+    """Draw how many times better each figure is than its peer, and its target."""
     rows = [
         (f"{name}: {each.what}", each)
         for name, data in found.items()
@@ -127,13 +127,13 @@ def plot_ratios(axes: Axes, found: dict[str, dict[str, Any]]) -> None:
     axes.plot(targets, range(len(rows)), "kd", markersize=4, label="target")
     axes.set_yticks(range(len(rows)), [what for what, _ in rows], fontsize=7)
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("times better than the peer (of what is to be small: its inverse)")
+    axes.set_xlabel("times better than the peer (inverse where smaller is better)")
     axes.set_ylim(-1, len(rows))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 def plot_collectives(axes: Axes, data: dict[str, Any]) -> None:
-    """Milliseconds by size."""
+    """Draw milliseconds by size."""
     bytes_of = {"KB": 1e3, "MB": 1e6}
     for controller, found in data["seconds"].items():
         sizes = [name for name in found if name != "step"]
@@ -151,7 +151,7 @@ def plot_collectives(axes: Axes, data: dict[str, Any]) -> None:
 
 
 def plot_rendezvous(axes: Axes, data: dict[str, Any]) -> None:
-    """Seconds by the number of ranks."""
+    """Draw seconds by the number of ranks."""
     for store, by_size in data["seconds"].items():
         x = [int(size) for size in by_size]
         axes.loglog(x, [median(by_size[str(size)]) for size in x], "o-", label=store)
@@ -161,11 +161,11 @@ def plot_rendezvous(axes: Axes, data: dict[str, Any]) -> None:
 
 
 def plot_scale(axes: Axes, data: dict[str, Any]) -> None:
-    """What a driver takes, by the number of simulated ranks."""
+    """Draw the load of a driver by the number of simulated ranks."""
     x = [each["size"] for each in data["sizes"]]
     for key, title in (
         ("meet", "seconds until all have their slots"),
-        ("meet_cpu", "of them, the driver's CPU"),
+        ("meet_cpu", "the driver's CPU seconds meanwhile"),
         ("fence", "seconds of MPI's fences"),
         ("cores", "cores at ten reports a second each"),
         ("named", "seconds until a failed rank is named"),
@@ -180,11 +180,11 @@ _PLOTS = {"collectives": plot_collectives, "rendezvous": plot_rendezvous, "scale
 
 
 def draw(folder: Path, found: dict[str, dict[str, Any]]) -> None:
-    """All plots."""
+    """Draw all plots."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    # The same data make the same file.
+    # The same data give the same file.
     mpl.rcParams["svg.hashsalt"] = "horovod_runner"
     from matplotlib import pyplot
 
@@ -199,10 +199,12 @@ def draw(folder: Path, found: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Run, draw and write the page; exit code 1 where a benchmark failed."""
+    """Run the benchmarks, draw and write the page; exit code 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(description="All benchmarks.")
-    parser.add_argument("--only", nargs="*", choices=_QUICK, help="to run; none only draws")
-    parser.add_argument("--quick", action="store_true", help="see that they run, in minutes")
+    parser.add_argument(
+        "--only", nargs="*", choices=_QUICK, help="to run; without names, only draw"
+    )
+    parser.add_argument("--quick", action="store_true", help="only check that they run, in minutes")
     parser.add_argument("--folder", type=Path, default=_HERE / "results")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own help.
+"""Write docs/cli.md from the help of the commands.
 
 python docs/command_line.py > docs/cli.md
 """
@@ -8,20 +8,32 @@ from __future__ import annotations
 import argparse
 import os
 
-from horovod_runner.cli import parser
+from horovod_runner.commands.cli import parser
 
 HEAD = """# Command line
 
-Made from the commands' own help by `python docs/command_line.py`.
+Use `horovod-runner` to run a script or function as ranks from a shell, to list and end runs, to
+build Horovod, and to check a machine:
 
-Ranks that `horovod-runner run` starts are HorovodRunner's: what [checkpoints.md](checkpoints.md),
-[gpu.md](gpu.md) and [failures.md](failures.md) say holds for them.
+```sh
+horovod-runner install                                  # build Horovod for what is installed
+horovod-runner doctor                                   # two ranks say hello
+horovod-runner run train.py --np -2 -- --lr 0.1         # two ranks on this machine
+horovod-runner run train.py --np 8 --master spark://host:7077 --max-restarts 2
+horovod-runner ps
+```
+
+The options of `run` are the arguments of `HorovodRunner` and its configs, with dashes
+([api.md](api.md)). What [checkpoints.md](checkpoints.md), [gpu.md](gpu.md) and
+[failures.md](failures.md) say about HorovodRunner also applies to `horovod-runner run`.
+
+`python docs/command_line.py` makes this page from the commands' help.
 """
 
 
 def page() -> str:
-    """The whole page."""
-    os.environ["COLUMNS"] = "100"  # argparse's width
+    """The text of docs/cli.md."""
+    os.environ["COLUMNS"] = "100"  # the width of the help texts
     root = parser()
     blocks = [HEAD, f"```text\n{root.format_help()}```\n"]
     (commands,) = (

@@ -1,11 +1,11 @@
-"""A plain Horovod script: it knows nothing of what starts it.
+"""Train on handwritten digits with Horovod: a plain script for any launcher.
 
     horovod-runner run examples/digits_script.py --np -2        # two ranks on this machine
     horovod-runner run examples/digits_script.py --np 4 --master spark://host:7077
     sbatch examples/train.sbatch                                # in an allocation of Slurm
-    mpirun -np 2 python examples/digits_script.py               # without horovod_runner's launch
+    mpirun -np 2 python examples/digits_script.py               # without HorovodRunner
 
-What it takes from horovod_runner does nothing where no HorovodRunner has started it.
+The functions of horovod_runner do nothing unless HorovodRunner started the script.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device
 optimizer = torch.optim.Adam(model.parameters(), lr=0.003 * hvd.size())
 optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 done = 0
-found = load_checkpoint()
-if found is not None:
-    done = found.state["epoch"]
-    model.load_state_dict(found.state["model"])
-    optimizer.load_state_dict(found.state["optimizer"])
+checkpoint = load_checkpoint()
+if checkpoint is not None:
+    done = checkpoint.state["epoch"]
+    model.load_state_dict(checkpoint.state["model"])
+    optimizer.load_state_dict(checkpoint.state["optimizer"])
     if hvd.rank() == 0:
-        print(f"goes on after epoch {done}")
+        print(f"resumes after epoch {done}")
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 

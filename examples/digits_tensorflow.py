@@ -4,7 +4,7 @@
     python examples/digits_tensorflow.py --np 2     # two ranks in a local Spark barrier job
     spark-submit --master spark://host:7077 examples/digits_tensorflow.py --np 4
 
-The numbered comments mark the eight steps that turn a script for one process into one for many.
+The numbered comments mark the eight steps that make a one-process script distributed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner import HorovodRunner, log_to_driver
-from horovod_runner.data import Shard
+from horovod_runner.data import Shard, evaluate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,7 @@ LEARNING_RATE = 0.003  # with one rank
 
 
 def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -> dict[str, Any]:
-    """Train as one of the ranks; HorovodRunner hands back what rank 0 returns."""
+    """Train as one of the ranks; ``run`` returns rank 0's value."""
     # Imported here, where the ranks run: the driver needs neither TensorFlow nor Horovod.
     import horovod.tensorflow as hvd
     import tensorflow as tf
@@ -42,10 +42,10 @@ def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -
     if gpus:
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
-    # 3. Partition the data: a rank's batches are its part of them, in another order in every epoch.
-    #    All ranks get as many, or the one with one more would wait forever.
+    # 3. Partition the data: each rank gets its part of every batch, in a new order in each epoch.
+    #    All ranks get the same number of batches; with one more, a rank would hang.
     columns = {"x": "image", "y": "label"}
-    batches = digits.to_tf(BATCH_SIZE, columns, dtypes={"x": "float32"}, shuffle=True)
+    batches = digits.to_tf(BATCH_SIZE, columns, shuffle=True)
 
     model = tf.keras.Sequential(
         [
@@ -62,14 +62,14 @@ def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -
 
     # 4. Scale the learning rate: a step averages the gradients of hvd.size() batches.
     optimizer = tf.keras.optimizers.Adam(LEARNING_RATE * hvd.size())
-    optimizer.build(model.trainable_variables)  # makes its state now, for the broadcast below
+    optimizer.build(model.trainable_variables)  # creates its state, for the broadcast below
 
     @tf.function
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
 
-        # 5. Wrap the tape: it gives the gradients averaged over all ranks.
+        # 5. Wrap the tape: it averages the gradients over all ranks.
         tape = hvd.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
@@ -83,26 +83,24 @@ def train(digits: Shard, held_out: Shard, epochs: int, checkpoint: str | None) -
     for epoch in range(epochs):
         total = sum(step(x, y) for x, y in batches)
 
-        # 7. Average the metrics over the ranks: each has seen its own shard only.
+        # 7. Average the metrics over the ranks: each has seen only its part of the data.
         losses.append(float(hvd.allreduce(total / len(batches), name="loss")))
 
-        # 8. Log and write checkpoints on rank 0 alone.
+        # 8. Log and write checkpoints only on rank 0.
         if hvd.rank() == 0:
             log_to_driver(f"epoch {epoch + 1:2}: loss {losses[-1]:.4f}")
             if checkpoint is not None:
                 folder, name = os.path.split(checkpoint)
-                part = os.path.join(folder, f"part-{name}")  # Keras goes by the file's ending
+                part = os.path.join(folder, f"part-{name}")  # Keras needs the file's ending
                 model.save(part)
-                os.replace(part, checkpoint)  # never half a file
+                os.replace(part, checkpoint)  # so the file is always complete
 
-    # Every rank looks at its part of the held-out digits; the counts are summed. What fills the
-    # last batch up weighs nothing.
-    hits = tf.zeros(())
-    for x, y, weight in held_out.to_tf(BATCH_SIZE, columns, dtypes={"x": "float32"}, weights=True):
-        right = tf.cast(tf.argmax(model(x), axis=1) == y, tf.float32)
-        hits += tf.reduce_sum(right * weight)
-    correct = hvd.allreduce(hits, op=hvd.Sum, name="correct")
-    return {"accuracy": int(correct) / HELD_OUT, "losses": losses}
+    # Every rank evaluates its part of the held-out digits; evaluate averages over all rows.
+    def measure(batch: tuple[tf.Tensor, tf.Tensor]) -> dict[str, tf.Tensor]:
+        x, y = batch
+        return {"accuracy": tf.argmax(model(x), axis=1) == y}
+
+    return {**evaluate(held_out.to_tf(BATCH_SIZE, columns), measure), "losses": losses}
 
 
 def load() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -120,17 +118,17 @@ def load() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def start_spark(np: int) -> SparkSession:
-    """The session of spark-submit, or one on this machine with a slot for each rank."""
+    """The session of spark-submit, or a local one with a slot for each rank."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("digits").config("spark.ui.showConsoleProgress", "false")
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit, which chooses a master, sets it
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it, and the master
         builder = builder.master(f"local[{np}]")
     return builder.getOrCreate()
 
 
 def main() -> int:
-    """Parse the command line, train, and say how well it went."""
+    """Parse the command line, train, and print the accuracy."""
     parser = argparse.ArgumentParser(description="Train on handwritten digits with Horovod.")
     parser.add_argument("--np", type=int, default=2, help="ranks; below 0: without Spark")
     parser.add_argument("--epochs", type=int, default=15)
@@ -139,7 +137,7 @@ def main() -> int:
 
     digits, held_out = load()
     with start_spark(args.np) if args.np > 0 else contextlib.nullcontext() as spark:
-        if spark is not None:  # any DataFrame will do; this one comes from pandas
+        if spark is not None:  # any Spark DataFrame; this one is made from pandas
             digits = spark.createDataFrame(digits, "image array<double>, label long")
             held_out = spark.createDataFrame(held_out, "image array<double>, label long")
         result = HorovodRunner(np=args.np, env={"TF_CPP_MIN_LOG_LEVEL": "2"}).run(

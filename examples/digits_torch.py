@@ -3,9 +3,9 @@
     python examples/digits_torch.py --np -2    # two ranks on this machine, without Spark
     python examples/digits_torch.py --np 2     # two ranks in a local Spark barrier job
     spark-submit --master spark://host:7077 examples/digits_torch.py --np 4
-    python examples/digits_torch.py --checkpoint-dir digits --resume    # goes on where it ended
+    python examples/digits_torch.py --checkpoint-dir digits --resume    # resumes
 
-The numbered comments mark the eight steps that turn a script for one process into one for many.
+The numbered comments mark the eight steps that make a one-process script distributed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner import (
+    CheckpointConfig,
+    DebugConfig,
     HorovodRunner,
-    check_sync,
+    check_weights,
     load_checkpoint,
     log_to_driver,
     report,
     save_checkpoint,
 )
-from horovod_runner.data import Shard
+from horovod_runner.data import Shard, evaluate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +38,7 @@ LEARNING_RATE = 0.003  # with one rank
 
 
 def train(digits: Shard, held_out: Shard, epochs: int) -> dict[str, Any]:
-    """Train as one of the ranks; HorovodRunner hands back what rank 0 returns."""
+    """Train as one of the ranks; ``run`` returns rank 0's value."""
     # Imported here, where the ranks run: the driver needs neither torch nor Horovod.
     import horovod.torch as hvd
     import torch
@@ -51,10 +53,10 @@ def train(digits: Shard, held_out: Shard, epochs: int) -> dict[str, Any]:
         torch.cuda.set_device(hvd.local_rank())
         device = torch.device("cuda")
 
-    # 3. Partition the data: a rank's batches are its part of them, on its GPU, and in another order
-    #    in every epoch. All ranks get as many, or the one with one more would wait forever.
+    # 3. Partition the data: each rank gets its part of every batch, on its GPU, in a new order in
+    #    each epoch. All ranks get the same number of batches; with one more, a rank would hang.
     columns = {"x": "image", "y": "label"}
-    batches = digits.to_torch(BATCH_SIZE, columns, dtypes={"x": "float32"}, shuffle=True)
+    batches = digits.to_torch(BATCH_SIZE, columns, shuffle=True)
 
     model = nn.Sequential(
         nn.Unflatten(1, (1, 8, 8)),
@@ -73,14 +75,14 @@ def train(digits: Shard, held_out: Shard, epochs: int) -> dict[str, Any]:
     # 5. Wrap the optimizer: step() applies the gradients averaged over all ranks.
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 
-    # What an earlier run or attempt has saved, the place in the data included.
+    # The checkpoint of an earlier run or attempt, with the position in the data.
     losses: list[float] = []
-    found = load_checkpoint()
-    if found is not None:
-        losses = found.state["losses"]
-        model.load_state_dict(found.state["model"])
-        optimizer.load_state_dict(found.state["optimizer"])
-        batches.load_state_dict(found.state["batches"])
+    checkpoint = load_checkpoint()
+    if checkpoint is not None:
+        losses = checkpoint.state["losses"]
+        model.load_state_dict(checkpoint.state["model"])
+        optimizer.load_state_dict(checkpoint.state["optimizer"])
+        batches.load_state_dict(checkpoint.state["batches"])
 
     # 6. Start all ranks from rank 0's weights and optimizer state.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
@@ -97,28 +99,24 @@ def train(digits: Shard, held_out: Shard, epochs: int) -> dict[str, Any]:
             total += loss.detach().cpu()
             report(loss=loss.item(), step=step, epoch=epoch + 1, total_steps=epochs * steps)
 
-        # 7. Average the metrics over the ranks: each has seen its own part only.
+        # 7. Average the metrics over the ranks: each has seen only its part of the data.
         losses.append(hvd.allreduce(total / steps, name="loss").item())
 
-        # 8. Log and write checkpoints on rank 0 alone: the other ranks' calls do nothing.
+        # 8. Log and write checkpoints only on rank 0: these calls do nothing on other ranks.
         report(epoch_loss=losses[-1], step=step, epoch=epoch + 1)
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         state |= {"batches": batches.state_dict(), "losses": losses}
         save_checkpoint(state, step, metrics={"loss": losses[-1]})
-        check_sync(model, epoch + 1)  # on all ranks: the driver compares their weights
+        check_weights(model, epoch + 1)  # on all ranks: the driver compares their weights
         if hvd.rank() == 0:
             log_to_driver(f"epoch {epoch + 1:2}: loss {losses[-1]:.4f}")
 
-    # Every rank looks at its part of the held-out digits; the counts are summed. What fills the
-    # last batch up weighs nothing.
-    hits = torch.zeros(())
-    with torch.no_grad():
-        for x, y, weight in held_out.to_torch(
-            BATCH_SIZE, columns, dtypes={"x": "float32"}, weights=True
-        ):
-            hits += ((model(x).argmax(dim=1) == y) * weight).sum().cpu()
-    correct = hvd.allreduce(hits, op=hvd.Sum, name="correct")
-    return {"accuracy": correct.item() / HELD_OUT, "losses": losses}
+    # Every rank evaluates its part of the held-out digits; evaluate averages over all rows.
+    def measure(batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        x, y = batch
+        return {"accuracy": model(x).argmax(dim=1) == y}
+
+    return {**evaluate(held_out.to_torch(BATCH_SIZE, columns), measure), "losses": losses}
 
 
 def load() -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -136,36 +134,36 @@ def load() -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def start_spark(np: int) -> SparkSession:
-    """The session of spark-submit, or one on this machine with a slot for each rank."""
+    """The session of spark-submit, or a local one with a slot for each rank."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName("digits").config("spark.ui.showConsoleProgress", "false")
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit, which chooses a master, sets it
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it, and the master
         builder = builder.master(f"local[{np}]")
     return builder.getOrCreate()
 
 
 def main() -> int:
-    """Parse the command line, train, and say how well it went."""
+    """Parse the command line, train, and print the accuracy."""
     parser = argparse.ArgumentParser(description="Train on handwritten digits with Horovod.")
     parser.add_argument("--np", type=int, default=2, help="ranks; below 0: without Spark")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--checkpoint-dir", help="a folder or URL for checkpoints")
-    parser.add_argument("--resume", action="store_true", help="go on from the latest of them")
-    parser.add_argument("--plot", help="a file for a picture of the losses")
+    parser.add_argument("--resume", action="store_true", help="resume from the latest checkpoint")
+    parser.add_argument("--plot", help="a file for a plot of the losses")
     args = parser.parse_args()
 
     digits, held_out = load()
     with start_spark(args.np) if args.np > 0 else contextlib.nullcontext() as spark:
-        if spark is not None:  # any DataFrame will do; this one comes from pandas
+        if spark is not None:  # any Spark DataFrame; this one is made from pandas
             digits = spark.createDataFrame(digits, "image array<double>, label long")
             held_out = spark.createDataFrame(held_out, "image array<double>, label long")
         runner = HorovodRunner(
             np=args.np,
             checkpoint_dir=args.checkpoint_dir,
             resume=args.resume,
-            best="loss",
-            check_sync="epoch",
+            checkpoint_config=CheckpointConfig(metric="loss"),
+            debug_config=DebugConfig(weight_check="epoch"),
         )
         result = runner.run(train, digits=digits, held_out=held_out, epochs=args.epochs)
     print(f"accuracy on {HELD_OUT} held-out digits: {result['accuracy']:.1%}")

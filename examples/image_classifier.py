@@ -1,4 +1,4 @@
-"""Train an image classifier on any number of workers, on CPUs or on GPUs.
+"""Train an image classifier on any number of workers, on CPUs or GPUs.
 
     python examples/image_classifier.py    # handwritten digits, two workers on this machine
     python examples/image_classifier.py --images photos --size 64    # with a folder for each class
@@ -6,8 +6,8 @@
     python examples/image_classifier.py --master spark://host:7077 --nodes 2 --workers 4
     sbatch --ntasks=4 --wrap "python examples/image_classifier.py --workers 4"
 
-One argument moves the same training from CPUs to GPUs. Whatever happens, an error or Ctrl-C, no
-worker stays: `horovod-runner ps` lists none.
+``--gpu`` moves the same training from CPUs to GPUs. After an error or Ctrl-C all workers end:
+`horovod-runner ps` lists none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner import (
+    CheckpointConfig,
+    ClusterConfig,
     HorovodRunner,
     HorovodRunnerError,
     load_checkpoint,
@@ -29,7 +31,7 @@ from horovod_runner import (
     report,
     save_checkpoint,
 )
-from horovod_runner.data import Image, Shard
+from horovod_runner.data import Image, Shard, evaluate
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +47,7 @@ CIFAR_10 += ["dog", "frog", "horse", "ship", "truck"]
 def train(
     images: Shard, held_out: Shard, *, classes: int, size: int, epochs: int, batch_size: int
 ) -> dict[str, float]:
-    """Train as one of the workers; HorovodRunner hands back what rank 0 returns."""
+    """Train as one of the workers; ``run`` returns rank 0's value."""
     import horovod.torch as hvd
     import torch
     from torch import nn
@@ -58,7 +60,7 @@ def train(
     columns = {"x": "image", "y": "label"}
     decoded = {"image": Image(size, size, cache=True)}
     batches = images.to_torch(batch_size, columns, images=decoded, shuffle=True)
-    test = held_out.to_torch(batch_size, columns, images=decoded, weights=True)
+    test = held_out.to_torch(batch_size, columns, images=decoded)
 
     def block(inputs: int, outputs: int) -> nn.Sequential:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
@@ -71,17 +73,21 @@ def train(
     model = model.cuda() if gpu else model
 
     def predict(x: torch.Tensor) -> torch.Tensor:
-        return model(x.permute(0, 3, 1, 2).float() / 127.5 - 1)  # from rows of pixels, 0 to 255
+        return model(x.float() / 127.5 - 1)  # pixels are 0 to 255
+
+    def measure(batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        x, y = batch
+        return {"accuracy": predict(x).argmax(dim=1) == y}
 
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001 * hvd.size())
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     first, accuracy = 0, 0.0
-    found = load_checkpoint()
-    if found is not None:
-        first = found.state["epoch"]
-        model.load_state_dict(found.state["model"])
-        optimizer.load_state_dict(found.state["optimizer"])
-        batches.load_state_dict(found.state["batches"])
+    checkpoint = load_checkpoint()
+    if checkpoint is not None:
+        first = checkpoint.state["epoch"]
+        model.load_state_dict(checkpoint.state["model"])
+        optimizer.load_state_dict(checkpoint.state["optimizer"])
+        batches.load_state_dict(checkpoint.state["batches"])
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
@@ -95,13 +101,7 @@ def train(
             report(loss=loss.item(), step=step, epoch=epoch, total_steps=epochs * len(batches))
 
         model.eval()
-        hits = torch.zeros(2)  # how many are right, of how many
-        with torch.no_grad():
-            for x, y, weight in test:
-                right = (predict(x).argmax(dim=1) == y) * weight
-                hits += torch.stack([right.sum(), weight.sum()]).cpu()
-        hits = hvd.allreduce(hits, op=hvd.Sum, name="hits")
-        accuracy = (hits[0] / hits[1]).item()
+        accuracy = evaluate(test, measure)["accuracy"]
         report(accuracy=accuracy, step=step, epoch=epoch)
         state = {"epoch": epoch, "batches": batches.state_dict()}
         state |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -113,7 +113,7 @@ def train(
 
 
 def load(where: str) -> tuple[pa.Table, list[str]]:
-    """A table with columns image (encoded) and label, and the names of the classes."""
+    """A table with the columns image (encoded) and label, and the names of the classes."""
     import pyarrow as pa
 
     folder = Path(where)
@@ -125,8 +125,8 @@ def load(where: str) -> tuple[pa.Table, list[str]]:
         rows, names = _cifar_10(folder), CIFAR_10
     elif (folder / "data_batch_1").exists():
         raise SystemExit(
-            f"--images {where}: this is CIFAR-10's version for Python, pickles; take the binary "
-            "one (cifar-10-binary.tar.gz)"
+            f"--images {where}: this is the Python version of CIFAR-10, with pickles; download the "
+            "binary version (cifar-10-binary.tar.gz)"
         )
     else:
         names = sorted(path.name for path in folder.iterdir() if path.is_dir())
@@ -145,7 +145,7 @@ def _digits() -> Iterator[tuple[bytes, int]]:
 
 
 def _cifar_10(folder: Path) -> Iterator[tuple[bytes, int]]:
-    """The binary version: a byte for the label, then 32 x 32 of red, of green and of blue."""
+    """The binary version: a byte for the label, then 32 x 32 bytes each of red, green and blue."""
     import numpy as np
 
     for path in sorted(folder.glob("*_batch*.bin")):
@@ -179,13 +179,13 @@ def _png(pixels: np.ndarray[Any, Any]) -> bytes:
 
 
 def start_spark(options: argparse.Namespace) -> SparkSession:
-    """A session whose executors, one a node, have a slot for each worker."""
+    """A session with one executor on each node and a slot for each worker."""
     from pyspark.sql import SparkSession
 
     each = -(-options.workers // options.nodes)
     builder = SparkSession.builder.appName("image classifier")
     builder = builder.config("spark.ui.showConsoleProgress", "false")
-    if options.master is None:  # spark-submit has chosen
+    if options.master is None:  # spark-submit has chosen one
         return builder.getOrCreate()
     builder = builder.master(options.master)
     if not options.master.startswith("local"):
@@ -199,7 +199,7 @@ def start_spark(options: argparse.Namespace) -> SparkSession:
 
 
 def main() -> int:
-    """Parse the command line, train, and say how well it went."""
+    """Parse the command line, train, and print the accuracy."""
     parser = argparse.ArgumentParser(description="Train an image classifier with Horovod.")
     parser.add_argument(
         "--images",
@@ -207,21 +207,21 @@ def main() -> int:
         help="digits, CIFAR-10's binary folder, or a folder of classes",
     )
     parser.add_argument("--size", type=int, default=32, help="pixels; images are resized to it")
-    parser.add_argument("--workers", type=int, default=2, help="ranks in all")
+    parser.add_argument("--workers", type=int, default=2, help="number of ranks")
     parser.add_argument("--nodes", type=int, default=1, help="executors, with --master")
     parser.add_argument("--master", help="a Spark master; without one, workers run on this machine")
-    parser.add_argument("--gpu", action="store_true", help="a GPU for each worker; else CPUs")
+    parser.add_argument("--gpu", action="store_true", help="a GPU for each worker; otherwise CPUs")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--batch-size", type=int, default=32, help="of each worker")
+    parser.add_argument("--batch-size", type=int, default=32, help="rows of a batch on each worker")
     parser.add_argument("--checkpoint-dir", help="a folder or URL for checkpoints")
-    parser.add_argument("--resume", action="store_true", help="go on from the latest of them")
+    parser.add_argument("--resume", action="store_true", help="resume from the latest checkpoint")
     options = parser.parse_args()
     if options.workers < 1 or options.nodes < 1 or options.workers < options.nodes:
-        parser.error("--workers and --nodes are 1 or more, and every node has a worker")
+        parser.error("--workers and --nodes must be 1 or more, with a worker on every node")
     on_spark = options.master is not None or "PYSPARK_GATEWAY_PORT" in os.environ  # spark-submit
     in_slurm = "SLURM_JOB_ID" in os.environ and not on_spark
     if options.nodes > 1 and options.master is None:
-        parser.error("--nodes is for the --master of a cluster; elsewhere its own settings count")
+        parser.error("--nodes requires --master; Slurm and spark-submit have their own settings")
 
     table, names = load(options.images)
     rows = range(table.num_rows)
@@ -231,12 +231,10 @@ def main() -> int:
     with start_spark(options) if on_spark else contextlib.nullcontext() as spark:
         runner = HorovodRunner(
             np=options.workers if on_spark or in_slurm else -options.workers,
-            spark=spark,
-            launcher="slurm" if in_slurm else "spark",
+            cluster_config=ClusterConfig(spark=spark, launcher="slurm" if in_slurm else "spark"),
             gpus_per_rank=1 if options.gpu else 0,
             checkpoint_dir=options.checkpoint_dir,
-            best="accuracy",
-            mode="max",
+            checkpoint_config=CheckpointConfig(metric="accuracy", mode="max"),
             resume=options.resume,
         )
         try:

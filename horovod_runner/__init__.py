@@ -12,14 +12,6 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from horovod_runner.context import (
-        check_sync,
-        current_attempt,
-        load_checkpoint,
-        log_to_driver,
-        report,
-        save_checkpoint,
-    )
     from horovod_runner.errors import (
         CancelledError,
         ChannelError,
@@ -35,13 +27,32 @@ if TYPE_CHECKING:
         SlotError,
         SyncError,
     )
+    from horovod_runner.handle import RunHandle
+    from horovod_runner.options import (
+        CheckpointConfig,
+        ClusterConfig,
+        DataConfig,
+        DebugConfig,
+    )
     from horovod_runner.runner import HorovodRunner
+    from horovod_runner.worker.api import (
+        check_weights,
+        current_attempt,
+        load_checkpoint,
+        log_to_driver,
+        report,
+        save_checkpoint,
+    )
 
 __all__ = [
     "CancelledError",
     "ChannelError",
+    "CheckpointConfig",
     "CheckpointError",
+    "ClusterConfig",
+    "DataConfig",
     "DataError",
+    "DebugConfig",
     "GpuError",
     "HangError",
     "HorovodRunner",
@@ -49,10 +60,11 @@ __all__ = [
     "InstallError",
     "LaunchError",
     "RankFailedError",
+    "RunHandle",
     "SerializationError",
     "SlotError",
     "SyncError",
-    "check_sync",
+    "check_weights",
     "current_attempt",
     "load_checkpoint",
     "log_to_driver",
@@ -61,13 +73,18 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CheckpointConfig": "options",
+    "ClusterConfig": "options",
+    "DataConfig": "options",
+    "DebugConfig": "options",
     "HorovodRunner": "runner",
-    "check_sync": "context",
-    "current_attempt": "context",
-    "load_checkpoint": "context",
-    "log_to_driver": "context",
-    "report": "context",
-    "save_checkpoint": "context",
+    "RunHandle": "handle",
+    "check_weights": "worker.api",
+    "current_attempt": "worker.api",
+    "load_checkpoint": "worker.api",
+    "log_to_driver": "worker.api",
+    "report": "worker.api",
+    "save_checkpoint": "worker.api",
 }
 
 

@@ -1,7 +1,7 @@
-"""Everything this package raises by itself.
+"""The exceptions of this package.
 
     HorovodRunnerError (RuntimeError)
-    ├── SlotError          the cluster has too few slots, or none that fit
+    ├── SlotError          the cluster has too few slots
     ├── DataError          a dataset cannot be read, packed or made into tensors
     ├── CheckpointError    a checkpoint cannot be read, or its folder cannot be used
     ├── GpuError           a host has too few GPUs for its ranks
@@ -9,19 +9,19 @@
     ├── LaunchError        the ranks could not be started
     ├── CancelledError     ``HorovodRunner.cancel`` ended the run
     ├── HangError          the ranks made no progress for ``hang_timeout`` seconds
-    ├── SyncError          the ranks' weights are not equal (``check_sync``)
+    ├── SyncError          the ranks' weights differ (``weight_check``)
     ├── RankFailedError    a rank ended badly; also the ``__cause__`` of a user's own exception
     ├── ChannelError       the driver's message channel could not be opened
     └── InstallError       Horovod could not be built or installed
 
-Wrong arguments raise ``ValueError`` or ``TypeError``, as anywhere in Python.
+Wrong arguments raise ``ValueError`` or ``TypeError``.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-# How Horovod and torch.distributed say that somebody else went away.
+# Texts by which Horovod and torch.distributed say that another rank went away.
 _SECONDARY_TEXTS = (
     "Horovod has been shut down",
     "Connection closed by peer",
@@ -44,7 +44,7 @@ class HorovodRunnerError(RuntimeError):
 
 
 class SlotError(HorovodRunnerError):
-    """The cluster has fewer slots than ranks were asked for, or runs in a mode that has none."""
+    """The cluster has fewer slots than the run has ranks, or runs in a mode without slots."""
 
 
 class DataError(HorovodRunnerError):
@@ -72,11 +72,11 @@ class CancelledError(HorovodRunnerError):
 
 
 class HangError(HorovodRunnerError):
-    """The ranks made no progress for ``hang_timeout`` seconds; says who waits, and where."""
+    """The ranks made no progress for ``hang_timeout`` seconds; the text says who waits where."""
 
 
 class SyncError(HorovodRunnerError):
-    """The ranks' weights are not equal; names the first rank and variable that differ."""
+    """The ranks' weights differ; the text names the first rank and variable that differ."""
 
 
 class ChannelError(HorovodRunnerError):
@@ -84,7 +84,7 @@ class ChannelError(HorovodRunnerError):
 
 
 class InstallError(HorovodRunnerError):
-    """Horovod could not be built or installed; the text is one line and says what is missing."""
+    """Horovod could not be built or installed; the text is one line that says what is missing."""
 
 
 class RankFailedError(HorovodRunnerError):

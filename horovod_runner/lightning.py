@@ -1,4 +1,4 @@
-"""Lightning in the ranks of a run: gradients averaged by Horovod, and the driver told how it goes.
+"""Lightning with Horovod: a strategy that averages gradients, and a callback that reports.
 
     import lightning as L
     from horovod_runner.lightning import HorovodStrategy, ReportCallback, resume_from
@@ -6,8 +6,9 @@
     trainer = L.Trainer(strategy=HorovodStrategy(), callbacks=[ReportCallback()], logger=False)
     trainer.fit(model, data.to_torch(64), ckpt_path=resume_from())
 
-Lightning had a Horovod strategy until 2.0. ``horovod.torch.DistributedOptimizer`` is no substitute:
-Lightning calls ``step`` with the backward pass inside, and it would reduce before that.
+Lightning had a Horovod strategy until 2.0. ``horovod.torch.DistributedOptimizer`` cannot replace
+it: Lightning runs the backward pass inside ``step``, so gradients would be reduced before they
+exist.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from horovod_runner.context import check_sync, load_checkpoint, report, save_checkpoint
-from horovod_runner.reports import interval
+from horovod_runner.common.numbers import check_interval
+from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     import pytorch_lightning as lightning
@@ -39,28 +40,28 @@ _OPS = {
 
 
 class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
-    """Trains on this rank's device, with the gradients of all ranks.
+    """Trains on this rank's device, with gradients averaged over all ranks.
 
     All ranks begin with rank 0's weights. ``self.log(..., sync_dist=True)`` reduces over the ranks,
-    EarlyStopping ends all of them or none, and rank 0 alone writes checkpoints. A Shard's batches
-    are this rank's as they are; of a DataLoader over a whole dataset Lightning gives each rank its
-    part (``use_distributed_sampler``).
+    EarlyStopping stops all ranks or none, and only rank 0 writes checkpoints. Batches of a Shard
+    are used unchanged. For a DataLoader over a whole dataset, Lightning's distributed sampler picks
+    this rank's part (``use_distributed_sampler``).
 
     Args:
-        device: of this rank; None takes the current GPU, or the CPU where there is none.
+        device: the device of this rank; None uses the current GPU, or the CPU without a GPU.
     """
 
     strategy_name = "horovod"
-    is_distributed = True  # what Lightning asks strategies that it does not know
+    is_distributed = True  # Lightning checks this attribute of custom strategies
 
     def __init__(self, device: Any = None) -> None:
         hvd.init()
         if device is None:
-            found = torch.cuda.is_available()
-            device = f"cuda:{torch.cuda.current_device()}" if found else "cpu"
+            has_gpu = torch.cuda.is_available()
+            device = f"cuda:{torch.cuda.current_device()}" if has_gpu else "cpu"
         super().__init__()
         self._device = torch.device(device)
-        self._handed = 0
+        self._calls = 0
 
     @property
     def root_device(self) -> Any:
@@ -91,7 +92,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         return bool(self.global_rank == 0)
 
     def setup(self, trainer: Any) -> None:
-        """Begin with rank 0's weights."""
+        """Give all ranks the weights of rank 0."""
         self.model_to_device()
         super().setup(trainer)
         hvd.broadcast_parameters(self.lightning_module.state_dict(), root_rank=0)
@@ -99,10 +100,10 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Average the gradients after the backward pass, which is in the closure.
+        """Average the gradients after the backward pass, which runs inside ``closure``.
 
-        Before anybody looks at them: a gradient scaler skips the same steps on all ranks, and they
-        are clipped as one process would.
+        Gradients are averaged before they are clipped and before a gradient scaler looks at them:
+        all ranks skip the same steps, and clipping works as in a single process.
         """
 
         def averaged() -> Any:
@@ -120,88 +121,90 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         if hvd.size() == 1:
             return
         number = self.optimizers.index(getattr(optimizer, "optimizer", optimizer))
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         handles = [
-            hvd.allreduce_async_(each.grad, name=f"gradients.{number}.{index}", op=hvd.Average)
-            for index, each in enumerate(parameters)
-            if each.grad is not None
+            hvd.allreduce_async_(p.grad, name=f"gradients.{number}.{index}", op=hvd.Average)
+            for index, p in enumerate(parameters)
+            if p.grad is not None
         ]
         for handle in handles:
             hvd.synchronize(handle)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor of all ranks: averaged, or by "sum", "max" or "min"."""
+        """Reduce a tensor over all ranks: "mean", "sum", "max" or "min". Other types stay as is."""
         if not isinstance(tensor, torch.Tensor):
             return tensor
         name = "mean" if reduce_op is None else str(reduce_op).lower()
         op = _OPS.get(name)
         if op is None:
-            raise ValueError(f"Horovod reduces by {', '.join(_OPS)}, and not by {reduce_op!r}")
-        averages = op == hvd.Average and not tensor.is_floating_point()
-        own = tensor.float() if averages else tensor
-        return hvd.allreduce(own, name=self._name("reduce"), op=op)
+            raise ValueError(f"reduce_op must be one of {', '.join(_OPS)}, not {reduce_op!r}")
+        if op == hvd.Average and not tensor.is_floating_point():
+            tensor = tensor.float()
+        return hvd.allreduce(tensor, name=self._name("reduce"), op=op)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all ranks, or any of them, decided so."""
+        """Whether all ranks (or, with ``all=False``, any rank) passed True."""
         count = int(self.reduce(torch.tensor(int(decision)), reduce_op="sum"))
         return count == hvd.size() if all else count > 0
 
     def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
-        """All ranks' tensors, in a first dimension of their own."""
+        """Return the tensors of all ranks, stacked along a new first dimension."""
         return hvd.allgather(tensor.unsqueeze(0), name=self._name("all_gather"))
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """One rank's object."""
+        """Return the object of rank ``src``."""
         return hvd.broadcast_object(obj, src, name=self._name("broadcast"))
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks."""
         hvd.allreduce(torch.zeros(1), name=self._name("barrier"))
 
-    def _name(self, what: str) -> str:
-        # The ranks call the same ones in the same order; a name pairs what belongs together.
-        self._handed += 1
-        return f"lightning.{what}.{self._handed}"
+    def _name(self, operation: str) -> str:
+        # Horovod pairs calls by name. All ranks make the same calls in the same order.
+        self._calls += 1
+        return f"lightning.{operation}.{self._calls}"
 
 
 class ReportCallback(lightning.Callback):  # type: ignore[misc]
-    """Reports what is logged, and saves checkpoints that Lightning goes on from.
+    """Reports logged metrics to the driver, and saves checkpoints for :func:`resume_from`.
 
     Args:
-        every: report after so many batches; 0 reports epochs alone.
-        save_every: save after so many epochs; 0 saves nothing.
+        every: report after this many batches; 0 reports only at the end of an epoch.
+        save_every: save after this many epochs; 0 saves nothing.
+
+    Raises:
+        ValueError: ``every`` or ``save_every`` is not a whole number from 0 on.
     """
 
     def __init__(self, every: int = 10, save_every: int = 1) -> None:
-        self.every = interval("every", every)
-        self.save_every = interval("save_every", save_every)
+        self.every = check_interval("every", every)
+        self.save_every = check_interval("save_every", save_every)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """See Lightning's Callback; so for all below."""
+        """As in Lightning's Callback, like the method below."""
         if self.every and (batch_idx + 1) % self.every == 0:
-            known = {} if trainer.max_steps < 0 else {"total_steps": trainer.max_steps}
-            steps, epochs = trainer.num_training_batches, trainer.max_epochs
-            if not known and epochs and epochs > 0 and isinstance(steps, int):
-                known = {"total_steps": steps * epochs}
-            _report(trainer, **known)
+            _report(trainer, _total_steps(trainer))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        check_sync(pl_module, trainer.current_epoch)
+        check_weights(pl_module, trainer.current_epoch)
         _report(trainer)
         if self.save_every and (trainer.current_epoch + 1) % self.save_every == 0:
             with TemporaryDirectory(prefix="horovod_runner-lightning-") as folder:
-                trainer.save_checkpoint(Path(folder) / _FILE)  # on all ranks; rank 0 writes
+                trainer.save_checkpoint(Path(folder) / _FILE)  # call on all ranks; rank 0 writes
                 numbers = {**_numbers(trainer.callback_metrics), "epoch": trainer.current_epoch}
                 save_checkpoint(folder, trainer.global_step, numbers)
 
 
 def resume_from() -> str | None:
-    """The ``ckpt_path`` for ``Trainer.fit``: what ReportCallback saved last; None to start anew.
+    """Return the ``ckpt_path`` for ``Trainer.fit``: the latest checkpoint of ReportCallback.
+
+    Returns:
+        The path of a Lightning checkpoint; None if the training starts from the beginning.
 
     Raises:
-        CheckpointError: there are checkpoints, and none of them is whole.
+        CheckpointError: there are checkpoints, but none can be read.
         TypeError: the checkpoint was not written by ReportCallback.
     """
     hvd.init()
@@ -211,17 +214,28 @@ def resume_from() -> str | None:
     path = Path(str(loaded.state)) / _FILE
     if not path.is_file():
         raise TypeError(
-            "the checkpoint was not written by horovod_runner.lightning.ReportCallback: load it "
-            "with horovod_runner.load_checkpoint"
+            "the checkpoint was not written by horovod_runner.lightning.ReportCallback: Lightning "
+            "cannot resume from it. Load it with horovod_runner.load_checkpoint"
         )
     return str(path)
 
 
-def _report(trainer: Any, **known: Any) -> None:
+def _total_steps(trainer: Any) -> int | None:
+    """Return the number of steps of the whole training; None if Lightning does not know it."""
+    if trainer.max_steps >= 0:
+        return int(trainer.max_steps)
+    steps, epochs = trainer.num_training_batches, trainer.max_epochs
+    if epochs and epochs > 0 and isinstance(steps, int):
+        return int(steps * epochs)
+    return None
+
+
+def _report(trainer: Any, total_steps: int | None = None) -> None:
     numbers = _numbers(trainer.callback_metrics)
-    report(step=trainer.global_step, epoch=trainer.current_epoch, **known, **numbers)
+    step, epoch = trainer.global_step, trainer.current_epoch
+    report(step=step, epoch=epoch, total_steps=total_steps, **numbers)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    taken = ("step", "epoch", "total_steps")
-    return {name: float(value) for name, value in metrics.items() if name not in taken}
+    reserved = ("step", "epoch", "total_steps")  # parameters of report()
+    return {name: float(value) for name, value in metrics.items() if name not in reserved}

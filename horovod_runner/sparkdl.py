@@ -1,4 +1,4 @@
-"""The names of sparkdl, where Databricks' HorovodRunner was, for code that still imports them.
+"""Lets code that imports Databricks' ``sparkdl`` run with this package instead.
 
     import horovod_runner.sparkdl
 
@@ -7,8 +7,7 @@
     from sparkdl.horovod import log_to_driver
     from sparkdl.horovod.tensorflow.keras import LogCallback
 
-It holds for this process, and for the ranks of the runs that it starts. A real sparkdl is never
-hidden.
+``install()`` affects this process and the ranks of its runs. It never hides a real sparkdl.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 _LOG = "horovod_runner.keras.reporting:LogCallback"
-# Each module's names, and where they are here.
+# The names in each module, and their homes in this package.
 _MODULES = {
     "sparkdl": {"HorovodRunner": "horovod_runner:HorovodRunner"},
     "sparkdl.horovod": {"log_to_driver": "horovod_runner:log_to_driver"},
@@ -30,53 +29,53 @@ _MODULES = {
 
 
 def install() -> None:
-    """Make ``import sparkdl`` and its modules give this package's names.
+    """Make ``import sparkdl`` and its submodules return this package's names.
 
     Raises:
-        ImportError: there is a real sparkdl, and it is not to be hidden.
+        ImportError: a real sparkdl is installed.
     """
     if is_installed():
         return
-    found = _real()
-    if found is not None:
+    real = _real()
+    if real is not None:
         raise ImportError(
-            f"there is a real sparkdl here ({found}), and its names are not to be hidden: "
-            "uninstall it, or import HorovodRunner from horovod_runner"
+            f"a real sparkdl is installed ({real}), and install() does not hide it: uninstall it, "
+            "or import HorovodRunner from horovod_runner"
         )
     _install()
 
 
 def install_where_missing() -> None:
-    """For a rank whose driver has called :func:`install`: nothing, where there is a real one."""
+    """Do what :func:`install` did on the driver, in a rank; does nothing beside a real sparkdl."""
     if _real() is None:
         _install()
 
 
 def is_installed() -> bool:
-    """Whether ``sparkdl`` is this package's, here."""
+    """Whether ``sparkdl`` in this process is this package's."""
     return isinstance(sys.modules.get("sparkdl"), _Names)
 
 
 class _Names(ModuleType):
-    """A module that finds its names when they are asked for."""
+    """A module that imports its names at first use."""
 
     def __getattr__(self, name: str) -> Any:
         home = _MODULES[self.__name__].get(name)
         if home is None:
             raise AttributeError(
                 f"{self.__name__} of horovod_runner has no {name!r}; it has "
-                f"{', '.join(_MODULES[self.__name__]) or 'modules alone'}"
+                f"{', '.join(_MODULES[self.__name__]) or 'only submodules'}"
             )
         module, _, attribute = home.partition(":")
         return getattr(import_module(module), attribute)
 
 
 def _real() -> str | None:
-    """Where a real sparkdl is."""
+    """Return the path of a real sparkdl; None if there is none."""
     if "sparkdl" in sys.modules:
         module = sys.modules["sparkdl"]
         return None if isinstance(module, _Names) else str(getattr(module, "__file__", module))
-    from importlib import util  # here: every task imports this module
+    from importlib import util  # at first use: every task imports this module
 
     spec = util.find_spec("sparkdl")
     return None if spec is None else str(spec.origin or list(spec.submodule_search_locations or ()))
@@ -88,6 +87,6 @@ def _install() -> None:
         module.__path__ = []
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         sys.modules[name] = module
-        parent, _, own = name.rpartition(".")
+        parent, _, last = name.rpartition(".")
         if parent:
-            setattr(sys.modules[parent], own, module)
+            setattr(sys.modules[parent], last, module)

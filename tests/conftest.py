@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from horovod_runner import HorovodRunner, software
+from horovod_runner import HorovodRunner
+from horovod_runner.host import software
+from horovod_runner.options import grouped
 from tests.places import PLACES, SHARED, SPARKS, Sessions
 
 if TYPE_CHECKING:
@@ -168,15 +170,15 @@ class Ranks:
 
     def runner(self, size: int, **options: Any) -> HorovodRunner:
         # What sets variables needs a fork server of its own; so does another number of threads.
-        if self._warm and size > 1 and not {"env", "controller"} & {*options}:
-            options.setdefault("warm", True)
+        if self._warm and size > 1 and not {"env", "cpu_collectives"} & {*options}:
+            options.setdefault("preload_frameworks", True)
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.place == "cluster":
             options.setdefault("gpus_per_rank", 0)
         if self.place == "slurm":
-            return HorovodRunner(np=size, launcher="slurm", **options)
+            return HorovodRunner(np=size, **grouped({"launcher": "slurm", **options}))
         np = -size if self.spark is None else size
-        return HorovodRunner(np=np, spark=self.spark, **options)
+        return HorovodRunner(np=np, **grouped({"spark": self.spark, **options}))
 
     def run(
         self, size: int, main: Any, options: dict[str, Any] | None = None, **kwargs: Any
@@ -242,21 +244,21 @@ def own_processes(*modules: str) -> list[psutil.Process]:
 
 def fork_servers() -> list[psutil.Process]:
     """Those of these tests, without the ranks that are forked off them."""
-    return [each for each in own_processes("horovod_runner.forkserver") if not is_forked(each)]
+    return [each for each in own_processes("horovod_runner.warm.server") if not is_forked(each)]
 
 
 def is_forked(process: psutil.Process) -> bool:
     """Whether a fork server has forked it."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
-        return parent is not None and "horovod_runner.forkserver" in parent.cmdline()
+        return parent is not None and "horovod_runner.warm.server" in parent.cmdline()
     return False
 
 
 def _workers() -> set[int]:
     """All processes of ranks. Fork servers outlast a run: that is what they are for."""
-    forked = filter(is_forked, own_processes("horovod_runner.forkserver"))
-    return {process.pid for process in [*own_processes("horovod_runner.worker"), *forked]}
+    forked = filter(is_forked, own_processes("horovod_runner.warm.server"))
+    return {process.pid for process in [*own_processes("horovod_runner.worker.main"), *forked]}
 
 
 def _own_files() -> set[str]:

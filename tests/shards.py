@@ -1,4 +1,4 @@
-"""A dataset in the test's own process, as each rank has it."""
+"""A Shard in the process of the test, as a rank would have it."""
 
 from __future__ import annotations
 

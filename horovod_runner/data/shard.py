@@ -1,4 +1,4 @@
-"""What a dataset is inside ``main``: this rank's part of it."""
+"""Shard: a dataset as ``main`` gets it, and the feeds that it makes for this rank."""
 
 from __future__ import annotations
 
@@ -10,86 +10,95 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from horovod_runner import context
-from horovod_runner.data.columns import Array, Column
-from horovod_runner.data.decoded import Decoded
-from horovod_runner.data.feed import WEIGHT, Feed, Plan
-from horovod_runner.data.fields import Columns, Field, Pad, fields_of, names_of
-from horovod_runner.data.images import Image
-from horovod_runner.data.order import Last, Order, OwnOrder
-from horovod_runner.data.readers import Deferred, Reader, named
-from horovod_runner.data.store import Layout, Store
+from horovod_runner.data.feed.feed import Feed, Plan, Repeats, dicts_of
+from horovod_runner.data.feed.fields import Field, fields_of, names_of
+from horovod_runner.data.feed.options import (
+    WEIGHT,
+    Columns,
+    Dtypes,
+    FeedOptions,
+    PadRagged,
+    Transform,
+)
+from horovod_runner.data.feed.order import LastBatch, Order, PerRankOrder
+from horovod_runner.data.pack.columns import Array, Column
+from horovod_runner.data.pack.images import Image
+from horovod_runner.data.pack.layout import Layout
+from horovod_runner.data.pack.store import Store
+from horovod_runner.data.read.decoded import Decoded
+from horovod_runner.data.read.readers import Deferred, Reader, name_in_errors
 from horovod_runner.errors import DataError
-from horovod_runner.folder import VARIABLE, RunFolder
+from horovod_runner.host.scratch import VARIABLE, RunFolder
+from horovod_runner.worker import context
+from horovod_runner.worker.api import log_to_driver
 
 if TYPE_CHECKING:
     import tensorflow as tf
     import torch
 
-_TELL_SECONDS = 20.0
-Transform: TypeAlias = Callable[[dict[str, Any]], Any]
-Dtypes: TypeAlias = Mapping[str, str] | str
+_PROGRESS_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """What was asked for, on this host's disk."""
+    """What a user asked for, on this host's disk."""
 
     store: Store
     fields: list[Field]
 
 
 class Shard:
-    """A dataset as ``main`` gets it: every method gives this rank's part.
+    """A dataset in ``main``: its methods give this rank's part of it.
 
-    What is asked for is packed once on each host, by all ranks that ask for it; from then on a
-    batch is one gather.
+    The columns that are asked for are packed once on each host, by all ranks that ask for them.
+    From then on a batch is one gather from a memory-mapped file.
 
     Args:
-        name: that of the argument of ``run``.
-        reader: the source; None in what is sent to the ranks, which get it apart.
+        name: name of the argument of ``run``.
+        reader: the dataset; None in the object that is sent to the ranks, which get it by itself.
     """
 
     def __init__(self, name: str, reader: Reader | Deferred | None = None) -> None:
         self._name = name
         self._given = reader
-        self._own: Reader | None = None
-        self._counts: list[int] | None = None
+        self._resolved: Reader | None = None
+        self._counts: list[int] | None = None  # rows of each rank, if each has rows of its own
         self._stores: dict[tuple[tuple[str, ...], str], Store] = {}
+        self._repeats = Repeats(name, _warn)
 
     @property
     def _reader(self) -> Reader:
-        if self._own is None:
-            data, reader = context.data, self._given
+        if self._resolved is None:
+            rank, reader = context.current(), self._given
             if reader is None:
-                if not data.readers:
+                if rank is None or not rank.readers:
                     raise DataError(
-                        f"{self._name} is one rank's part of a dataset, and can be used inside "
-                        "main alone: give back what comes of it"
+                        f"{self._name} is one rank's part of a dataset: use a Shard only inside "
+                        "main, and return results instead of it"
                     )
-                reader = pickle.loads(data.readers)[self._name]  # noqa: S301 - from our own driver
+                reader = pickle.loads(rank.readers)[self._name]  # noqa: S301 - from our own driver
             if isinstance(reader, Deferred):
-                told = data.pieces.get(self._name, ())
-                reader, self._counts = reader.on(place()[0], told, run_folder())
-            self._own = reader
-        return self._own
+                pieces = () if rank is None else rank.pieces.get(self._name, ())
+                reader, self._counts = reader.resolve(place()[0], pieces, run_folder())
+            self._resolved = reader
+        return self._resolved
 
     @property
     def rows(self) -> int:
-        """Of the whole dataset, on all ranks."""
+        """Rows of the whole dataset, on all ranks."""
         units = self._reader.units
         return sum(units if self._counts is None else self._counts)
 
     @property
     def columns(self) -> list[str]:
-        """Their names; those of a struct's fields are dotted."""
+        """Names of the columns; fields of a struct have dotted names."""
         return list(self._reader.columns)
 
     def __repr__(self) -> str:
@@ -102,50 +111,49 @@ class Shard:
         *,
         shuffle: bool = False,
         seed: int = 0,
-        last: Last = "pad",
+        last_batch: LastBatch = "pad",
         dtypes: Dtypes | None = None,
-        pad: Pad | None = None,
+        pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
-        weights: bool = False,
+        sample_weights: bool = False,
         transform: Transform | None = None,
         prefetch: int = 1,
     ) -> Feed[Any]:
-        """Batches as dicts of NumPy arrays.
+        """Batches as dicts of NumPy arrays, with the types that the dataset has.
 
         Args:
-            batch_size: rows of a batch, on each rank.
-            columns: what a batch holds, by name: one column, of shape (rows, ...), or several
-                side by side, of shape (rows, columns). A list of names takes each by itself, None
-                takes all. Text and bytes are lists, as are ragged columns that ``pad`` leaves out.
-            shuffle: in an order of its own in each epoch.
-            seed: of the shuffling; the same one on all ranks.
-            last: "pad" fills the last batch up with rows that were there before (``real`` counts
-                the others), "drop" leaves out rows that fill no batch on every rank.
-            dtypes: NumPy types to turn numbers into, by name or one for all.
-            pad: for ragged columns: a number to fill short rows up with to the longest of the
-                batch, or (number, length).
-            images: for columns of images, what they are decoded to.
-            weights: add a part "weight" behind the others, of shape (rows,): 1.0 for each row, and
-                0.0 for what fills the last batch up. Keras takes it as sample weights.
-            transform: called with each batch, in the thread that reads ahead; what it returns
-                comes in the batch's place.
-            prefetch: how many chunks of batches, of 3 MB each, are made ahead.
+            batch_size: rows per batch on each rank. A step has np x batch_size rows over all ranks.
+            columns: the parts of a batch: a dict of names to one column, of shape (batch_size,
+                ...), or to a list of columns side by side, of shape (batch_size, columns). A list
+                of names makes each column a part, and None all columns. Text and bytes are lists,
+                as are ragged columns without ``pad_ragged``.
+            shuffle: shuffle the rows, differently in each epoch.
+            seed: seed of the shuffling; the same on all ranks.
+            last_batch: "pad" fills the last batch with rows that were in the epoch before; the
+                feed's ``real`` counts the other rows. "drop" leaves out the rows that do not fill a
+                batch on every rank.
+            dtypes: NumPy types to convert numbers to, by part, or one type for all parts but
+                images. None keeps the types.
+            pad_ragged: for ragged columns, by part: a number that fills up short rows, to the
+                longest of the batch; or (number, length), which also cuts long ones.
+            images: for columns of images: what they become, by column.
+            sample_weights: add a part "weight" at the end, of shape (batch_size,): 1.0 for each
+                row, and 0.0 for padding. Keras takes it as sample weights.
+            transform: called with each batch, in the thread that prepares it; what it returns
+                replaces the batch.
+            prefetch: how many chunks of batches, of about 3 MB each, are prepared ahead.
+
+        Returns:
+            A feed; iterate over it once per epoch.
 
         Raises:
-            DataError: see :class:`~horovod_runner.DataError`.
+            DataError: a column does not exist or cannot be converted, it has nulls, or the disk has
+                too little room.
+            TypeError: an argument has the wrong type.
+            ValueError: an argument is out of range.
         """
-
-        def make(names: list[str], values: list[Any]) -> list[Any]:
-            found = [dict(zip(names, one, strict=True)) for one in zip(*values, strict=True)]
-            return found if transform is None else [transform(batch) for batch in found]
-
-        packed = self._packed(columns, dtypes, pad, images)
-        return Feed(
-            self._plan(packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights),
-            make,
-            prefetch,
-            is_helped=transform is None,
-        )
+        options = FeedOptions.of("numpy", locals())
+        return Feed(self._plan(options), dicts_of(options.transform))
 
     def to_torch(  # noqa: D417 - see batches
         self,
@@ -154,57 +162,63 @@ class Shard:
         *,
         shuffle: bool = False,
         seed: int = 0,
-        last: Last = "pad",
+        last_batch: LastBatch = "pad",
         dtypes: Dtypes | None = None,
-        pad: Pad | None = None,
+        pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
-        weights: bool = False,
+        sample_weights: bool = False,
         transform: Transform | None = None,
         device: torch.device | str | None = None,
         prefetch: int = 1,
     ) -> Feed[Any]:
-        """Batches as tuples of tensors in the order of ``columns``; dicts where that is no mapping.
+        """Batches as tuples of tensors if ``columns`` is a dict, otherwise as dicts of tensors.
 
-        All arguments but one are those of :meth:`batches`.
+        float64 becomes float32, and images have the shape (batch_size, channels, height, width).
+        The other arguments are those of :meth:`batches`.
 
         Args:
-            device: where the tensors are wanted. None: on this rank's GPU if there is one: copied
-                from pinned memory while the batch before is in use.
+            batch_size: rows per batch on each rank. A step has np x batch_size rows over all ranks.
+            dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
+                float32, other types stay.
+            transform: called with each batch as a dict of NumPy arrays, which have these types and
+                shapes already.
+            device: where the tensors go. None: this rank's GPU if there is one, copied from pinned
+                memory while the batch before is in use; otherwise the CPU.
         """
-        from horovod_runner.data import torch_feed
+        options = FeedOptions.of("torch", locals())
+        from horovod_runner.data.feed import torch_feed
 
-        packed = self._packed(columns, dtypes, pad, images)
-        plan = self._plan(
-            packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights
-        )
-        make = torch_feed.Make(isinstance(columns, Mapping), transform, device)
-        return Feed(plan, make, prefetch, is_helped=transform is None)
+        return Feed(self._plan(options), torch_feed.Make(options))
 
     def to_torch_dataset(  # noqa: D417 - see batches
         self,
         columns: Columns | None = None,
         *,
-        last: Last = "pad",
+        last_batch: LastBatch = "pad",
         dtypes: Dtypes | None = None,
-        pad: Pad | None = None,
+        pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
-        transform: Callable[[Any], Any] | None = None,
+        transform: Transform | None = None,
     ) -> torch.utils.data.Dataset[Any]:
-        """This rank's rows, each by itself, for a ``DataLoader`` of your own.
+        """This rank's rows, one by one, for a ``DataLoader``.
 
-        Rank r of n has the rows r, r + n, r + 2n, ... in all epochs; every rank has as many. The
-        arguments are those of :meth:`batches`, but that rows take the place of batches.
+        Rank r of n has the rows r, r + n, r + 2n, ... in all epochs, and every rank has the same
+        number. float64 becomes float32, and images have the shape (channels, height, width). The
+        other arguments are those of :meth:`batches`, for rows instead of batches.
 
         Args:
-            last: "pad" repeats rows so that all are on some rank, "drop" leaves rows out.
-            transform: called with each row, in the DataLoader's workers where it has some.
+            last_batch: "pad" repeats rows so that every row is on some rank; "drop" leaves out the
+                rows that are too many.
+            dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
+                float32, other types stay.
+            transform: called with each row, in the DataLoader's workers if it has some.
         """
-        from horovod_runner.data import torch_feed
+        options = FeedOptions.of("torch", locals())
+        from horovod_runner.data.feed import torch_feed
 
-        packed = self._packed(columns, dtypes, pad, images)
-        as_tuple = isinstance(columns, Mapping)
-        rows = self._own_rows(last)
-        return torch_feed.RowDataset(packed.store, packed.fields, rows, as_tuple, transform)
+        packed = self._packed(options)
+        rows = self._rows_for_good(options.last_batch)
+        return torch_feed.RowDataset(packed.store, packed.fields, rows, options)
 
     def to_tf(  # noqa: D417 - see batches
         self,
@@ -213,131 +227,123 @@ class Shard:
         *,
         shuffle: bool = False,
         seed: int = 0,
-        last: Last = "pad",
+        last_batch: LastBatch = "pad",
         dtypes: Dtypes | None = None,
-        pad: Pad | None = None,
+        pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
-        weights: bool = False,
+        sample_weights: bool = False,
         start: int = 0,
     ) -> tf.data.Dataset:
-        """Batches as a ``tf.data.Dataset``: tuples in the order of ``columns``, or dicts.
+        """Batches as a ``tf.data.Dataset``: of tuples if ``columns`` is a dict, otherwise of dicts.
 
-        Each iteration is an epoch. All arguments but one are those of :meth:`batches`.
+        Each iteration is an epoch. float64 becomes float32, and images have the shape (batch_size,
+        height, width, channels). The other arguments are those of :meth:`batches`.
 
         Args:
-            start: how many batches were taken before, of all epochs together: the first iteration
-                begins behind them.
+            batch_size: rows per batch on each rank. A step has np x batch_size rows over all ranks.
+            dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
+                float32, other types stay.
+            start: number of batches to skip, counted over all epochs: the first iteration begins
+                after them.
         """
-        from horovod_runner.data import tf_feed
+        options = FeedOptions.of("tensorflow", locals())
+        from horovod_runner.data.feed import tf_feed
 
-        packed = self._packed(columns, dtypes, pad, images)
-        plan = self._plan(
-            packed, batch_size, shuffle=shuffle, seed=seed, last=last, weights=weights
-        )
-        return tf_feed.dataset_of(plan, batch_size, isinstance(columns, Mapping), start)
+        return tf_feed.dataset_of(self._plan(options))
 
-    def _packed(
-        self,
-        columns: Columns | None,
-        dtypes: Dtypes | None,
-        pad: Pad | None,
-        images: Mapping[str, Image] | None,
-    ) -> _Packed:
-        """What a user asked for, packed on this host."""
+    def _packed(self, options: FeedOptions) -> _Packed:
+        """Pack what a user asked for on this host, unless it is packed already."""
         if not self.rows:
-            raise DataError(f"{self._name} has no rows")
-        kept = {name: image for name, image in (images or {}).items() if image.cache}
-        others = {name: image for name, image in (images or {}).items() if not image.cache}
-        reader: Reader = Decoded(self._reader, kept) if kept else self._reader
-        with named(self._name):
-            there = reader.columns
-            names = names_of(there, columns, others)
-            settled = reader.settle(names)
-            there = {**there, **{column.name: column for column in settled}}
-            fields = fields_of(there, columns, dtypes, pad, others)
-            return _Packed(self._store(reader, names, settled, repr(kept) if kept else ""), fields)
-
-    def _plan(
-        self,
-        packed: _Packed,
-        batch_size: int,
-        *,
-        shuffle: bool,
-        seed: int,
-        last: Last,
-        weights: bool,
-    ) -> Plan:
-        if not isinstance(batch_size, int | np.integer):
-            raise TypeError(f"batch_size must be a whole number, not {batch_size!r}")
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-        if weights and any(field.name == WEIGHT for field in packed.fields):
-            raise DataError(
-                f"weights=True adds a part {WEIGHT!r}, and there is one: call yours otherwise, "
-                f"columns={{'own_weight': {WEIGHT!r}, ...}}"
-            )
-        if last not in get_args(Last):
-            raise ValueError(f"last must be 'pad' or 'drop', not {last!r}")
-        rank, size = place()
-        global_batch = batch_size * size
-        state = {
-            "data": self._reader.fingerprint,
-            "global_batch": global_batch,
-            "seed": seed,
-            "shuffle": shuffle,
-            "last": last,
+            raise DataError(f"{self._name} has no rows: check its filter or query")
+        # Pixels are packed in one layout, whichever the batches have.
+        cached = {
+            name: replace(image, layout=None)
+            for name, image in (options.images or {}).items()
+            if image.cache
         }
-        order: Order | OwnOrder
+        reader: Reader = Decoded(self._reader, cached) if cached else self._reader
+        with name_in_errors(self._name):
+            available = reader.columns
+            names = names_of(available, options)
+            settled = reader.settle(names)
+            available = {**available, **{column.name: column for column in settled}}
+            fields = fields_of(available, options)
+            store = self._store(reader, names, settled, repr(cached) if cached else "")
+            return _Packed(store, fields)
+
+    def _plan(self, options: FeedOptions) -> Plan:
+        packed = self._packed(options)
+        if options.sample_weights and any(field.name == WEIGHT for field in packed.fields):
+            raise DataError(
+                f"sample_weights=True adds a part {WEIGHT!r}, and there is one of that name: name "
+                f"yours differently, columns={{'own_weight': {WEIGHT!r}, ...}}"
+            )
+        rank, size = place()
+        global_batch = options.batch_size * size
+        how: dict[str, Any] = {
+            "seed": options.seed,
+            "shuffle": options.shuffle,
+            "last_batch": options.last_batch,
+        }
+        state = {"data": self._reader.fingerprint, "global_batch": global_batch, **how}
+        order: Order | PerRankOrder
         if self._counts is None:
-            order = Order(self.rows, global_batch, seed=seed, shuffle=shuffle, last=last)
+            order = Order(self.rows, global_batch, **how)
         else:
-            order = OwnOrder(self._counts, batch_size, rank, seed=seed, shuffle=shuffle, last=last)
+            order = PerRankOrder(self._counts, options.batch_size, rank, **how)
             state["ranks"] = size
         if not order.steps:
             raise DataError(
                 f"{self._name} has {self.rows} rows, and a batch on each of {size} ranks takes "
-                f"{global_batch}: last='drop' leaves none. Make batch_size smaller, or use "
-                "last='pad'"
+                f"{global_batch}: last_batch='drop' leaves none. Make batch_size smaller, or use "
+                "last_batch='pad'"
             )
-        return Plan(packed.store, order, (rank, size), packed.fields, weights, state)
+        return Plan(options, packed.store, order, (rank, size), packed.fields, state, self._repeats)
 
-    def _own_rows(self, last: Last) -> Array:
-        """The numbers of the rows that this rank has for good, in its store."""
+    def _rows_for_good(self, last_batch: LastBatch) -> Array:
+        """The numbers of the rows that this rank has in all epochs, in its store."""
         rank, size = place()
         if self._counts is None:
-            count = self.rows // size if last == "drop" else -(-self.rows // size)
+            count = self.rows // size if last_batch == "drop" else -(-self.rows // size)
             return (np.arange(count) * size + rank) % self.rows
-        count = min(self._counts) if last == "drop" else max(self._counts)
+        count = min(self._counts) if last_batch == "drop" else max(self._counts)
         return np.arange(count) % max(1, self._counts[rank])
 
     def _store(
-        self, reader: Reader, names: Sequence[str], columns: list[Column], how: str
+        self, reader: Reader, names: Sequence[str], columns: list[Column], images: str
     ) -> Store:
-        """The packed dataset with these columns; made by whoever comes first."""
-        for (known, made), store in self._stores.items():
-            if set(names) <= set(known) and made == how:
+        """The packed dataset with some columns, packed by the ranks that ask for it first.
+
+        Args:
+            reader: reads the rows.
+            names: names of the columns.
+            columns: the columns.
+            images: describes the images that are decoded.
+        """
+        for (known, decoded), store in self._stores.items():
+            if set(names) <= set(known) and decoded == images:
                 return store
         layout = Layout(columns, reader.units, reader.fingerprint)
         # Ranks that have rows of their own have stores of their own.
-        own = None if self._counts is None else place()[0]
-        told = repr((layout.fingerprint, layout.columns, own, how)).encode()
-        name = hashlib.blake2b(told, digest_size=8).hexdigest()
+        rank = None if self._counts is None else place()[0]
+        content = repr((layout.fingerprint, layout.columns, rank, images)).encode()
+        name = hashlib.blake2b(content, digest_size=8).hexdigest()
         store = Store.create(run_folder() / name, layout)
-        store.fill(lambda unit: reader.chunks(unit, layout), self._tell_progress())
-        pa.default_memory_pool().release_unused()  # no batch needs any of it
+        store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
+        pa.default_memory_pool().release_unused()  # batches need none of it
         store.open()
-        self._stores[tuple(names), how] = store
+        self._stores[tuple(names), images] = store
         return store
 
-    def _tell_progress(self) -> Callable[[int, int], None]:
-        """Lets the user know where long packing is, which a hang could look like."""
-        host, told = socket.gethostname(), time.monotonic()
+    def _report_progress(self) -> Callable[[int, int], None]:
+        """Tell the user how far a long packing is, as it could be taken for a hang."""
+        host, last = socket.gethostname(), time.monotonic()
 
-        def done(there: int, units: int) -> None:
-            nonlocal told
-            if time.monotonic() - told >= _TELL_SECONDS:
-                told = time.monotonic()
-                context.log_to_driver(f"{self._name}: {there} of {units} parts packed on {host}")
+        def done(complete: int, units: int) -> None:
+            nonlocal last
+            if time.monotonic() - last >= _PROGRESS_SECONDS:
+                last = time.monotonic()
+                log_to_driver(f"{self._name}: {complete} of {units} parts packed on {host}")
 
         return done
 
@@ -345,13 +351,19 @@ class Shard:
         return {**self.__dict__, "_stores": {}}
 
 
+def _warn(message: str) -> None:
+    """Show a warning on the driver, once for all ranks."""
+    if place()[0] == 0:
+        log_to_driver(message)
+
+
 def place() -> tuple[int, int]:
-    """This rank's number and the number of ranks; rank 0 of 1 outside of a run."""
+    """This rank's number and the number of ranks; (0, 1) outside a run."""
     return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
 def run_folder() -> Path:
-    """The run's folder on this host; outside of a run this process has one of its own."""
+    """The run's folder on this host; outside a run, a folder of this process."""
     path = os.environ.get(VARIABLE)
     if not path:
         stack = ExitStack()

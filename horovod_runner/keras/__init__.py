@@ -1,6 +1,6 @@
-"""Horovod for Keras 3, on its TensorFlow and its torch backend, with the names of horovod.keras.
+"""Horovod for Keras 3, on the TensorFlow and the torch backend, with the names of horovod.keras.
 
-As there::
+Use it like ``horovod.keras``::
 
     import horovod_runner.keras as hvd
 
@@ -10,8 +10,11 @@ As there::
     model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0),
                               hvd.callbacks.MetricAverageCallback()])
 
-Horovod's own ``horovod.keras`` and ``horovod.tensorflow.keras`` average nothing on Keras 3, and do
-not say so.
+Horovod's ``horovod.keras`` and ``horovod.tensorflow.keras`` average no gradients on Keras 3, and
+raise no error.
+
+This package may import worker, checkpoints and common. Its ``__init__`` imports nothing at first:
+a driver imports it for code that only the ranks run, and may have no Horovod.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
         broadcast_variables,
     )
 
-# Taken as they are from the Horovod of Keras's backend.
+# Names that are re-exported from the Horovod of Keras's backend.
 _HOROVODS = frozenset(
     {
         *("init", "shutdown", "is_initialized", "start_timeline", "stop_timeline"),
@@ -70,7 +73,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: a driver imports this for code that the ranks alone run, and may have no Horovod.
     if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name in _HOMES:

@@ -1,4 +1,4 @@
-"""The collectives of the backend that Keras has, and no other: each is a Horovod of its own."""
+"""Loads the collectives for the backend of Keras; each backend has a separate Horovod."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @cache
 def collectives() -> Any:
-    """The module tensorflow_collectives, or torch_collectives.
+    """Return the module tensorflow_collectives or torch_collectives.
 
     Raises:
         ImportError: Keras has another backend, or is not Keras 3.
@@ -17,8 +17,8 @@ def collectives() -> Any:
 
     if int(keras.__version__.partition(".")[0]) < 3:
         raise ImportError(
-            f"horovod_runner.keras is for Keras 3, and this is Keras {keras.__version__}, on which "
-            "Horovod's own horovod.keras works: import that"
+            f"horovod_runner.keras requires Keras 3, and this is Keras {keras.__version__}: import "
+            "Horovod's horovod.keras instead, which works with this version"
         )
     name = keras.backend.backend()
     if name == "tensorflow":
@@ -30,7 +30,6 @@ def collectives() -> Any:
 
         return torch_collectives
     raise ImportError(
-        f"Horovod has no collectives for Keras's backend {name!r}: set KERAS_BACKEND to "
-        "'tensorflow' or 'torch' before Keras is imported (HorovodRunner(..., "
-        "env={'KERAS_BACKEND': 'torch'}))"
+        f"Horovod does not support Keras's backend {name!r}: set KERAS_BACKEND to 'tensorflow' or "
+        "'torch' before Keras is imported (HorovodRunner(..., env={'KERAS_BACKEND': 'torch'}))"
     )

@@ -1,4 +1,4 @@
-"""Where Horovod's elastic training was: a run that lost a rank is launched anew here."""
+"""Stubs for Horovod's elastic training: they raise an error that names the replacement."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 def _missing(*_: Any, **__: Any) -> NoReturn:
     raise NotImplementedError(
-        "elastic training is not part of horovod_runner.keras: a run that loses a rank is launched "
-        "again from its latest checkpoint. Use HorovodRunner(..., max_restarts=2), and "
-        "horovod_runner.keras.callbacks.ReportCallback() in model.fit, which saves and goes on"
+        "horovod_runner.keras has no elastic training. A run that loses a rank restarts from its "
+        "latest checkpoint instead: use HorovodRunner(..., max_restarts=2), and "
+        "horovod_runner.keras.callbacks.ReportCallback() in model.fit, which saves and resumes"
     )
 
 

@@ -1,4 +1,4 @@
-"""How gradients are reduced: what a DistributedOptimizer was asked for."""
+"""The settings by which a DistributedOptimizer reduces gradients."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Reduction:
-    """Of all gradients of one optimizer.
+    """How the gradients of one optimizer are reduced.
 
     Attributes:
         op: Horovod's Average or Sum.
-        compression: has ``compress`` and ``decompress``, as Horovod's; or is BFloat16.
-        predivide: what the gradients are divided by before they are added up; the rest of the
-            division by the number of ranks follows.
-        sparse_as_dense: whether sparse gradients are made dense first.
-        groups: how many groups of gradients are reduced as one; 0 reduces each by itself.
+        compression: a class with ``compress`` and ``decompress`` like Horovod's, or BFloat16.
+        predivide: the gradients are divided by this before the sum, and by the number of ranks
+            over this after the sum.
+        sparse_as_dense: whether sparse gradients are converted to dense ones first.
+        groups: the number of groups of gradients, each reduced in one operation; 0 reduces each
+            gradient separately.
         device_dense, device_sparse: TensorFlow's names of the devices to reduce on.
     """
 
@@ -29,7 +30,7 @@ class Reduction:
     device_sparse: str = ""
 
     def options(self, hvd: Any) -> dict[str, Any]:
-        """What Horovod's allreduce is told."""
+        """Return the keyword arguments of Horovod's allreduce."""
         if self.predivide == 1.0:
             return {"op": self.op}
         return {
@@ -39,14 +40,14 @@ class Reduction:
         }
 
     def grouped(self, tensors: list[Any]) -> list[list[Any]]:
-        """Tensors in ``groups`` groups, or fewer."""
+        """Split tensors into at most ``groups`` groups."""
         count = -(-len(tensors) // self.groups)
         return [tensors[start : start + count] for start in range(0, len(tensors), count)]
 
 
 class BFloat16:
-    """Sends gradients with the exponent of a float32 and 8 bits of its fraction.
+    """Marks gradients that are sent as bfloat16: float32's exponent and 8 bits of its fraction.
 
-    Horovod adds up no such numbers. So each rank is sent its part of them by all others, adds that
-    up in float32 and hands the sum to all: as many bytes as an allreduce of 16 bit numbers.
+    Horovod cannot sum bfloat16. Each rank therefore receives its part of the gradients from all
+    ranks, sums it in float32, and sends the sum to all: the traffic of a 16-bit allreduce.
     """

@@ -1,8 +1,8 @@
-"""What Keras needs of Horovod on its TensorFlow backend; torch_collectives has the same names.
+"""Horovod's collectives for Keras on TensorFlow, with the names of torch_collectives.
 
-All collectives have a name of their own: Keras names its tensors as it goes, on each rank for
-itself, and Horovod pairs by name. TensorFlow has names in a graph alone, so all of them are called
-in one.
+Horovod pairs operations of the ranks by name, but the names that Keras gives to tensors may differ
+between ranks. All collectives here therefore have explicit names. TensorFlow has names only in a
+graph, so all collectives run in a graph.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from tensorflow.python.framework import op_def_registry
 
 from horovod_runner.keras.reduction import BFloat16, Reduction
 
-# What Horovod can send, for what it cannot: the bits alone count.
+# Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 def reduce_gradients(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
-    """The gradients of all ranks, reduced; dense ones and IndexedSlices."""
+    """Reduce gradients over all ranks: dense tensors and IndexedSlices."""
     if tf.executing_eagerly():
         return list(_reducer(name, how)(list(gradients)))
     return _reduce(gradients, name, how)
 
 
 def all_finite(finite: Any, name: str) -> Any:
-    """Whether a flag is true on all ranks."""
+    """Return whether a flag is true on all ranks."""
     return _allreduce(tf.cast(finite, tf.float32), f"{name}.finite", op=hvd.Min) > 0.5
 
 
 def scale(values: Sequence[Any], factor: float) -> list[Any]:
-    """Tensors multiplied by a number; IndexedSlices among them."""
+    """Multiply tensors and IndexedSlices by a number."""
     return [
         tf.IndexedSlices(v.values * factor, v.indices, v.dense_shape)
         if isinstance(v, tf.IndexedSlices)
@@ -44,54 +44,54 @@ def scale(values: Sequence[Any], factor: float) -> list[Any]:
 
 
 def scale_variables(variables: Sequence[Any], factor: float) -> None:
-    """Multiply variables by a number, in one call whatever their number is."""
+    """Multiply variables by a number, in one call of a graph."""
     _scaler(tuple(v.value.ref() for v in variables))(tf.constant(factor, tf.float64))
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
-    """Give Keras's or TensorFlow's variables the values that they have on one rank."""
-    own = [v.value if not callable(getattr(v, "value", None)) else v for v in variables]
+    """Set Keras's or TensorFlow's variables to one rank's values."""
+    unwrapped = [v.value if not callable(getattr(v, "value", None)) else v for v in variables]
 
     def broadcast() -> None:
-        for index, variable in enumerate(own):
+        for index, variable in enumerate(unwrapped):
             sent = _sendable(tf.convert_to_tensor(variable))
             name = f"horovod_runner.broadcast.{index}"
-            got = hvd.broadcast(sent, root_rank, name=name, ignore_name_scope=True)
+            received = hvd.broadcast(sent, root_rank, name=name, ignore_name_scope=True)
             variable.assign(
-                got if sent.dtype == variable.dtype else tf.bitcast(got, variable.dtype)
+                received if sent.dtype == variable.dtype else tf.bitcast(received, variable.dtype)
             )
 
-    if own:
+    if unwrapped:
         tf.function(broadcast, autograph=False)()
 
 
 def average(numbers: Sequence[float], name: str) -> list[float]:
-    """Numbers averaged over the ranks."""
+    """Average numbers over the ranks."""
     with tf.device("/cpu:0"):
-        own = tf.constant(numbers, tf.float64)
-        return [float(each) for each in _average(name)(own).numpy()]
+        tensor = tf.constant(numbers, tf.float64)
+        return [float(number) for number in _average(name)(tensor).numpy()]
 
 
 def gather(numbers: Sequence[int], name: str) -> list[list[int]]:
-    """Every rank's numbers."""
+    """Return the numbers of all ranks, in the order of ranks."""
     with tf.device("/cpu:0"):
-        got = _gather(name)(tf.constant([numbers], tf.int64))
-        return [[int(each) for each in row] for row in got.numpy()]
+        rows = _gather(name)(tf.constant([numbers], tf.int64))
+        return [[int(number) for number in row] for row in rows.numpy()]
 
 
 def can_join() -> bool:
-    """Whether this Horovod's join waits: as released, TensorFlow takes it for a constant."""
+    """Return whether ``join`` waits; in released Horovods TensorFlow treats it as a constant."""
     definition = op_def_registry.get("HorovodJoin")
     return definition is not None and bool(definition.is_stateful)
 
 
 def join() -> None:
-    """Wait until all ranks are here, and take part in their reductions with zeros meanwhile."""
+    """Wait for all ranks; meanwhile contribute zeros to their reductions."""
     hvd.join()
 
 
 def as_tensor(value: Any) -> Any:
-    """What Horovod reduces of a value."""
+    """Convert a value to a tensor."""
     return tf.convert_to_tensor(value)
 
 
@@ -102,12 +102,12 @@ def _reducer(name: str, how: Reduction) -> Any:
 
 @cache
 def _average(name: str) -> Any:
-    return tf.function(lambda own: _allreduce(own, name, op=hvd.Average), autograph=False)
+    return tf.function(lambda tensor: _allreduce(tensor, name, op=hvd.Average), autograph=False)
 
 
 @cache
 def _gather(name: str) -> Any:
-    return tf.function(lambda own: _allgather(own, name), autograph=False)
+    return tf.function(lambda tensor: _allgather(tensor, name), autograph=False)
 
 
 @cache
@@ -133,21 +133,21 @@ def _reduce(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
             with tf.device(how.device_sparse):
                 reduced[index] = _reduce_sparse(gradient, f"{name}.{index}", how)
     with tf.device(how.device_dense):
-        own = [reduced[index] for index in dense]
-        for index, tensor in zip(dense, _reduce_dense(own, dense, name, how), strict=True):
+        tensors = [reduced[index] for index in dense]
+        for index, tensor in zip(dense, _reduce_dense(tensors, dense, name, how), strict=True):
             reduced[index] = tensor
     return reduced
 
 
-def _reduce_dense(own: list[Any], indices: list[int], name: str, how: Reduction) -> list[Any]:
-    if not own:
+def _reduce_dense(tensors: list[Any], indices: list[int], name: str, how: Reduction) -> list[Any]:
+    if not tensors:
         return []
-    types = [tensor.dtype for tensor in own]
+    types = [tensor.dtype for tensor in tensors]
     if how.compression is BFloat16:
-        reduced = _reduce_bfloat16(own, name, how)
+        reduced = _reduce_bfloat16(tensors, name, how)
     else:
-        # Horovod adds up no bfloat16.
-        wide = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in own]
+        # Horovod cannot sum bfloat16.
+        wide = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
         packed = [how.compression.compress(tensor) for tensor in wide]
         sent = _reduce_all([tensor for tensor, _ in packed], indices, name, how)
         pairs = zip(sent, packed, strict=True)
@@ -171,14 +171,14 @@ def _reduce_sparse(gradient: Any, name: str, how: Reduction) -> Any:
     values = gradient.values
     if how.compression is BFloat16:
         sent, context = tf.cast(values, tf.bfloat16), values.dtype
-        got = tf.cast(_allgather(sent, f"{name}.values"), context)
+        gathered = tf.cast(_allgather(sent, f"{name}.values"), context)
     else:
         sent, context = how.compression.compress(values)
-        got = how.compression.decompress(_allgather(sent, f"{name}.values"), context)
+        gathered = how.compression.decompress(_allgather(sent, f"{name}.values"), context)
     if how.op == hvd.Average:
-        got /= hvd.size()
+        gathered /= hvd.size()
     indices = _allgather(gradient.indices, f"{name}.indices")
-    return tf.IndexedSlices(got, indices, gradient.dense_shape)
+    return tf.IndexedSlices(gathered, indices, gradient.dense_shape)
 
 
 def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
@@ -187,11 +187,11 @@ def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]
     part = -(-tf.size(flat) // size)
     padded = tf.pad(flat, [[0, part * size - tf.size(flat)]])
     sent = tf.bitcast(tf.cast(padded, tf.bfloat16), tf.float16)
-    got, _ = hvd.alltoall(
+    received, _ = hvd.alltoall(
         sent, splits=tf.fill([size], part), name=f"{name}.parts", ignore_name_scope=True
     )
-    own = tf.cast(tf.bitcast(tf.reshape(got, [size, part]), tf.bfloat16), tf.float32)
-    total = tf.reduce_sum(own, 0)
+    rows = tf.cast(tf.bitcast(tf.reshape(received, [size, part]), tf.bfloat16), tf.float32)
+    total = tf.reduce_sum(rows, 0)
     if how.op == hvd.Average:
         total /= size
     whole = tf.cast(_allgather(tf.cast(total, tf.bfloat16), f"{name}.sums"), tf.float32)
@@ -206,8 +206,8 @@ def _allreduce(tensor: Any, name: str, **options: Any) -> Any:
 
 def _allgather(tensor: Any, name: str) -> Any:
     sent = _sendable(tensor)
-    got = hvd.allgather(sent, name=name, ignore_name_scope=True)
-    return got if sent.dtype == tensor.dtype else tf.bitcast(got, tensor.dtype)
+    gathered = hvd.allgather(sent, name=name, ignore_name_scope=True)
+    return gathered if sent.dtype == tensor.dtype else tf.bitcast(gathered, tensor.dtype)
 
 
 def _sendable(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What Keras needs of Horovod on its torch backend; tensorflow_collectives has the same names."""
+"""Horovod's collectives for Keras on torch, with the names of tensorflow_collectives."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 from horovod_runner.keras.reduction import BFloat16, Reduction
 
-# What Horovod can send, for what it cannot: the bits alone count.
+# Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {torch.bfloat16: torch.float16, torch.uint32: torch.int32, torch.bool: torch.uint8}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def reduce_gradients(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
-    """The gradients of all ranks, reduced."""
+    """Reduce gradients over all ranks."""
     with torch.no_grad():
-        own = [g.to_dense() if g.is_sparse else g for g in gradients]
-        types = [tensor.dtype for tensor in own]
+        dense = [g.to_dense() if g.is_sparse else g for g in gradients]
+        types = [tensor.dtype for tensor in dense]
         if how.compression is BFloat16:
-            reduced = _reduce_bfloat16(own, name, how)
+            reduced = _reduce_bfloat16(dense, name, how)
         else:
-            # Horovod adds up no bfloat16.
-            wide = [t.float() if t.dtype == torch.bfloat16 else t for t in own]
+            # Horovod cannot sum bfloat16.
+            wide = [t.float() if t.dtype == torch.bfloat16 else t for t in dense]
             packed = [how.compression.compress(tensor.contiguous()) for tensor in wide]
             sent = _reduce_all([tensor for tensor, _ in packed], name, how)
             pairs = zip(sent, packed, strict=True)
@@ -34,13 +34,13 @@ def reduce_gradients(gradients: Sequence[Any], name: str, how: Reduction) -> lis
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def all_finite(finite: Any, name: str) -> Any:
-    """Whether a flag is true on all ranks."""
+    """Return whether a flag is true on all ranks."""
     flag = torch.as_tensor(finite).reshape(1).float()
     return hvd.allreduce(flag, op=hvd.Min, name=f"{name}.finite")[0] > 0.5
 
 
 def scale(values: Sequence[Any], factor: float) -> list[Any]:
-    """Tensors multiplied by a number."""
+    """Multiply tensors by a number."""
     return [value * factor for value in values]
 
 
@@ -51,7 +51,7 @@ def scale_variables(variables: Sequence[Any], factor: float) -> None:
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
-    """Give Keras's variables the values that they have on one rank."""
+    """Set Keras's variables to one rank's values."""
     handles = [
         hvd.broadcast_async_(
             _sendable(variable.value.data), root_rank, name=f"horovod_runner.broadcast.{index}"
@@ -63,29 +63,29 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
 
 
 def average(numbers: Sequence[float], name: str) -> list[float]:
-    """Numbers averaged over the ranks."""
-    own = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    return [float(each) for each in hvd.allreduce(own, op=hvd.Average, name=name)]
+    """Average numbers over the ranks."""
+    tensor = torch.tensor(numbers, dtype=torch.float64, device="cpu")
+    return [float(number) for number in hvd.allreduce(tensor, op=hvd.Average, name=name)]
 
 
 def gather(numbers: Sequence[int], name: str) -> list[list[int]]:
-    """Every rank's numbers."""
-    own = torch.tensor([numbers], dtype=torch.int64, device="cpu")
-    return [[int(each) for each in row] for row in hvd.allgather(own, name=name)]
+    """Return the numbers of all ranks, in the order of ranks."""
+    row = torch.tensor([numbers], dtype=torch.int64, device="cpu")
+    return [[int(number) for number in row] for row in hvd.allgather(row, name=name)]
 
 
 def can_join() -> bool:
-    """Whether this Horovod's join waits."""
+    """Return whether ``join`` of this Horovod waits: true on torch."""
     return True
 
 
 def join() -> None:
-    """Wait until all ranks are here, and take part in their reductions with zeros meanwhile."""
+    """Wait for all ranks; meanwhile contribute zeros to their reductions."""
     hvd.join(torch.cuda.current_device() if hvd.nccl_built() else -1)
 
 
 def as_tensor(value: Any) -> Any:
-    """What Horovod reduces of a value."""
+    """Convert a value to a tensor."""
     return torch.as_tensor(value)
 
 
@@ -110,8 +110,8 @@ def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]
     part = -(-flat.numel() // size)
     padded = torch.nn.functional.pad(flat, (0, part * size - flat.numel()))
     sent = padded.to(torch.bfloat16).view(torch.float16)
-    got = hvd.alltoall(sent, name=f"{name}.parts").view(torch.bfloat16)
-    total = got.reshape(size, part).float().sum(0)
+    received = hvd.alltoall(sent, name=f"{name}.parts").view(torch.bfloat16)
+    total = received.reshape(size, part).float().sum(0)
     if how.op == hvd.Average:
         total /= size
     sums = hvd.allgather(total.to(torch.bfloat16).view(torch.float16), name=f"{name}.sums")

@@ -1,4 +1,4 @@
-"""Collectives on values, as horovod.keras has them."""
+"""Collectives on single values, with the signatures of horovod.keras."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from horovod_runner.keras.collectives import collectives
 from horovod_runner.keras.reduction import BFloat16
 
-_numbers = {kind: itertools.count(1) for kind in ("allreduce", "allgather", "broadcast")}
+_counters = {kind: itertools.count(1) for kind in ("allreduce", "allgather", "broadcast")}
 
 
 class _Compressions:
-    """What gradients are sent as.
+    """The formats in which gradients can be sent.
 
-    ``none`` sends them as they are, ``fp16`` as 16 bit numbers with the range of float16, ``bf16``
-    with that of float32 and fewer digits.
+    ``none`` sends them unchanged, ``fp16`` as float16, ``bf16`` as bfloat16, which has the range of
+    float32 and fewer digits.
     """
 
     bf16 = BFloat16
@@ -42,81 +42,91 @@ def allreduce(
     op: Any = None,
     compression: Any = None,
 ) -> Any:
-    """Reduce a tensor, or what can become one, over all ranks.
+    """Reduce a value over all ranks.
 
     Args:
-        value: of the same shape on all ranks.
-        name: of the operation, the same on all ranks.
-        average: as ``op``, for older code: True averages, False adds up.
-        prescale_factor: what to multiply by before.
-        postscale_factor: what to multiply by after.
-        op: Average (where none is given), Sum, Min, Max or Product.
-        compression: ``Compression.none`` or ``fp16``.
+        value: a tensor, array or number, with the same shape on all ranks.
+        name: the name of the operation, the same on all ranks; None numbers the calls.
+        average: ``op`` for older code: True is Average, False is Sum.
+        prescale_factor: multiplies the value before the reduction.
+        postscale_factor: multiplies the result.
+        op: Average, Sum, Min, Max or Product; None is Average.
+        compression: ``Compression.none`` or ``fp16``; None is ``none``.
 
     Returns:
-        A tensor of Keras's backend.
+        A tensor of Keras's backend, with the shape of ``value``.
+
+    Raises:
+        ValueError: ``compression`` is ``Compression.bf16``.
     """
-    own = collectives()
+    backend = collectives()
     if op is None:
-        op = own.hvd.Sum if average is False else own.hvd.Average
+        op = backend.hvd.Sum if average is False else backend.hvd.Average
     if compression is BFloat16:
-        raise ValueError("Compression.bf16 is for DistributedOptimizer; here use none or fp16")
-    return own.hvd.allreduce(
-        own.as_tensor(value),
-        name=_named("allreduce", name),
+        raise ValueError("Compression.bf16 works only in DistributedOptimizer: use none or fp16")
+    return backend.hvd.allreduce(
+        backend.as_tensor(value),
+        name=_operation("allreduce", name),
         op=op,
         prescale_factor=prescale_factor,
         postscale_factor=postscale_factor,
-        compression=own.hvd.Compression.none if compression is None else compression,
+        compression=backend.hvd.Compression.none if compression is None else compression,
     )
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """All ranks' tensors one after the other, along their first dimension.
+    """Concatenate the values of all ranks along the first dimension, in the order of ranks.
 
     Args:
-        value: of the same shape on all ranks but for the first dimension.
-        name: of the operation, the same on all ranks.
+        value: a tensor or array; all dimensions except the first are the same on all ranks.
+        name: the name of the operation, the same on all ranks; None numbers the calls.
+
+    Returns:
+        A tensor of Keras's backend.
     """
-    own = collectives()
-    return own.hvd.allgather(own.as_tensor(value), name=_named("allgather", name))
+    backend = collectives()
+    return backend.hvd.allgather(backend.as_tensor(value), name=_operation("allgather", name))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """One rank's tensor on all of them.
+    """Return one rank's value on all ranks.
 
     Args:
-        value: of the same shape on all ranks.
-        root_rank: whose.
-        name: of the operation, the same on all ranks.
+        value: a tensor, array or number, with the same shape on all ranks.
+        root_rank: the rank whose value is returned.
+        name: the name of the operation, the same on all ranks; None numbers the calls.
+
+    Returns:
+        A tensor of Keras's backend.
     """
-    own = collectives()
-    return own.hvd.broadcast(own.as_tensor(value), root_rank, name=_named("broadcast", name))
+    backend = collectives()
+    operation = _operation("broadcast", name)
+    return backend.hvd.broadcast(backend.as_tensor(value), root_rank, name=operation)
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
-    """Give variables the values that they have on one rank: ``model.weights``, say.
+    """Set variables on all ranks to one rank's values.
 
     Args:
-        variables: Keras's.
-        root_rank: whose values.
+        variables: variables of Keras, such as ``model.weights``.
+        root_rank: the rank whose values are used.
     """
     collectives().broadcast_variables(list(variables), root_rank)
 
 
 def broadcast_global_variables(root_rank: int) -> None:
-    """There are no global variables on Keras 3.
+    """Raise an error: Keras 3 has no global variables.
 
     Raises:
-        NotImplementedError: always; says what to call.
+        NotImplementedError: always; the text says what to call instead.
     """
     raise NotImplementedError(
-        "Keras 3 keeps no list of all variables: use callbacks.BroadcastGlobalVariablesCallback("
+        "Keras 3 has no list of all variables: use callbacks.BroadcastGlobalVariablesCallback("
         f"{root_rank}) in model.fit, or broadcast_variables(model.weights, {root_rank}) and "
         f"broadcast_variables(optimizer.variables, {root_rank})"
     )
 
 
-def _named(kind: str, name: str | None) -> str:
-    # Horovod numbers what has no name by all that a rank has done, whatever it was.
-    return name or f"horovod_runner.{kind}.{next(_numbers[kind])}"
+def _operation(kind: str, name: str | None) -> str:
+    # Horovod numbers unnamed operations over all kinds, and ranks may differ in other kinds.
+    return name or f"horovod_runner.{kind}.{next(_counters[kind])}"

@@ -1,9 +1,9 @@
-"""Spark Connect: what stands in there for the SparkContext, which stays with the server.
+"""Spark Connect: finds out what a SparkContext would know, which stays with the server.
 
     driver (this process) --gRPC--> Connect server (runs Spark) --> executors
        ^-------------------- the ranks' messages -------------------'
 
-The job and its outcomes go through the server; the channel goes past it.
+The job and its outcomes go through the server; the message channel does not.
 """
 
 from __future__ import annotations
@@ -18,49 +18,53 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner import host
-from horovod_runner.session import conf_of
+from horovod_runner.common.spark_session import conf_of
+from horovod_runner.host import network
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER_HOST = "HOROVOD_RUNNER_DRIVER_HOST"
-_KNOCK_SECONDS = 2.0
-_KNOCKS = 3  # a server that is being restarted refuses as well: the first refusal says little
+_PROBE_SECONDS = 2.0
+_PROBES = 3  # a server that restarts refuses connections too: a single refusal says little
 
 
 def server_endpoint(spark: SparkSession) -> tuple[str, int] | None:
-    """The Connect server's host and port; None where they cannot be told."""
+    """The Connect server's host and port; None if they are not known."""
     try:
         name, _, port = spark.client._builder.endpoint.rpartition(":")
         return name.strip("[]"), int(port)
     except Exception:
-        return None  # a channel builder of the user's own
+        return None  # the user's own channel builder
 
 
 def driver_host(spark: SparkSession, spark_driver_host: str) -> str:
-    """How executors reach this process.
+    """The address by which executors reach this process.
 
-    By the variable HOROVOD_RUNNER_DRIVER_HOST, else by the address that this host has towards the
-    server. A server on this very host knows better: by its own ``spark.driver.host``.
+    The variable HOROVOD_RUNNER_DRIVER_HOST if it is set; the server's ``spark.driver.host`` if the
+    server runs on this host; otherwise this host's address towards the server.
+
+    Args:
+        spark: a Connect session.
+        spark_driver_host: the server's ``spark.driver.host``.
     """
     named = os.environ.get(DRIVER_HOST)
     if named:
         return named
     endpoint = server_endpoint(spark)
-    own = "127.0.0.1"
+    address = "127.0.0.1"
     with suppress(OSError):
-        own = host.address_towards(endpoint[0]) if endpoint else own
-    if own.startswith("127.") and host.is_own(spark_driver_host):
+        address = network.address_towards(endpoint[0]) if endpoint else address
+    if address.startswith("127.") and network.is_local(spark_driver_host):
         return spark_driver_host
-    return own
+    return address
 
 
 def count_slots(spark: SparkSession) -> int | None:
-    """How many tasks the cluster runs at a time, at most; None where it cannot be told.
+    """How many tasks the cluster runs at a time, at most; None if that is not known.
 
-    No public call counts slots. But a range is cut into as many parts as there are cores, unless a
-    setting says otherwise, and the plan tells how many. Nothing runs for it.
+    No public function counts slots. But Spark splits a range into as many partitions as there are
+    cores, unless a setting says otherwise, and the query plan names the number. No job runs.
     """
     conf = partial(conf_of, spark)
     if conf("spark.default.parallelism") or conf("spark.sql.leafNodeDefaultParallelism"):
@@ -74,57 +78,63 @@ def count_slots(spark: SparkSession) -> int | None:
 
 
 def slots_of(cores: int, conf: Callable[[str], str | None]) -> int:
-    """How many tasks fit on so many cores of executors, at most."""
+    """How many tasks fit on the executors, at most.
+
+    Args:
+        cores: the number of cores that have registered.
+        conf: returns a Spark setting; None if it is not set.
+    """
     local = (conf("spark.master") or "").startswith("local[")
-    each = cores if local else int(conf("spark.executor.cores") or cores)
-    tasks = each // int(conf("spark.task.cpus") or 1)
+    executor_cores = cores if local else int(conf("spark.executor.cores") or cores)
+    tasks = executor_cores // int(conf("spark.task.cpus") or 1)
     gpus = float(conf("spark.executor.resource.gpu.amount") or 0)
-    wanted = float(conf("spark.task.resource.gpu.amount") or 0)
-    if gpus and wanted and each < cores:  # else there is no telling how many executors there are
-        tasks = min(tasks, int(gpus / wanted))
-    return cores // each * tasks
+    gpus_per_task = float(conf("spark.task.resource.gpu.amount") or 0)
+    # With all cores on one executor, the number of executors and their GPUs is not known.
+    if gpus and gpus_per_task and executor_cores < cores:
+        tasks = min(tasks, int(gpus / gpus_per_task))
+    return cores // executor_cores * tasks
 
 
-class Lookout:
-    """Notices when the Connect server has ended: its port refuses connections.
+class ServerWatch:
+    """Notices that the Connect server has ended: its port refuses connections.
 
-    Spark's client keeps trying for ten minutes. A server behind a proxy, or one that only cannot be
-    reached for a while, is left to it.
+    Spark's client retries for ten minutes. Only a server whose port was open is watched: one behind
+    a proxy, or one that cannot be reached for a while, is left to Spark's client.
 
     Args:
         endpoint: the server's host and port.
-        done: set when nobody wants to know any more.
-        gone: called once, from a thread, with what to say.
+        done: set when the run has ended.
+        on_end: called once, from a thread, with a text for the user.
     """
 
     def __init__(
         self,
         endpoint: tuple[str, int],
         done: threading.Event,
-        gone: Callable[[str], None],
+        on_end: Callable[[str], None],
     ) -> None:
         self._endpoint = endpoint
         self._done = done
-        self._gone = gone
+        self._on_end = on_end
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
         refusals = 0
         if self._refuses():
-            return  # reached by some other way, a proxy say
-        while refusals < _KNOCKS:
-            if self._done.wait(_KNOCK_SECONDS):
+            return  # it is reached in another way, for instance through a proxy
+        while refusals < _PROBES:
+            if self._done.wait(_PROBE_SECONDS):
                 return
             refusals = refusals + 1 if self._refuses() else 0
-        self._gone(
+        self._on_end(
             "the Spark Connect server at {}:{} has ended in the middle of the run: its port "
-            "refuses connections. With it went the executors and the ranks; its log says "
-            "why.".format(*self._endpoint)
+            "refuses connections. The executors and the ranks ended with it. Look for the reason "
+            "in the server's log.".format(*self._endpoint)
         )
 
     def _refuses(self) -> bool:
         try:
-            socket.create_connection(self._endpoint, timeout=_KNOCK_SECONDS).close()
+            socket.create_connection(self._endpoint, timeout=_PROBE_SECONDS).close()
         except ConnectionRefusedError:
             return True
         except OSError:
@@ -133,15 +143,15 @@ class Lookout:
 
 
 class TaskProgress:
-    """When Spark started the tasks of a job, as it reports to Connect clients from 4.0 on.
+    """When Spark started the tasks of a job, which it tells Connect clients from 4.0 on.
 
     Attributes:
-        told: whether Spark tells at all.
-        started: by the monotonic clock; None before.
+        known: whether this version of Spark tells.
+        started: when all tasks had been started, in seconds of the monotonic clock; None before.
     """
 
     def __init__(self, spark: Any, size: int, wake: Callable[[], None]) -> None:
-        self.told = hasattr(spark, "registerProgressHandler")
+        self.known = hasattr(spark, "registerProgressHandler")
         self.started: float | None = None
         self._spark = spark
         self._size = size
@@ -150,16 +160,16 @@ class TaskProgress:
     def __enter__(self) -> TaskProgress:
         """Observe the job that the calling thread runs inside this context."""
         self._thread = threading.get_ident()
-        if self.told:
+        if self.known:
             self._spark.registerProgressHandler(self._on_progress)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.told:
+        if self.known:
             self._spark.removeProgressHandler(self._on_progress)
 
     def _on_progress(self, *, inflight_tasks: int, **_: Any) -> None:
-        # The session's handlers hear of all its jobs, each in the thread that waits for it.
+        # Handlers are called for all jobs of the session, each in the thread that waits for it.
         here = threading.get_ident() == self._thread
         if here and self.started is None and inflight_tasks >= self._size:
             self.started = time.monotonic()

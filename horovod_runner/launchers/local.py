@@ -1,4 +1,4 @@
-"""The local launcher: child processes of the driver. Needs neither pyspark nor Java."""
+"""The local launcher: ranks as child processes of the driver. Needs neither pyspark nor Java."""
 
 from __future__ import annotations
 
@@ -7,26 +7,34 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from horovod_runner.channel import ChannelAddress
-from horovod_runner.job import Job, Outcome
-from horovod_runner.process import inherited_environment
-from horovod_runner.rank import Surroundings, run_rank
+from horovod_runner.task.process import inherited_environment
+from horovod_runner.task.task import TaskSetup, run_rank
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.transport import ChannelAddress
 
 
 class LocalLauncher:
-    """Starts ranks on this machine; any number of them."""
+    """Starts any number of ranks on this machine."""
 
     where = "local"
     channel_host = "127.0.0.1"
     shares_files = True
-    frames: Mapping[str, Any] = {}
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """As many as asked for: the machine is the user's own."""
+        """The number of ranks asked for: nothing limits it here."""
         return size
 
-    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> LocalLaunch:
-        """Start a thread a rank, which starts and watches the rank's worker."""
+    def launch(
+        self,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        dataframes: Mapping[str, Any],
+    ) -> LocalLaunch:
+        """Start one thread per rank, which starts and supervises the rank's worker.
+
+        ``dataframes`` is empty here: the ranks share this machine's disk.
+        """
         return LocalLaunch(job, address, wake)
 
 
@@ -42,7 +50,7 @@ class LocalLaunch:
         self._address = address
         self._wake = wake
         self._outcomes: list[Outcome] = []
-        # Taken once, here: a notebook may change them while the threads start.
+        # Copied once, here: a notebook may change them while the threads start.
         self._path = list(job.path)
         self._environment = {**inherited_environment(), **job.environment}
         self._directory = os.getcwd()
@@ -56,16 +64,15 @@ class LocalLaunch:
             thread.start()
 
     def _run(self, task: int) -> None:
-        here = Surroundings(
+        setup = TaskSetup(
             task, self._path, self._environment, directory=self._directory, owner=os.getpid()
         )
-        outcome = run_rank(self._job, self._address, here)
-        self._outcomes.append(outcome)
+        self._outcomes.append(run_rank(self._job, self._address, setup))
         self._wake()
 
     @property
     def finished(self) -> bool:
-        """Whether every rank is gone."""
+        """Whether all ranks have ended."""
         return len(self._outcomes) == self._job.size
 
     def outcomes(self) -> list[Outcome]:
@@ -75,4 +82,4 @@ class LocalLaunch:
         return list(self._outcomes)
 
     def cancel(self) -> None:
-        """Nothing to add to the channel's Stop: the ranks' watchers live in this process."""
+        """Do nothing: the tasks are threads of this process, and always get the channel's Stop."""

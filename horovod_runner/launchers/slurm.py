@@ -1,10 +1,10 @@
-"""The Slurm launcher: ``srun`` starts a task for each rank, in the allocation that there is.
+"""The Slurm launcher: ``srun`` starts one task per rank, in the current allocation.
 
     srun --stdin--> task (this module's main) --> run_rank --> worker
          <--stdout-- the rank's outcome, in lines
 
-The job and the channel's keys go through srun's standard input, which every task reads: nothing of
-them is in an argument, a variable or a file.
+The job and the channel's keys go through srun's standard input, which every task reads. They are in
+no argument, variable or file.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from typing import Any
 
 import msgspec
 
-from horovod_runner import handover, host
-from horovod_runner.channel import ChannelAddress
 from horovod_runner.errors import DataError, LaunchError, SlotError
-from horovod_runner.handover import RUN_VARIABLE
-from horovod_runner.job import Job, Outcome
-from horovod_runner.launchers import TaskLostError
-from horovod_runner.process import inherited_environment
-from horovod_runner.rank import Surroundings, run_rank
+from horovod_runner.host import network
+from horovod_runner.launchers.launcher import TaskLostError
+from horovod_runner.task.process import inherited_environment
+from horovod_runner.task.task import TaskSetup, run_rank
+from horovod_runner.wire import job_file
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.job_file import RUN_VARIABLE
+from horovod_runner.wire.transport import ChannelAddress
 
 _MARK = "horovod_runner"
-_LINE_BYTES = 1 << 12  # of an outcome; srun keeps lines whole
-_FIRST_TASK_SECONDS = 120.0  # for nodes that have to load Python from a slow file system
+_LINE_BYTES = 1 << 12  # of an outcome; srun does not mix lines
+_FIRST_TASK_SECONDS = 120.0  # nodes may load Python from a slow file system
 _KEPT_LINES = 20
 
 
 class SlurmLauncher:
-    """Starts ranks in the Slurm allocation that this process is in.
+    """Starts ranks in the Slurm allocation of this process.
 
     Args:
-        slot_timeout: as given to HorovodRunner.
+        slot_timeout: seconds to wait for the first task; at least 120 s in any case.
 
     Raises:
-        LaunchError: this process is in none.
+        LaunchError: this process is in no allocation.
     """
 
     def __init__(self, slot_timeout: float | None = None) -> None:
@@ -59,94 +60,110 @@ class SlurmLauncher:
             )
         self.where = f"slurm job {self._job_id}"
         self._seconds = max(_FIRST_TASK_SECONDS, slot_timeout or 0.0)
-        nodes = _nodes()
-        here = socket.gethostname()
-        others = [node for node in nodes if node.split(".")[0] != here.split(".")[0]]
+        this_node = socket.gethostname().split(".")[0]
+        others = [node for node in _nodes() if node.split(".")[0] != this_node]
         self.shares_files = not others
         self.channel_host = _address_towards(others[0]) if others else "127.0.0.1"
-        self.frames: Mapping[str, Any] = {}
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """As many as the allocation has tasks.
+        """The number of ranks: at most the allocation's number of tasks.
 
         Raises:
-            SlotError: more are asked for.
+            SlotError: ``size`` is above it.
         """
         tasks = os.environ.get("SLURM_NTASKS")
-        there = int(tasks or os.environ.get("SLURM_JOB_NUM_NODES") or 1)
-        if size > there:
+        available = int(tasks or os.environ.get("SLURM_JOB_NUM_NODES") or 1)
+        if size > available:
             asked = "--ntasks" if tasks else "no --ntasks, which makes it one for each node,"
             raise SlotError(
-                f"np={size} asks for {size} slots, and allocation {self._job_id} has {there} "
+                f"np={size} asks for {size} slots, and allocation {self._job_id} has {available} "
                 f"task(s) ({asked} in salloc or sbatch). Ask for --ntasks={size} there, or lower "
                 "np."
             )
-        return size or there
+        return size or available
 
-    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> SlurmLaunch:
+    def launch(
+        self,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        dataframes: Mapping[str, Any],
+    ) -> SlurmLaunch:
         """Start one srun for all ranks.
 
         Raises:
-            DataError: rows of a DataFrame should come with the launch.
+            DataError: the rows of a DataFrame should be sent with the launch.
             LaunchError: srun cannot be started.
         """
-        if self.frames:
+        if dataframes:
             raise DataError(
-                f"{', '.join(self.frames)}: Slurm's tasks get no rows from Spark. Name a folder "
-                "that all nodes share (data_dir), or write the DataFrame to Parquet there."
+                f"{', '.join(dataframes)}: Slurm's tasks get no rows from Spark. Name a folder "
+                "that all nodes share, data_config=DataConfig(shared_dir=...), or write the "
+                "DataFrame to Parquet there."
             )
         return SlurmLaunch(job, address, wake, self._seconds)
 
 
 def _nodes() -> list[str]:
     """The names of the allocation's nodes."""
-    listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    if re.fullmatch(r"[\w.-]*", listed):
-        return [listed] if listed else []
+    node_list = os.environ.get("SLURM_JOB_NODELIST", "")
+    if re.fullmatch(r"[\w.-]*", node_list):
+        return [node_list] if node_list else []
     try:
-        said = subprocess.run(
-            ["scontrol", "show", "hostnames", listed], capture_output=True, text=True, check=True
+        done = subprocess.run(
+            ["scontrol", "show", "hostnames", node_list], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise LaunchError(f"`scontrol show hostnames {listed}` fails: {error}") from error
-    return said.stdout.split()
+        raise LaunchError(f"`scontrol show hostnames {node_list}` fails: {error}") from error
+    return done.stdout.split()
 
 
 def _address_towards(node: str) -> str:
-    chosen = os.environ.get("HOROVOD_GLOO_IFACE")
-    for name, address, _ in host.interfaces():
-        if name == chosen:
+    interface = os.environ.get("HOROVOD_GLOO_IFACE")
+    for name, address, _ in network.interfaces():
+        if name == interface:
             return address
     try:
-        return host.address_towards(node)
+        return network.address_towards(node)
     except OSError as error:
         raise LaunchError(
-            f"this host knows no way to the node {node}: {error}. Set HOROVOD_GLOO_IFACE to the "
+            f"this host knows no route to the node {node}: {error}. Set HOROVOD_GLOO_IFACE to the "
             "network interface by which nodes reach each other."
         ) from error
 
 
 def command(size: int) -> list[str]:
-    """The srun of a launch."""
-    found = [
+    """The srun command of a launch with ``size`` ranks."""
+    arguments = [
         "srun",
         f"--ntasks={size}",
         "--kill-on-bad-exit=0",
         "--cpu-bind=none",
         "--quit-on-interrupt",
     ]
-    # Since 22.05 steps do not take this over from the allocation, and would have a CPU a task.
+    # Since Slurm 22.05 steps do not inherit this from the allocation, and get one CPU per task.
     if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
-        found.append(f"--cpus-per-task={cpus}")
+        arguments.append(f"--cpus-per-task={cpus}")
     if os.environ.get("SLURM_JOB_GPUS"):
-        found.append("--gpu-bind=none")  # a rank sees all of its host's: see gpu.py
+        arguments.append("--gpu-bind=none")  # a rank sees all GPUs of its host: see host/gpus.py
     if "SLURM_STEP_ID" in os.environ:
-        found.append("--overlap")  # an interactive shell is a step too, and would be waited for
-    return [*found, *handover.command("horovod_runner.launchers.slurm")]
+        # An interactive shell is a step too, and srun would wait for its end.
+        arguments.append("--overlap")
+    return [*arguments, *job_file.command("horovod_runner.launchers.slurm")]
 
 
 class SlurmLaunch:
-    """One srun under way."""
+    """One srun under way.
+
+    Args:
+        job: what to run.
+        address: the driver's channel.
+        wake: called when srun has ended.
+        seconds: the time limit for the first task.
+
+    Raises:
+        LaunchError: srun cannot be started.
+    """
 
     running = False
 
@@ -156,7 +173,7 @@ class SlurmLaunch:
         self._size = job.size
         self._wake = wake
         self._outcomes: dict[int, Outcome] = {}
-        self._said: list[str] = []
+        self._last_lines: list[str] = []  # of srun's standard error
         self._done = threading.Event()
         self._seconds = seconds
         self.expected: float | None = time.monotonic() + seconds
@@ -167,13 +184,13 @@ class SlurmLaunch:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env={**os.environ, RUN_VARIABLE: job.run_id},
-                start_new_session=True,  # Ctrl-C is the driver's to hear
+                start_new_session=True,  # so that Ctrl-C reaches only the driver
             )
         except OSError as error:
-            raise LaunchError(f"srun cannot be started: {error}") from error
+            raise LaunchError(f"srun cannot be started: {error}. Is it on PATH?") from error
         parcel = pickle.dumps((job, address, os.getcwd()))
-        self._feeder = self._start(lambda: self._feed(parcel))
-        self._listener = self._start(self._listen)
+        self._writer = self._start(lambda: self._write(parcel))
+        self._error_reader = self._start(self._read_errors)
         self._reader = self._start(self._read)
 
     @staticmethod
@@ -182,19 +199,21 @@ class SlurmLaunch:
         thread.start()
         return thread
 
-    def _feed(self, parcel: bytes) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - asked for above
+    def _write(self, parcel: bytes) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - a pipe, see above
         with suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(parcel)
 
-    def _listen(self) -> None:
-        """Keep srun's last words."""
+    def _read_errors(self) -> None:
+        """Keep srun's last lines."""
         assert self._process.stderr is not None  # noqa: S101
         with self._process.stderr as pipe:
             for line in pipe:
-                self._said = [*self._said, line.decode(errors="replace").strip()][-_KEPT_LINES:]
+                text = line.decode(errors="replace").strip()
+                self._last_lines = [*self._last_lines, text][-_KEPT_LINES:]
 
     def _read(self) -> None:
+        """Read the outcomes, and wait for srun's end."""
         assert self._process.stdout is not None  # noqa: S101
         pieces: dict[int, list[bytes]] = {}
         with self._process.stdout as pipe:
@@ -205,7 +224,7 @@ class SlurmLaunch:
                         self._outcomes[int(task)] = msgspec.msgpack.decode(data, type=Outcome)
                     case [mark, task, piece] if mark == _MARK.encode():
                         pieces.setdefault(int(task), []).append(piece)
-        for thread in (self._feeder, self._listener):
+        for thread in (self._writer, self._error_reader):
             thread.join()
         self._process.wait()
         self._done.set()
@@ -213,11 +232,12 @@ class SlurmLaunch:
 
     @property
     def late(self) -> SlotError:
-        """What to say when no task has started in time."""
-        said = "; ".join(self._said) or "srun says nothing"
+        """The error to raise if no task has started in time."""
+        lines = "; ".join(self._last_lines) or "srun printed nothing"
         return SlotError(
-            f"np={self._size}: Slurm has started no task within {self._seconds:.0f} s ({said}). "
-            "Does another step take the allocation's CPUs or GPUs? slot_timeout waits longer."
+            f"np={self._size}: Slurm has started no task within {self._seconds:.0f} s ({lines}). "
+            "Perhaps another step uses the allocation's CPUs or GPUs: end it, or raise "
+            "slot_timeout to wait longer."
         )
 
     @property
@@ -230,15 +250,16 @@ class SlurmLaunch:
 
         Raises:
             TaskLostError: a task ended without an outcome.
-            LaunchError: none has one.
+            LaunchError: no task has an outcome.
         """
         self._reader.join()
-        said = "; ".join(self._said) or f"srun ended with exit code {self._process.returncode}"
+        code = self._process.returncode
+        lines = "; ".join(self._last_lines) or f"srun ended with exit code {code}"
         missing = sorted(set(range(self._size)) - set(self._outcomes))
         if missing and not self._outcomes:
-            raise LaunchError(f"Slurm ended the step, or never started it: {said}")
+            raise LaunchError(f"Slurm ended the step, or never started it: {lines}")
         if missing:
-            raise TaskLostError(missing[0], f"Slurm says: {said}.")
+            raise TaskLostError(missing[0], f"Slurm says: {lines}.")
         return list(self._outcomes.values())
 
     def cancel(self) -> None:
@@ -248,17 +269,17 @@ class SlurmLaunch:
 
 
 def main() -> int:
-    """One task: run the rank that it is."""
+    """Run the rank of one Slurm task."""
     task = int(os.environ["SLURM_PROCID"])
-    job, address, directory = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - srun's own
-    with suppress(OSError):  # of a login node, say
+    job, address, directory = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from our driver
+    with suppress(OSError):  # a folder that only the login node has
         os.chdir(directory)
-    here = Surroundings(
+    setup = TaskSetup(
         task,
         path=list(job.path),
         user_environment={**inherited_environment(), **job.environment},
     )
-    data = base64.b64encode(msgspec.msgpack.encode(run_rank(job, address, here)))
+    data = base64.b64encode(msgspec.msgpack.encode(run_rank(job, address, setup)))
     out = sys.stdout
     for start in range(0, len(data), _LINE_BYTES):
         out.write(f"{_MARK} {task} {data[start : start + _LINE_BYTES].decode()}\n")

@@ -1,4 +1,4 @@
-"""Writes a run into MLflow: its params, its metrics, its checkpoints, and how it ended."""
+"""Writes a run to MLflow: parameters, metrics, checkpoints and final status."""
 
 from __future__ import annotations
 
@@ -9,55 +9,56 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.sinks import TOTAL, Sink, Steps
-from horovod_runner.stores import local_path
+from horovod_runner.checkpoints.folders import local_path
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.sinks.steps import StepCounter
 
 if TYPE_CHECKING:
-    from horovod_runner.checkpoint import Checkpoint
-    from horovod_runner.messages import Report
-    from horovod_runner.result import Run
+    from horovod_runner.checkpoints.checkpoint import Checkpoint
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.messages import Report
 
 _STATUS: Final = {"finished": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _TAG: Final = "horovod_runner"
 _FLUSH_SECONDS: Final = 1.0
-# MLflow's limits: of a request, and of a name.
+# MLflow's limits for a request and for a name.
 _BATCH: Final = 1000
 _NAME_LENGTH: Final = 250
 
 
 class MLflowSink(Sink):
-    """Writes a run into MLflow.
+    """Writes a run to MLflow.
 
         with mlflow.start_run():
             HorovodRunner(np=4, sinks=[MLflowSink()]).run(main, learning_rate=0.1)
 
-    It goes into the MLflow run that is active where ``run`` is called, and a new one where none is.
-    A new one ends as FINISHED, FAILED or (after a cancel) KILLED. One that was active stays open:
-    whoever started it ends it. Either has the tags ``horovod_runner.run_id``, ``.status`` and,
-    after a restart, ``.attempts``.
+    The data go to the MLflow run that is active where ``run`` is called, otherwise to a new one. A
+    new run ends as FINISHED, FAILED or (after a cancel) KILLED. An active run stays open: the code
+    that started it ends it. Both get the tags ``horovod_runner.run_id``, ``.status`` and, after a
+    restart, ``.attempts``.
 
-    Params are ``last_run.params``; those that an active run has already stay as they are. Metrics
-    go by step, or by the count of the rank's reports where none has a step; the epoch is one of
-    them. Those of other ranks than 0 (``report_ranks="all"``) are named ``rank1/loss``. A character
-    that MLflow does not allow in a name becomes "_". NaN and infinity are sent as they are:
-    MLflow's databases keep the largest float in place of infinity.
+    Parameters are ``last_run.params``; a parameter that an active run already has stays unchanged.
+    Metrics are indexed by step, or by the count of the rank's reports if none has a step. The epoch
+    is logged as a metric. Metrics of ranks other than 0 (``report_ranks="all"``) are named
+    ``rank1/loss``. A character that MLflow does not allow in a name becomes "_". NaN and infinity
+    are sent unchanged; MLflow's databases store the largest float in place of infinity.
 
     Args:
-        tracking_uri: of a server or store. None takes the one that MLflow is set to; with any other
-            one the active run is somewhere else, and a new one is made.
-        experiment: the name of that which a new run belongs to; created if need be. None: the one
-            that MLflow is set to.
-        run_name: of a new run; None lets MLflow choose.
+        tracking_uri: the MLflow server or store. None uses MLflow's current setting. With a
+            different URI the active run does not count, and a new run is created.
+        experiment: the name of a new run's experiment, which is created if it does not exist. None
+            uses MLflow's current experiment.
+        run_name: the name of a new run; None lets MLflow choose.
         log_checkpoints: whether checkpoints become artifacts, in the folder ``checkpoints``. MLflow
-            keeps all of them, whatever ``keep`` says. One that is in a store of its own is not
-            copied: the tag ``horovod_runner.checkpoint`` has the URL of the latest one.
+            keeps all of them, whatever ``num_to_keep`` says. A checkpoint in remote storage is not
+            copied; the tag ``horovod_runner.checkpoint`` then holds the URL of the latest one.
 
     Attributes:
-        run_id: of the MLflow run; None before the first.
+        run_id: the id of the MLflow run; None before the first run.
 
     Raises:
         ImportError: MLflow is not installed.
-        ValueError: MLflow cannot write there.
+        ValueError: MLflow cannot write to ``tracking_uri``.
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class MLflowSink(Sink):
         except Exception as error:
             raise ValueError(
                 f"MLflow cannot write to {tracking_uri or mlflow.get_tracking_uri()}: {error} Set "
-                "tracking_uri (or MLFLOW_TRACKING_URI) to a server; or install all of it, pip "
-                "install mlflow; or use a folder, file:mlruns, with MLFLOW_ALLOW_FILE_STORE=true."
+                "tracking_uri (or MLFLOW_TRACKING_URI) to a server. Or install the full package: "
+                "pip install mlflow. Or use a folder, file:mlruns, with "
+                "MLFLOW_ALLOW_FILE_STORE=true."
             ) from error
         self._tracking_uri = tracking_uri
         self._experiment = experiment
@@ -89,27 +91,28 @@ class MLflowSink(Sink):
         self.run_id: str | None = None
 
     def prepare(self) -> None:
-        """See :class:`~horovod_runner.sinks.Sink`; so for all below."""
+        """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
         import mlflow
         from mlflow.tracking.context.registry import resolve_tags
         from mlflow.tracking.fluent import _get_experiment_id
 
-        # MLflow's own idea of where things go: it may have been set since, and is the thread's.
+        # Read MLflow's settings here: they are bound to this thread, and may have changed since
+        # the sink was created.
         self._client = mlflow.MlflowClient(self._tracking_uri)
-        ours = self._tracking_uri in (None, mlflow.get_tracking_uri())
-        active = mlflow.active_run() if ours else None
+        is_default_uri = self._tracking_uri in (None, mlflow.get_tracking_uri())
+        active = mlflow.active_run() if is_default_uri else None
         self._active: str | None = None if active is None else active.info.run_id
         self._experiment_id = "0"  # the default experiment
         self._tags: dict[str, str] = {}
         if active is None:
             self._tags = resolve_tags()
-            if ours and self._experiment is None:
+            if is_default_uri and self._experiment is None:
                 self._experiment_id = _get_experiment_id() or self._experiment_id
 
     def begin(self, run: Run) -> None:
         self._metrics: list[Any] = []
         self._flushed_at = time.monotonic()
-        self._steps: defaultdict[int, Steps] = defaultdict(Steps)
+        self._steps: defaultdict[int, StepCounter] = defaultdict(StepCounter)
         self._epochs: dict[int, int] = {}
         self.run_id = self._active or self._new_run()
         self._set("run_id", run.run_id)
@@ -118,11 +121,11 @@ class MLflowSink(Sink):
     def _new_run(self) -> str:
         experiment = self._experiment_id
         if self._experiment is not None:
-            found = self._client.get_experiment_by_name(self._experiment)
+            existing = self._client.get_experiment_by_name(self._experiment)
             experiment = (
                 self._client.create_experiment(self._experiment)
-                if found is None
-                else found.experiment_id
+                if existing is None
+                else existing.experiment_id
             )
         created = self._client.create_run(experiment, tags=self._tags, run_name=self._run_name)
         return str(created.info.run_id)
@@ -130,10 +133,10 @@ class MLflowSink(Sink):
     def _log_params(self, run: Run) -> None:
         from mlflow.entities import Param
 
-        # Of the active run; MLflow refuses to change a param.
-        there = {} if self._active is None else self._client.get_run(self.run_id).data.params
+        # MLflow refuses to change a parameter that the active run already has.
+        existing = {} if self._active is None else self._client.get_run(self.run_id).data.params
         named = {_name(name): str(value) for name, value in run.params.items()}
-        params = [Param(name, value) for name, value in named.items() if name not in there]
+        params = [Param(name, value) for name, value in named.items() if name not in existing]
         self._client.log_batch(self.run_id, params=params)
 
     def attempt(self, number: int) -> None:
@@ -144,23 +147,24 @@ class MLflowSink(Sink):
         from mlflow.entities import Metric
 
         rank = report.rank
-        step = self._steps[rank].of(report)
-        numbers = {name: value for name, value in report.metrics.items() if name != TOTAL}
+        step = self._steps[rank].step_of(report)
+        numbers = dict(report.metrics)
         if report.epoch is not None and self._epochs.get(rank) != report.epoch:
             numbers["epoch"] = self._epochs[rank] = report.epoch
-        at = max(0, int(report.time * 1000))
+        millis = max(0, int(report.time * 1000))
         prefix = f"rank{rank}/" if rank else ""
         self._metrics += [
-            Metric(_name(prefix + name), float(value), at, step) for name, value in numbers.items()
+            Metric(_name(prefix + name), float(value), millis, step)
+            for name, value in numbers.items()
         ]
         due = time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
         if due or len(self._metrics) >= _BATCH:
             self._flush()
 
     def _flush(self) -> None:
-        gathered, self._metrics = self._metrics, []
-        for start in range(0, len(gathered), _BATCH):
-            self._client.log_batch(self.run_id, metrics=gathered[start : start + _BATCH])
+        metrics, self._metrics = self._metrics, []
+        for start in range(0, len(metrics), _BATCH):
+            self._client.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
         self._flushed_at = time.monotonic()
 
     def idle(self) -> None:
@@ -169,7 +173,7 @@ class MLflowSink(Sink):
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         if not self._log_checkpoints:
             return
-        self._flush()  # an upload may take its time
+        self._flush()  # the upload may take long
         path = local_path(checkpoint.path)
         if path is None:
             self._set("checkpoint", checkpoint.path)
@@ -179,7 +183,7 @@ class MLflowSink(Sink):
         except Exception:
             if path.exists():
                 raise
-            # `keep` has let it go meanwhile: there is a newer one.
+            # `num_to_keep` has deleted it meanwhile: there is a newer one.
 
     def end(self, run: Run) -> None:
         self._flush()
@@ -193,6 +197,6 @@ class MLflowSink(Sink):
 
 @lru_cache(maxsize=4096)
 def _name(name: str) -> str:
-    """A name as MLflow allows it: letters, digits, ``_-.:/`` and spaces, as a path within."""
+    """Turn a name into one that MLflow allows: letters, digits, ``_-.:/``, spaces; a clean path."""
     allowed = re.sub(r"[^\w\-.:/ ]", "_", name)[:_NAME_LENGTH]
     return posixpath.normpath(allowed).lstrip("./") or "_"

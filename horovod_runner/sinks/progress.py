@@ -1,8 +1,7 @@
-"""Shows how a training goes: a bar in a terminal or notebook, lines where there is neither."""
+"""Shows the progress of a training: a bar in a terminal or notebook, otherwise lines of text."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
@@ -10,11 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.sinks import TOTAL, Sink, Steps, is_terminal, write
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.sinks.steps import StepCounter
+from horovod_runner.sinks.streams import is_terminal, write
 
 if TYPE_CHECKING:
-    from horovod_runner.messages import Report
-    from horovod_runner.result import Run
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.messages import Report
 
 _LINE_SECONDS = 10.0
 _DRAW_SECONDS = 0.1
@@ -22,20 +23,19 @@ _SHOWN_METRICS = 5
 
 
 class Progress(Sink):
-    """Rank 0's steps, steps a second and latest metrics, and the attempt after a restart.
+    """Shows rank 0's steps, steps per second and latest metrics, and the attempt after a restart.
 
-    Nothing is shown before the first report that has a step or a metric. With ``total_steps`` among
-    the metrics the bar has an end.
+    Nothing is shown before the first report. ``report(total_steps=...)`` gives the bar its end.
     """
 
     def __init__(self) -> None:
         self._bar: Any = None
         self._lines = not (_has_columns() or _in_notebook())
-        self._line_open = False
+        self._line_open = False  # the program's last line of output has no end yet
         self._attempt = 1
         self._restarted = False
         self._metrics: dict[str, float | int] = {}
-        self._steps = Steps()
+        self._steps = StepCounter()
         self._step = 0
         self._epoch: int | None = None
         self._total: int | None = None
@@ -44,23 +44,23 @@ class Progress(Sink):
         self._dirty = False
 
     def attempt(self, number: int) -> None:
-        """See :class:`~horovod_runner.sinks.Sink`; so for all below."""
+        """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
         self._attempt = number
         self._restarted = number > 1
         self._metrics, self._dirty = {}, False
         self._paced = None
-        self._steps = Steps()
+        self._steps = StepCounter()
 
     def reports(self, reports: Sequence[Report]) -> None:
         if reports[0].rank != 0:
             return
         for report in reports:
             self._metrics.update(report.metrics)
-            self._step = self._steps.of(report)
-            self._epoch = report.epoch if report.epoch is not None else self._epoch
-        total = self._metrics.pop(TOTAL, None)
-        if total is not None and math.isfinite(total):
-            self._total = int(total)
+            self._step = self._steps.step_of(report)
+            if report.epoch is not None:
+                self._epoch = report.epoch
+            if report.total_steps is not None:
+                self._total = report.total_steps
         self._dirty = True
         now = time.monotonic()
         if self._paced is None:
@@ -70,7 +70,7 @@ class Progress(Sink):
 
     def end(self, run: Run) -> None:
         if run.status == "finished" and self._step + 1 == self._total:
-            self._step += 1  # they were counted from 0
+            self._step += 1  # steps were counted from 0
             self._dirty = True
         if self._line_open and not self._lines and (self._dirty or self._bar is not None):
             write(sys.stderr, "\n")
@@ -83,12 +83,12 @@ class Progress(Sink):
                 bar.close()
                 widget = _widget(bar)
                 if widget is not None:
-                    # For tqdm every bar has failed that is short of its end, and no other one.
+                    # tqdm marks a bar as failed whenever it stops before its end, and only then.
                     widget.bar_style = "success" if run.status == "finished" else "danger"
 
     @contextmanager
-    def away(self, text: str) -> Iterator[None]:
-        """While a text is written: the bar comes back below it, once its last line is complete."""
+    def hidden(self, text: str) -> Iterator[None]:
+        """Hide the bar while a text is written; redraw it below once the last line is complete."""
         bar = self._bar
         if bar is not None and not self._line_open:
             with suppress(Exception):
@@ -109,7 +109,7 @@ class Progress(Sink):
         else:
             try:
                 self._draw()
-            except Exception:  # a bar that cannot be drawn is no reason to end a training
+            except Exception:  # a bar that cannot be drawn must not end a training
                 self._lines, self._bar = True, None
         self._shown_at = now
         self._dirty = False
@@ -118,7 +118,7 @@ class Progress(Sink):
         if self._bar is None:
             from tqdm.auto import tqdm
 
-            # Its own thread would draw into a notebook's next cell.
+            # tqdm's monitor thread would draw into a notebook's next cell.
             tqdm.monitor_interval = 0
             self._bar = tqdm(
                 total=self._total,
@@ -159,8 +159,8 @@ class Progress(Sink):
 
     def _line(self, now: float) -> str:
         step = self._step
-        of = f"/{self._total}" if self._total is not None else ""
-        parts = [self._description(), f"step {step}{of}"]
+        end = f"/{self._total}" if self._total is not None else ""
+        parts = [self._description(), f"step {step}{end}"]
         if self._paced is not None and now > self._paced[0] and step > self._paced[1]:
             parts.append(f"{(step - self._paced[1]) / (now - self._paced[0]):.3g} steps/s")
         parts.append(self._values())
@@ -172,13 +172,13 @@ def _short(value: float | int) -> str:
 
 
 def _widget(bar: Any) -> Any:
-    """The bar's own widget in a notebook; None where it is text."""
+    """The widget of a bar in a notebook; None if the bar is text."""
     container = getattr(bar, "container", None)
     return None if container is None else container.children[1]
 
 
 def _has_columns() -> bool:
-    """Whether stderr is a terminal that knows its size: where it has none, tqdm draws nothing."""
+    """Whether stderr is a terminal with a known width; without one, tqdm draws nothing."""
     try:
         return is_terminal() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
     except (AttributeError, OSError, ValueError):
@@ -186,7 +186,7 @@ def _has_columns() -> bool:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a Jupyter kernel, where tqdm draws with widgets, or as text without them."""
+    """Whether this is a Jupyter kernel: there tqdm draws with widgets, or as text without them."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in shell.config

@@ -1,4 +1,4 @@
-"""Writes a run as event files, which TensorBoard shows while it goes on."""
+"""Writes a run as TensorBoard event files, readable while the run goes on."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.sinks import TOTAL, Sink, Steps
-from horovod_runner.stores import local_path
+from horovod_runner.checkpoints.folders import local_path
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.sinks.steps import StepCounter
 
 if TYPE_CHECKING:
-    from horovod_runner.messages import Report
-    from horovod_runner.result import Run
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.messages import Report
 
 _FLUSH_SECONDS: Final = 1.0
-_numbers = itertools.count()
+_file_numbers = itertools.count()
 
 
 class TensorBoardSink(Sink):
@@ -26,26 +27,26 @@ class TensorBoardSink(Sink):
 
         HorovodRunner(np=4, sinks=[TensorBoardSink("runs/first")]).run(main)
 
-    and ``tensorboard --logdir runs`` shows it. Metrics go by step, or by the count of the rank's
-    reports where none has a step; the epoch is one of them. Those of other ranks than 0
-    (``report_ranks="all"``) are in folders ``rank1``, ``rank2`` and so on, so TensorBoard draws the
-    ranks into one picture. The run's params are a text.
+    ``tensorboard --logdir runs`` shows it. Metrics are indexed by step, or by the count of the
+    rank's reports if none has a step. The epoch is logged as a metric. Metrics of ranks other than
+    0 (``report_ranks="all"``) go to the folders ``rank1``, ``rank2`` and so on: TensorBoard draws
+    the ranks into one chart. The run's parameters become a text.
 
-    After a restart, and when another run writes to the same folder, steps that come a second time
-    take the place of the first ones.
+    Steps that are repeated, after a restart or by another run in the same folder, replace the
+    earlier ones.
 
     Args:
-        log_dir: a folder of this machine; is made.
+        log_dir: a folder on this machine; created if it does not exist.
 
     Raises:
         ImportError: TensorBoard is not installed.
-        ValueError: log_dir is the URL of a store.
-        OSError: log_dir cannot be made.
+        ValueError: log_dir is the URL of remote storage.
+        OSError: log_dir cannot be created.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         try:
-            # Not tensorboard.summary.Writer: that imports TensorFlow, if there is one, for long.
+            # Not tensorboard.summary.Writer: it imports TensorFlow if installed, which takes long.
             from tensorboard.compat.proto import event_pb2  # noqa: F401
             from tensorboard.summary.writer import record_writer  # noqa: F401
         except ImportError as error:
@@ -55,18 +56,18 @@ class TensorBoardSink(Sink):
         folder = local_path(os.fspath(log_dir))
         if folder is None:
             raise ValueError(
-                f"log_dir={log_dir!r}: event files grow line by line, which stores cannot do. Name "
-                "a folder of this machine, or one that is mounted on it."
+                f"log_dir={log_dir!r} is remote storage. Event files are appended to, which remote "
+                "storage cannot do. Set log_dir to a folder on this machine or to a mounted one."
             )
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.absolute()
 
     def begin(self, run: Run) -> None:
-        """See :class:`~horovod_runner.sinks.Sink`; so for all below."""
+        """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
         self._files: dict[int, _EventFile] = {}
-        self._steps: defaultdict[int, Steps] = defaultdict(Steps)
+        self._steps: defaultdict[int, StepCounter] = defaultdict(StepCounter)
         self._flushed_at = time.monotonic()
-        self._params = _table(run)
+        self._params = _markdown_table(run)
 
     def attempt(self, number: int) -> None:
         for file in self._files.values():
@@ -74,8 +75,8 @@ class TensorBoardSink(Sink):
 
     def report(self, report: Report) -> None:
         rank = report.rank
-        step = self._steps[rank].of(report)
-        numbers = {name: value for name, value in report.metrics.items() if name != TOTAL}
+        step = self._steps[rank].step_of(report)
+        numbers = dict(report.metrics)
         if report.epoch is not None:
             numbers["epoch"] = report.epoch
         self._file(rank).scalars(numbers, step, report.time)
@@ -92,22 +93,22 @@ class TensorBoardSink(Sink):
             file.close()
 
     def _file(self, rank: int) -> _EventFile:
-        found = self._files.get(rank)
-        if found is None:
+        file = self._files.get(rank)
+        if file is None:
             folder = self._folder / f"rank{rank}" if rank else self._folder
-            found = self._files[rank] = _EventFile(folder, "" if rank else self._params)
-        return found
+            file = self._files[rank] = _EventFile(folder, "" if rank else self._params)
+        return file
 
 
 class _EventFile:
     """One event file, in the format "brain.Event:2".
 
     Args:
-        folder: where; is made.
-        params: a text in Markdown.
+        folder: where the file goes; created if it does not exist.
+        params: the run's parameters as Markdown; empty to write none.
 
     Attributes:
-        restarted: steps may go back with the next event.
+        restarted: whether the next event may have a lower step than the last one.
     """
 
     def __init__(self, folder: Path, params: str) -> None:
@@ -116,8 +117,8 @@ class _EventFile:
 
         self._event_pb2, self._summary_pb2 = event_pb2, summary_pb2
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads a folder's files in the order of their names.
-        name = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        # TensorBoard reads the files of a folder in the order of their names.
+        name = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
         self._writer: Any = RecordWriter((folder / f"events.out.tfevents.{name}").open("xb"))
         self._params = params
         self.restarted = True
@@ -125,9 +126,9 @@ class _EventFile:
         self.flush()
 
     def scalars(self, numbers: dict[str, float | int], step: int, when: float) -> None:
-        """Add the metrics of a step."""
+        """Append the metrics of a step; ``when`` is in seconds since the epoch."""
         if self.restarted:
-            # What is there of this and later steps counts no more.
+            # TensorBoard then discards earlier events of this step and of later ones.
             log = self._event_pb2.SessionLog(status=self._event_pb2.SessionLog.START)
             self._write(wall_time=when, step=step, session_log=log)
             if self._params:
@@ -157,15 +158,15 @@ class _EventFile:
         self._writer.write(self._event_pb2.Event(**fields).SerializeToString())
 
     def flush(self) -> None:
-        """Let readers see what there is."""
+        """Make all events visible to readers."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Write the rest."""
+        """Write buffered events and close the file."""
         self._writer.close()
 
 
-def _table(run: Run) -> str:
+def _markdown_table(run: Run) -> str:
     def cell(value: object) -> str:
         return str(value).replace("|", "\\|").replace("\n", " ")
 

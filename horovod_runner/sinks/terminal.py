@@ -1,4 +1,4 @@
-"""Prints to the driver's stdout and stderr: the terminal, the notebook cell, the job's log."""
+"""Prints the ranks' output and the runner's notices to the driver's stdout and stderr."""
 
 from __future__ import annotations
 
@@ -11,40 +11,42 @@ from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from horovod_runner.sinks import Sink, is_terminal, write
+from horovod_runner.common.text import MAX_LINES, spans
 from horovod_runner.sinks.progress import Progress
-from horovod_runner.topology import MANY, spans
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.sinks.streams import is_terminal, write
 
 if TYPE_CHECKING:
-    from horovod_runner.messages import Report
-    from horovod_runner.result import Run
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.messages import Report
 
 Stream = Literal["stdout", "stderr"]
-_GATHER_SECONDS = 0.3  # ranks do not print the same at quite the same time
-_MOST_GATHERED = 1000  # lines
+_GATHER_SECONDS = 0.3  # ranks print the same line at slightly different times
+_MAX_GATHERED = 1000  # lines
 
 
 class TerminalSink(Sink):
-    """Prints what comes back.
+    """Prints what the ranks print, and notices.
 
     Args:
-        size: with more than one rank, each line of output names its rank; with many, lines that
-            several of them print at the same time are printed once, with all their ranks.
-        progress: whose bar is to stay below what is printed.
+        size: the number of ranks. With more than one, each line of output names its rank. With more
+            than 16, a line that several ranks print at about the same time is printed once, with
+            all their numbers.
+        progress: the progress bar that stays below the printed text; None if there is no bar.
     """
 
     def __init__(self, size: int, progress: Progress | None = None) -> None:
         self._prefixed = size > 1
-        self._gathers = size > MANY
-        # By stream, line and how often the rank has printed that: its ranks.
+        self._gathers = size > MAX_LINES
+        # Ranks by (stream, line, how many times the rank has printed that line).
         self._gathered: dict[tuple[Stream, str, int], list[int]] = {}
         self._printed: Counter[tuple[int, Stream, str]] = Counter()
-        self._since = 0.0  # when the first of them came
-        self._lock = threading.RLock()  # a user's sink gives notice from a thread of its own
+        self._since = 0.0  # when the first gathered line arrived
+        self._lock = threading.RLock()  # a user's sink sends notices from another thread
         self._progress = progress
 
     def output(self, rank: int, stream: Stream, text: str) -> None:
-        """A piece of what a rank printed, to the stream of the same name."""
+        """Print a piece of a rank's output to the stream of the same name."""
         lines = text.removesuffix("\n").split("\n")
         if self._gathers:
             self._gather(rank, stream, lines)
@@ -54,26 +56,26 @@ class TerminalSink(Sink):
         self._write(_stream(stream), text)
 
     def idle(self) -> None:
-        """Print what was gathered for long enough."""
+        """Print gathered lines once they are old enough."""
         if self._gathered and time.monotonic() - self._since > _GATHER_SECONDS:
             self._print_gathered()
 
     def end(self, run: Run) -> None:
-        """Print what is left."""
+        """Print the remaining lines."""
         self._print_gathered()
 
     def log(self, rank: int, text: str) -> None:
-        """What ``log_to_driver`` was called with, as it is."""
+        """Print the text of a ``log_to_driver`` call unchanged."""
         self._print_gathered()
         self._write(sys.stdout, f"{text}\n")
 
     def reports(self, reports: Sequence[Report]) -> None:
-        """For the progress bar alone."""
+        """Print nothing: reports are for the progress bar."""
 
     def notice(self, text: str) -> None:
-        """To stderr: a program's own output stays its own."""
+        """Print to stderr, so that stdout holds only the program's output."""
         self._print_gathered()
-        # On a terminal Spark's progress bar may stand on the line: wipe it.
+        # Spark's progress bar may be on the current line of a terminal: erase it.
         start = "\r\x1b[K" if is_terminal() else ""
         lines = "".join(f"HorovodRunner: {line}\n" for line in text.splitlines())
         self._write(sys.stderr, start + lines)
@@ -86,7 +88,7 @@ class TerminalSink(Sink):
                 self._printed[rank, stream, line] += 1
                 times = self._printed[rank, stream, line]
                 self._gathered.setdefault((stream, line, times), []).append(rank)
-            if len(self._gathered) > _MOST_GATHERED:
+            if len(self._gathered) > _MAX_GATHERED:
                 self._print_gathered()
 
     def _print_gathered(self) -> None:
@@ -96,12 +98,12 @@ class TerminalSink(Sink):
                 keys = list(takewhile(lambda key: key[0] == stream, self._gathered))  # noqa: B023
                 lines = [f"[{spans(self._gathered[key])}] {key[1]}\n" for key in keys]
                 self._write(_stream(stream), "".join(lines))
-                for key in keys:  # an interrupt while they were written has lost none
+                for key in keys:  # after the write, so that an interrupt loses no line
                     del self._gathered[key]
             self._printed.clear()
 
     def _write(self, stream: TextIO, text: str) -> None:
-        with nullcontext() if self._progress is None else self._progress.away(text):
+        with nullcontext() if self._progress is None else self._progress.hidden(text):
             write(stream, text)
 
 

@@ -1,8 +1,7 @@
-"""Finds the other ranks of a program, whatever has started it.
+"""Detects what started a program, and connects to its other ranks.
 
-Where an MPI has (``mpirun``, ``srun --mpi=...``) by MPI itself. Else they meet where they can, at
-Horovod's rendezvous store (``horovodrun``, HorovodRunner) or by Spark's barrier, and then talk over
-sockets of their own.
+Ranks that MPI started (``mpirun``, ``srun --mpi=...``) use MPI. Others meet at Horovod's rendezvous
+server (``horovodrun``, HorovodRunner) or at Spark's barrier, and then use sockets.
 """
 
 from __future__ import annotations
@@ -12,85 +11,87 @@ import sys
 from typing import Any
 
 from horovod_runner.errors import LaunchError
-from horovod_runner.spmd.neighbours import Neighbours
-from horovod_runner.spmd.placement import Member
+from horovod_runner.spmd.peers import Peers
+from horovod_runner.spmd.trainers import Member
 
-# What an MPI's launcher sets in each process that it starts: how many there are.
+# Variables that MPI launchers set to the number of processes.
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
-
-# And who it is.
+# Variables that they set to a process's rank.
 _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "MV2_COMM_WORLD_RANK")
-# What Open MPI's launchers set; MPICH knows nothing of PMIx.
+# Prefixes of Open MPI's variables; MPICH does not use PMIx.
 _OPEN_MPI = ("OMPI_COMM_WORLD_", "PMIX_")
 
 
-def find(own: Member, comm: Any = None) -> Neighbours:
-    """The ranks that this process was started with.
+def find(this: Member, comm: Any = None) -> Peers:
+    """Connect to the ranks that this process was started with.
 
     Args:
-        own: this process; its rank is not known yet.
-        comm: an mpi4py communicator to take instead of looking.
+        this: this process; its rank is not known yet.
+        comm: an mpi4py communicator to use; None detects what started the program.
 
     Raises:
-        LaunchError: there are others, and no way to reach them.
+        LaunchError: there are other ranks, and they cannot be reached.
     """
     if comm is not None:
-        from horovod_runner.spmd.mpi import MpiNeighbours
+        from horovod_runner.spmd.mpi import MpiPeers
 
-        return MpiNeighbours(comm)
+        return MpiPeers(comm)
     if _is_barrier_task():
-        from horovod_runner.spmd.mesh import Mesh, SparkMeeting
+        from horovod_runner.spmd.meeting import SparkMeeting
+        from horovod_runner.spmd.mesh import Mesh
 
-        return Mesh(SparkMeeting(), own)
+        return Mesh(SparkMeeting(), this)
     if int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
-        from horovod_runner.spmd.mesh import Mesh, StoreMeeting
+        from horovod_runner.spmd.meeting import StoreMeeting
+        from horovod_runner.spmd.mesh import Mesh
 
-        return Mesh(StoreMeeting(), own)
+        return Mesh(StoreMeeting(), this)
     if "mpi4py.MPI" in sys.modules or any(os.environ.get(name) for name in _MPI_SIZES):
         return _mpi()
     if _slurm_tasks() > 1:
         return _mpi()
-    from horovod_runner.spmd.mesh import Alone, Mesh
+    from horovod_runner.spmd.meeting import Alone
+    from horovod_runner.spmd.mesh import Mesh
 
-    return Mesh(Alone(), own)
+    return Mesh(Alone(), this)
 
 
-def _mpi() -> Neighbours:
+def _mpi() -> Peers:
     tasks = _slurm_tasks()
     if tasks > 1 and not any(name in os.environ for name in _MPI_RANKS):
-        # An Open MPI would end the process with a page of text.
+        # Otherwise Open MPI would end the process with a page of text.
         raise LaunchError(
-            f"srun started {tasks} tasks, and no MPI by which they know of each other: name the "
-            "plugin that fits the MPI, srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH (srun "
-            "--mpi=list shows them); or start the program with `horovod-runner run`."
+            f"srun started {tasks} tasks without an MPI plugin, so they cannot find each other. "
+            "Name the plugin of your MPI: srun --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH (srun "
+            "--mpi=list shows them). Or start the program with `horovod-runner run`."
         )
     if any(name.startswith(_OPEN_MPI) for name in os.environ):
-        # Where the mpich package is installed too, mpi4py would take that.
+        # If the mpich package is installed as well, mpi4py would load that.
         os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"an MPI or Slurm started this process as one of several, and mpi4py, which tells of "
-            f"the others, cannot be imported ({error}): pip install mpi4py, with the MPI's "
-            "library on the loader's path; or start the program with `horovod-runner run`."
+            f"MPI or Slurm started this process as one of several, and mpi4py, which finds the "
+            f"others, cannot be imported ({error}). pip install mpi4py, and put the MPI library on "
+            "the loader's path. Or start the program with `horovod-runner run`."
         ) from error
-    from horovod_runner.spmd.mpi import MpiNeighbours
+    from horovod_runner.spmd.mpi import MpiPeers
 
     started = max([tasks, *(int(os.environ.get(name) or 1) for name in _MPI_SIZES)])
     if MPI.COMM_WORLD.size == 1 and started > 1:
         library = MPI.Get_library_version().splitlines()[0].strip("\0")
         raise LaunchError(
-            f"{started} processes were started and MPI knows of one: the MPI that mpi4py found "
-            f"({library}) is not the one whose launcher was used. Use its own mpirun (or the "
-            "plugin of srun that fits it: --mpi=pmix for Open MPI, --mpi=pmi2 for MPICH), or "
-            "start the program with `horovod-runner run`."
+            f"{started} processes were started, but MPI sees only one: mpi4py loaded another MPI "
+            f"({library}) than the one whose launcher was used. Use the mpirun of that MPI, or its "
+            "plugin of srun (--mpi=pmix for Open MPI, --mpi=pmi2 for MPICH). Or start the program "
+            "with `horovod-runner run`."
         )
-    return MpiNeighbours(MPI.COMM_WORLD)
+    return MpiPeers(MPI.COMM_WORLD)
 
 
 def _slurm_tasks() -> int:
-    """How many tasks srun started this process with; 1 outside one (in a batch script, say)."""
+    """Return the number of tasks of this srun step; 1 outside a step, as in a batch script."""
     if "SLURM_PROCID" not in os.environ or not os.environ.get("SLURM_STEP_ID", "").isdigit():
         return 1
     return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1"))

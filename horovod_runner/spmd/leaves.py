@@ -1,7 +1,7 @@
-"""The arrays and tables in what ``prepare_data`` was given, and how each kind of them travels.
+"""The arrays and tables in the argument of ``prepare_data``, and how they are sent.
 
-An array's rows are received where they stay. Tables, pandas objects and arrays of Python objects
-travel as serialized pieces, which are put together at the end.
+Rows of an array are received directly into the result. Tables, pandas objects and arrays of Python
+objects are sent as serialized pieces, which are joined at the end.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ class Leaf(Protocol):
     """One array or table.
 
     Attributes:
-        rows: how many it has on this rank.
+        rows: the number of rows on this rank.
     """
 
     rows: int
 
     @property
     def schema(self) -> bytes:
-        """What the other ranks have to know of it; equal on all, or :meth:`conform` refuses."""
+        """A description for the other ranks; :meth:`conform` compares those of all ranks."""
 
     def conform(self, others: Sequence[bytes]) -> Leaf:
-        """The same as one of the kind that all ranks have.
+        """Return this leaf in the type that all ranks have in common.
 
         Args:
-            others: the schemas of the ranks that have rows.
+            others: the different schemas of the ranks that have rows; at least one.
 
         Raises:
-            ValueError: they differ; the text says in what.
+            ValueError: the schemas differ; the text says how.
         """
 
     def row_bytes(self) -> float:
-        """About how large a row is."""
+        """Return the approximate size of a row in bytes."""
 
 
 class Array:
-    """A NumPy array whose items are bytes and nothing else."""
+    """A NumPy array of plain items, without Python objects."""
 
     def __init__(self, data: np.ndarray[Any, Any]) -> None:
         self.data = data
@@ -57,11 +57,11 @@ class Array:
 
     def conform(self, others: Sequence[bytes]) -> Array:
         """As :class:`Leaf`."""
-        found = [pickle.loads(other) for other in others]  # noqa: S301 - from this program's ranks
-        dtype, shape = found[0]
-        if all(other.kind == dtype.kind and other.kind in "US" for other, _ in found):
-            dtype = np.result_type(*(other for other, _ in found))  # texts as long as the longest
-        for other, trailing in found:
+        schemas = [pickle.loads(other) for other in others]  # noqa: S301 - from this program
+        dtype, shape = schemas[0]
+        if all(other.kind == dtype.kind and other.kind in "US" for other, _ in schemas):
+            dtype = np.result_type(*(other for other, _ in schemas))  # the width of the widest text
+        for other, trailing in schemas:
             if trailing != shape:
                 raise ValueError(f"rows of shape {shape} and rows of shape {trailing}")
             if other != dtype and dtype.kind not in "US":
@@ -77,7 +77,7 @@ class Array:
 
 
 class Table:
-    """What travels as serialized pieces."""
+    """Base class of data that are sent as serialized pieces."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -90,10 +90,10 @@ class Table:
 
     def conform(self, others: Sequence[bytes]) -> Table:
         """As :class:`Leaf`."""
-        found = [self.load(memoryview(other)) for other in others]
-        for other in found[1:]:
-            self.compare(found[0], other)
-        return self if self.rows else type(self)(found[0])
+        empty_tables = [self.load(memoryview(other)) for other in others]
+        for other in empty_tables[1:]:
+            self.compare(empty_tables[0], other)
+        return self if self.rows else type(self)(empty_tables[0])
 
     def row_bytes(self) -> float:
         """As :class:`Leaf`."""
@@ -101,30 +101,30 @@ class Table:
         return len(self.dump(0, sample)) / sample if sample else 1.0
 
     def part(self, begin: int, end: int) -> Any:
-        """Some of the rows, as what the user gave."""
+        """Return rows ``begin`` to ``end`` in the user's type."""
         return self.data[begin:end]
 
-    def give(self, data: Any) -> Any:
-        """What the user is given."""
+    def result(self, data: Any) -> Any:
+        """Convert joined pieces to the type that ``prepare_data`` returns."""
         return data
 
     def dump(self, begin: int, end: int) -> bytes | memoryview:
-        """Some of the rows as bytes."""
+        """Serialize rows ``begin`` to ``end``."""
         return pickle.dumps(self.part(begin, end), protocol=5)
 
     def load(self, data: memoryview) -> Any:
-        """What :meth:`dump` made."""
+        """Deserialize the result of :meth:`dump`."""
         return pickle.loads(data)  # noqa: S301 - from another rank of this program
 
     def join(self, pieces: Sequence[Any]) -> Any:
-        """Pieces as one; at least one."""
+        """Join pieces; at least one."""
         raise NotImplementedError
 
     def compare(self, one: Any, other: Any) -> None:
-        """See that two of them can be joined.
+        """Check that two pieces can be joined.
 
         Raises:
-            ValueError: they cannot.
+            ValueError: they cannot be joined.
         """
         raise NotImplementedError
 
@@ -145,7 +145,7 @@ class Objects(Table):
 
 
 class Frame(Table):
-    """A pandas DataFrame or Series; the index comes along."""
+    """A pandas DataFrame or Series, with its index."""
 
     def part(self, begin: int, end: int) -> Any:
         """As :class:`Table`."""
@@ -171,7 +171,7 @@ class Frame(Table):
 
 
 class ArrowTable(Table):
-    """A pyarrow Table; what came is not copied again."""
+    """A pyarrow Table; received pieces are not copied."""
 
     def part(self, begin: int, end: int) -> Any:
         """As :class:`Table`."""
@@ -213,7 +213,7 @@ class ArrowBatch(ArrowTable):
         is_batch = isinstance(data, pa.RecordBatch)
         super().__init__(pa.Table.from_batches([data]) if is_batch else data)
 
-    def give(self, data: Any) -> Any:
+    def result(self, data: Any) -> Any:
         """As :class:`Table`."""
         batches = data.combine_chunks().to_batches()
         return batches[0] if batches else self._empty(data)
@@ -232,34 +232,41 @@ Rebuild = Callable[[list[Any]], Any]
 
 
 def flatten(data: Any, path: str = "data") -> tuple[list[tuple[str, Leaf]], Rebuild]:
-    """The arrays and tables of a structure, each with the way to it, and how to make it again.
+    """Split a structure into its arrays and tables.
+
+    Args:
+        data: arrays and tables, or dicts, tuples and lists of them.
+        path: the name of ``data`` in error messages.
+
+    Returns:
+        (path, leaf) pairs, and a function that makes the structure from a list of new leaves.
 
     Raises:
-        TypeError: there is something else in it; says what, and where.
+        TypeError: the structure contains something else; the text says what and where.
     """
     if isinstance(data, dict):
         parts = [flatten(value, f"{path}[{key!r}]") for key, value in data.items()]
         keys = list(data)
-        return _joined(parts, lambda values: dict(zip(keys, values, strict=True)))
+        return _combined(parts, lambda values: dict(zip(keys, values, strict=True)))
     if isinstance(data, tuple | list):
         parts = [flatten(value, f"{path}[{i}]") for i, value in enumerate(data)]
         kind = type(data)
         if hasattr(data, "_fields"):
-            return _joined(parts, lambda values: kind(*values))
-        return _joined(parts, kind)
+            return _combined(parts, lambda values: kind(*values))
+        return _combined(parts, kind)
     leaf = _leaf(data, path)
     return [(path, leaf)], lambda values: values[0]
 
 
-def _joined(
+def _combined(
     parts: list[tuple[list[tuple[str, Leaf]], Rebuild]], make: Callable[[list[Any]], Any]
 ) -> tuple[list[tuple[str, Leaf]], Rebuild]:
     def rebuild(values: list[Any]) -> Any:
-        made, at = [], 0
+        rebuilt, start = [], 0
         for leaves, rebuild_part in parts:
-            made.append(rebuild_part(values[at : at + len(leaves)]))
-            at += len(leaves)
-        return make(made)
+            rebuilt.append(rebuild_part(values[start : start + len(leaves)]))
+            start += len(leaves)
+        return make(rebuilt)
 
     return [leaf for leaves, _ in parts for leaf in leaves], rebuild
 
@@ -268,7 +275,7 @@ def _leaf(data: Any, path: str) -> Leaf:
     pandas, pyarrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
     if isinstance(data, np.ndarray) and not isinstance(data, np.ma.MaskedArray):
         if data.ndim == 0:
-            raise TypeError(f"{path} is an array without rows: its shape is ()")
+            raise TypeError(f"{path} is an array without rows: its shape is (). Reshape it to (1,)")
         plain = np.asarray(data)
         return Objects(plain) if plain.dtype.hasobject else Array(plain)
     if pandas is not None and isinstance(data, pandas.DataFrame | pandas.Series):
@@ -279,7 +286,7 @@ def _leaf(data: Any, path: str) -> Leaf:
         return ArrowBatch(data)
     kind = f"{type(data).__module__}.{type(data).__qualname__}"
     raise TypeError(
-        f"{path} is a {kind}, and prepare_data takes NumPy arrays, pandas DataFrames and Series, "
-        "Arrow tables, and dicts, tuples and lists of them (of a torch tensor its .numpy()). A "
-        "rank without rows gives an empty one."
+        f"{path} is a {kind}. prepare_data accepts NumPy arrays, pandas DataFrames and Series, "
+        "Arrow tables, and dicts, tuples and lists of them. Convert a torch tensor with .numpy(); "
+        "on a rank without rows pass an empty one."
     )

@@ -1,7 +1,7 @@
-"""The ranks that an MPI started, by mpi4py.
+"""The ranks of a program that MPI started, through mpi4py.
 
-Nothing here waits inside MPI, which keeps a core busy and hears of no failure: requests are made
-and tested, and between two tests that found nothing this process sleeps.
+Nothing here blocks inside MPI: that would keep a core busy and would not notice failures. Requests
+are started and tested, and between unsuccessful tests the process sleeps.
 """
 
 from __future__ import annotations
@@ -13,17 +13,20 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
-from horovod_runner.spmd.neighbours import NeighbourFailedError, Part
+from horovod_runner.spmd.peers import Part, PeerFailedError
 
 _FAILED, _DATA = 1, 2  # tags
-_PARTS_UNDER_WAY = 8
+_PARTS_IN_FLIGHT = 8
 _LENGTH = struct.Struct("=q")
-_TESTS = 2000  # before this process looks whether somebody failed, and sleeps for the first time
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 50e-6, 0.05
+_TESTS = 2000  # before the first look for failures, and before the first sleep
+_MIN_SLEEP_SECONDS, _MAX_SLEEP_SECONDS = 50e-6, 0.05
 
 
-class MpiNeighbours:
-    """An mpi4py communicator's ranks; messages are kept apart from those of the program."""
+class MpiPeers:
+    """The ranks of an mpi4py communicator, on a duplicate of it.
+
+    Messages therefore cannot mix with those of the program.
+    """
 
     by_mpi = True
 
@@ -33,16 +36,16 @@ class MpiNeighbours:
         self._mpi = MPI
         self._comm = comm.Dup()
         self._subset: Any = None
-        self._told: list[Any] = []  # requests whose buffers must live
+        self._failure_sends: list[Any] = []  # keeps requests and their buffers alive
         self.rank: int = comm.rank
         self.size: int = comm.size
 
     def allgather(self, value: bytes) -> list[bytes]:
-        """As :class:`Neighbours`."""
+        """As :class:`Peers`."""
         byte = self._mpi.BYTE
         lengths = bytearray(_LENGTH.size * self.size)
-        own = _LENGTH.pack(len(value))
-        self._wait([self._comm.Iallgather([own, byte], [lengths, byte])])
+        length = _LENGTH.pack(len(value))
+        self._wait([self._comm.Iallgather([length, byte], [lengths, byte])])
         counts = [count for (count,) in _LENGTH.iter_unpack(lengths)]
         gathered = bytearray(sum(counts))
         self._wait([self._comm.Iallgatherv([value, byte], [gathered, counts, byte])])
@@ -50,29 +53,30 @@ class MpiNeighbours:
         return [bytes(gathered[end - n : end]) for n, end in zip(counts, ends, strict=True)]
 
     def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
-        """As :class:`Neighbours`."""
+        """As :class:`Peers`."""
         byte = self._mpi.BYTE
         receives = [self._comm.Irecv([p.data, byte], source=p.rank, tag=_DATA) for p in incoming]
-        while sent := list(islice(outgoing, _PARTS_UNDER_WAY)):
-            sends = [self._comm.Isend([p.data, byte], dest=p.rank, tag=_DATA) for p in sent]
-            self._wait(sends, idle=False)  # MPI moves data when it is called, in both directions
+        while parts := list(islice(outgoing, _PARTS_IN_FLIGHT)):
+            sends = [self._comm.Isend([p.data, byte], dest=p.rank, tag=_DATA) for p in parts]
+            # No sleep: MPI moves data in both directions only while it is called.
+            self._wait(sends, idle=False)
         self._wait(receives, idle=False)
 
     def finish(self) -> None:
-        """As :class:`Neighbours`."""
+        """As :class:`Peers`."""
         self._wait([self._comm.Ibarrier()])
 
     def fail(self, failure: bytes) -> None:
-        """As :class:`Neighbours`."""
+        """As :class:`Peers`."""
         for rank in range(self.size):
             if rank != self.rank:
                 request = self._comm.Isend([failure, self._mpi.BYTE], dest=rank, tag=_FAILED)
-                self._told.append((request, failure))
-        if self._told:  # MPI sends when it is called
-            self._mpi.Request.Testall([request for request, _ in self._told])
+                self._failure_sends.append((request, failure))
+        if self._failure_sends:  # MPI sends only while it is called
+            self._mpi.Request.Testall([request for request, _ in self._failure_sends])
 
     def failure(self, seconds: float) -> bytes | None:
-        """As :class:`Neighbours`."""
+        """As :class:`Peers`."""
         deadline = time.monotonic() + seconds
         while True:
             status = self._mpi.Status()
@@ -82,29 +86,29 @@ class MpiNeighbours:
                 return bytes(failure)
             if time.monotonic() >= deadline:
                 return None
-            time.sleep(_LONGEST_SECONDS / 10)
+            time.sleep(_MAX_SLEEP_SECONDS / 10)
 
     def _wait(self, requests: list[Any], *, idle: bool = True) -> None:
-        """Until all requests are done; sleeps between tests if ``idle``.
+        """Wait until all requests are complete; with ``idle``, sleep between tests.
 
         Raises:
-            NeighbourFailedError: another rank failed.
+            PeerFailedError: another rank failed.
         """
-        tests, pause = 0, _SHORTEST_SECONDS
+        tests, pause = 0, _MIN_SLEEP_SECONDS
         while not self._mpi.Request.Testall(requests):
             tests += 1
             if tests % _TESTS == 0 or (idle and tests > _TESTS):
                 failure = self.failure(0)
                 if failure is not None:
-                    raise NeighbourFailedError(failure)
+                    raise PeerFailedError(failure)
             if idle and tests > _TESTS:
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_SECONDS)
+                pause = min(2 * pause, _MAX_SLEEP_SECONDS)
             else:
                 os.sched_yield()  # there may be more ranks than cores
 
     def subset(self, ranks: Sequence[int]) -> Any:
-        """As :class:`Neighbours`."""
+        """As :class:`Peers`."""
         inside = self.rank in ranks
         color = 0 if inside else self._mpi.UNDEFINED
         part = self._comm.Split(color, ranks.index(self.rank) if inside else 0)
@@ -112,7 +116,7 @@ class MpiNeighbours:
         return self._subset
 
     def close(self, *, together: bool) -> None:
-        """As :class:`Neighbours`."""
+        """As :class:`Peers`."""
         if together:
-            for part in filter(None, (self._subset, self._comm)):
-                part.Free()
+            for comm in filter(None, (self._subset, self._comm)):
+                comm.Free()

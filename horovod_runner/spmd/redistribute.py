@@ -1,35 +1,34 @@
-"""Moves data from all ranks of the program to those that train.
+"""Moves rows from all ranks of the program to the ranks that train.
 
     rank 0 [----------]          trainer 0 [-------------]
     rank 1 [------]        ->    trainer 1 [-------------]
     rank 2 [---------]
     rank 3 []
 
-The rows of all ranks, one after the other in the order of ranks, are cut into consecutive shares
-of equal size. Each row goes straight from where it is to where it belongs, in pieces: a rank holds
-what it had, its share, and little more.
+The rows of all ranks, in the order of ranks, are split into consecutive shares of equal size. Each
+row goes directly from its rank to its trainer, in pieces. A rank therefore holds its input, its
+share, and little more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
+from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import DataError
 from horovod_runner.spmd.leaves import Array, Leaf, Table, flatten
-from horovod_runner.spmd.neighbours import Neighbours, Part
-from horovod_runner.spmd.placement import shares
-from horovod_runner.topology import ranks_text
+from horovod_runner.spmd.peers import Part, Peers
 
 _PIECE_BYTES = 16 << 20
 
 
-class _Described(msgspec.Struct, frozen=True):
-    """What a rank tells of one array or table."""
+class _LeafInfo(msgspec.Struct, frozen=True):
+    """A rank's description of one array or table."""
 
     path: str
     kind: str
@@ -37,20 +36,20 @@ class _Described(msgspec.Struct, frozen=True):
     schema: bytes
 
 
-class _Description(msgspec.Struct, frozen=True):
-    """What a rank tells of what it was given; or what is wrong with that."""
+class _DataInfo(msgspec.Struct, frozen=True):
+    """A rank's description of its data, or the problem with them."""
 
-    leaves: list[_Described] = []
+    leaves: list[_LeafInfo] = []
     problem: str = ""
 
 
 class Move(NamedTuple):
-    """Rows of one rank that belong to another one, or to itself.
+    """Consecutive rows that go from one rank to another, or stay.
 
     Attributes:
         source, target: ranks of the program.
-        begin, end: of the rows, among those of the source.
-        at: where they begin, among those of the target.
+        begin, end: the rows, as indexes into the source's rows.
+        at: the index of the first row in the target's share.
     """
 
     source: int
@@ -60,109 +59,129 @@ class Move(NamedTuple):
     at: int
 
 
+def shares(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Split rows into consecutive parts that differ by at most one row: (begin, end) of each."""
+    quotient, remainder = divmod(rows, parts)
+    ends = [quotient * (part + 1) + min(part + 1, remainder) for part in range(parts)]
+    return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
 def moves(rows: Sequence[int], targets: Sequence[int]) -> list[Move]:
-    """What goes where.
+    """Plan which rows go where.
 
     Args:
-        rows: how many each rank has.
+        rows: the number of rows of each rank.
         targets: the ranks that train, in the order of their shares.
     """
-    found = []
+    plan = []
     starts = list(accumulate(rows, initial=0))[:-1]
     for target, (begin, end) in zip(targets, shares(sum(rows), len(targets)), strict=True):
         for source, (start, count) in enumerate(zip(starts, rows, strict=True)):
             first, last = max(begin, start), min(end, start + count)
             if first < last:
-                found.append(Move(source, target, first - start, last - start, first - begin))
-    return found
+                plan.append(Move(source, target, first - start, last - start, first - begin))
+    return plan
 
 
-def redistribute(data: Any, neighbours: Neighbours, targets: Sequence[int]) -> Any:
-    """What :func:`horovod_runner.spmd.prepare_data` says.
+def redistribute(data: Any, peers: Peers, targets: Sequence[int]) -> Any:
+    """Do what :func:`horovod_runner.spmd.prepare_data` says.
+
+    Args:
+        data: this rank's data.
+        peers: all ranks of the program.
+        targets: the ranks that train, in the order of their shares.
 
     Raises:
-        DataError: some rank's data do not fit the others'; all ranks raise it.
+        DataError: the data of the ranks do not fit together. All ranks raise it.
     """
     leaves: list[tuple[str, Leaf]] = []
     try:
         leaves, rebuild = flatten(data)
-        described = [
-            _Described(path, type(leaf).__name__, leaf.rows, leaf.schema) for path, leaf in leaves
+        infos = [
+            _LeafInfo(path, type(leaf).__name__, leaf.rows, leaf.schema) for path, leaf in leaves
         ]
-        own = _Description(described)
-    except Exception as error:  # told to all: they would wait for this rank
-        own = _Description(problem=str(error) or repr(error))
-    said = neighbours.allgather(msgspec.msgpack.encode(own))
-    ranks = [msgspec.msgpack.decode(text, type=_Description) for text in said]
-    _check_equal(ranks)
-    made = []
+        info = _DataInfo(infos)
+    except Exception as error:  # sent to all ranks: they would wait for this one
+        info = _DataInfo(problem=str(error) or repr(error))
+    encoded = peers.allgather(msgspec.msgpack.encode(info))
+    all_infos = [msgspec.msgpack.decode(other, type=_DataInfo) for other in encoded]
+    _check_equal(all_infos)
+    results = []
     for index, (path, leaf) in enumerate(leaves):
-        there = [rank.leaves[index] for rank in ranks]
-        plan = moves([each.rows for each in there], targets)
-        conformed = _conformed(path, leaf, there)
+        same_leaf = [other.leaves[index] for other in all_infos]
+        plan = moves([other.rows for other in same_leaf], targets)
+        conformed = _conformed(path, leaf, same_leaf)
         if isinstance(conformed, Array):
-            made.append(_move_array(conformed, plan, neighbours))
+            results.append(_move_array(conformed, plan, peers))
         elif isinstance(conformed, Table):
-            made.append(_move_table(conformed, plan, neighbours))
-    return rebuild(made)
+            results.append(_move_table(conformed, plan, peers))
+    return rebuild(results)
 
 
-def _check_equal(ranks: Sequence[_Description]) -> None:
+def _check_equal(infos: Sequence[_DataInfo]) -> None:
+    """Check that all ranks passed the same structure.
+
+    Raises:
+        DataError: they did not, or a rank has a problem.
+    """
     problems: dict[str, list[int]] = {}
-    for i, each in enumerate(ranks):
-        if each.problem:
-            problems.setdefault(each.problem, []).append(i)
+    for rank, info in enumerate(infos):
+        if info.problem:
+            problems.setdefault(info.problem, []).append(rank)
     if problems:
-        told = "; ".join(f"{ranks_text(there)}: {problem}" for problem, there in problems.items())
-        raise DataError(f"prepare_data was given what it cannot move. {told}")
-    first = [(leaf.path, leaf.kind) for leaf in ranks[0].leaves]
-    for rank, each in enumerate(ranks):
-        own = [(leaf.path, leaf.kind) for leaf in each.leaves]
-        if own != first:
-            one, other = (", ".join(f"{p}: {k}" for p, k in found) for found in (first, own))
+        listed = "; ".join(f"{ranks_text(ranks)}: {text}" for text, ranks in problems.items())
+        raise DataError(f"prepare_data cannot move these data. {listed}")
+    first = _structure(infos[0])
+    for rank, info in enumerate(infos):
+        if _structure(info) != first:
             raise DataError(
-                "prepare_data was given other things on other ranks: all give the same, a rank "
-                f"without rows an empty one. Rank 0: {one or 'nothing'}. "
-                f"Rank {rank}: {other or 'nothing'}."
+                "prepare_data was called with different structures. All ranks must pass the same "
+                f"one; a rank without rows passes empty arrays. Rank 0: {first or 'nothing'}. "
+                f"Rank {rank}: {_structure(info) or 'nothing'}."
             )
 
 
-def _conformed(path: str, leaf: Leaf, there: Sequence[_Described]) -> Leaf:
-    schemas = {each.schema: rank for rank, each in reversed([*enumerate(there)]) if each.rows}
+def _structure(info: _DataInfo) -> str:
+    return ", ".join(f"{leaf.path}: {leaf.kind}" for leaf in info.leaves)
+
+
+def _conformed(path: str, leaf: Leaf, same_leaf: Sequence[_LeafInfo]) -> Leaf:
+    # Each schema with the first rank that has it.
+    schemas = {info.schema: rank for rank, info in reversed([*enumerate(same_leaf)]) if info.rows}
     if not schemas:
-        schemas = {there[0].schema: 0}
+        schemas = {same_leaf[0].schema: 0}
     try:
         return leaf.conform(list(reversed(schemas)))
     except ValueError as error:
         ranks = ", ".join(str(rank) for rank in sorted(schemas.values()))
         raise DataError(
-            f"{path} is not of one kind on all ranks (look at ranks {ranks}): {error}. Cast them "
-            "before prepare_data."
+            f"{path} has different types on ranks {ranks}: {error}. Convert it to one type before "
+            "prepare_data."
         ) from None
 
 
 def _steps(begin: int, end: int, row_bytes: float) -> Iterator[tuple[int, int]]:
-    """Pieces of some rows."""
+    """Split rows ``begin`` to ``end`` into pieces of at most 16 MiB."""
     step = max(1, int(_PIECE_BYTES / max(row_bytes, 1.0)))
     for first in range(begin, end, step):
         yield first, min(first + step, end)
 
 
 def _share(plan: Sequence[Move], rank: int) -> int:
-    """How many rows a rank receives."""
+    """Return the number of rows in a rank's share."""
     return sum(move.end - move.begin for move in plan if move.target == rank)
 
 
 def _stays(leaf: Leaf, plan: Sequence[Move], rank: int) -> bool:
-    """Whether a rank's share is just what it has."""
-    own = [move for move in plan if rank in (move.source, move.target)]
-    return own == [Move(rank, rank, 0, leaf.rows, 0)]
+    """Whether a rank's share is exactly its input."""
+    involved = [move for move in plan if rank in (move.source, move.target)]
+    return involved == [Move(rank, rank, 0, leaf.rows, 0)]
 
 
-def _move_array(leaf: Array, plan: Sequence[Move], neighbours: Neighbours) -> Any:
-    rank = neighbours.rank
+def _move_array(leaf: Array, plan: Sequence[Move], peers: Peers) -> Any:
+    rank = peers.rank
     if _stays(leaf, plan, rank):
-        neighbours.exchange(iter(()), [])
+        peers.exchange(iter(()), [])
         return leaf.data
     size = leaf.row_bytes()
     share = np.empty((_share(plan, rank), *leaf.data.shape[1:]), leaf.data.dtype)
@@ -171,7 +190,7 @@ def _move_array(leaf: Array, plan: Sequence[Move], neighbours: Neighbours) -> An
         for move in plan:
             if move.source == rank != move.target and size:
                 for begin, end in _steps(move.begin, move.end, size):
-                    # No copy where the rows lie one after the other.
+                    # Does not copy rows that are contiguous in memory.
                     rows = np.ascontiguousarray(leaf.data[begin:end])
                     yield Part(move.target, _bytes_of(rows))
 
@@ -184,7 +203,7 @@ def _move_array(leaf: Array, plan: Sequence[Move], neighbours: Neighbours) -> An
     for move in plan:
         if move.source == move.target == rank:
             share[move.at : move.at + move.end - move.begin] = leaf.data[move.begin : move.end]
-    neighbours.exchange(outgoing(), incoming)
+    peers.exchange(outgoing(), incoming)
     return share
 
 
@@ -192,36 +211,48 @@ def _bytes_of(rows: np.ndarray[Any, Any]) -> memoryview:
     return rows.reshape(-1).view(np.uint8).data
 
 
-def _move_table(leaf: Table, plan: Sequence[Move], neighbours: Neighbours) -> Any:
-    rank, size = neighbours.rank, neighbours.size
+def _move_table(leaf: Table, plan: Sequence[Move], peers: Peers) -> Any:
+    rank = peers.rank
     pieces: dict[int, list[Any]] = {move.source: [] for move in plan if move.target == rank}
     row_bytes = leaf.row_bytes()
-    sends = {
+    outgoing = {
         move.target: _steps(move.begin, move.end, row_bytes)
         for move in plan
         if move.source == rank != move.target
     }
     while True:
         blobs = {}
-        for target, steps in sends.items():
+        for target, steps in outgoing.items():
             step = next(steps, None)
             if step is not None:
                 blobs[target] = memoryview(leaf.dump(*step))
-        lengths = np.array([len(blobs.get(target, b"")) for target in range(size)], np.int64)
-        said = [np.frombuffer(row, np.int64) for row in neighbours.allgather(lengths.tobytes())]
-        if not any(row.any() for row in said):
+        received = _exchange_blobs(blobs, peers)
+        if received is None:
             break
-        came = {source: bytearray(n) for source in range(size) if (n := int(said[source][rank]))}
-        neighbours.exchange(
-            iter([Part(target, blob) for target, blob in blobs.items()]),
-            [Part(source, memoryview(data)) for source, data in came.items()],
-        )
-        for source, data in came.items():
-            pieces[source].append(leaf.load(memoryview(data)))
+        for source, blob in received.items():
+            pieces[source].append(leaf.load(memoryview(blob)))
     if _stays(leaf, plan, rank):
-        return leaf.give(leaf.data)
+        return leaf.result(leaf.data)
     for move in plan:
         if move.source == move.target == rank:
             pieces[rank].append(leaf.part(move.begin, move.end))
-    found = [piece for source in sorted(pieces) for piece in pieces.pop(source)]
-    return leaf.give(leaf.join(found) if found else leaf.part(0, 0))
+    in_order = [piece for source in sorted(pieces) for piece in pieces.pop(source)]
+    return leaf.result(leaf.join(in_order) if in_order else leaf.part(0, 0))
+
+
+def _exchange_blobs(blobs: Mapping[int, memoryview], peers: Peers) -> dict[int, bytearray] | None:
+    """Send blobs by target; returns those for this rank by source, None if no rank sent any."""
+    lengths = np.array([len(blobs.get(target, b"")) for target in range(peers.size)], np.int64)
+    all_lengths = [np.frombuffer(row, np.int64) for row in peers.allgather(lengths.tobytes())]
+    if not any(row.any() for row in all_lengths):
+        return None
+    received = {
+        source: bytearray(length)
+        for source in range(peers.size)
+        if (length := int(all_lengths[source][peers.rank]))
+    }
+    peers.exchange(
+        iter([Part(target, blob) for target, blob in blobs.items()]),
+        [Part(source, memoryview(blob)) for source, blob in received.items()],
+    )
+    return received

@@ -1,8 +1,7 @@
 """A real standalone Spark cluster on this machine, from the pip package alone.
 
-Unless told otherwise two workers, each with two cores and two simulated GPUs of its own: a
-discovery script names their addresses, so Spark's resource scheduling is real and only the devices
-are not.
+By default it has two workers, each with two cores and two simulated GPUs. A discovery script names
+the GPUs' addresses, so Spark's resource scheduling is real, and only the devices are not.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 import pyspark
 
 _START_SECONDS = 180.0
-# An application's: two executors of two slots each, which have a GPU each.
+# Settings of an application: two executors with two slots each, and a GPU for each slot.
 CONF = {
     "spark.executor.cores": "2",
     "spark.executor.memory": "1g",
@@ -34,10 +33,10 @@ class Place:
     """Where a daemon runs.
 
     Attributes:
-        address: it listens there.
-        enter: what stands before its command.
-        gpus: the GPU addresses that a worker offers.
-        cores: those that a worker offers, with half a gigabyte of memory each.
+        address: the address that it listens on.
+        enter: a command line in front of its own; runs it on another host.
+        gpus: the addresses of a worker's GPUs.
+        cores: a worker's cores, with half a gigabyte of memory each.
     """
 
     address: str = "127.0.0.1"
@@ -47,7 +46,7 @@ class Place:
 
 
 class StandaloneCluster:
-    """Master and workers as child processes; use it as a context.
+    """A master and workers as child processes; use it as a context.
 
     Args:
         folder: for logs and work files.

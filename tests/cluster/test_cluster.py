@@ -1,4 +1,4 @@
-"""A standalone cluster: two executors, and GPUs as Spark schedules them."""
+"""A standalone cluster: two executors, and GPUs that Spark schedules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from horovod_runner import (
+    ClusterConfig,
     HorovodRunner,
     RankFailedError,
     current_attempt,
@@ -37,45 +38,45 @@ def own_gpu() -> dict[str, Any]:
     shown = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
     return {
         "shown": shown,
-        "own": shown[int(os.environ["HOROVOD_RUNNER_DEVICE"])],
+        "own_gpu": shown[int(os.environ["HOROVOD_RUNNER_DEVICE"])],
         "idiom": shown[int(os.environ["LOCAL_RANK"])],
         "executor": os.getcwd(),
     }
 
 
-def _tell() -> None:
+def _log_gpu() -> None:
     log_to_driver(repr((int(os.environ["RANK"]), own_gpu())))
 
 
 def test_each_rank_has_the_gpu_that_spark_gave_its_task(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    HorovodRunner(np=4, spark=spark).run(_tell)
+    HorovodRunner(np=4, cluster_config=ClusterConfig(spark=spark)).run(_log_gpu)
     captured = capsys.readouterr()
-    seen = dict(eval(line) for line in captured.out.splitlines())
-    assert sorted(gpu["own"] for gpu in seen.values()) == ["0", "1", "2", "3"]
-    for gpu in seen.values():
-        # All four run on this one host: each sees all, in local_rank order.
+    gpus = dict(eval(line) for line in captured.out.splitlines())
+    assert sorted(gpu["own_gpu"] for gpu in gpus.values()) == ["0", "1", "2", "3"]
+    for gpu in gpus.values():
+        # All four ranks run on this host: each sees all four GPUs, in local_rank order.
         assert sorted(gpu["shown"]) == ["0", "1", "2", "3"]
-        assert gpu["idiom"] == gpu["own"]
+        assert gpu["idiom"] == gpu["own_gpu"]
         # The first worker offers 0 and 1, the second 2 and 3.
-        assert f"work-{int(gpu['own']) // 2}" in gpu["executor"]
-    assert len({gpu["executor"] for gpu in seen.values()}) == 2
+        assert f"work-{int(gpu['own_gpu']) // 2}" in gpu["executor"]
+    assert len({gpu["executor"] for gpu in gpus.values()}) == 2
     table = [line.split() for line in captured.err.splitlines() if line.split()[1].isdigit()]
-    assert {int(row[1]): row[4] for row in table} == {r: g["own"] for r, g in seen.items()}
+    assert {int(row[1]): row[4] for row in table} == {r: g["own_gpu"] for r, g in gpus.items()}
 
 
-def test_masking_shows_a_rank_its_own_gpu_alone(
+def test_masking_shows_a_rank_only_its_own_gpu(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    HorovodRunner(np=4, spark=spark, gpu_pinning="mask").run(
+    HorovodRunner(np=4, cluster_config=ClusterConfig(spark=spark, gpu_pinning="mask")).run(
         lambda: log_to_driver(os.environ["CUDA_VISIBLE_DEVICES"])
     )
     assert sorted(capsys.readouterr().out.split()) == ["0", "1", "2", "3"]
 
 
-def test_gpus_can_be_hidden(spark: SparkSession) -> None:
-    runner = HorovodRunner(np=2, spark=spark, gpus_per_rank=0)
+def test_gpus_per_rank_0_hides_all_gpus(spark: SparkSession) -> None:
+    runner = HorovodRunner(np=2, cluster_config=ClusterConfig(spark=spark), gpus_per_rank=0)
     assert runner.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == ""
 
 
@@ -104,18 +105,18 @@ def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSe
     assert "Set it to false" in done.stdout, done.stderr
 
 
-def test_executors_without_the_package_are_told_what_to_install(
+def test_the_error_says_what_executors_without_the_package_lack(
     spark: SparkSession, tmp_path: Any
 ) -> None:
     bare = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    own = next(path for path in sys.path if path.endswith("site-packages"))
-    # What a Spark task itself needs, and not this package.
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    # What a Spark task itself needs, without this package.
     links = next(bare.glob("lib/python*/site-packages"))
     for name in ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "pandas", "pytz", "dateutil"):
-        if os.path.exists(os.path.join(own, name)):
-            (links / name).symlink_to(os.path.join(own, name))
-    (links / "six.py").symlink_to(os.path.join(own, "six.py"))
+        if os.path.exists(os.path.join(packages, name)):
+            (links / name).symlink_to(os.path.join(packages, name))
+    (links / "six.py").symlink_to(os.path.join(packages, "six.py"))
     script = textwrap.dedent(
         """
         from pyspark.sql import SparkSession
@@ -147,7 +148,7 @@ def _wait_for_ever() -> None:
 
 
 class Killing(Calling):
-    """Kills the second executor when all four ranks are up: the lines tell its folder."""
+    """Kills the second executor when all four ranks are up; their lines name its folder."""
 
     def __init__(self) -> None:
         super().__init__("up", 4, self.kill)
@@ -167,8 +168,10 @@ class Killing(Calling):
         return {int(line[1]): line[2] for line in lines}
 
 
-def test_a_killed_executor_is_told_as_the_loss_of_its_rank(spark: SparkSession) -> None:
-    runner = HorovodRunner(np=4, spark=spark, gpus_per_rank=0, slot_timeout=120)
+def test_a_killed_executor_is_reported_as_the_loss_of_its_rank(spark: SparkSession) -> None:
+    runner = HorovodRunner(
+        np=4, cluster_config=ClusterConfig(spark=spark, slot_timeout=120), gpus_per_rank=0
+    )
     with (
         contextlib.redirect_stdout(Killing()) as shown,
         pytest.raises(RankFailedError) as caught,
@@ -178,26 +181,30 @@ def test_a_killed_executor_is_told_as_the_loss_of_its_rank(spark: SparkSession) 
     assert f"rank {caught.value.rank} of 4" in str(caught.value)
     assert "was lost" in str(caught.value)
     assert "ExecutorLostFailure" in str(caught.value)
-    assert runner.run(int) == 0  # Spark brings up another one
+    assert runner.run(int) == 0  # Spark starts another executor
 
 
-def test_a_killed_executor_costs_the_steps_since_the_last_checkpoint(spark: SparkSession) -> None:
+def test_after_a_killed_executor_the_run_resumes_from_the_last_checkpoint(
+    spark: SparkSession,
+) -> None:
     def main() -> tuple[int, int]:
         import horovod.torch as hvd
 
         hvd.init()
-        found = load_checkpoint()
-        if found is not None:
-            return found.step, current_attempt()
+        loaded = load_checkpoint()
+        if loaded is not None:
+            return loaded.step, current_attempt()
         save_checkpoint({"step": 7}, 7)
-        save_checkpoint({"step": 8}, 8)  # when that of step 7 is complete
+        save_checkpoint({"step": 8}, 8)  # waits until the one of step 7 is complete
         _wait_for_ever()
         raise AssertionError
 
-    runner = HorovodRunner(np=4, spark=spark, gpus_per_rank=0, max_restarts=1)
+    runner = HorovodRunner(
+        np=4, cluster_config=ClusterConfig(spark=spark), gpus_per_rank=0, max_restarts=1
+    )
     with contextlib.redirect_stdout(Killing()) as shown:
         step, attempt = runner.run(main)
     assert (step in (7, 8), attempt, len(shown.killed)) == (True, 2, 1)
     run = runner.last_run
-    assert [each.resumed_from for each in run.attempts] == [None, step]
+    assert [attempt.resumed_from for attempt in run.attempts] == [None, step]
     assert "was lost" in run.attempts[0].error

@@ -1,6 +1,6 @@
 """spark-submit to a cluster whose executors have neither Horovod nor this package.
 
-What they lack goes along: an environment that venv-pack has packed, and a module of the user's own.
+The job brings what they lack: an environment packed by venv-pack, and a module of the user's.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ OURS = {"horovod", "horovod_runner", "horovod-runner"}
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment for the executors, made as docs/spark.md says."""
+    """An environment for the executors, made as docs/standalone.md says."""
     folder = tmp_path_factory.mktemp("packed")
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     pip = [sys.executable, "-m", "uv", "pip", "install", "--quiet"]
     pip += ["--python", str(environment / "bin" / "python")]
-    # The wheel that `horovod-runner install` has built for this very environment.
+    # The wheel that `horovod-runner install` has built for this environment.
     built = json.loads(importlib.metadata.distribution("horovod").read_text("direct_url.json"))
     wheel = unquote(urlparse(built["url"]).path)
-    here = {each.name: each.version for each in importlib.metadata.distributions()}
+    here = {package.name: package.version for package in importlib.metadata.distributions()}
     constraints = folder / "constraints.txt"
     constraints.write_text("".join(f"{name}=={here[name]}\n" for name in here if name not in OURS))
     subprocess.run([*pip, "--constraint", str(constraints), *NEEDED], check=True)
     subprocess.run([*pip, "--no-deps", wheel, str(ROOT)], check=True)
-    # Not .tar: Spark unpacks that by Java, which refuses the link to the interpreter.
+    # Not .tar: Spark unpacks it with Java, which refuses the link to the interpreter.
     archive = folder / "environment.tar.gz"
     pack = [str(environment / "bin" / "venv-pack"), "--prefix", str(environment), "--quiet"]
     pack += ["--compress-level", "1"]
-    left_out = ["--exclude", "*/torch/include/*", "--exclude", "*/tests/*"]
-    subprocess.run([*pack, *left_out, "--output", str(archive)], check=True)
+    exclude = ["--exclude", "*/torch/include/*", "--exclude", "*/tests/*"]
+    subprocess.run([*pack, *exclude, "--output", str(archive)], check=True)
     return archive
 
 
-def test_archives_and_py_files_bring_all_that_executors_lack(packed: Path, tmp_path: Path) -> None:
+def test_archives_and_py_files_bring_what_executors_lack(packed: Path, tmp_path: Path) -> None:
     helper = tmp_path / "helper.py"
     helper.write_text("def scale(x):\n    return 3 * x\n")
     script = tmp_path / "train.py"
@@ -64,7 +64,7 @@ def test_archives_and_py_files_bring_all_that_executors_lack(packed: Path, tmp_p
         textwrap.dedent("""
         import sys
         from pyspark.sql import SparkSession
-        from horovod_runner import HorovodRunner
+        from horovod_runner import ClusterConfig, HorovodRunner
         from helper import scale
 
         def main(x):
@@ -76,7 +76,9 @@ def test_archives_and_py_files_bring_all_that_executors_lack(packed: Path, tmp_p
             return scale(total.item()), places
 
         spark = SparkSession.builder.getOrCreate()
-        total, places = HorovodRunner(np=2, spark=spark, gpus_per_rank=0).run(main, x=1.0)
+        cluster = ClusterConfig(spark=spark)
+        runner = HorovodRunner(np=2, gpus_per_rank=0, cluster_config=cluster)
+        total, places = runner.run(main, x=1.0)
         for prefix, horovod in places:
             assert prefix.endswith("/environment"), prefix
             assert horovod.startswith(prefix), horovod

@@ -1,4 +1,4 @@
-"""Stage-level scheduling: the barrier job takes GPUs that the application's other tasks do not."""
+"""Stage-level scheduling: only the tasks of the barrier job take GPUs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from tests.cluster.standalone import StandaloneCluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.places("cluster")]
-# In a process of its own: one process has one application.
+# In a separate process: a process can have only one application.
 _SCRIPT = """
 import os, sys
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 from pyspark.sql import SparkSession
-from horovod_runner import HorovodRunner, SlotError, log_to_driver
+from horovod_runner import ClusterConfig, HorovodRunner, SlotError, log_to_driver
 
 def profile(gpus):
     takes = TaskResourceRequests().cpus(1).resource("gpu", gpus)
@@ -31,17 +31,23 @@ def main():
 builder = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
 builder = builder.config("spark.executor.resource.gpu.amount", "2")
 spark = builder.config("spark.executor.memory", "512m").getOrCreate()
-HorovodRunner(np=4, spark=spark, resource_profile=profile(1)).run(main)
+def run(**options):
+    config = ClusterConfig(spark=spark, **options)
+    HorovodRunner(np=4, cluster_config=config).run(main)
+
+run(resource_profile=profile(1))
 try:
-    HorovodRunner(np=4, spark=spark, resource_profile=profile(2), slot_timeout=0).run(main)
+    run(resource_profile=profile(2), slot_timeout=0)
 except SlotError as error:
     print(error)
 spark.stop()
 """
 
 
-@pytest.mark.skipif(pyspark.__version__ < "4", reason="DataFrames take profiles from Spark 4.0 on")
-def test_a_rank_takes_what_the_profile_says(tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    pyspark.__version__ < "4", reason="DataFrames accept profiles from Spark 4.0 on"
+)
+def test_a_rank_takes_the_resources_of_the_profile(tmp_path: Path) -> None:
     with StandaloneCluster(tmp_path) as cluster:
         done = subprocess.run(
             [sys.executable, "-c", _SCRIPT, cluster.master],

@@ -29,13 +29,13 @@ class ConnectServer:
 
     Args:
         folder: for its log and work files.
-        master: what it runs on.
-        conf: settings of Spark's.
+        master: the Spark master that it uses.
+        conf: Spark settings.
         environment: variables beside those of this process.
 
     Attributes:
         url: for ``SparkSession.builder.remote``.
-        port: where it listens.
+        port: the port that it listens on.
     """
 
     def __init__(
@@ -57,11 +57,6 @@ class ConnectServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.port = 0
-
-    @staticmethod
-    def there() -> bool:
-        """Whether the pip package brings the server: from pyspark 4.0 on it does."""
-        return any((Path(pyspark.__file__).parent / "jars").glob("spark-connect_*.jar"))
 
     def __enter__(self) -> ConnectServer:
         try:
@@ -92,7 +87,7 @@ class ConnectServer:
                     "SPARK_HOME": str(home),
                     "PYSPARK_PYTHON": sys.executable,
                     "SPARK_LOCAL_IP": "127.0.0.1",
-                    # The checkout that is tested, as its own interpreter finds it.
+                    # The checkout under test.
                     "PYTHONPATH": str(Path(__file__).parents[2]),
                     **self._environment,
                 },
@@ -125,7 +120,7 @@ class ConnectServer:
         return self._process.pid
 
     def close(self) -> None:
-        """Stop the server and all that it started; may be called twice."""
+        """Stop the server and all processes that it started. May be called twice."""
         if self._process is None:
             return
         children: list[psutil.Process] = []
@@ -138,6 +133,6 @@ class ConnectServer:
             self._process.kill()
             self._process.wait()
         self._process = None
-        for child in children:  # Spark's Python daemon, in a process group of its own
+        for child in children:  # Spark's Python daemon, in another process group
             with suppress(psutil.NoSuchProcess):
                 child.kill()

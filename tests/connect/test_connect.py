@@ -1,4 +1,4 @@
-"""What only Spark Connect does: a server between driver and executors, with an end of its own."""
+"""Spark Connect: a server between the driver and the executors, which may end by itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, HorovodRunner, LaunchError, SlotError
+from horovod_runner import CancelledError, ClusterConfig, HorovodRunner, LaunchError, SlotError
 from horovod_runner.launchers import connect
 from horovod_runner.launchers import spark as spark_launcher
 from tests.conftest import Ranks
@@ -31,16 +31,18 @@ pytestmark = [
 ]
 
 
-def test_slots_are_counted_by_the_cores_that_have_registered(spark: SparkSession) -> None:
+def test_slots_are_counted_by_the_registered_cores(spark: SparkSession) -> None:
     assert connect.count_slots(spark) == 4
 
 
-def test_a_server_that_says_how_to_cut_ranges_tells_no_slots(spark: SparkSession) -> None:
+def test_a_setting_for_the_partitions_of_a_range_hides_the_number_of_slots(
+    spark: SparkSession,
+) -> None:
     spark.conf.set("spark.sql.leafNodeDefaultParallelism", "17")
     try:
         assert connect.count_slots(spark) is None
         with pytest.raises(SlotError, match="give np as a number"), pytest.warns():
-            HorovodRunner(np=0, spark=spark).run(print)
+            HorovodRunner(np=0, cluster_config=ClusterConfig(spark=spark)).run(print)
     finally:
         spark.conf.unset("spark.sql.leafNodeDefaultParallelism")
 
@@ -58,7 +60,7 @@ def test_another_thread_finds_the_session(spark: SparkSession, ranks: Ranks) -> 
 
 
 class Busy:
-    """Holds all slots of a cluster with somebody else's job."""
+    """Holds all slots of a cluster with another job."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
@@ -93,7 +95,7 @@ class Busy:
         self._thread.join()
 
 
-def test_slots_that_do_not_come_free_are_waited_for_so_long_and_told(
+def test_the_wait_for_busy_slots_is_limited_and_can_be_cancelled(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ranks.spark is not None
@@ -110,14 +112,14 @@ def test_slots_that_do_not_come_free_are_waited_for_so_long_and_told(
             run.join(0.5)
         assert isinstance(run.error, CancelledError)
     assert ranks.run(4, int) == 0
-    assert not trace.exists()  # neither job started when the slots came free
+    assert not trace.exists()  # neither job started once the slots were free
 
 
 def test_a_session_that_is_stopped_ends_its_run(ranks: Ranks) -> None:
     from pyspark.sql import SparkSession
 
     other = SparkSession.builder.remote(ranks.url).create()
-    runner = HorovodRunner(np=2, spark=other, gpus_per_rank=0)
+    runner = HorovodRunner(np=2, cluster_config=ClusterConfig(spark=other), gpus_per_rank=0)
 
     def stop() -> None:
         threading.Thread(target=other.stop).start()
@@ -132,10 +134,10 @@ def test_a_session_that_is_stopped_ends_its_run(ranks: Ranks) -> None:
 def test_a_job_that_the_user_interrupts_ends_its_run(ranks: Ranks) -> None:
     assert ranks.spark is not None
     interrupt = ranks.spark.interruptTag
-    ranks.spark.addTag("the user's own")
+    ranks.spark.addTag("the-users-tag")
 
     def press() -> None:
-        threading.Thread(target=interrupt, args=["the user's own"]).start()
+        threading.Thread(target=interrupt, args=["the-users-tag"]).start()
 
     try:
         with (
@@ -143,12 +145,12 @@ def test_a_job_that_the_user_interrupts_ends_its_run(ranks: Ranks) -> None:
             pytest.raises(LaunchError, match="OPERATION_CANCELED"),
         ):
             ranks.run(2, wait_for_ever)
-        assert ranks.spark.getTags() == {"the user's own"}
+        assert ranks.spark.getTags() == {"the-users-tag"}
     finally:
-        ranks.spark.removeTag("the user's own")
+        ranks.spark.removeTag("the-users-tag")
 
 
-def test_another_python_on_the_executors_is_told(
+def test_the_error_names_another_python_version_on_the_executors(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
@@ -156,8 +158,8 @@ def test_another_python_on_the_executors_is_told(
         ranks.run(1, print)
 
 
-def test_a_server_that_is_killed_takes_its_ranks_along(ranks: Ranks, tmp_path: Path) -> None:
-    # In a process of its own: this one's client would ask for the server for ten minutes.
+def test_the_ranks_end_with_a_killed_server(ranks: Ranks, tmp_path: Path) -> None:
+    # In a separate process: this one's client would retry for ten minutes.
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -165,14 +167,15 @@ def test_a_server_that_is_killed_takes_its_ranks_along(ranks: Ranks, tmp_path: P
             import os
             import sys
             from pathlib import Path
-            from horovod_runner import HorovodRunner, LaunchError
+            from horovod_runner import ClusterConfig, HorovodRunner, LaunchError
             from tests.connect.server import ConnectServer
             from tests.contract.test_end import family
 
             server = ConnectServer(Path(sys.argv[1])).__enter__()
             print("server", server.pid, flush=True)
             try:
-                HorovodRunner(np=2, spark=server.session()).run(family)
+                cluster = ClusterConfig(spark=server.session())
+                HorovodRunner(np=2, cluster_config=cluster).run(family)
             except LaunchError as error:
                 print(error, flush=True)
             os._exit(0)
@@ -194,7 +197,7 @@ def test_a_server_that_is_killed_takes_its_ranks_along(ranks: Ranks, tmp_path: P
             processes += server.children(recursive=True)
             server.kill()
             _, alive = psutil.wait_procs(processes, timeout=15)
-            assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
+            assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
             assert "has ended in the middle of the run" in driver.stdout.read()
         finally:
             driver.kill()

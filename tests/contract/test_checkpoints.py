@@ -1,4 +1,4 @@
-"""Checkpoints, resuming and restarting, over both launchers."""
+"""Checkpoints, resume and restart, with every launcher."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ import pytest
 
 from horovod_runner import (
     RankFailedError,
-    checkpoint,
     current_attempt,
     load_checkpoint,
     log_to_driver,
     save_checkpoint,
 )
-from horovod_runner.archive import Archive
-from horovod_runner.messages import FilePart
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.wire.messages import FilePart
 from tests.conftest import Ranks
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
 
 def count_to(last: int, fail_at: int | None = None) -> list[int]:
-    """Counts, saves each number, and returns where it began in which attempt."""
-    found = load_checkpoint()
-    first = 0 if found is None else found.state["count"]
+    """Count, save every number, and return the first one and the attempt."""
+    checkpoint = load_checkpoint()
+    first = 0 if checkpoint is None else checkpoint.state["count"]
     for count in range(first + 1, last + 1):
         save_checkpoint({"count": count}, step=count, metrics={"loss": -count})
         if count == fail_at and current_attempt() == 1:
@@ -39,82 +38,90 @@ def count_to(last: int, fail_at: int | None = None) -> list[int]:
 
 @pytest.fixture
 def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank sees the driver's folder, as on a cluster without a shared one."""
-    monkeypatch.setattr(checkpoint, "show", lambda folder, token: None)
+    """No rank sees the driver's folder, like on a cluster without a shared file system."""
+    write_probe = "horovod_runner.checkpoints.checkpoint.write_probe"
+    monkeypatch.setattr(write_probe, lambda folder, token: None)
 
 
 @pytest.mark.places("local", "spark", "cluster", "connect")
-def test_checkpoints_are_on_the_driver_and_last_as_long_as_the_run(ranks: Ranks) -> None:
+def test_checkpoints_are_on_the_driver_and_exist_as_long_as_the_result(ranks: Ranks) -> None:
     def main() -> None:
         for step in (10, 20, 30, 40):
             rank = os.environ["HOROVOD_RANK"]
             save_checkpoint({"weights": [step], "rank": rank}, step, {"loss": 1 / step})
 
-    runner = ranks.runner(2, keep=3)
+    runner = ranks.runner(2, num_to_keep=3)
     runner.run(main)
     run = runner.last_run
     assert [each.step for each in run.checkpoints] == [20, 30, 40]
-    assert run.latest.load() == {"weights": [40], "rank": "0"}
-    assert run.latest.metrics == {"loss": 1 / 40}
-    assert run.latest.size == Path(run.latest.path).stat().st_size
-    folder = Path(run.latest.path).parent
+    assert run.latest_checkpoint.load() == {"weights": [40], "rank": "0"}
+    assert run.latest_checkpoint.metrics == {"loss": 1 / 40}
+    assert run.latest_checkpoint.size == Path(run.latest_checkpoint.path).stat().st_size
+    folder = Path(run.latest_checkpoint.path).parent
     assert len(list(folder.glob("checkpoint-*"))) == 6
     del run, runner
     gc.collect()
     assert not folder.exists()
 
 
-def test_the_best_are_kept_and_the_latest(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_best_checkpoints_and_the_latest_are_kept(ranks: Ranks, tmp_path: Path) -> None:
 
     def main() -> None:
         for step, accuracy in enumerate([0.5, 0.9, 0.7, 0.8, 0.1]):
             save_checkpoint(b"x", step, {"accuracy": accuracy})
 
-    options = {"keep": 2, "best": "accuracy", "mode": "max", "checkpoint_dir": tmp_path / "new"}
+    options = {
+        "num_to_keep": 2,
+        "metric": "accuracy",
+        "mode": "max",
+        "checkpoint_dir": tmp_path / "new",
+    }
     runner = ranks.runner(1, **options)
     runner.run(main)
     assert [each.step for each in runner.last_run.checkpoints] == [1, 3, 4]
     assert runner.last_run.best_checkpoint.step == 1
-    assert runner.last_run.latest.step == 4
+    assert runner.last_run.latest_checkpoint.step == 4
     assert len(list((tmp_path / "new").iterdir())) == 6
 
 
 @pytest.mark.places("local", "cluster")
 @pytest.mark.horovod
-def test_another_run_of_another_size_goes_on_from_the_latest(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_run_with_another_np_resumes_from_the_latest_checkpoint(
+    ranks: Ranks, tmp_path: Path
+) -> None:
     def main() -> Any:
         import horovod.torch as hvd
         import torch
 
         hvd.init()
-        found = load_checkpoint()
-        if found is None:
+        checkpoint = load_checkpoint()
+        if checkpoint is None:
             save_checkpoint({"w": torch.arange(5.0)}, 1, {"loss": 2.0})
             save_checkpoint({"w": torch.arange(5.0) * 2}, 2, {"loss": 1.0})
             return None
-        total = hvd.allreduce(found.state["w"], op=hvd.Sum, name="w")
-        return found.step, dict(found.metrics), total.tolist()
+        total = hvd.allreduce(checkpoint.state["w"], op=hvd.Sum, name="w")
+        return checkpoint.step, dict(checkpoint.metrics), total.tolist()
 
     options = {"checkpoint_dir": tmp_path, "resume": True}
-    assert ranks.run(1, main, options) is None  # a first start
+    assert ranks.run(1, main, options) is None  # there is no checkpoint yet
     assert ranks.run(3, main, options) == (2, {"loss": 1.0}, [0, 6, 12, 18, 24])
 
 
-def test_without_resume_a_run_starts_anew_and_leaves_former_ones_alone(
+def test_without_resume_a_run_starts_new_and_keeps_checkpoints_of_earlier_runs(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     for _ in range(2):
-        runner = ranks.runner(1, checkpoint_dir=tmp_path, keep=1)
+        runner = ranks.runner(1, checkpoint_dir=tmp_path, num_to_keep=1)
         assert runner.run(count_to, last=3) == [0, 1]
         assert [each.step for each in runner.last_run.checkpoints] == [3]
     assert len(list(tmp_path.glob("*.json"))) == 2
-    runner = ranks.runner(1, checkpoint_dir=tmp_path, keep=1, resume=True)
+    runner = ranks.runner(1, checkpoint_dir=tmp_path, num_to_keep=1, resume=True)
     assert runner.run(count_to, last=5) == [3, 1]
     assert len(list(tmp_path.glob("*.json"))) == 1
 
 
 @pytest.mark.places("local", "spark", "cluster", "connect")
-def test_a_failed_attempt_is_followed_by_one_from_the_latest_checkpoint(
+def test_after_a_failure_the_next_attempt_resumes_from_the_latest_checkpoint(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runner = ranks.runner(1, max_restarts=1)
@@ -124,19 +131,21 @@ def test_a_failed_attempt_is_followed_by_one_from_the_latest_checkpoint(
     assert run.attempts[0].error == "ValueError: failed at 4"
     assert [each.resumed_from for each in run.attempts] == [None, 4]
     assert [each.attempt for each in run.checkpoints] == [1, 2, 2]
-    told = capsys.readouterr().err
-    assert "attempt 1 failed: ValueError: failed at 4" in told
-    assert "attempt 2 begins in 1 s (error 1, max_restarts=1); load_checkpoint gives the " in told
-    assert "checkpoint of step 4" in told
+    stderr = capsys.readouterr().err
+    assert "attempt 1 failed: ValueError: failed at 4" in stderr
+    assert (
+        "attempt 2 begins in 1 s (error 1, max_restarts=1); load_checkpoint returns the " in stderr
+    )
+    assert "checkpoint of step 4" in stderr
 
 
-def test_a_rank_that_is_killed_while_it_writes_leaves_the_former_checkpoint(
+def test_a_rank_killed_while_writing_leaves_the_earlier_checkpoint(
     ranks: Ranks, tmp_path: Path
 ) -> None:
     def main() -> Any:
-        found = load_checkpoint()
-        if found is not None:
-            return found.step, len(os.listdir(tmp_path))
+        checkpoint = load_checkpoint()
+        if checkpoint is not None:
+            return checkpoint.step, len(os.listdir(tmp_path))
         save_checkpoint(b"small", 1)
         save_checkpoint(bytes(300_000_000), 2)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -145,11 +154,11 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_former_checkpoint(
     runner = ranks.runner(1, max_restarts=1, checkpoint_dir=tmp_path)
     step, files = runner.run(main)
     assert step == 1
-    assert files <= 4  # the checkpoint, the driver's sign, and the part that was cut off
+    assert files <= 4  # the checkpoint's two, the driver's probe, and the unfinished part
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_an_error_that_comes_back_at_the_same_place_is_raised(
+def test_an_error_that_repeats_at_the_same_line_ends_the_run(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
 
@@ -162,10 +171,10 @@ def test_an_error_that_comes_back_at_the_same_place_is_raised(
         runner.run(main)
     assert isinstance(caught.value.__cause__, RankFailedError)
     assert len(runner.last_run.attempts) == 2
-    assert "the same error came back at the same place" in capsys.readouterr().err
+    assert "the same error occurred again at the same place" in capsys.readouterr().err
 
 
-def test_a_main_that_starts_over_gains_nothing_by_the_same_checkpoints(ranks: Ranks) -> None:
+def test_saving_the_same_steps_again_does_not_count_as_progress(ranks: Ranks) -> None:
 
     def main() -> None:
         for step in (1, 2):
@@ -179,42 +188,42 @@ def test_a_main_that_starts_over_gains_nothing_by_the_same_checkpoints(ranks: Ra
 
 
 @pytest.mark.parametrize("metrics", [{0: 1.0}, {"loss": "low"}, 0.5])
-def test_metrics_of_a_checkpoint_are_numbers_by_name(ranks: Ranks, metrics: Any) -> None:
+def test_metrics_of_a_checkpoint_must_be_numbers_by_name(ranks: Ranks, metrics: Any) -> None:
     with pytest.raises(TypeError, match="metric"):
         ranks.run(1, lambda: save_checkpoint({"a": 1}, 1, metrics))
 
 
 @pytest.mark.places("local", "spark", "cluster")
-def test_ranks_that_see_no_folder_send_and_fetch_their_checkpoints(
+def test_ranks_that_do_not_see_the_folder_send_and_fetch_checkpoints(
     ranks: Ranks, tmp_path: Path, hidden: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = os.urandom(20_000_000)
-    take, sizes = Archive.part, []
+    write_part, sizes = Archive.part, []
 
     def part(archive: Archive, message: FilePart) -> Path | None:
         sizes.append(len(message.data))
-        return take(archive, message)
+        return write_part(archive, message)
 
     monkeypatch.setattr(Archive, "part", part)
 
     def main() -> Any:
-        found = load_checkpoint()
-        if found is None:
+        checkpoint = load_checkpoint()
+        if checkpoint is None:
             for step in (1, 2):
                 save_checkpoint(state, step)
             return None
-        return found.step, found.state == state
+        return checkpoint.step, checkpoint.state == state
 
-    runner = ranks.runner(1, checkpoint_dir=tmp_path, keep=1)
+    runner = ranks.runner(1, checkpoint_dir=tmp_path, num_to_keep=1)
     runner.run(main)
     assert sum(sizes) == 2 * len(state)
-    assert runner.last_run.latest.load() == state
+    assert runner.last_run.latest_checkpoint.load() == state
     assert len(list(tmp_path.glob("*.bin"))) == 1
     assert ranks.run(1, main, {"checkpoint_dir": tmp_path, "resume": True}) == (2, True)
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
-def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(
+def test_a_damaged_checkpoint_is_reported_and_the_earlier_one_is_used(
     ranks: Ranks, tmp_path: Path, seen: bool, request: pytest.FixtureRequest
 ) -> None:
     if not seen:
@@ -228,7 +237,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_is_taken(
     assert ranks.run(1, count_to, options, last=4) == [2, 1]
 
 
-def test_a_full_disk_fails_the_checkpoint_and_not_the_training(
+def test_a_full_disk_fails_the_checkpoint_but_not_the_training(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main() -> str:
@@ -240,26 +249,32 @@ def test_a_full_disk_fails_the_checkpoint_and_not_the_training(
     runner = ranks.runner(1)
     assert runner.run(main) == "done"
     assert [each.step for each in runner.last_run.checkpoints] == [1]
-    told = capsys.readouterr().err
-    assert "the checkpoint of step 2 could not be written: [Errno 27] File too large" in told
-    assert "that of step 1 stays" in told
+    stderr = capsys.readouterr().err
+    assert "the checkpoint of step 2 could not be written: [Errno 27] File too large" in stderr
+    assert "that of step 1 stays" in stderr
 
 
-def test_a_state_that_cannot_be_stored_is_the_ranks_own_error(ranks: Ranks) -> None:
+def test_a_state_that_cannot_be_stored_is_an_error_on_the_rank(ranks: Ranks) -> None:
     with pytest.raises(TypeError, match=r"state\['f'\] is a builtin_function"):
         ranks.run(1, lambda: save_checkpoint({"f": print}, 1))
 
 
 @pytest.mark.places("local")
 @pytest.mark.horovod
-def test_ranks_that_cannot_meet_are_told_what_to_call(ranks: Ranks, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"call hvd\.init\(\) before it"):  # at a first start
+def test_load_checkpoint_before_init_is_an_error_with_the_call_to_add(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"call hvd\.init\(\) before it"
+    ):  # without a checkpoint, too
         ranks.run(2, count_to, {"checkpoint_dir": tmp_path, "resume": True}, last=2)
 
 
 @pytest.mark.horovod
 @pytest.mark.parametrize("framework", ["tensorflow", "torch.distributed"])
-def test_the_other_ways_to_meet_do_as_well(tmp_path: Path, framework: str) -> None:
+def test_load_checkpoint_works_with_tensorflow_and_torch_distributed(
+    tmp_path: Path, framework: str
+) -> None:
     def main() -> Any:
         if framework == "tensorflow":
             import horovod.tensorflow as hvd
@@ -269,9 +284,9 @@ def test_the_other_ways_to_meet_do_as_well(tmp_path: Path, framework: str) -> No
             import torch.distributed as dist
 
             dist.init_process_group("gloo")
-        found = load_checkpoint()
-        if found is not None:
-            log_to_driver(f"{found.step} {found.state}")
+        checkpoint = load_checkpoint()
+        if checkpoint is not None:
+            log_to_driver(f"{checkpoint.step} {checkpoint.state}")
 
     ranks = Ranks("local")
     ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=1)

@@ -1,4 +1,4 @@
-"""Datasets as arguments of a run, over both launchers."""
+"""Datasets as arguments of a run, with every launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from horovod_runner import DataError, SerializationError, log_to_driver
-from horovod_runner.data import Shard, parquet, petastorm
+from horovod_runner.data import Shard, evaluate, parquet, petastorm
 from tests.conftest import Ranks
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ ROWS = 1003
 
 
 def frame_of(values: Any, **options: Any) -> pd.DataFrame:
-    import pandas as pd  # not above: the ranks import this module too
+    import pandas as pd  # not at the top: the ranks import this module too
 
     return pd.DataFrame(values, **options)
 
@@ -47,14 +47,14 @@ def table(rows: int = ROWS) -> pd.DataFrame:
 
 
 def dataset(ranks: Ranks, frame: pd.DataFrame, parts: int = 3) -> Any:
-    """What has these rows, of the kind that users of the launcher have."""
+    """A dataset with these rows: a Spark DataFrame, or a pandas DataFrame without Spark."""
     if ranks.spark is None:
         return frame
     return ranks.spark.createDataFrame(frame).repartition(parts)
 
 
-def tell_labels(train: Shard, **options: Any) -> int:
-    """Sends the labels of two epochs, a line a batch, and returns the steps of one."""
+def log_labels(train: Shard, **options: Any) -> int:
+    """Log the labels of two epochs, one line per batch, and return the steps of an epoch."""
     rank = os.environ["HOROVOD_RANK"]
     feed = train.batches(columns={"x": ["a", "b"], "y": "label", "text": "text"}, **options)
     for epoch in range(2):
@@ -68,32 +68,39 @@ def tell_labels(train: Shard, **options: Any) -> int:
 
 
 def labels_by_step(text: str) -> dict[tuple[int, int], list[int]]:
-    """The global batches by epoch and step, ranks in order, from what ranks sent."""
-    told = sorted(
-        (int(epoch), int(step), int(rank), [int(one) for one in labels.split(",") if one])
+    """The global batches by epoch and step, from the lines that the ranks logged."""
+    lines = sorted(
+        (int(epoch), int(step), int(rank), [int(label) for label in labels.split(",") if label])
         for epoch, step, rank, labels in (
             line.split(" ") for line in text.splitlines() if line[:1].isdigit()
         )
     )
-    found: dict[tuple[int, int], list[int]] = {}
-    for epoch, step, _, labels in told:
-        found.setdefault((epoch, step), []).extend(labels)
-    return found
+    batches: dict[tuple[int, int], list[int]] = {}
+    for epoch, step, _, labels in lines:
+        batches.setdefault((epoch, step), []).extend(labels)
+    return batches
 
 
 @pytest.mark.places("local", "spark", "cluster", "connect")
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_every_row_comes_once_an_epoch_in_as_many_batches_on_every_rank(
+def test_every_row_comes_once_an_epoch_and_ranks_have_the_same_number_of_batches(
     ranks: Ranks, shuffle: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = ranks.run(3, tell_labels, train=dataset(ranks, table()), batch_size=32, shuffle=shuffle)
+    steps = ranks.run(3, log_labels, train=dataset(ranks, table()), batch_size=32, shuffle=shuffle)
     batches = labels_by_step(capsys.readouterr().out)
     assert len(batches) == 2 * steps
     for epoch in range(2):
-        seen = Counter(label for (own, _), one in batches.items() if own == epoch for label in one)
+        seen = Counter(
+            label for (number, _), labels in batches.items() if number == epoch for label in labels
+        )
         assert seen == Counter(range(ROWS))
     orders = [
-        [label for (own, _), one in sorted(batches.items()) if own == epoch for label in one]
+        [
+            label
+            for (number, _), labels in sorted(batches.items())
+            if number == epoch
+            for label in labels
+        ]
         for epoch in range(2)
     ]
     assert (orders[0] == orders[1]) != shuffle
@@ -105,19 +112,19 @@ def test_files_give_the_same_global_batches_to_any_number_of_ranks(
     for part in range(3):
         whole = pa.Table.from_pandas(table().iloc[part::3])
         pq.write_table(whole, tmp_path / f"{part}.parquet", row_group_size=100)
-    told = []
+    by_size = []
     for size in (1, 2, 4):
         ranks.run(
             size,
-            tell_labels,
+            log_labels,
             train=parquet(str(tmp_path)),
             batch_size=64 // size,
             shuffle=True,
             seed=3,
         )
-        told.append(labels_by_step(capsys.readouterr().out))
-    assert told[0] == told[1] == told[2]
-    assert len(told[0]) == 2 * 16
+        by_size.append(labels_by_step(capsys.readouterr().out))
+    assert by_size[0] == by_size[1] == by_size[2]
+    assert len(by_size[0]) == 2 * 16
 
 
 def test_a_run_may_have_several_datasets(ranks: Ranks) -> None:
@@ -125,45 +132,48 @@ def test_a_run_may_have_several_datasets(ranks: Ranks) -> None:
         return train.rows, valid.rows, valid.columns, scale
 
     valid = pa.table({"x": [1.0, 2.0]})
-    told = ranks.run(2, main, train=dataset(ranks, table()), valid=valid, scale=0.5)
-    assert told == (ROWS, 2, ["x"], 0.5)
+    result = ranks.run(2, main, train=dataset(ranks, table()), valid=valid, scale=0.5)
+    assert result == (ROWS, 2, ["x"], 0.5)
 
 
 @pytest.mark.places("spark", "cluster", "connect")
-def test_two_dataframes_come_together(ranks: Ranks) -> None:
+def test_a_run_may_have_two_dataframes(ranks: Ranks) -> None:
     assert ranks.spark is not None
 
     def main(train: Shard, valid: Shard) -> Any:
-        found = [valid.batches(3, ["x"], last="drop"), train.batches(10, ["label"], last="drop")]
-        return train.rows, valid.rows, [len(feed) for feed in found]
+        feeds = [
+            valid.batches(3, ["x"], last_batch="drop"),
+            train.batches(10, ["label"], last_batch="drop"),
+        ]
+        return train.rows, valid.rows, [len(feed) for feed in feeds]
 
     valid = ranks.spark.createDataFrame([(float(n),) for n in range(12)], "x double")
     *rows, steps = ranks.run(2, main, train=dataset(ranks, table(100)), valid=valid)
     assert rows == [100, 12]
-    # Spark does not spread rows evenly to the last one.
+    # Spark spreads rows evenly only up to a few.
     assert steps[0] in {1, 2}
     assert steps[1] in {4, 5}
 
 
 @pytest.mark.places("local", "spark", "cluster", "connect")
-def test_fewer_rows_than_ranks_and_empty_partitions_do(
+def test_there_may_be_fewer_rows_than_ranks_and_empty_partitions(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = ranks.run(4, tell_labels, train=dataset(ranks, table(2), 6), batch_size=4)
+    steps = ranks.run(4, log_labels, train=dataset(ranks, table(2), 6), batch_size=4)
     assert steps == 1
     batches = labels_by_step(capsys.readouterr().out)
     assert [sorted(labels) for labels in batches.values()] == [[0, 1], [0, 1]]
 
 
-def test_no_rows_at_all_are_told(ranks: Ranks) -> None:
+def test_a_dataset_without_rows_fails_the_run(ranks: Ranks) -> None:
     some = dataset(ranks, table(4))
     none = some.query("label > 9") if ranks.spark is None else some.where("label > 9")
     with pytest.raises(DataError, match=r"train(: it)? has no rows"):
-        ranks.run(2, tell_labels, train=none, batch_size=4)
+        ranks.run(2, log_labels, train=none, batch_size=4)
 
 
 @pytest.mark.places("spark", "connect")
-def test_sparks_own_types_become_tensors(ranks: Ranks) -> None:
+def test_spark_types_become_arrays(ranks: Ranks) -> None:
     assert ranks.spark is not None
     from pyspark.ml.linalg import Vectors
 
@@ -190,17 +200,17 @@ def test_sparks_own_types_become_tensors(ranks: Ranks) -> None:
     )
 
     def main(train: Shard, vectors: Shard) -> Any:
-        batch = next(iter(train.batches(6, pad={"ragged": -1})))
+        batch = next(iter(train.batches(6, pad_ragged={"ragged": -1})))
         order = np.argsort(batch["n"])
-        found = {name: np.asarray(values)[order] for name, values in batch.items()}
+        arrays = {name: np.asarray(values)[order] for name, values in batch.items()}
         features = next(iter(vectors.batches(2)))["features"]
         return (
-            {name: (str(v.dtype), v[2].tolist()) for name, v in found.items()},
+            {name: (str(v.dtype), v[2].tolist()) for name, v in arrays.items()},
             sorted(features.tolist()),
         )
 
-    told, features = ranks.run(1, main, train=frame, vectors=vectors)
-    assert told == {
+    arrays, features = ranks.run(1, main, train=frame, vectors=vectors)
+    assert arrays == {
         "n": ("int32", 2),
         "day": ("int32", 2),
         "at": ("int64", 2),
@@ -219,7 +229,7 @@ def never(**_: Any) -> None:
     log_to_driver("the run has begun")
 
 
-def test_a_column_that_cannot_become_a_tensor_is_named_before_the_launch(
+def test_a_column_that_cannot_become_a_tensor_is_refused_before_the_launch(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if ranks.spark is None:
@@ -240,30 +250,30 @@ def test_columns_may_have_dots_in_their_names(ranks: Ranks) -> None:
     given = frame if ranks.spark is None else ranks.spark.createDataFrame(frame)
 
     def main(train: Shard) -> list[list[int]]:
-        [batch] = train.batches(2 // int(os.environ["HOROVOD_SIZE"]), last="drop")
+        [batch] = train.batches(2 // int(os.environ["HOROVOD_SIZE"]), last_batch="drop")
         return [batch[name].tolist() for name in ("a.b", "a", "c`d")]
 
-    found = ranks.run(1, main, train=given)
-    assert sorted(zip(*found, strict=True)) == [(10, 1, 5), (20, 2, 6)]
+    columns = ranks.run(1, main, train=given)
+    assert sorted(zip(*columns, strict=True)) == [(10, 1, 5), (20, 2, 6)]
 
 
 @pytest.mark.places("local", "spark", "connect")
-def test_a_name_that_two_columns_have_is_refused(
+def test_two_columns_of_one_name_are_refused(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if ranks.spark is None:
         bad: Any = frame_of([[1, 2]], columns=["a", "a"])
-        told = "train: the pandas DataFrame cannot be turned .* Duplicate column names"
+        message = "train: the pandas DataFrame cannot be converted .* Duplicate column names"
     else:
         bad = ranks.spark.range(3).selectExpr("id AS a", "id AS a")
-        told = "train: two columns are called 'a'"
-    with pytest.raises(DataError, match=told):
+        message = "train: two columns are called 'a'"
+    with pytest.raises(DataError, match=message):
         ranks.run(2, never, train=bad)
     assert "begun" not in capsys.readouterr().out
 
 
 @pytest.mark.places("local", "spark", "connect")
-def test_nulls_are_refused_with_the_columns_name(
+def test_nulls_are_refused_with_the_name_of_the_column(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if ranks.spark is None:
@@ -276,7 +286,7 @@ def test_nulls_are_refused_with_the_columns_name(
 
 
 @pytest.mark.places("spark", "connect")
-def test_a_dataframe_that_main_captures_is_told_how_to_come(ranks: Ranks) -> None:
+def test_a_dataframe_that_main_captures_is_refused(ranks: Ranks) -> None:
     assert ranks.spark is not None
     frame = ranks.spark.range(3)
     with pytest.raises(SerializationError, match="an argument of its own"):
@@ -284,33 +294,33 @@ def test_a_dataframe_that_main_captures_is_told_how_to_come(ranks: Ranks) -> Non
 
 
 @pytest.mark.places("spark", "cluster")
-def test_a_folder_that_all_share_takes_the_rows_of_a_dataframe(
+def test_with_a_shared_folder_batches_do_not_depend_on_the_number_of_ranks(
     ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ranks.spark is not None
-    # No shuffle: behind one, Spark has rows in another order each time.
+    # Without a shuffle, after which Spark has rows in another order each time.
     frame = ranks.spark.createDataFrame(table())
-    told = []
+    by_size = []
     for size in (1, 4):
-        options = {"data_dir": tmp_path}
-        ranks.run(size, tell_labels, options, train=frame, batch_size=64 // size, shuffle=True)
-        told.append(labels_by_step(capsys.readouterr().out))
+        options = {"shared_dir": tmp_path}
+        ranks.run(size, log_labels, options, train=frame, batch_size=64 // size, shuffle=True)
+        by_size.append(labels_by_step(capsys.readouterr().out))
         assert list(tmp_path.iterdir()) == []
-    assert told[0] == told[1]
+    assert by_size[0] == by_size[1]
 
 
-def test_data_that_take_more_than_they_may_are_refused(ranks: Ranks) -> None:
-    with pytest.raises(DataError, match=r"may take 0\.0 MB on a host.*raise data_limit"):
+def test_a_dataset_larger_than_disk_limit_is_refused(ranks: Ranks) -> None:
+    with pytest.raises(DataError, match=r"may use 0\.0 MB on a host.*Raise disk_limit"):
         ranks.run(
             2,
-            tell_labels,
-            {"data_limit": 5000},
+            log_labels,
+            {"disk_limit": 5000},
             train=dataset(ranks, table()),
             batch_size=8,
         )
 
 
-def test_what_only_petastorm_reads_comes_as_evenly(
+def test_rows_that_petastorm_reads_are_spread_evenly(
     ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     predicates = pytest.importorskip("petastorm.predicates")
@@ -319,11 +329,43 @@ def test_what_only_petastorm_reads_comes_as_evenly(
         pq.write_table(whole, tmp_path / f"{part}.parquet", row_group_size=90)
     odd = predicates.in_lambda(["label"], lambda label: label % 2 == 1)
     train = petastorm(f"file://{tmp_path}", predicate=odd)
-    assert ranks.run(3, tell_labels, train=train, batch_size=16, shuffle=True) == 11
+    assert ranks.run(3, log_labels, train=train, batch_size=16, shuffle=True) == 11
     seen = Counter(
-        label for one in labels_by_step(capsys.readouterr().out).values() for label in one
+        label for labels in labels_by_step(capsys.readouterr().out).values() for label in labels
     )
     assert seen == Counter(list(range(1, 1000, 2)) * 2)
+
+
+@pytest.mark.horovod
+@pytest.mark.places("local", "spark")
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_evaluate_gives_every_rank_the_mean_over_all_rows(ranks: Ranks, framework: str) -> None:
+    def main(valid: Shard) -> list[list[float]]:
+        columns = {"a": "a", "label": "label"}
+
+        def measure(batch: Any) -> dict[str, Any]:
+            return {"label": batch[1], "is_small": batch[0] < 10}
+
+        if framework == "torch":
+            import horovod.torch as hvd
+            import torch
+
+            hvd.init()
+            means = evaluate(valid.to_torch(64, columns, shuffle=True), measure)
+            gathered = hvd.allgather(torch.tensor([list(means.values())], dtype=torch.float64))
+        else:
+            import horovod.tensorflow as hvd
+            import tensorflow as tf
+
+            hvd.init()
+            means = evaluate(valid.to_tf(64, columns, shuffle=True), measure)
+            gathered = hvd.allgather(tf.constant([list(means.values())], tf.float64))
+        assert list(means) == ["label", "is_small"]
+        return gathered.numpy().tolist()  # type: ignore[no-any-return]
+
+    first, second = ranks.run(2, main, valid=dataset(ranks, table()))
+    assert first == second
+    assert first == pytest.approx([(ROWS - 1) / 2, 10 / ROWS])
 
 
 def folders() -> list[Path]:
@@ -331,7 +373,7 @@ def folders() -> list[Path]:
 
 
 @pytest.mark.places("local", "spark", "cluster")
-def test_what_a_killed_rank_had_is_removed(ranks: Ranks) -> None:
+def test_the_files_of_a_killed_rank_are_removed(ranks: Ranks) -> None:
     def main(train: Shard) -> None:
         next(iter(train.batches(4)))
         if os.environ["HOROVOD_RANK"] == "1":
@@ -345,9 +387,7 @@ def test_what_a_killed_rank_had_is_removed(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("local")
-def test_what_a_killed_driver_leaves_is_removed_by_the_next_run(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_the_next_run_removes_the_files_of_a_killed_driver(ranks: Ranks, tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import signal, sys
         import pyarrow as pa

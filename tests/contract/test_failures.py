@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import HorovodRunner, RankFailedError
+from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError
 from tests.conftest import Ranks
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
@@ -265,5 +265,5 @@ def test_a_failure_inside_hvd_init_is_told_as_an_abort() -> None:
         hvd.init()
 
     with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGABRT.*hvd.init") as caught:
-        HorovodRunner(np=-2, controller="gloo").run(main)
+        HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(main)
     assert caught.value.exit_code == -signal.SIGABRT

@@ -84,7 +84,7 @@ def check_hang(ranks: Ranks, hang: Callable[[], None], capsys: pytest.CaptureFix
     stacks = dict(re.findall(r"Stack of rank (\d):\n((?:  \|.*\n?)+)", told))
     assert "in reduce_for_ever" in stacks["0"]
     assert f"in {name}" in stacks["1"]
-    assert "horovod_runner/worker.py" not in told
+    assert "horovod_runner/worker/main.py" not in told
     warned = capsys.readouterr().err
     assert "no progress for" in warned
     assert re.search(rf"rank 1: test_hang.py:\d+ in {name}", warned)

@@ -327,7 +327,7 @@ def test_an_abort_inside_horovods_gloo_is_told_as_what_it_is(ranks: Ranks) -> No
         hvd.init()
 
     with pytest.raises(RankFailedError, match=r"SIGABRT.*hvd\.init") as caught:
-        ranks.run(2, main, {"controller": "gloo"})
+        ranks.run(2, main, {"cpu_collectives": "gloo"})
     assert caught.value.exit_code == -signal.SIGABRT
 
 

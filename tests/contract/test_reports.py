@@ -34,7 +34,7 @@ def test_rank_0s_reports_are_a_table_afterwards(ranks: Ranks) -> None:
     assert table["epoch"].to_pylist() == [step // 10 for step in range(30)]
     assert table["loss"].to_pylist() == [1 / (step + 1) for step in range(30)]
     assert set(table["rank"].to_pylist()) == {0}
-    assert runner.last_run.thinned == {}
+    assert runner.last_run.dropped_reports == {}
     assert runner.last_run.latest_metrics == {"loss": 1 / 30, "rank_of": 0}
 
 
@@ -52,7 +52,7 @@ def test_a_run_tells_of_its_ranks_its_moments_and_its_lines(ranks: Ranks) -> Non
     assert runner.last_run is None
     runner.run(train, steps=1)
     run = runner.last_run
-    assert (run.status, run.np, run.params["steps"]) == ("finished", runner._np, 1)
+    assert (run.status, run.np, run.params["steps"]) == ("finished", runner.options.np, 1)
     assert [(each.rank, each.exit_code) for each in run.ranks] == [(0, 0), (1, 0)]
     assert len({each.pid for each in run.ranks}) == 2
     moments = run.timings
@@ -144,7 +144,7 @@ def test_a_sink_that_fails_is_told_once_and_fails_no_run(
     events = Events()
     assert ranks.run(1, train, {"sinks": [Failing(), events]}, steps=5) == "done"
     assert len(events.seen) == 8
-    told = "the sink Failing failed in report() and gets nothing more of this run: "
+    told = "the sink Failing failed in report() and receives nothing more of this run: "
     assert capsys.readouterr().err.count(f"{told}ConnectionError: no server") == 1
 
 
@@ -160,7 +160,7 @@ def test_reports_beyond_what_a_driver_takes_are_counted_and_the_last_arrives(
     runner = ranks.runner(1)
     runner.run(main)
     run = runner.last_run
-    assert run.metrics.num_rows + run.thinned.get(0, 0) == count
+    assert run.metrics.num_rows + run.dropped_reports.get(0, 0) == count
     assert run.latest_metrics == {"loss": count - 1}
     assert run.metrics["step"].to_pylist()[-1] == count - 1
 

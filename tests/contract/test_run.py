@@ -197,7 +197,7 @@ def test_no_key_of_the_channel_is_in_argv_or_environment(ranks: Ranks) -> None:
         return own.cmdline(), own.parent().cmdline(), own.environ()
 
     own, parent, variables = ranks.run(1, main)
-    module = own.index("horovod_runner.worker")
+    module = own.index("horovod_runner.worker.main")
     assert own[module - 1] == "-m"
     assert all(argument.isdigit() for argument in own[module + 1 :])
     assert not [name for name in variables if "CURVE" in name or "KEY" in name]

@@ -1,4 +1,4 @@
-"""How many ranks fit, and what is said when they do not: before anything is launched."""
+"""Spark's slots are counted before the launch; an error says what is missing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from horovod_runner import HorovodRunner, SlotError
-from horovod_runner.launchers import spark as launcher
+from horovod_runner import ClusterConfig, HorovodRunner, SlotError
+from horovod_runner.launchers import spark as spark_launcher
 from tests.conftest import Ranks
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.places("spark", "cluster", "connect
 def test_more_ranks_than_slots_are_refused_at_once(spark: SparkSession) -> None:
     started = _active_jobs(spark)
     with pytest.raises(SlotError, match=r"np=5 asks for 5 slot\(s\).* has 4\.") as caught:
-        HorovodRunner(np=5, spark=spark, slot_timeout=0).run(print)
+        HorovodRunner(np=5, cluster_config=ClusterConfig(spark=spark, slot_timeout=0)).run(print)
     assert "spark.task.cpus=1" in str(caught.value)
     assert _active_jobs(spark) == started
 
@@ -29,31 +29,31 @@ def _active_jobs(spark: SparkSession) -> list[int]:
     try:
         tracker = spark.sparkContext.statusTracker()
     except Exception:
-        return []  # Spark Connect does not tell
+        return []  # Spark Connect has no such function
     return list(tracker.getActiveJobsIds())
 
 
-def test_waiting_for_slots_is_said_and_bounded(
+def test_the_wait_for_slots_is_announced_and_limited(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(spark_launcher, "_NOTICE_SECONDS", 0.0)
     with pytest.raises(SlotError):
-        HorovodRunner(np=5, spark=spark, slot_timeout=8).run(print)
+        HorovodRunner(np=5, cluster_config=ClusterConfig(spark=spark, slot_timeout=8)).run(print)
     assert "waiting for slots: 4 of 5" in capsys.readouterr().err
 
 
-def test_a_run_warns_of_nothing(spark: SparkSession, ranks: Ranks) -> None:
+def test_a_run_with_a_dataframe_warns_of_nothing(spark: SparkSession, ranks: Ranks) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         assert ranks.runner(1).run(lambda data: 6, data=spark.range(4)) == 6
 
 
-def test_np_0_takes_all_slots_and_warns(spark: SparkSession, ranks: Ranks) -> None:
+def test_np_0_uses_all_slots_and_warns(spark: SparkSession, ranks: Ranks) -> None:
     with pytest.warns(DeprecationWarning, match="np=0"):
         runner = ranks.runner(0)
     assert runner.run(lambda: __import__("os").environ["HOROVOD_SIZE"]) == "4"
 
 
-def test_the_active_session_is_taken(spark: SparkSession, ranks: Ranks) -> None:
+def test_the_active_session_is_used(spark: SparkSession, ranks: Ranks) -> None:
     gpus = 0 if ranks.place == "cluster" else None
     assert HorovodRunner(np=1, gpus_per_rank=gpus).run(lambda: 6) == 6

@@ -1,4 +1,4 @@
-"""check_sync: the weights of all ranks are compared, by both launchers."""
+"""weight_check: the weights of all ranks are compared, by both launchers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def compare(differs_after: int, epochs: int = 3, ranks: int = 2) -> str:
 
     import numpy
 
-    from horovod_runner import check_sync
+    from horovod_runner import check_weights
 
     rank = int(os.environ["RANK"])
     if rank >= ranks:
@@ -26,13 +26,13 @@ def compare(differs_after: int, epochs: int = 3, ranks: int = 2) -> str:
         weights["first"] += epoch
         if epoch > differs_after and rank > 0:
             weights["second"][1, 1] += 1e-9 * rank
-        check_sync(weights, epoch)
+        check_weights(weights, epoch)
     return "done"
 
 
 def test_equal_weights_pass(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ranks.run(2, compare, {"check_sync": "epoch"}, differs_after=3) == "done"
-    assert "check_sync" not in capsys.readouterr().err
+    assert ranks.run(2, compare, {"weight_check": "epoch"}, differs_after=3) == "done"
+    assert "weight_check" not in capsys.readouterr().err
 
 
 @pytest.mark.places("local", "spark", "cluster")
@@ -42,7 +42,7 @@ def test_the_first_rank_and_variable_that_differ_are_named(ranks: Ranks) -> None
         r"in second \(1 of 2 weights\)"
     )
     with pytest.raises(SyncError, match=told):
-        ranks.run(3, compare, {"check_sync": "epoch"}, differs_after=1, ranks=3)
+        ranks.run(3, compare, {"weight_check": "epoch"}, differs_after=1, ranks=3)
 
 
 def test_without_the_option_nothing_is_compared(ranks: Ranks) -> None:
@@ -50,5 +50,5 @@ def test_without_the_option_nothing_is_compared(ranks: Ranks) -> None:
 
 
 def test_a_check_that_never_was_is_told(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ranks.run(2, compare, {"check_sync": "epoch"}, differs_after=3, ranks=1) == "done"
+    assert ranks.run(2, compare, {"weight_check": "epoch"}, differs_after=3, ranks=1) == "done"
     assert "the ranks' weights were never compared" in capsys.readouterr().err

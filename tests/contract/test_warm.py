@@ -1,4 +1,4 @@
-"""Warm starts: from the second run on ranks are forked, and find nothing of the runs before."""
+"""Warm starts: from the second run on ranks are forked, and see nothing of earlier runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, HorovodRunner, RankFailedError, liveness, runs, warm
+from horovod_runner import CancelledError, HorovodRunner, RankFailedError
+from horovod_runner.driver import liveness
+from horovod_runner.results import registry
+from horovod_runner.warm import client, protocol
 from tests.conftest import Ranks, is_forked, own_processes
 from tests.conftest import fork_servers as servers
 
@@ -32,7 +35,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left", "no_ser
 
 @pytest.fixture
 def no_servers_left() -> Iterator[None]:
-    """The sessions of these tests outlast them; so do those of the tests before."""
+    """End the fork servers, before and after: their sessions last longer than a test."""
     end_servers()
     yield
     end_servers()
@@ -40,13 +43,13 @@ def no_servers_left() -> Iterator[None]:
 
 def end_servers() -> None:
     for folder in Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"):
-        with suppress(OSError), warm.connect(folder, 1.0) as connection:
-            connection.send(warm.END)
+        with suppress(OSError), protocol.connect(folder, 1.0) as connection:
+            connection.send(protocol.END)
     assert ended(servers())
 
 
 def ended(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
-    """Whether they end within that time, even where nobody has read their status."""
+    """Whether processes end within that time, also if their parents have not reaped them."""
     for process in processes:
         try:
             descriptor = os.pidfd_open(process.pid)
@@ -59,16 +62,16 @@ def ended(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
     return True
 
 
-def runs_still(process: psutil.Process) -> bool:
-    """Whether it is more than an entry that its parent has not read yet."""
+def is_running(process: psutil.Process) -> bool:
+    """Whether a process runs; not if it has ended and was not reaped yet."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
 
-def numbers() -> tuple[bool, list[float]]:
-    """Whether this process was forked, and what it draws at random."""
+def random_numbers() -> tuple[bool, list[float]]:
+    """Whether this process was forked, and random numbers of several libraries."""
     import multiprocessing
 
     import numpy
@@ -79,8 +82,8 @@ def numbers() -> tuple[bool, list[float]]:
     return is_warm(), drawn
 
 
-def of_all(main: Any) -> Any:
-    """A main that returns what all ranks' return."""
+def on_all_ranks(main: Any) -> Any:
+    """A main that returns the values of all ranks."""
 
     def everywhere() -> Any:
         import horovod.torch as hvd
@@ -92,7 +95,7 @@ def of_all(main: Any) -> Any:
 
 
 def is_warm() -> bool:
-    """Whether this process was forked; imports what the next run's is forked with."""
+    """Whether this process was forked; imports NumPy, for the next run's fork server."""
     import numpy
 
     assert numpy
@@ -101,7 +104,7 @@ def is_warm() -> bool:
 
 def prepare(ranks: Ranks, size: int = 1, **options: Any) -> HorovodRunner:
     """A runner whose next run starts warm."""
-    runner = ranks.runner(size, warm=True, **options)
+    runner = ranks.runner(size, preload_frameworks=True, **options)
     assert not runner.run(is_warm)
     return runner
 
@@ -110,20 +113,22 @@ def prepare(ranks: Ranks, size: int = 1, **options: Any) -> HorovodRunner:
 def test_the_second_run_starts_warm_and_says_so(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # On the cluster these are all slots of both executors, each of which has a server.
+    # On the cluster these are all slots of both executors, and each executor has a fork server.
     runner = prepare(ranks, size=4)
     first = capsys.readouterr().err
-    assert "start: cold on ranks 0-3 (no fork server is there yet" in first
+    assert "start: cold on ranks 0-3 (there is no fork server yet" in first
     assert runner.run(is_warm)
     assert "start: warm\n" in capsys.readouterr().err
-    found = servers()
-    assert len(found) == (2 if ranks.place == "cluster" else 1)
+    started = servers()
+    assert len(started) == (2 if ranks.place == "cluster" else 1)
     assert runner.run(is_warm)
-    assert servers() == found
+    assert servers() == started
 
 
 @pytest.mark.places("local")
-def test_without_it_nothing_is_kept(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_preload_frameworks_there_is_no_fork_server(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert not ranks.run(1, is_warm)
     assert not ranks.run(1, is_warm)
     assert not servers()
@@ -132,19 +137,19 @@ def test_without_it_nothing_is_kept(ranks: Ranks, capsys: pytest.CaptureFixture[
 
 @pytest.mark.places("local")
 @pytest.mark.horovod
-def test_ranks_train_together_and_draw_their_own_numbers(ranks: Ranks) -> None:
-    runner = ranks.runner(2, warm=True)
-    main = of_all(numbers)
+def test_forked_ranks_train_together_and_draw_different_random_numbers(ranks: Ranks) -> None:
+    runner = ranks.runner(2, preload_frameworks=True)
+    main = on_all_ranks(random_numbers)
     drawn = []
     for was_warm in (False, True, True):
-        for forked, each in runner.run(main):
+        for forked, numbers in runner.run(main):
             assert forked == was_warm
-            drawn += each
+            drawn += numbers
     assert len(set(drawn)) == 3 * 2 * 4
 
 
 def leave_traces() -> None:
-    """What a careless main does to its process."""
+    """Change the process in many ways, as a careless main might."""
     import numpy
 
     os.environ["LEFT_BEHIND"] = "1"
@@ -183,7 +188,7 @@ def traces() -> dict[str, Any]:
     }
 
 
-def test_nothing_of_one_run_is_in_the_next(ranks: Ranks) -> None:
+def test_a_run_sees_nothing_of_the_run_before(ranks: Ranks) -> None:
     before = ranks.run(1, traces)
     runner = prepare(ranks)
     runner.run(leave_traces)
@@ -204,22 +209,20 @@ def set_late(name: str) -> bool:
 
 
 @pytest.mark.places("local")
-def test_what_main_imports_after_it_has_set_a_variable_is_not_prepared(
+def test_modules_that_main_imports_after_setting_a_variable_are_not_preloaded(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner = ranks.runner(1, warm=True)
+    runner = ranks.runner(1, preload_frameworks=True)
     assert not runner.run(set_late, name="A_SETTING")
-    said = capsys.readouterr().out
-    assert re.search(
-        "sets A_SETTING before it imports .*pandas.*, which warm starts leave out", said
-    )
-    assert "env={'A_SETTING': ...}" in said
+    notice = capsys.readouterr().out
+    assert re.search("sets A_SETTING before it imports .*pandas.*does not preload them", notice)
+    assert "env={'A_SETTING': ...}" in notice
     assert runner.run(set_late, name="A_SETTING")
     assert runner.run(is_warm)
 
 
 @pytest.mark.places("local")
-def test_a_variable_that_comes_too_late_in_a_forked_rank_is_told(
+def test_a_variable_that_is_set_too_late_in_a_forked_rank_is_reported(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runner = prepare(ranks)
@@ -236,8 +239,8 @@ def descriptors() -> tuple[bool, list[str]]:
 
 
 @pytest.mark.places("local")
-def test_a_forked_rank_holds_the_descriptors_of_a_started_one(ranks: Ranks) -> None:
-    runner = ranks.runner(1, warm=True)
+def test_a_forked_rank_has_the_same_descriptors_as_a_cold_one(ranks: Ranks) -> None:
+    runner = ranks.runner(1, preload_frameworks=True)
     cold, forked = runner.run(descriptors), runner.run(descriptors)
     assert (cold[0], forked[0]) == (False, True)
     assert cold[1] == forked[1]
@@ -245,24 +248,24 @@ def test_a_forked_rank_holds_the_descriptors_of_a_started_one(ranks: Ranks) -> N
 
 def variables() -> tuple[bool, dict[str, str]]:
     of_a_run = ("HOROVOD_RUNNER_", "HOROVOD_GLOO_RENDEZVOUS_", "MASTER_PORT", "PMI_FD")
-    left = {name: value for name, value in os.environ.items() if not name.startswith(of_a_run)}
-    return is_warm(), left
+    others = {name: value for name, value in os.environ.items() if not name.startswith(of_a_run)}
+    return is_warm(), others
 
 
-def test_a_forked_rank_has_the_variables_of_a_started_one(ranks: Ranks) -> None:
-    runner = ranks.runner(1, warm=True)
+def test_a_forked_rank_has_the_same_variables_as_a_cold_one(ranks: Ranks) -> None:
+    runner = ranks.runner(1, preload_frameworks=True)
     cold, forked = runner.run(variables), runner.run(variables)
     assert (cold[0], forked[0]) == (False, True)
     assert cold[1] == forked[1]
 
 
 @pytest.mark.places("local")
-def test_other_settings_start_cold_and_replace_the_server(
+def test_other_settings_start_cold_and_replace_the_fork_server(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare(ranks).run(is_warm)
     (server,) = servers()
-    other = ranks.runner(1, warm=True, env={"A_SETTING_THAT_AN_IMPORT_MAY_READ": "1"})
+    other = ranks.runner(1, preload_frameworks=True, env={"A_SETTING_THAT_AN_IMPORT_MAY_READ": "1"})
     assert not other.run(is_warm)
     assert "the fork server has other settings" in capsys.readouterr().err
     assert other.run(is_warm)
@@ -270,22 +273,22 @@ def test_other_settings_start_cold_and_replace_the_server(
     assert len(servers()) == 1
 
 
-def imports(name: str) -> bool:
-    there = name in sys.modules
+def was_preloaded(name: str) -> bool:
+    preloaded = name in sys.modules
     importlib.import_module(name)
-    return there
+    return preloaded
 
 
 @pytest.mark.places("local")
-def test_a_server_learns_what_a_later_run_imports(ranks: Ranks) -> None:
+def test_a_new_fork_server_also_preloads_what_a_later_run_imports(ranks: Ranks) -> None:
     runner = prepare(ranks)
-    assert not runner.run(imports, name="pandas")
-    assert runner.run(imports, name="pandas")
+    assert not runner.run(was_preloaded, name="pandas")
+    assert runner.run(was_preloaded, name="pandas")
     assert len(servers()) == 1
 
 
 @pytest.mark.places("local")
-def test_modules_of_the_users_own_are_imported_anew(ranks: Ranks, tmp_path: Path) -> None:
+def test_the_users_modules_are_imported_again_in_each_run(ranks: Ranks, tmp_path: Path) -> None:
     (tmp_path / "own_module.py").write_text("import numpy\nvalue = 1\n")
 
     def value() -> int:
@@ -295,7 +298,7 @@ def test_modules_of_the_users_own_are_imported_anew(ranks: Ranks, tmp_path: Path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        runner = ranks.runner(1, warm=True)
+        runner = ranks.runner(1, preload_frameworks=True)
         assert runner.run(value) == 1
         (tmp_path / "own_module.py").write_text("import numpy\nvalue = 22\n")
         assert runner.run(value) == 22
@@ -314,9 +317,9 @@ def fail(how: str) -> None:
 
 
 @pytest.mark.parametrize(("how", "code"), [("raise", 1), ("exit", 3), ("kill", -9)])
-def test_a_forked_rank_fails_as_a_started_one(ranks: Ranks, how: str, code: int) -> None:
+def test_a_forked_rank_fails_as_a_cold_one(ranks: Ranks, how: str, code: int) -> None:
     if how != "kill" and ranks.place == "spark":
-        pytest.skip("the local launcher shows it as well")
+        pytest.skip("local ranks are enough")
     runner = prepare(ranks)
     with pytest.raises((ValueError, RankFailedError)) as caught:
         runner.run(fail, how=how)
@@ -342,12 +345,12 @@ def test_a_forked_rank_ends_with_its_guard(ranks: Ranks) -> None:
     runner = prepare(ranks)
     with pytest.raises(RankFailedError, match="SIGKILL"):
         runner.run(end_guard)
-    (left,) = own_processes("sleep")  # its guard was killed: who adopts it?
-    left.kill()
+    (orphan,) = own_processes("sleep")  # its guard was killed, so nothing ends it
+    orphan.kill()
 
 
 @pytest.mark.places("local")
-def test_a_server_that_was_killed_is_replaced(ranks: Ranks) -> None:
+def test_a_killed_fork_server_is_replaced(ranks: Ranks) -> None:
     runner = prepare(ranks)
     (server,) = servers()
     server.kill()
@@ -357,24 +360,23 @@ def test_a_server_that_was_killed_is_replaced(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("local")
-def test_a_server_ends_when_it_has_nothing_to_do(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(warm, "_IDLE_SECONDS", 0.1)
+def test_an_idle_fork_server_ends(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_IDLE_SECONDS", 0.1)
     prepare(ranks)
     assert ended(servers())
     assert not list(Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"))
 
 
 @pytest.mark.places("local")
-def test_a_server_that_hangs_is_not_waited_for_long(
+def test_a_fork_server_that_hangs_delays_a_run_only_briefly(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = prepare(ranks)
     assert runner.run(is_warm)
-    # Longer than a silent rank is taken for alive: while it waits it is not silent.
+    # The wait is longer than the time after which a silent rank counts as lost: a waiting rank
+    # sends heartbeats.
     monkeypatch.setattr(liveness, "_LOST_TICKS", 3)
-    monkeypatch.setattr(warm, "_ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(client, "_ANSWER_SECONDS", 5.0)
     (server,) = servers()
     server.suspend()
     assert not runner.run(is_warm)
@@ -385,7 +387,7 @@ def test_a_server_that_hangs_is_not_waited_for_long(
 
 
 @pytest.mark.places("local")
-def test_a_run_whose_ranks_wait_for_a_fork_server_can_be_cancelled(ranks: Ranks) -> None:
+def test_a_run_can_be_cancelled_while_its_ranks_wait_for_a_fork_server(ranks: Ranks) -> None:
     runner = prepare(ranks)
     (server,) = servers()
     server.suspend()
@@ -399,21 +401,21 @@ def test_a_run_whose_ranks_wait_for_a_fork_server_can_be_cancelled(ranks: Ranks)
 
 
 @pytest.mark.places("local")
-def test_a_fork_server_that_cannot_be_started_harms_no_run(
+def test_a_run_succeeds_although_no_fork_server_can_be_started(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     def no_memory(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
-    monkeypatch.setattr(warm.Warm, "_start", no_memory)
-    runner = ranks.runner(1, warm=True)
+    monkeypatch.setattr(client.ForkServer, "_start", no_memory)
+    runner = ranks.runner(1, preload_frameworks=True)
     assert not runner.run(is_warm)
     assert not runner.run(is_warm)
 
 
 @pytest.mark.places("local")
-def test_a_task_that_does_not_wait_for_its_fork_leaves_nothing(
+def test_a_fork_that_no_task_waits_for_leaves_nothing_behind(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = prepare(ranks)
@@ -428,9 +430,9 @@ def test_a_task_that_does_not_wait_for_its_fork_leaves_nothing(
         patch.setattr("socket.recv_fds", give_up)
         assert not runner.run(is_warm)
     assert runner.run(is_warm)
-    assert ended([child for child in server.children() if runs_still(child)])
+    assert ended([child for child in server.children() if is_running(child)])
     (folder,) = Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*")
-    with warm.connect(folder, 20.0) as connection:  # it answers one after the other
+    with protocol.connect(folder, 20.0) as connection:  # requests are answered in order
         connection.send(b"nonsense")
         assert not connection.recv(1)
     assert server.num_fds() == before
@@ -438,7 +440,7 @@ def test_a_task_that_does_not_wait_for_its_fork_leaves_nothing(
 
 
 @pytest.mark.places("local")
-def test_descriptors_above_a_thousand_are_no_obstacle(ranks: Ranks) -> None:
+def test_descriptors_above_1023_work(ranks: Ranks) -> None:
     runner = prepare(ranks)
     with ExitStack() as held:
         for _ in range(1100):
@@ -447,7 +449,7 @@ def test_descriptors_above_a_thousand_are_no_obstacle(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("local")
-def test_what_a_fork_inherits_is_looked_at(ranks: Ranks) -> None:
+def test_another_umask_starts_cold(ranks: Ranks) -> None:
     runner = prepare(ranks)
     before = os.umask(0o27)
     try:
@@ -458,7 +460,7 @@ def test_what_a_fork_inherits_is_looked_at(ranks: Ranks) -> None:
 
 DRIVER = """
 import sys, threading
-from horovod_runner import HorovodRunner
+from horovod_runner import ClusterConfig, HorovodRunner
 
 def main(wait):
     import numpy
@@ -466,7 +468,7 @@ def main(wait):
     if wait:
         threading.Event().wait()
 
-runner = HorovodRunner(np=-1, warm=True)
+runner = HorovodRunner(np=-1, cluster_config=ClusterConfig(preload_frameworks=True))
 runner.run(main, wait=False)
 runner.run(main, wait=True)
 """
@@ -474,7 +476,7 @@ runner.run(main, wait=True)
 
 @pytest.fixture
 def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A driver whose second run, a warm one, is under way."""
+    """A driver in the middle of its second run, which started warm."""
     temporary = tmp_path / ("a-path-that-is-too-long-for-the-address-of-a-socket" * 2)
     temporary.mkdir()
     process = subprocess.Popen(
@@ -492,20 +494,20 @@ def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_killed_driver_takes_its_server_and_forked_ranks_along(
+def test_the_fork_server_and_the_forked_ranks_end_with_a_killed_driver(
     driver: subprocess.Popen[str],
 ) -> None:
-    running = [*servers(), *(child for each in servers() for child in each.children())]
+    running = [*servers(), *(child for server in servers() for child in server.children())]
     assert len(running) == 2
     driver.kill()
     assert ended(running)
 
 
-def test_forked_ranks_are_listed_and_stopped_as_others(driver: subprocess.Popen[str]) -> None:
-    (found,) = [each for each in runs.find() if each.entry and each.entry.pid == driver.pid]
+def test_forked_ranks_are_listed_and_stopped_as_cold_ones(driver: subprocess.Popen[str]) -> None:
+    (listed,) = [run for run in registry.find() if run.entry and run.entry.pid == driver.pid]
     (server,) = servers()
     forked = server.children(recursive=True)
-    assert {process.pid for process in forked} <= set(found.processes)
-    assert server.pid not in found.processes
-    assert runs.stop(found, 20) == ""
+    assert {process.pid for process in forked} <= set(listed.processes)
+    assert server.pid not in listed.processes
+    assert registry.stop(listed, 20) == ""
     assert ended(forked)

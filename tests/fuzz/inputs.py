@@ -1,6 +1,6 @@
-"""What is sent to the sockets: noise, mutations of real traffic, and lies that keep to the grammar.
+"""Fuzz inputs: random bytes, mutations of real traffic, and well-formed but false requests.
 
-Every generator draws from the random numbers that it is given alone: a failure fails again.
+Every generator uses only the random numbers that it is given, so a failure can be repeated.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 
-from horovod_runner import frames
+from horovod_runner.wire import framing
 
-# Where lengths and counts go wrong.
+# Boundary values of lengths and counts.
 _SIZES = (0, 1, 7, 8, 127, 128, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**63, 2**64)
 _NUMBERS = (0, 1, -1, 2, 3, 255, -128, 10**9, -(10**9), 2**31, 2**53, 2**63, 2**64 - 1, -(2**63))
 _TEXTS = ("", "x", "0", "stdout", "stderr", "\0", "\n", "\r", "\x1b[2J", "é", "\U0001f4a9", "a" * 9)
 
 
 def mutated(dice: random.Random, valid: bytes) -> bytes:
-    """Valid traffic with a few bytes changed, lost, doubled or moved."""
+    """Valid traffic with a few bytes changed, removed, repeated or inserted."""
     data = bytearray(valid)
     for _ in range(dice.randint(1, 6)):
         at = dice.randrange(len(data) + 1)
@@ -44,15 +44,15 @@ def mutated(dice: random.Random, valid: bytes) -> bytes:
 
 
 def noise(dice: random.Random) -> bytes:
-    """Random bytes, mostly few."""
+    """Random bytes, usually few."""
     return dice.randbytes(dice.choice((0, 1, 2, 9, 10, 11, 64, dice.randrange(300), 3000)))
 
 
-# The message channel's wire: ZMTP 3.1 (rfc.zeromq.org/spec/37).
+# The protocol of the message channel: ZMTP 3.1 (rfc.zeromq.org/spec/37).
 
 _MECHANISMS = (b"CURVE", b"NULL", b"PLAIN", b"GSSAPI", b"", b"CURVE\0X", b"\xff" * 20, b"A" * 20)
 _COMMANDS = (b"HELLO", b"WELCOME", b"INITIATE", b"READY", b"ERROR", b"MESSAGE", b"PING", b"PONG")
-# What a port scanner tries: HTTP, TLS, SSH, Redis, and the two older ZMTPs.
+# Protocols that port scanners try: HTTP, TLS, SSH, Redis, and two older versions of ZMTP.
 _OTHER_PROTOCOLS = (
     b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(100)),
@@ -76,7 +76,7 @@ def _greeting(dice: random.Random) -> bytes:
 def _zmtp_frame(dice: random.Random) -> bytes:
     name = dice.choice((*_COMMANDS, dice.randbytes(3)))
     body = bytes([dice.choice((len(name), len(name), 0, 255))]) + name
-    # HELLO is 200 bytes, INITIATE 257 and more: the right lengths go further.
+    # HELLO has 200 bytes, INITIATE at least 257: commands of the right length are parsed further.
     body += dice.randbytes(dice.choice((0, 3, 194, 248, 300, dice.randrange(600))))
     size = len(body) if dice.random() < 0.8 else dice.choice(_SIZES)
     flags = dice.choice((4, 4, 4, 0, 1, 2, 3, 6, 255))
@@ -86,10 +86,11 @@ def _zmtp_frame(dice: random.Random) -> bytes:
 
 
 def stranger(dice: random.Random, captured: Sequence[bytes]) -> bytes:
-    """What somebody without keys might send to the channel.
+    """Bytes that a client without keys might send to the channel.
 
     Args:
-        captured: what real ranks sent to this very channel, a connection each.
+        dice: the random numbers.
+        captured: what real clients sent to this channel, one item per connection.
     """
     match dice.randrange(8):
         case 0:
@@ -107,7 +108,7 @@ def stranger(dice: random.Random, captured: Sequence[bytes]) -> bytes:
             return _greeting(dice) + b"".join(_zmtp_frame(dice) for _ in range(dice.randint(1, 4)))
 
 
-# The channel's messages, from somebody who has the keys.
+# The channel's messages, from a client that has the keys.
 
 
 def _number(dice: random.Random) -> int:
@@ -128,7 +129,7 @@ def _offer(dice: random.Random) -> object:
 
 
 def _anything(dice: random.Random, depth: int = 0) -> object:
-    """Any value that MessagePack knows."""
+    """Any value that MessagePack can encode."""
     kinds: list[Callable[[], object]] = [
         lambda: _number(dice),
         lambda: _text(dice),
@@ -189,9 +190,14 @@ _FIELDS: dict[str, Sequence[Callable[[random.Random], object]]] = {
 _NAMES = (*_FIELDS, "Welcome", "Assignment", "Stop", "Taken", "Message", "")
 
 
-def message(dice: random.Random, spared: Collection[str] = ()) -> bytes:
-    """One message, most often well typed, whatever it claims; none of a type that is spared."""
-    name = dice.choice([name for name in _FIELDS if name not in spared])
+def message(dice: random.Random, excluded: Collection[str] = ()) -> bytes:
+    """One message, usually of the right types but with random values.
+
+    Args:
+        dice: the random numbers.
+        excluded: the types of messages to leave out.
+    """
+    name = dice.choice([name for name in _FIELDS if name not in excluded])
     values = [field(dice) for field in _FIELDS[name]]
     match dice.randrange(8):
         case 0:  # one field of a wrong type
@@ -199,7 +205,7 @@ def message(dice: random.Random, spared: Collection[str] = ()) -> bytes:
         case 1:  # too few, or too many
             values = dice.choice((values[:-1], values + [_anything(dice)] * 3))
         case 2:
-            name = dice.choice([name for name in _NAMES if name not in spared])
+            name = dice.choice([name for name in _NAMES if name not in excluded])
         case 3:
             return msgspec.msgpack.encode(_anything(dice))
         case _:
@@ -208,29 +214,29 @@ def message(dice: random.Random, spared: Collection[str] = ()) -> bytes:
 
 
 def _nested(dice: random.Random) -> bytes:
-    """A message with one field too many, which is as deep as it is long."""
+    """A message with an extra field of deeply nested containers."""
     level = dice.choice((b"\x91", b"\x81\xa0"))  # a list of one, a map of one
     return b"\x94\xa3Log\x00\xa1x" + level * dice.choice((10, 1000, 20_000)) + b"\xc0"
 
 
 def batch(dice: random.Random) -> bytes:
-    """What a rank whose program somebody else has written might send."""
-    whole = b"".join(frames.frame(message(dice)) for _ in range(dice.choice((1, 1, 1, 2, 5))))
+    """A batch that a hostile client with the keys might send."""
+    whole = b"".join(framing.frame(message(dice)) for _ in range(dice.choice((1, 1, 1, 2, 5))))
     match dice.randrange(12):
         case 0:
             return noise(dice)
         case 1 | 2:
             return mutated(dice, whole)
         case 3:
-            return struct.pack("<I", dice.choice(_SIZES) % 2**32) + whole
+            return framing.LENGTH.pack(dice.choice(_SIZES) % 2**32) + whole
         case 4 if dice.random() < 0.1:
-            return frames.frame(_nested(dice))
+            return framing.frame(_nested(dice))
         case _:
             return whole
 
 
 def routing_id(dice: random.Random, size: int) -> bytes:
-    """A name for a connection that belongs to no task of a run of this size."""
+    """The name of a connection that belongs to no task of a run with ``size`` ranks."""
     task = dice.randrange(size)
     near = (" N", "N ", "0N", "+N", "-1N", "N_0", "N.0", "N\0", "1N", "N" * 255, "٣N")
     if dice.random() < 0.5:
@@ -238,7 +244,7 @@ def routing_id(dice: random.Random, size: int) -> bytes:
     return b"r" + dice.randbytes(dice.randrange(1, 255))
 
 
-# The rendezvous store's HTTP.
+# HTTP requests to the rendezvous server.
 
 _METHODS = ("GET", "PUT", "DELETE", "POST", "HEAD", "OPTIONS", "get", "", "G\0T", "GET GET", "PRI")
 _SCOPES = ("global", "local_h-0af3", "cross_3", "global_process_set_hash_1f", "..", "", "local_é")
@@ -259,7 +265,7 @@ _HEADERS = (
 
 
 def lying_request(dice: random.Random, token: str, port: int) -> bytes:
-    """A request with a lie or two: mostly one that is refused for them alone."""
+    """A request with one or two wrong parts, usually otherwise correct."""
     method = dice.choice(_METHODS if dice.random() < 0.2 else _METHODS[:3])
     scope = dice.choice(_SCOPES if dice.random() < 0.2 else _SCOPES[:4])
     key = dice.choice(_KEYS if dice.random() < 0.2 else _KEYS[:3])
@@ -276,18 +282,19 @@ def lying_request(dice: random.Random, token: str, port: int) -> bytes:
 
 
 def token(dice: random.Random, right: str) -> str:
-    """Wrong ones, some of them nearly right."""
+    """A wrong token, sometimes similar to the right one."""
     near = (right[:-1], right + "x", right.swapcase(), right[::-1], "é" * 32, "", "²" * 32, "-")
     return dice.choice((*near, "guess", "x" * len(right)))
 
 
 def request(dice: random.Random, captured: Sequence[bytes], right: str, port: int) -> bytes:
-    """What somebody without the token might send to the store.
+    """Bytes that a client without the token might send to the rendezvous server.
 
     Args:
-        captured: what Horovod sent to a store, a connection each.
-        right: the token that must not be in it.
-        port: the store's.
+        dice: the random numbers.
+        captured: what Horovod sent to such a server, one item per connection.
+        right: the right token, which the result must not contain.
+        port: the server's.
     """
     wrong = token(dice, right)
     match dice.randrange(8):
@@ -300,14 +307,14 @@ def request(dice: random.Random, captured: Sequence[bytes], right: str, port: in
             return valid[: dice.randrange(len(valid) + 1)]
         case 3 | 4:
             return mutated(dice, dice.choice(captured))
-        case 5:  # one after the other on one connection
+        case 5:  # several requests on one connection
             return b"".join(lying_request(dice, wrong, port) for _ in range(dice.randint(2, 5)))
         case _:
             return lying_request(dice, wrong, port)
 
 
 def repeat(seed: int, count: int, make: Callable[[random.Random], bytes]) -> Iterator[bytes]:
-    """``count`` inputs, the same ones for the same seed."""
+    """``count`` inputs, the same for the same seed."""
     dice = random.Random(seed)
     for _ in range(count):
         yield make(dice)

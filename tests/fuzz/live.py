@@ -1,7 +1,7 @@
-"""A run that goes on while its sockets are fuzzed.
+"""A run that trains while its sockets are fuzzed.
 
-Its driver is a process of its own, so that its memory and descriptors are its alone, with the
-limit of 1024 descriptors that most systems set.
+Its driver is a separate process, so that its memory and descriptors can be measured. Its limit is
+1024 descriptors, the default of most systems.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from pathlib import Path
 import psutil
 
 from horovod_runner import HorovodRunner, log_to_driver
-from horovod_runner.channel import Channel, ChannelAddress
+from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.transport import ChannelAddress
 
 _DESCRIPTORS = 1024
-_SECONDS = 300.0  # for what takes a second or two on an idle machine
+_SECONDS = 300.0  # a limit for steps that take a second or two on an idle machine
 _STEPS_BETWEEN_INITS = 100
 _DRIVER = "import sys; from tests.fuzz import live; live.drive(sys.argv[1])"
 
 
 @dataclass(frozen=True)
 class Sockets:
-    """What the run listens on, and its secrets."""
+    """The ports that the run listens on, and its secrets."""
 
     channel: ChannelAddress
-    store_port: int
-    store_token: str
+    rendezvous_port: int
+    token: str
     master_port: int
 
 
 def train(stop: str) -> int:
-    """Check every sum and log every step, until the file ``stop`` is there; returns the steps."""
+    """Check every sum and log every step until the file ``stop`` exists; returns the steps."""
     import horovod.torch as hvd
     import torch
 
@@ -51,7 +52,7 @@ def train(stop: str) -> int:
         mine = torch.tensor([float(step * (hvd.rank() + 1)), float(os.path.exists(stop))])
         handle = hvd.allreduce_async(mine, op=hvd.Sum, name="step")
         while not hvd.poll(handle):
-            time.sleep(0.005)  # synchronize alone would take a whole processor while it waits
+            time.sleep(0.005)  # synchronize would use a whole core while it waits
         total, stopping = hvd.synchronize(handle).tolist()
         if total != step * 3:
             raise ArithmeticError(f"step {step}: {total} is not {step * 3}")
@@ -59,21 +60,21 @@ def train(stop: str) -> int:
         step += 1
         if stopping:
             return step
-        if step % _STEPS_BETWEEN_INITS == 0:  # through the rendezvous store, over and over
+        if step % _STEPS_BETWEEN_INITS == 0:  # through the rendezvous server, again and again
             hvd.shutdown()
             hvd.init()
 
 
 def _announce(runner: HorovodRunner, channels: list[Channel]) -> None:
-    """Print where the run listens, as soon as it does."""
-    while not (drivers := [driver for driver in runner._runs.values() if driver]):
+    """Print the run's sockets, as soon as it listens."""
+    while not (handles := runner._handles) or (driver := handles[0]._driver) is None:
         time.sleep(0.01)
-    while len(drivers[0]._pids) < 2:
+    while (supervisor := driver._supervisor) is None or not supervisor.roster.all_started:
         time.sleep(0.01)
-    channels.append(drivers[0]._channel)
-    hello = drivers[0]._hellos[0]
-    where, _, token = hello.rendezvous.partition("/")
-    port = int(where.rpartition(":")[2])
+    channels.append(supervisor._channel)
+    hello = supervisor.roster.hellos[0]
+    address, _, token = hello.rendezvous.partition("/")
+    port = int(address.rpartition(":")[2])
     sockets = Sockets(channels[0].address, port, token, hello.master_port)
     print("sockets", pickle.dumps(sockets).hex(), flush=True)
 
@@ -82,7 +83,7 @@ def drive(stop: str) -> None:
     """The driver's process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, hard))
-    # One cycle is one step, and most of the processors are left to those who fuzz.
+    # One cycle is one step, which leaves most of the cores to the fuzzer.
     runner = HorovodRunner(np=-2, env={"HOROVOD_CYCLE_TIME": "10"})
     channels: list[Channel] = []
     threading.Thread(target=_announce, args=[runner, channels], daemon=True).start()
@@ -91,13 +92,12 @@ def drive(stop: str) -> None:
 
 
 class LiveRun:
-    """Two ranks under a driver of their own.
+    """Two ranks under a separate driver process.
 
     Attributes:
-        sockets: what they listen on.
+        sockets: the run's.
         driver: the driver's process.
-        steps, refused, dropped: what ``train`` returned, and what the channel has counted; at the
-            end.
+        steps, refused, dropped: the result of ``train`` and the channel's counts; set at the end.
     """
 
     steps: int
@@ -140,7 +140,7 @@ class LiveRun:
                 elif word == "end":
                     self.steps, self.refused, self.dropped = map(int, rest.split())
                 elif word in ("0", "1") and rest == str(self._logged[int(word)]):
-                    self._logged[int(word)] += 1  # each once, and in order
+                    self._logged[int(word)] += 1  # once each, and in order
                 else:
                     self._strays.append(line)
                 self._moved.notify_all()
@@ -151,27 +151,32 @@ class LiveRun:
         deadline = time.monotonic() + _SECONDS
         with self._moved:
             while not condition():
-                assert self._process.poll() is None, self._told()
-                assert time.monotonic() < deadline, f"no step for {_SECONDS:.0f} s\n{self._told()}"
+                assert self._process.poll() is None, self._report()
+                assert time.monotonic() < deadline, (
+                    f"no step for {_SECONDS:.0f} s\n{self._report()}"
+                )
                 self._moved.wait(1.0)
 
-    def _told(self) -> str:
+    def _report(self) -> str:
         return f"{self._strays[:20]}\n{self._errors.read_text()[-5000:]}"
 
     def goes_on(self) -> None:
-        """Wait until both ranks are some steps, and a start of Horovod, further."""
+        """Wait until both ranks have done more steps and started Horovod once more."""
         then = {rank: steps + _STEPS_BETWEEN_INITS + 1 for rank, steps in self._logged.items()}
         self._wait(lambda: all(self._logged[rank] >= then[rank] for rank in then))
 
     def grown(self) -> tuple[int, int]:
-        """By how many descriptors and bytes of memory the driver has grown."""
+        """The growth of the driver's descriptors and memory in bytes."""
         descriptors, memory = self._before
         return self.driver.num_fds() - descriptors, self.driver.memory_info().rss - memory
 
     def settles(self, memory: int) -> None:
-        """Wait until the driver has no descriptor more than at the start; ``memory`` bytes at most.
+        """Wait until the driver has no more descriptors than at the start, then check its memory.
 
-        Horovod starts again while we look, hence the wait.
+        It waits because Horovod is restarting meanwhile.
+
+        Args:
+            memory: how many bytes the driver may have grown by.
         """
         deadline = time.monotonic() + _SECONDS
         while self.grown()[0] > 0:
@@ -180,14 +185,14 @@ class LiveRun:
         assert self.grown()[1] < memory
 
     def ends_well(self) -> None:
-        """End the run: every message has come once and in order."""
+        """End the run, and check that every message has arrived once and in order."""
         self._stop.touch()
-        assert self._process.wait(_SECONDS) == 0, self._told()
+        assert self._process.wait(_SECONDS) == 0, self._report()
         self._reader.join(_SECONDS)
         assert self._strays == []
         assert [self.steps] * 2 == list(self._logged.values())
-        told = self._errors.read_text()
-        assert not re.search("Traceback|Exception|lost", told), told[-5000:]
+        errors = self._errors.read_text()
+        assert not re.search("Traceback|Exception|lost", errors), errors[-5000:]
 
     def __enter__(self) -> LiveRun:
         return self

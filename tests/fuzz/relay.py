@@ -1,4 +1,4 @@
-"""A relay that remembers what its clients said: real traffic to make inputs from."""
+"""A TCP relay that records what its clients send, as material for fuzz inputs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import threading
 
 
 class Relay:
-    """Listens on a port of its own and passes everything on to another, and back.
+    """Forwards connections to another port, in both directions.
 
     Attributes:
-        port: where it listens.
-        heard: what the clients sent, a connection each.
+        port: the port that it listens on.
+        received: what the clients sent, one item per connection.
     """
 
     def __init__(self, to: int) -> None:
@@ -22,7 +22,7 @@ class Relay:
         self._sockets = [self._listener]
         self._threads = [threading.Thread(target=self._accept, daemon=True)]
         self.port: int = self._listener.getsockname()[1]
-        self.heard: list[bytearray] = []
+        self.received: list[bytearray] = []
         self._threads[0].start()
 
     def _accept(self) -> None:
@@ -33,15 +33,15 @@ class Relay:
                 return  # closed
             server = socket.create_connection(("127.0.0.1", self._to))
             self._sockets += client, server
-            self.heard.append(bytearray())
-            for args in ((client, server, self.heard[-1]), (server, client, bytearray())):
-                self._threads.append(threading.Thread(target=self._pass_on, args=args, daemon=True))
+            self.received.append(bytearray())
+            for args in ((client, server, self.received[-1]), (server, client, bytearray())):
+                self._threads.append(threading.Thread(target=self._forward, args=args, daemon=True))
                 self._threads[-1].start()
 
-    def _pass_on(self, source: socket.socket, target: socket.socket, heard: bytearray) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket, record: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                heard += data
+                record += data
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
@@ -50,24 +50,24 @@ class Relay:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for one in self._sockets:
+        for opened in self._sockets:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                opened.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join()
-        for one in self._sockets:
-            one.close()
+        for opened in self._sockets:
+            opened.close()
 
 
 def start_horovod_twice() -> list[bytes]:
-    """Everything that this rank's Horovod asks the rendezvous store; for ``HorovodRunner.run``."""
+    """Record all requests of this rank's Horovod to its rendezvous server; a ``main`` for run()."""
     import horovod.torch as hvd
 
-    where, _, token = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].partition("/")
-    with Relay(int(where.rpartition(":")[2])) as relay:
+    address, _, token = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"].partition("/")
+    with Relay(int(address.rpartition(":")[2])) as relay:
         os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = f"127.0.0.1:{relay.port}/{token}"
         os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(relay.port)
         for _ in range(2):
             hvd.init()
             hvd.shutdown()
-    return [bytes(request) for request in relay.heard]
+    return [bytes(request) for request in relay.received]

@@ -1,7 +1,7 @@
-"""Every socket that a run opens, under fire while the run goes on.
+"""Fuzzes every socket that a run opens, while the run trains.
 
-The run must not notice: every sum stays right, every logged line arrives once and in order, and
-Horovod starts again and again through the store. Its driver must neither crash nor hang nor grow.
+Every sum must stay right, every logged line must arrive once and in order, and Horovod must start
+again and again through the rendezvous server. The driver must not crash, hang or grow.
 """
 
 from __future__ import annotations
@@ -23,22 +23,18 @@ import psutil
 import pytest
 import zmq
 
-from horovod_runner import (
-    HorovodRunner,
-    HorovodRunnerError,
-    frames,
-    log_to_driver,
-    messages,
-    pipe,
-)
-from horovod_runner.archive import Archive
-from horovod_runner.channel import ChannelAddress
-from horovod_runner.driver import Driver
-from horovod_runner.job import Job
-from horovod_runner.recorder import Recorder
-from horovod_runner.rendezvous import Rendezvous
-from horovod_runner.result import Run
-from horovod_runner.topology import Offer
+from horovod_runner import ClusterConfig, HorovodRunner, HorovodRunnerError, log_to_driver
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.driver.driver import Driver
+from horovod_runner.host.rendezvous import Rendezvous
+from horovod_runner.options import Options
+from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.run import Run
+from horovod_runner.wire import framing, messages
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.slots import Offer
+from horovod_runner.wire.transport import ChannelAddress
+from horovod_runner.worker import context
 from tests.fuzz import inputs
 from tests.fuzz.live import LiveRun
 from tests.fuzz.relay import Relay, start_horovod_twice
@@ -46,16 +42,16 @@ from tests.unit.test_driver import Launched
 
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600), pytest.mark.usefixtures("room")]
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "10000"))  # for each socket
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "10000"))  # per socket
 OPEN = 64  # connections at a time
 PATIENCE = 60.0  # seconds for an answer that takes microseconds
-# Of 100,000 inputs a leak of one kilobyte each would be 100 MB.
+# With 100,000 inputs a leak of one kilobyte per input would be 100 MB.
 MEMORY = 32 << 20
 
 
 @pytest.fixture
 def room() -> Iterator[None]:
-    """Descriptors for some thousand connections; the driver, elsewhere, has no more than most."""
+    """Allow some thousand connections; the driver, another process, keeps the usual limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
@@ -70,7 +66,7 @@ def run(tmp_path: Path) -> Iterator[LiveRun]:
 
 @contextlib.contextmanager
 def closed_is_fine() -> Iterator[None]:
-    """The other side may close whenever it likes, but not keep us waiting."""
+    """Ignore that the other side has closed the connection, but not that it does not answer."""
     try:
         yield
     except TimeoutError:
@@ -87,10 +83,10 @@ def connected(port: int) -> socket.socket:
 
 
 def throw(port: int, stream: Iterable[bytes]) -> Counter[bytes]:
-    """Send each input on a connection of its own; counts how the answers began.
+    """Send every input on a new connection; returns the counts of the answers' first bytes.
 
-    Each connection must be closed by the other side once this side has said all: no input makes a
-    server wait for ever.
+    The server must close every connection after the last byte of input: no input makes it wait
+    forever.
     """
     answers: Counter[bytes] = Counter()
     waiting: deque[socket.socket] = deque()
@@ -102,13 +98,13 @@ def throw(port: int, stream: Iterable[bytes]) -> Counter[bytes]:
                 client.shutdown(socket.SHUT_WR)
         waiting.append(client)
         if len(waiting) == OPEN:
-            answers[hear(waiting.popleft())] += 1
-    answers.update(map(hear, waiting))
+            answers[read_answer(waiting.popleft())] += 1
+    answers.update(map(read_answer, waiting))
     return answers
 
 
-def hear(client: socket.socket) -> bytes:
-    """The first 12 bytes of the answer, when it has ended."""
+def read_answer(client: socket.socket) -> bytes:
+    """Read an answer to its end; returns its first 12 bytes."""
     answer = b""
     with client:
         with closed_is_fine():
@@ -120,7 +116,7 @@ def hear(client: socket.socket) -> bytes:
 
 
 class Clients:
-    """Opens connections to a channel, with the run's keys or others."""
+    """Opens connections to a channel, with the run's keys or with other ones."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: ChannelAddress) -> None:
         self._context = context
@@ -139,21 +135,21 @@ class Clients:
         return client
 
     def captured(self) -> list[bytes]:
-        """What real clients say to this channel, a good one and a bad one."""
-        whole = frames.frame(messages.encode(messages.Log(0, "x" * 300)))
+        """Record what clients send to this channel, one with the right keys and one without."""
+        whole = framing.frame(messages.encode(messages.Log(0, "x" * 300)))
         with Relay(self._address.port) as relay:
-            there = Clients(self._context, dataclasses.replace(self._address, port=relay.port))
+            relayed = Clients(self._context, dataclasses.replace(self._address, port=relay.port))
             for keys in (None, zmq.curve_keypair()):
-                with there.open(b"captured", keys=keys) as client:
+                with relayed.open(b"captured", keys=keys) as client:
                     client.send(whole)
                     client.send_multipart([whole, b"", whole])
                     client.poll(3000)  # until its heartbeats have begun
                     client.linger = 0
-        return [bytes(said) for said in relay.heard]
+        return [bytes(sent) for sent in relay.received]
 
 
 class Slow:
-    """Clients that say one byte at a time, and never all they have to say."""
+    """Clients that send one byte at a time, and never a complete request."""
 
     def __init__(self, port: int, captured: list[bytes]) -> None:
         self._port = port
@@ -161,15 +157,15 @@ class Slow:
         self._clients = [(connected(port), iter(b"")) for _ in range(50)]
 
     def beside(self, stream: Iterable[bytes]) -> Iterator[bytes]:
-        """The stream, each of whose inputs lets one of the clients say a byte."""
+        """Yield the stream's inputs; with every input one of the clients sends a byte."""
         for number, data in enumerate(stream):
             client, rest = self._clients.pop(0)
             try:
                 client.sendall(bytes([next(rest)]))
-            except (OSError, StopIteration):  # cut off, or close to its end
+            except (OSError, StopIteration):  # disconnected, or at the end
                 client.close()
-                words = self._captured[number % len(self._captured)]
-                client, rest = connected(self._port), iter(words[:-1])
+                request = self._captured[number % len(self._captured)]
+                client, rest = connected(self._port), iter(request[:-1])
             self._clients.append((client, rest))
             yield data
 
@@ -182,9 +178,9 @@ class Slow:
 
 
 @pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    with zmq.Context() as own:
-        yield own
+def zmq_context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    with zmq.Context() as opened:
+        yield opened
 
 
 def test_a_run_listens_on_two_ports(run: LiveRun) -> None:
@@ -193,14 +189,14 @@ def test_a_run_listens_on_two_ports(run: LiveRun) -> None:
         for connection in run.driver.net_connections()
         if connection.status == psutil.CONN_LISTEN
     }
-    assert listening == {run.sockets.channel.port, run.sockets.store_port}
+    assert listening == {run.sockets.channel.port, run.sockets.rendezvous_port}
 
 
-def test_strangers_at_the_message_channel_change_nothing(
-    run: LiveRun, context: zmq.Context[zmq.Socket[bytes]]
+def test_connections_without_keys_do_not_harm_the_channel(
+    run: LiveRun, zmq_context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     address = run.sockets.channel
-    captured = Clients(context, address).captured()
+    captured = Clients(zmq_context, address).captured()
     stream = inputs.repeat(1, INPUTS, lambda dice: inputs.stranger(dice, captured))
     with contextlib.ExitStack() as silent, Slow(address.port, captured) as slow:
         for _ in range(400):
@@ -209,35 +205,35 @@ def test_strangers_at_the_message_channel_change_nothing(
         run.goes_on()
     run.settles(MEMORY)
     run.ends_well()
-    assert run.refused > INPUTS // 2  # the others went away first
-    assert run.dropped == 2  # the captured ones themselves
+    assert run.refused > INPUTS // 2  # the other clients disconnected first
+    assert run.dropped == 2  # the two batches of captured()
 
 
-def test_batches_with_the_right_keys_from_no_task_change_nothing(
-    run: LiveRun, context: zmq.Context[zmq.Socket[bytes]]
+def test_batches_from_unknown_tasks_do_not_harm_the_channel(
+    run: LiveRun, zmq_context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
-    clients = Clients(context, run.sockets.channel)
+    clients = Clients(zmq_context, run.sockets.channel)
     dice = random.Random(2)
     names = list(dict.fromkeys(inputs.routing_id(dice, 2) for _ in range(250)))
-    each = -(-INPUTS // len(names))
+    per_client = -(-INPUTS // len(names))
     for number, name in enumerate(names):
         with clients.open(name) as client:
-            for batch in inputs.repeat(number, each, inputs.batch):
+            for batch in inputs.repeat(number, per_client, inputs.batch):
                 client.send(batch)
     run.goes_on()
     run.settles(MEMORY)
     run.ends_well()
-    assert run.dropped == each * len(names)
+    assert run.dropped == per_client * len(names)
 
 
-class LastWords(Recorder):
-    """A sink that keeps reports and waits for the tasks' last messages."""
+class EndRecorder(Recorder):
+    """A sink that records reports and waits for the tasks' last messages."""
 
-    LOST = 5 * 10**12  # what they claim: no other message does so
+    LOST = 5 * 10**12  # a number that only the last messages claim
 
     def __init__(self) -> None:
         super().__init__(Run("fuzz", 2))
-        self.heard = threading.Semaphore(0)
+        self.ended = threading.Semaphore(0)
 
     def output(self, rank: int, stream: str, text: str) -> None:
         assert rank in (0, 1)
@@ -248,7 +244,7 @@ class LastWords(Recorder):
     def notice(self, text: str) -> None:
         lost = re.match(r"(\d+) batches of messages from task . were lost", text)
         if lost and 0 <= self.LOST - int(lost[1]) < INPUTS:
-            self.heard.release()
+            self.ended.release()
 
 
 def end_of(driver: Driver, ends: SimpleQueue[object]) -> None:
@@ -259,55 +255,60 @@ def end_of(driver: Driver, ends: SimpleQueue[object]) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_no_message_of_a_hostile_task_breaks_the_driver(
-    context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
+def test_messages_of_a_hostile_task_do_not_break_the_driver(
+    zmq_context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
-    episodes, each = 50, INPUTS // 100
+    episodes, per_task = 50, INPUTS // 100
     assert Run("fuzz", 2).metrics.num_rows == 0  # imports pyarrow
     before = psutil.Process().memory_info().rss
     for episode in range(episodes):
         stack = contextlib.ExitStack()
-        launched, words, ends = Launched(), LastWords(), SimpleQueue[object]()
-        archive = stack.enter_context(Archive("0a1b2c3d", str(tmp_path / "mine")))
+        launched, recorder, ends = Launched(), EndRecorder(), SimpleQueue[object]()
+        archive = stack.enter_context(
+            Archive("0a1b2c3d", Options(np=2, checkpoint_dir=tmp_path / "mine"))
+        )
         cancelled = threading.Event()
-        driver = Driver(Job("fuzz", 2, b""), launched, words, cancelled, archive)  # type: ignore[arg-type]
+        driver = Driver(Job("fuzz", 2, Options(np=2), b""), launched, recorder, cancelled, archive)  # type: ignore[arg-type]
         running = threading.Thread(target=end_of, args=[driver, ends])
         running.start()
-        clients = Clients(context, launched.address.get())
+        clients = Clients(zmq_context, launched.address.get())
         with stack, clients.open(b"0") as first, clients.open(b"1") as second:
             tasks = (first, second)
-            if episode % 2:  # else few of them get so far as to have ranks
+            if episode % 2:  # otherwise the ranks are rarely placed
                 for task, client in enumerate(tasks):
                     hello = messages.Hello(Offer(task, "h", "h", "127.0.0.1", "lo"), "x:1/t", 1)
-                    client.send(frames.frame(messages.encode(hello)))
+                    client.send(framing.frame(messages.encode(hello)))
                     assert client.poll(PATIENCE * 1000)
             for task, client in enumerate(tasks):
-                for batch in inputs.repeat(2 * episode + task, each, inputs.batch):
+                for batch in inputs.repeat(2 * episode + task, per_task, inputs.batch):
                     client.send(batch)
-                client.send(frames.frame(messages.encode(messages.Ended(task, LastWords.LOST))))
+                client.send(framing.frame(messages.encode(messages.Ended(task, EndRecorder.LOST))))
             for _ in tasks:
-                assert words.heard.acquire(timeout=PATIENCE)
-        for kept in (driver._hellos, driver._pids, driver._failed, driver._felt):
+                assert recorder.ended.acquire(timeout=PATIENCE)
+        supervisor = driver._supervisor
+        assert supervisor is not None
+        roster = supervisor.roster
+        for kept in (roster.hellos, roster.pids, supervisor.failed, supervisor._secondary):
             assert len(kept) <= 2
         launched.end()
         end = ends.get(timeout=PATIENCE)
-        assert end == "done" or isinstance(end, HorovodRunnerError)  # as their offers cannot be met
+        assert end == "done" or isinstance(end, HorovodRunnerError)  # their offers may be invalid
         running.join()
-        assert words._run.metrics.num_rows == len(words._run._metrics)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # no name of a file led out of it
+        assert recorder._run.metrics.num_rows == len(recorder._run._metrics)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # no file name led out of it
     assert psutil.Process().memory_info().rss - before < MEMORY
 
 
-def lie(seed: int, spared: list[str]) -> None:
-    """Rank 1 sends what it likes through its own way to the driver."""
+def send_random_messages(seed: int, excluded: list[str]) -> None:
+    """Rank 1 sends random messages through its pipe to the driver; rank 0 logs lines."""
     import horovod.torch as hvd
 
     hvd.init()
-    way_out = pipe.current()
-    assert way_out is not None
+    rank = context.current()
+    assert rank is not None
     if hvd.rank() == 1:
-        for data in inputs.repeat(seed, 5000, lambda dice: inputs.message(dice, spared)):
-            way_out.send(frames.frame(data))
+        for data in inputs.repeat(seed, 5000, lambda dice: inputs.message(dice, excluded)):
+            rank.pipe.send_batch(framing.frame(data))
     else:
         for number in range(1000):
             log_to_driver(f"honest {number}")
@@ -315,27 +316,30 @@ def lie(seed: int, spared: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_rank_that_lies_can_do_no_more_than_end_its_run(
+def test_a_hostile_rank_can_at_most_end_its_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for seed in range(2):
-        # It says nothing that ends it: the run goes well, and the other rank's words arrive.
-        HorovodRunner(np=-2).run(lie, seed=seed, spared=["Hello", "Failed"])
-        told = re.findall(r"^honest (\d+)$", capsys.readouterr().out, re.MULTILINE)
-        assert told == [str(number) for number in range(1000)]
+        # Without the messages that end a run, it succeeds and the other rank's lines arrive.
+        harmless = {"seed": seed, "excluded": ["Hello", "Failed"]}
+        HorovodRunner(np=-2).run(send_random_messages, **harmless)
+        numbers = re.findall(r"^honest (\d+)$", capsys.readouterr().out, re.MULTILINE)
+        assert numbers == [str(number) for number in range(1000)]
         with contextlib.suppress(HorovodRunnerError):
-            HorovodRunner(np=-2).run(lie, seed=seed, spared=[])
+            HorovodRunner(np=-2).run(send_random_messages, seed=seed, excluded=[])
         capsys.readouterr()
 
 
-def test_strangers_at_the_rendezvous_store_change_nothing(run: LiveRun) -> None:
-    token, port = run.sockets.store_token, run.sockets.store_port
-    captured = HorovodRunner(np=-2, controller="gloo").run(start_horovod_twice)
+def test_requests_without_the_token_do_not_harm_the_rendezvous_server(run: LiveRun) -> None:
+    token, port = run.sockets.token, run.sockets.rendezvous_port
+    captured = HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(
+        start_horovod_twice
+    )
     stream = inputs.repeat(3, INPUTS, lambda dice: inputs.request(dice, captured, token, port))
     with contextlib.ExitStack() as silent, Slow(port, captured) as slow:
         for number in range(2000):
             client = silent.enter_context(connected(port))
-            if number < 100:  # some that know the token, and wait for what never comes
+            if number < 100:  # some have the token, and wait for a key that never arrives
                 client.sendall(f"GET /{token}:1/cross_77/{number} HTTP/1.1\r\n\r\n".encode())
         answers = throw(port, slow.beside(stream))
         run.goes_on()
@@ -345,29 +349,32 @@ def test_strangers_at_the_rendezvous_store_change_nothing(run: LiveRun) -> None:
     run.ends_well()
 
 
-def test_requests_with_the_right_token_never_break_the_store(
+def test_requests_with_the_token_do_not_break_the_rendezvous_server(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horovod_runner.rendezvous._LONG_POLL_SECONDS", 0.01)
-    captured = HorovodRunner(np=-2, controller="gloo").run(start_horovod_twice)
-    with Rendezvous("127.0.0.1", size=2) as store:
-        token = store.address.partition("/")[2]
-        # As Horovod would have said it to this store.
-        said = [re.sub(rb"/[\w-]+:", f"/{token}:".encode(), one, count=1) for one in captured]
+    monkeypatch.setattr("horovod_runner.host.rendezvous._LONG_POLL_SECONDS", 0.01)
+    captured = HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(
+        start_horovod_twice
+    )
+    with Rendezvous("127.0.0.1", size=2) as server:
+        token = server.address.partition("/")[2]
+        # Horovod's requests with this server's token.
+        valid = [re.sub(rb"/[\w-]+:", f"/{token}:".encode(), sent, count=1) for sent in captured]
 
         def make(dice: random.Random) -> bytes:
             if dice.random() < 0.5:
-                return inputs.lying_request(dice, token, store.port)
-            return inputs.mutated(dice, dice.choice(said))
+                return inputs.lying_request(dice, token, server.port)
+            return inputs.mutated(dice, dice.choice(valid))
 
-        answers = throw(store.port, inputs.repeat(4, 10_000, make))
-        assert min(store.requests.values()) > 100
-        assert set(answers) == {b"", *(b"HTTP/1.1 %d" % one for one in (200, 400, 403, 404, 413))}
-        assert not store._arrivals
+        answers = throw(server.port, inputs.repeat(4, 10_000, make))
+        assert min(server.requests.values()) > 100
+        statuses = (200, 400, 403, 404, 413)
+        assert set(answers) == {b"", *(b"HTTP/1.1 %d" % status for status in statuses)}
+        assert not server._arrivals
     assert caplog.records == []
 
 
-def test_nothing_accepts_connections_at_the_held_port(run: LiveRun) -> None:
+def test_the_held_port_accepts_no_connections(run: LiveRun) -> None:
     for _ in range(INPUTS):
         with pytest.raises(ConnectionRefusedError):
             connected(run.sockets.master_port)

@@ -1,7 +1,7 @@
-"""A driver on a host of its own, which runs what a test sends it.
+"""A driver on another host, which runs the functions that a test sends it.
 
-The test's end is :class:`Driver`; at the other, ``python -m tests.hosts.drive DESCRIPTOR``, is the
-Spark session. Between them is a pair of sockets, which no namespace parts.
+:class:`Driver` is the test's end; the other end, ``python -m tests.hosts.drive DESCRIPTOR``, has
+the Spark session. A pair of sockets connects them across the network namespaces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Driver:
     Args:
         host: where it runs.
         folder: for its log.
-        conf: the session's.
+        conf: the session's settings.
     """
 
     def __init__(self, host: Host, folder: Path, conf: dict[str, str]) -> None:
@@ -44,7 +44,7 @@ class Driver:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._connection.close()  # it then ends by itself, and its coverage is kept
+        self._connection.close()  # the driver then exits by itself, and keeps its coverage
         try:
             self._process.wait(timeout=30)
         finally:
@@ -52,16 +52,16 @@ class Driver:
             self._process.wait()
 
     def start(self, np: int, main: Callable[..., Any], **options: Any) -> None:
-        """Begin a run of ``main``, a function of a module."""
+        """Start a run of ``main``, which must be a function of a module."""
         self._connection.send((np, main, options))
 
     def wait_for(self, text: str) -> None:
-        """Wait until the run that was started prints a text."""
+        """Wait until the run prints a text."""
         while text not in self._log.read_text():
             assert not self._connection.poll(0.1), self.result()  # a log file offers no event
 
     def result(self) -> tuple[Any, str]:
-        """Wait for the end of the run: its value, and the text of what it raised."""
+        """Wait for the end of the run: its value, and the text of its exception."""
         try:
             value, error = self._connection.recv()
         except EOFError:
@@ -69,14 +69,14 @@ class Driver:
         return value, error
 
     def run(self, np: int, main: Callable[..., Any], **options: Any) -> Any:
-        """The value of ``main`` on rank 0."""
+        """Run ``main``, and return its value on rank 0."""
         self.start(np, main, **options)
         value, error = self.result()
         assert not error, error
         return value
 
     def error(self, np: int, main: Callable[..., Any], **options: Any) -> str:
-        """The text of the error with which a run of ``main`` ends."""
+        """Run ``main``, which must fail, and return the text of the error."""
         self.start(np, main, **options)
         value, error = self.result()
         assert error, f"the run returned {value!r}"
@@ -84,10 +84,11 @@ class Driver:
 
 
 def _serve(connection: Connection) -> None:
-    """Run what comes until the other end closes."""
+    """Run the functions that arrive, until the other end closes."""
     from pyspark.sql import SparkSession
 
     from horovod_runner import HorovodRunner
+    from horovod_runner.options import grouped
 
     spark = SparkSession.builder.config(map=connection.recv()).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -95,7 +96,7 @@ def _serve(connection: Connection) -> None:
         np, main, options = connection.recv()
         value, error = None, ""
         try:
-            value = HorovodRunner(np=np, spark=spark, **options).run(main)
+            value = HorovodRunner(np=np, **grouped({"spark": spark, **options})).run(main)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}\n{raised.__cause__ or ''}"
         connection.send((value, error))

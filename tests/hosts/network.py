@@ -1,14 +1,15 @@
-"""Hosts on one machine: network namespaces, each with a hostname of its own, on one switch.
+"""Several hosts on one machine: network namespaces with hostnames, connected by a switch.
 
     driver  eth0 10.77.0.1  --+        +-- eth0 10.77.0.11 host-a
                               | switch |
     master  eth0 10.77.0.2  --+        +-- eth0 10.77.0.12 host-b
 
-Each host also has what a choice of interface can fall for: ``docker0`` with the same address
-everywhere, IPv6 beside IPv4, and a name that leads it to itself, 127.0.1.1, as Debian sets it up.
+Each host also has what can mislead the choice of an interface: ``docker0`` with the same address
+on all hosts, IPv6 beside IPv4, and a name that resolves to 127.0.1.1 on the host itself, as on
+Debian.
 
-The namespaces have no names. They end with their last process, and those end with this one: nothing
-is left for a later run to stumble upon.
+The namespaces have no names. They end with their last process, and the processes end with this one,
+so nothing is left behind.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ ADDRESSES = {
     "host-a": "10.77.0.11",
     "host-b": "10.77.0.12",
 }
-NOWHERE = "10.99.0.1"  # every host's own docker0
+NOWHERE = "10.99.0.1"  # each host's docker0, which leads to no other host
 _TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
 _NAMESPACES = ("--net", "--uts", "--mount")
-# The host's first process says that all is set up, and waits for this one's end.
+# The host's first process reports that the host is set up, and waits for this process's end.
 _INIT = """
 set -e
 echo "$1" > /proc/sys/kernel/hostname
@@ -49,7 +50,7 @@ exec cat
 
 
 def missing() -> str:
-    """Why this machine cannot have such hosts; empty if it can."""
+    """Why such hosts are not possible on this machine; empty if they are."""
     absent = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if absent:
         return f"no {', '.join(absent)} on PATH: install iproute2 and util-linux"
@@ -84,18 +85,18 @@ class Host:
         self.pid = self._init.pid
         assert self._init.stdout is not None
         if not self._init.stdout.readline():
-            _, said = self._init.communicate()
-            raise RuntimeError(f"host {name} could not be set up: {said}")
+            _, errors = self._init.communicate()
+            raise RuntimeError(f"host {name} could not be set up: {errors}")
         self._namespace = os.readlink(f"/proc/{self.pid}/ns/net")
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """What stands before a command to run it here, and to end it with who started it."""
+        """The prefix that runs a command on this host, and ends it with the process that ran it."""
         nsenter = ("nsenter", f"--target={self.pid}", *_NAMESPACES, "--wd=.")
         return (*nsenter, "setpriv", "--pdeathsig=KILL")
 
     def ip(self, command: str) -> None:
-        """Run ``ip`` here."""
+        """Run ``ip`` on this host."""
         done = subprocess.run(
             [*self.enter, "ip", *command.split()], capture_output=True, text=True, check=False
         )
@@ -104,7 +105,7 @@ class Host:
 
     @contextmanager
     def losing(self, address: str, ports: str) -> Iterator[None]:
-        """Lose what is sent to an address's TCP ports, as behind a firewall that drops."""
+        """Drop packets to an address's TCP ports, as a firewall does."""
         rule = f"to {address} ipproto tcp dport {ports} lookup 99"
         self.ip(f"route add {address} dev docker0 table 99")
         self.ip(f"neighbour add {address} lladdr 02:00:00:00:00:01 dev docker0")
@@ -115,17 +116,17 @@ class Host:
             self.ip(f"rule del {rule}")
 
     def processes(self) -> list[psutil.Process]:
-        """All that runs here, its first process apart."""
-        found = []
+        """The processes on this host, without its first one."""
+        processes = []
         for process in psutil.process_iter():
             with suppress(OSError, psutil.Error):
                 here = os.readlink(f"/proc/{process.pid}/ns/net") == self._namespace
                 if here and process.pid != self.pid:
-                    found.append(process)
-        return found
+                    processes.append(process)
+        return processes
 
     def close(self) -> None:
-        """End all that runs here; the namespaces go with it."""
+        """End all processes on this host, and the namespaces with them."""
         while left := self.processes():
             for process in left:
                 with suppress(psutil.Error):
@@ -160,7 +161,7 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """End the hosts and all that runs on them."""
+        """End the hosts and all processes on them."""
         while self._all:
             self._all.pop().close()
 
@@ -187,7 +188,7 @@ class Network:
         return host
 
     def unplug(self, host: Host) -> None:
-        """Cut a host's cable at the switch: what is sent is lost, and nobody is told."""
+        """Cut a host's cable at the switch: packets are lost without any notice."""
         self._switch.ip(f"link set dev {host.name} down")
 
 

@@ -1,4 +1,4 @@
-"""Several hosts: what only a network between the ranks can show."""
+"""Ranks on several hosts, with a real network between them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
 def start_driver(
     network: Network, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., AbstractContextManager[Driver]]]:
-    """Starts drivers with settings of their own; two fit beside each other."""
+    """Starts drivers with given settings; the cluster has room for two at a time."""
     workers = [Place(ADDRESSES[host.name], host.enter, cores=4) for host in network.workers]
     master = Place(ADDRESSES["master"], network.master.enter)
     with StandaloneCluster(tmp_path_factory.mktemp("cluster"), workers, master) as cluster:
@@ -65,12 +65,12 @@ def driver(start_driver: Callable[..., AbstractContextManager[Driver]]) -> Itera
         yield started
 
 
-# Between these hosts MPI would find the memory that they share, being one machine.
+# These hosts are one machine: MPI would use its shared memory instead of the network.
 _NO_SHARED_MEMORY = {"UCX_TLS": "tcp"}
 
 
 def meet() -> list[dict[str, Any]]:
-    """What every rank sees, in rank order."""
+    """What every rank observes, in the order of ranks; the ranks' ``main``."""
     import horovod.torch as hvd
     import torch
 
@@ -78,7 +78,7 @@ def meet() -> list[dict[str, Any]]:
     total = hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum)
     connections = psutil.Process().net_connections("tcp")
     interfaces = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-    own = {
+    observed = {
         "host": socket.gethostname(),
         "place": (hvd.rank(), hvd.local_rank(), hvd.cross_rank()),
         "sizes": (hvd.size(), hvd.local_size(), hvd.cross_size()),
@@ -86,22 +86,22 @@ def meet() -> list[dict[str, Any]]:
         "interfaces": {os.environ[name] for name in interfaces},
         "addresses": {c.laddr.ip for c in connections if c.status == psutil.CONN_ESTABLISHED},
     }
-    gathered: list[dict[str, Any]] = hvd.allgather_object(own)
+    gathered: list[dict[str, Any]] = hvd.allgather_object(observed)
     return gathered
 
 
-def check(seen: list[dict[str, Any]]) -> None:
-    hosts = [rank["host"] for rank in seen]
+def check(observed: list[dict[str, Any]]) -> None:
+    hosts = [rank["host"] for rank in observed]
     assert sorted(hosts) == ["host-a", "host-a", "host-b", "host-b"]
     assert hosts[0] == hosts[1]
-    assert [rank["place"] for rank in seen] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
-    for rank in seen:
+    assert [rank["place"] for rank in observed] == [(0, 0, 0), (1, 1, 0), (2, 0, 1), (3, 1, 1)]
+    for rank in observed:
         assert rank["sizes"] == (4, 2, 2)
         assert rank["total"] == 1 + 2 + 3 + 4
         assert rank["interfaces"] == {"eth0"}
-        # Over MPI one rank of a host speaks for all.
+        # Over MPI only one rank of a host is connected to other hosts.
         assert rank["addresses"] <= {ADDRESSES[rank["host"]]}
-        assert rank["addresses"] or rank["place"][1], seen
+        assert rank["addresses"] or rank["place"][1], observed
 
 
 def hostname() -> str:
@@ -109,10 +109,10 @@ def hostname() -> str:
 
 
 @pytest.mark.parametrize("controller", ["auto", "gloo"])
-def test_ranks_of_a_host_are_neighbours_and_meet_on_the_interface_that_leads_to_the_others(
+def test_ranks_of_a_host_are_neighbours_and_use_the_interface_towards_other_hosts(
     driver: Driver, controller: str
 ) -> None:
-    check(driver.run(4, meet, controller=controller, env=_NO_SHARED_MEMORY))
+    check(driver.run(4, meet, cpu_collectives=controller, env=_NO_SHARED_MEMORY))
 
 
 def reduce_with_ddp() -> tuple[float, str]:
@@ -126,13 +126,13 @@ def reduce_with_ddp() -> tuple[float, str]:
     return float(total), os.environ["MASTER_ADDR"]
 
 
-def test_ddp_code_runs_over_both_hosts(driver: Driver) -> None:
+def test_ddp_code_runs_on_both_hosts(driver: Driver) -> None:
     total, address = driver.run(4, reduce_with_ddp)
     assert total == 1 + 2 + 3 + 4
     assert address in (ADDRESSES["host-a"], ADDRESSES["host-b"])
 
 
-def test_a_driver_is_found_by_a_name_that_leads_itself_to_its_loopback(
+def test_the_driver_may_have_a_name_that_resolves_to_loopback_on_its_own_host(
     start_driver: Callable[..., AbstractContextManager[Driver]],
 ) -> None:
     settings = {"spark.driver.host": "driver", "spark.driver.bindAddress": "0.0.0.0"}
@@ -140,7 +140,7 @@ def test_a_driver_is_found_by_a_name_that_leads_itself_to_its_loopback(
         assert driver.run(4, hostname) in ("host-a", "host-b")
 
 
-def test_a_driver_host_that_no_executor_reaches_is_named(
+def test_the_error_names_a_driver_host_that_no_executor_reaches(
     start_driver: Callable[..., AbstractContextManager[Driver]],
 ) -> None:
     with start_driver({"spark.driver.host": NOWHERE}) as driver:
@@ -149,7 +149,9 @@ def test_a_driver_host_that_no_executor_reaches_is_named(
     assert f"spark.driver.host={NOWHERE}" in error
 
 
-def test_a_firewall_that_lets_spark_alone_through_is_told(driver: Driver, network: Network) -> None:
+def test_the_error_names_a_firewall_that_only_lets_spark_through(
+    driver: Driver, network: Network
+) -> None:
     with ExitStack() as firewalls:
         for host in network.workers:
             firewalls.enter_context(host.losing(ADDRESSES["driver"], f"{_BLOCK_PORT + 1}-65534"))
@@ -171,16 +173,14 @@ def train_for_ever() -> None:
             log_to_driver("in the middle of the training")
 
 
-def test_a_host_that_goes_silent_ends_the_run_which_names_it(
-    driver: Driver, network: Network
-) -> None:
-    """The last one here: Spark does not use that host again."""
+def test_a_lost_host_ends_the_run_and_is_named(driver: Driver, network: Network) -> None:
+    """The last test of this file: Spark does not use that host again."""
     lost = network.workers[1]
     driver.start(4, train_for_ever)
     driver.wait_for("in the middle of the training")
     network.unplug(lost)
     _, error = driver.result()
     assert lost.name in error
-    found = [process for host in network.workers for process in host.processes()]
-    ranks = [process for process in found if "horovod_runner.worker" in process.cmdline()]
+    processes = [process for host in network.workers for process in host.processes()]
+    ranks = [process for process in processes if "horovod_runner.worker.main" in process.cmdline()]
     assert psutil.wait_procs(ranks, timeout=15)[1] == []

@@ -1,4 +1,4 @@
-"""Slurm over two hosts: the launcher, and a program whose ranks exist already."""
+"""Slurm on two hosts: the launcher, and a program that srun itself starts on all ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def node(host: Host) -> slurm.Node:
 def on_login_node(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Runs a command on a host that is no node of the cluster, in an allocation of both nodes."""
+    """Runs a command on a login node, in an allocation of two other nodes."""
     require_slurm()
     if reason := missing():
         pytest.skip(reason)
@@ -56,7 +56,7 @@ def on_login_node(
                     **environment,
                     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin",
                     "PYTHONPATH": str(ROOT),
-                    # Open MPI alone takes docker0, which leads every host to itself.
+                    # By default Open MPI also uses docker0, which leads to no other host.
                     "OMPI_MCA_btl_tcp_if_include": "eth0",
                 },
             )
@@ -64,15 +64,17 @@ def on_login_node(
         yield run
 
 
-def test_ranks_on_two_nodes_meet_and_reduce(
+def test_ranks_on_two_nodes_connect_and_reduce(
     on_login_node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(_SCRIPT)
     done = on_login_node("horovod-runner", "run", str(script))
     assert done.returncode == 0, done.stderr
-    said = sorted(re.findall(r"rank (\d) local (\d) of 2 on (\S+) by (\S+) sum (\S+)", done.stdout))
-    assert said == [
+    lines = sorted(
+        re.findall(r"rank (\d) local (\d) of 2 on (\S+) by (\S+) sum (\S+)", done.stdout)
+    )
+    assert lines == [
         ("0", "0", "host-a", "eth0", "10.0"),
         ("1", "1", "host-a", "eth0", "10.0"),
         ("2", "0", "host-b", "eth0", "10.0"),
@@ -80,7 +82,7 @@ def test_ranks_on_two_nodes_meet_and_reduce(
     ]
 
 
-def test_one_rank_of_each_node_trains_on_the_rows_of_all(
+def test_one_rank_per_node_trains_on_the_rows_of_all_ranks(
     on_login_node: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     done = on_login_node("horovod-runner", "run", PROGRAM, "--", "two-hosts")

@@ -1,4 +1,4 @@
-"""Under a real Open MPI and a real Slurm, from Debian's packages."""
+"""Tests under a real Open MPI and a real Slurm, from Debian's packages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import inventory
+from horovod_runner.horovod_build import toolchain
 from tests.hpc import slurm
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = str(ROOT / "tests" / "hpc" / "program.py")
-# Not the mpich package's, which lies among this environment's scripts.
-_MPIRUN = shutil.which("mpirun", path=inventory.tool_path(own_first=False))
+# Not the mpirun of the mpich package, which is among the scripts of this environment.
+_MPIRUN = shutil.which("mpirun", path=toolchain.tool_path(scripts_first=False))
 OPEN_MPI = _MPIRUN if _MPIRUN and Path(_MPIRUN).parent != Path(sys.executable).parent else None
 MPIRUN = (OPEN_MPI or "mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "4")
 
 
 def require(missing: str) -> None:
-    """Skip the tests that need what is not here; where nothing may be missing, fail."""
+    """Skip a test whose requirement is missing; fail if CI is set."""
     if missing and os.environ.get("CI"):
         pytest.fail(f"{missing}: make packages")
     if missing:
@@ -40,7 +40,7 @@ def require_slurm() -> None:
 def start(
     *command: str, directory: Path = ROOT, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of this environment to its end."""
+    """Run a command with this environment's scripts in PATH, and wait for its end."""
     scripts = str(Path(sys.executable).parent)
     return subprocess.run(
         command,

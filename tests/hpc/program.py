@@ -1,8 +1,8 @@
-"""A program of four ranks of which two train; started by whatever starts programs.
+"""A program of four ranks, of which two train; the tests start it with every launcher.
 
     mpirun -np 4 python program.py [train|two-hosts|fail|fail-idle|exit]
 
-What it finds is asserted here; the last line of each rank says "rank N: ok".
+The program checks its results. The last line of every rank is "rank N: ok".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABEL = np.dtype([("id", "i8"), ("tag", "S3")])
 
 
 def part(begin: int, end: int) -> dict[str, Any]:
-    """Some rows of the whole; what rank r has are those from STARTS[r] on."""
+    """Return rows ``begin`` to ``end`` of the whole data; rank r passes those from STARTS[r] on."""
     row = np.arange(begin, end)
     return {
         "images": (row[:, None, None] % 251 * np.ones((1, 3, 4))).astype("u1"),
@@ -46,7 +46,7 @@ def part(begin: int, end: int) -> dict[str, Any]:
 
 
 def check(got: dict[str, Any], begin: int, end: int) -> None:
-    """See that a rank has what it should."""
+    """Check that a rank received rows ``begin`` to ``end``."""
     expected = part(begin, end)
     for name in expected.keys() - {"tables"}:
         assert got[name].dtype == expected[name].dtype, name
@@ -63,7 +63,7 @@ def check(got: dict[str, Any], begin: int, end: int) -> None:
 
 
 def train(x: np.ndarray[Any, Any]) -> None:
-    """A step's worth of Horovod: who is there, and that it reduces."""
+    """Check that Horovod runs on two ranks and reduces."""
     import horovod.torch as hvd
     import torch
 
@@ -73,14 +73,14 @@ def train(x: np.ndarray[Any, Any]) -> None:
     assert total.item() == sum(ROWS), total
 
 
-def misfit(rank: int) -> None:
-    """What is of another kind on one rank is told on all of them."""
+def check_mismatch(rank: int) -> None:
+    """Check that a different dtype on one rank raises an error on all ranks."""
     with pytest.raises(DataError, match="ranks 0, 3"):
         spmd.prepare_data(np.zeros(3, "f4" if rank == 3 else "f8"))
 
 
 def main(mode: str) -> None:
-    """Run the program; ``mode`` says what goes wrong, if anything."""
+    """Run the program; ``mode`` is "train", "two-hosts", or a failure to cause."""
     trainers = (0, 2) if mode == "two-hosts" else (0, 1)
     spmd.start("torch", ranks_per_host=1 if mode == "two-hosts" else 2)
     import horovod.torch as hvd
@@ -89,45 +89,45 @@ def main(mode: str) -> None:
     assert spmd.size() == 4
     assert spmd.initialized() == hvd.is_initialized() == (rank in trainers)
     assert not spmd.is_cuda_available()
-    misfit(rank)
-    own = part(STARTS[rank], STARTS[rank + 1])
+    check_mismatch(rank)
+    rows = part(STARTS[rank], STARTS[rank + 1])
     if rank == 0:
-        own["names"] = own["names"].astype("<U5")  # as NumPy makes them: each rank's own width
-    got = spmd.prepare_data(own)
-    check(got, *(SHARES[trainers.index(rank)] if rank in trainers else (0, 0)))
+        rows["names"] = rows["names"].astype("<U5")  # NumPy makes the width fit the rank's rows
+    received = spmd.prepare_data(rows)
+    check(received, *(SHARES[trainers.index(rank)] if rank in trainers else (0, 0)))
     if mode == "exit":
         if rank == 0:
-            sys.exit(0)  # without a word, and without end()
+            sys.exit(0)  # without end()
         if spmd.initialized():
-            train(got["images"])
+            train(received["images"])
         spmd.end()
-    # What rank 0 has is its share already; what the others have moves around it.
-    rows = [np.zeros(2), np.zeros(0), np.ones(1), np.ones(1)][rank]
-    still, frame = spmd.prepare_data([rows, pd.DataFrame({"a": rows})])
+    # Rank 0 already has its share; only rows of the other ranks move.
+    numbers = [np.zeros(2), np.zeros(0), np.ones(1), np.ones(1)][rank]
+    still, frame = spmd.prepare_data([numbers, pd.DataFrame({"a": numbers})])
     expected = dict(zip(trainers, ([0, 0], [1, 1]), strict=True)).get(rank, [])
     assert still.tolist() == frame["a"].tolist() == expected
     try:
         if (mode, rank) in (("fail", 1), ("fail-idle", 3)):
-            raise ValueError(f"what rank {rank} had to say")
+            raise ValueError(f"the error of rank {rank}")
         if spmd.initialized():
-            train(got["images"])
-            time.sleep(1)  # the rest of a training, which the others wait for
+            train(received["images"])
+            time.sleep(1)  # the rest of the training; the other ranks wait in end()
     finally:
         before = time.process_time()
         try:
             spmd.end()
             spmd.end()
-            # Who waits a second for the others leaves its core to them.
+            # A rank that waits a second uses almost no CPU time.
             assert rank in trainers or time.process_time() - before < 0.5
         except RankFailedError as error:
-            print(f"rank {rank}: told by end(): {error}", flush=True)
+            print(f"rank {rank}: end() raised: {error}", flush=True)
             raise
     assert not spmd.initialized()
     assert not hvd.is_initialized()
-    # And once more, on all ranks, in the other order of the calls' arguments.
+    # A second training, on all ranks.
     spmd.start("torch")
     assert hvd.size() == 4
-    (x,) = spmd.prepare_data((own["images"],))
+    (x,) = spmd.prepare_data((rows["images"],))
     assert len(x) == 17_502
     spmd.end()
     print(f"rank {rank}: ok", flush=True)

@@ -1,6 +1,6 @@
-"""A real Slurm on this machine, from Debian's packages: munged, slurmctld and slurmd.
+"""Runs a real Slurm on this machine, from Debian's packages: munged, slurmctld and slurmd.
 
-Needs root: munge wants a key that is its own user's, and slurmd starts tasks as any user.
+It requires root: munge checks the owner of its key, and slurmd starts tasks as any user.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NODE = "NodeName={node.name} NodeAddr={node.address} CPUs={cpus} State=UNKNOWN\
 
 @dataclass(frozen=True)
 class Node:
-    """A machine: its name, its address, and what stands before a command to run it there."""
+    """A machine: name, address, and the prefix of commands that run there."""
 
     name: str = socket.gethostname().split(".")[0]
     address: str = "127.0.0.1"
@@ -59,7 +59,7 @@ class Node:
 
 
 def lacking() -> str:
-    """What keeps a Slurm from running here; empty if nothing does."""
+    """Return why Slurm cannot run here; empty if it can."""
     if os.getuid() != 0:
         return "Slurm's daemons are started as root"
     missing = [name for name in COMMANDS if find(name) is None]
@@ -71,11 +71,11 @@ def find(name: str) -> str | None:
 
 
 def _free_ports(count: int) -> list[int]:
-    # Bound together, so that they differ; Slurm takes no port 0.
-    with_ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in with_ports]
-    for each in with_ports:
-        each.close()
+    # All are bound at the same time, so that they differ. Slurm does not accept port 0.
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
     return ports
 
 
@@ -83,11 +83,11 @@ def _free_ports(count: int) -> list[int]:
 def running(
     folder: Path, nodes: Sequence[Node] = (Node(),), controller: Node = Node()
 ) -> Iterator[dict[str, str]]:
-    """Start it; gives the variables with which its commands find it."""
+    """Run Slurm; yields the environment variables that its commands need."""
     controller_port, node_port = _free_ports(2)
     munge = folder / "munge"
-    own = [folder / f"{name}-{node.name}" for name in ("spool", "tmp") for node in nodes]
-    for path in (munge, folder / "state", *own):
+    folders = [folder / f"{name}-{node.name}" for name in ("spool", "tmp") for node in nodes]
+    for path in (munge, folder / "state", *folders):
         path.mkdir()
     for path in (folder, munge):
         path.chmod(0o755)
@@ -154,9 +154,9 @@ def _sinfo(environment: dict[str, str], controller: Node) -> bytes:
     ).stdout
 
 
-def _wait_for(there: Callable[[], bool], folder: Path) -> None:
+def _wait_for(ready: Callable[[], bool], folder: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
-    while not there():
+    while not ready():
         if time.monotonic() > deadline:
             logs = [
                 f"--- {path}\n{path.read_text(errors='replace')[-2000:]}"
@@ -171,7 +171,7 @@ def _wait_for(there: Callable[[], bool], folder: Path) -> None:
 
 
 def allocate(environment: dict[str, str], tasks: int) -> dict[str, str]:
-    """Get an allocation that lasts as long as Slurm; gives the variables of who is in it."""
+    """Get an allocation that lasts as long as Slurm; returns its environment variables."""
     done = subprocess.run(
         ["salloc", "--no-shell", f"--ntasks={tasks}", "--overcommit"],
         env={**os.environ, **environment},
@@ -179,10 +179,10 @@ def allocate(environment: dict[str, str], tasks: int) -> dict[str, str]:
         text=True,
         check=True,
     )
-    found = re.search(r"job allocation (\d+)", done.stderr)
-    assert found, done.stderr
+    match = re.search(r"job allocation (\d+)", done.stderr)
+    assert match, done.stderr
     return {
-        "SLURM_JOB_ID": found[1],
+        "SLURM_JOB_ID": match[1],
         "SLURM_NTASKS": str(tasks),
         "SLURM_OVERCOMMIT": "1",
         "SLURM_JOB_NODELIST": socket.gethostname().split(".")[0],

@@ -1,4 +1,4 @@
-"""start, prepare_data and end under everything that starts programs: program.py says what."""
+"""start, prepare_data and end under all launchers of programs; program.py makes the checks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ pytestmark = [pytest.mark.horovod]
 
 
 def all_ok(done: subprocess.CompletedProcess[str]) -> bool:
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said
-    return all(f"rank {rank}: ok" in said for rank in range(4))
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    return all(f"rank {rank}: ok" in output for rank in range(4))
 
 
 def test_under_mpirun_with_horovods_gloo() -> None:
@@ -35,10 +35,10 @@ def test_under_srun_with_pmix(allocation: None) -> None:
     assert all_ok(done)
 
 
-def test_srun_without_mpi_says_what_to_do(allocation: None) -> None:
+def test_the_error_for_srun_without_mpi_names_the_plugins(allocation: None) -> None:
     done = start("srun", "--ntasks=2", sys.executable, PROGRAM)
     assert done.returncode != 0
-    assert "srun started 2 tasks, and no MPI by which they know of each other" in done.stderr
+    assert "srun started 2 tasks without an MPI plugin" in done.stderr
     assert "--mpi=pmix" in done.stderr
 
 
@@ -75,23 +75,23 @@ def test_an_exception_of_one_rank_reaches_all(rank: int) -> None:
     require_mpi()
     done = start(*MPIRUN, sys.executable, PROGRAM, "fail" if rank == 1 else "fail-idle")
     assert done.returncode != 0
-    told = f"RankFailedError: rank {rank} of the program"
-    assert done.stderr.count(told) == 3, done.stderr
-    # Their own traceback, and three times as what the others were told.
-    assert done.stderr.count(f"ValueError: what rank {rank} had to say") >= 4
+    error = f"RankFailedError: rank {rank} of the program"
+    assert done.stderr.count(error) == 3, done.stderr
+    # Once in the traceback of the rank itself, and in those of the three others.
+    assert done.stderr.count(f"ValueError: the error of rank {rank}") >= 4
 
 
-def test_a_rank_that_leaves_without_a_word_ends_the_others() -> None:
+def test_a_rank_that_exits_without_end_fails_the_others() -> None:
     require_mpi()
     done = start(*MPIRUN, sys.executable, PROGRAM, "exit")
     assert done.returncode != 0
-    told = "it exited, by sys.exit or at its end, without a call of spmd.end()"
-    assert done.stderr.count(told) == 3
+    error = "the process exited (sys.exit, or the end of main) before spmd.end()"
+    assert done.stderr.count(error) == 3
 
 
-def test_an_idle_rank_that_fails_at_once_does_so_when_horovod_runs() -> None:
+def test_an_idle_rank_that_fails_at_once_fails_the_others() -> None:
     require_mpi()
-    # It leaves start() while those that train are still in it, as far as they can be.
+    # It may leave start() while the ranks that train are still in it.
     code = (
         "from horovod_runner import spmd; spmd.start('torch', ranks_per_host=2)\n"
         "if spmd.rank() == 3: raise ValueError('at once')\n"
@@ -102,7 +102,7 @@ def test_an_idle_rank_that_fails_at_once_does_so_when_horovod_runs() -> None:
     assert done.stderr.count("RankFailedError: rank 3 of the program") == 3
 
 
-def test_a_single_process_needs_nobody() -> None:
+def test_a_single_process_trains_alone() -> None:
     code = (
         "import numpy as np; from horovod_runner import spmd; spmd.start('tensorflow');"
         "import horovod.tensorflow as hvd; x = np.arange(3);"

@@ -66,7 +66,8 @@ def misfits(mutants: list[Mutant], tree: Path) -> list[str]:
     """What is wrong with mutants that change no single place, or name tests that there are not."""
     found = []
     for mutant in mutants:
-        times = (tree / mutant.file).read_text().count(mutant.old)
+        source = tree / mutant.file
+        times = source.read_text().count(mutant.old) if source.is_file() else 0
         if times != 1 or mutant.old == mutant.new:
             found.append(f"{mutant.name}: {mutant.file} has {times} times:\n{mutant.old}")
         for test in mutant.tests:

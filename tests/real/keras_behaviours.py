@@ -1,4 +1,4 @@
-"""What else Keras 3 with Horovod does; run in the ranks, each function returns what it saw."""
+"""Further behaviours of Keras 3 with Horovod. The functions run in the ranks and return results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy
 ROWS, BATCH = 32, 8
 
 
-def _all_ranks_callbacks() -> list[Any]:
+def _collective_callbacks() -> list[Any]:
     import horovod_runner.keras as hvd
 
     return [
@@ -33,7 +33,7 @@ def _fit(optimizer: Any = None, rows: int = ROWS, callbacks: Any = None, **optio
     x = numpy.random.default_rng(3 + hvd.rank()).normal(size=(rows, 4)).astype("float32")
     optimizer = hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.05))
     model.compile(optimizer, loss="mse")
-    callbacks = _all_ranks_callbacks() if callbacks is None else callbacks
+    callbacks = _collective_callbacks() if callbacks is None else callbacks
     options = {"x": x, "y": x.sum(1, keepdims=True), "batch_size": BATCH, "epochs": 2, **options}
     if "batches" in options:
         batches = options.pop("batches")
@@ -53,21 +53,21 @@ def _generated(x: Any, y: Any) -> Iterator[Any]:
         yield x[start : start + BATCH], y[start : start + BATCH]
 
 
-def different_numbers_that_keras_cannot_know() -> None:
+def different_numbers_unknown_to_keras() -> None:
     import horovod_runner.keras as hvd
 
     _fit(rows=ROWS + BATCH * hvd.rank(), batches=_generated)
 
 
-def different_numbers_with_the_average_in_front() -> None:
+def different_numbers_with_the_average_first() -> None:
     import horovod_runner.keras as hvd
 
-    callbacks = _all_ranks_callbacks()[::-1]
+    callbacks = _collective_callbacks()[::-1]
     _fit(rows=ROWS + BATCH * (1 - hvd.rank()), batches=_generated, callbacks=callbacks)
 
 
 def different_numbers_of_a_pipeline() -> None:
-    """TensorFlow finds out inside a step that there is no batch left."""
+    """Unequal numbers in a tf.data pipeline: TensorFlow notices the end inside a step."""
     import tensorflow as tf
 
     import horovod_runner.keras as hvd
@@ -84,11 +84,11 @@ def one_rank_stops_early() -> None:
 
     import horovod_runner.keras as hvd
 
-    class Stops(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class StopOnRank0(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             self.model.stop_training = hvd.rank() == 0
 
-    _fit(epochs=4, callbacks=[*_all_ranks_callbacks(), Stops()])
+    _fit(epochs=4, callbacks=[*_collective_callbacks(), StopOnRank0()])
 
 
 def metrics_of_one_rank() -> None:
@@ -96,28 +96,28 @@ def metrics_of_one_rank() -> None:
 
     import horovod_runner.keras as hvd
 
-    class Adds(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class AddMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             if hvd.rank() == 1:
-                logs["own"] = 1.0
+                logs["extra"] = 1.0
 
-    _fit(callbacks=[Adds(), *_all_ranks_callbacks()])
+    _fit(callbacks=[AddMetric(), *_collective_callbacks()])
 
 
-def other_metrics_on_each_rank() -> None:
+def different_metrics_on_each_rank() -> None:
     import keras
 
     import horovod_runner.keras as hvd
 
-    class Adds(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class AddMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             logs["first" if hvd.rank() == 0 else "second"] = 1.0
 
-    _fit(callbacks=[Adds(), *_all_ranks_callbacks()])
+    _fit(callbacks=[AddMetric(), *_collective_callbacks()])
 
 
 def saved_and_loaded() -> dict[str, Any]:
-    """What a file says of the optimizer, and what load_model makes of it."""
+    """The optimizer in a saved file, and after load_model."""
     import keras
 
     import horovod_runner.keras as hvd
@@ -127,61 +127,65 @@ def saved_and_loaded() -> dict[str, Any]:
     plain.compile(keras.optimizers.Adam(0.01), loss="mse")
     with tempfile.TemporaryDirectory() as folder:
         written = []
-        for each in (model, plain):
+        for saved in (model, plain):
             path = Path(folder) / "model.keras"
-            each.save(path)
+            saved.save(path)
             with zipfile.ZipFile(path) as file:
                 config = json.loads(file.read("config.json"))["compile_config"]["optimizer"]
             written.append({**config, "config": {**config["config"], "name": ""}})
         model.save(path)
         loaded = hvd.load_model(path)
         loaded_plain = keras.models.load_model(path)
-    own, other = (
-        [keras.ops.convert_to_numpy(variable) for variable in each.optimizer.variables]
-        for each in (model, loaded)
+    before, after = (
+        [keras.ops.convert_to_numpy(variable) for variable in m.optimizer.variables]
+        for m in (model, loaded)
     )
-    again = "not refused"
+    second_call = "not refused"
     try:
         hvd.DistributedOptimizer(loaded.optimizer)
     except ValueError as error:
-        again = str(error)
+        second_call = str(error)
     return {
-        "written as": written[0],
-        "a plain one": written[1],
-        "state": all((one == two).all() for one, two in zip(own, other, strict=True)),
-        "is distributed": again,
-        "loads plainly": type(loaded_plain.optimizer).__mro__[1] is not type(loaded.optimizer),
-        "variables can be called": len(loaded.optimizer.variables()) == len(own),
+        "config in the file": written[0],
+        "config of a plain optimizer": written[1],
+        "state is restored": all((a == b).all() for a, b in zip(before, after, strict=True)),
+        "second call": second_call,
+        "loads without Horovod": type(loaded_plain.optimizer).__mro__[1]
+        is not type(loaded.optimizer),
+        "variables can be called": len(loaded.optimizer.variables()) == len(before),
     }
 
 
 def warm_up() -> dict[str, Any]:
-    """The learning rates of the batches, and what became of the momentum."""
+    """The learning rate of every batch, and the momentum before and after it changes."""
     import keras
 
     import horovod_runner.keras as hvd
 
     rates: list[float] = []
-    kept: list[float] = []
+    momentums: list[float] = []
 
-    class Rates(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class Record(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             optimizer = self.model.optimizer
             rates.append(float(keras.ops.convert_to_numpy(optimizer.learning_rate)))
-            kept.append(float(numpy.abs(keras.ops.convert_to_numpy(optimizer.momentums[0])).sum()))
+            momentums.append(self._momentum())
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            momentums = self.model.optimizer.momentums
-            kept.append(float(numpy.abs(keras.ops.convert_to_numpy(momentums[0])).sum()))
+            momentums.append(self._momentum())
+
+        def _momentum(self) -> float:
+            momentum = keras.ops.convert_to_numpy(self.model.optimizer.momentums[0])
+            return float(numpy.abs(momentum).sum())
 
     warm = hvd.callbacks.LearningRateWarmupCallback(0.08, warmup_epochs=2)
     _, history = _fit(
         keras.optimizers.SGD(0.08, momentum=0.9),
         epochs=3,
-        callbacks=[*_all_ranks_callbacks(), warm, Rates()],
+        callbacks=[*_collective_callbacks(), warm, Record()],
     )
-    # Between two batches the momentum is multiplied by as much as the learning rate.
-    return {"rates": rates, "lr": history.history["lr"], "kept": kept[1:-1]}
+    # Between two batches the momentum changes by the same factor as the learning rate.
+    return {"rates": rates, "lr": history.history["lr"], "momentums": momentums[1:-1]}
 
 
 def schedule() -> dict[str, Any]:
@@ -195,7 +199,7 @@ def schedule() -> dict[str, Any]:
     try:
         _fit(keras.optimizers.SGD(scheduled), callbacks=[steps])
     except ValueError as error:
-        return {"lr": history.history["lr"], "two": str(error)}
+        return {"lr": history.history["lr"], "error": str(error)}
     return {}
 
 
@@ -204,11 +208,11 @@ def averaged() -> dict[str, Any]:
 
     import horovod_runner.keras as hvd
 
-    class Adds(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class AddMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs["own"] = 10.0 * hvd.rank() + epoch
+            logs["extra"] = 10.0 * hvd.rank() + epoch
 
-    _, history = _fit(callbacks=[Adds(), *_all_ranks_callbacks()])
+    _, history = _fit(callbacks=[AddMetric(), *_collective_callbacks()])
     return dict(history.history)
 
 
@@ -217,7 +221,7 @@ def best_models() -> list[str]:
 
     import horovod_runner.keras as hvd
 
-    class Scores(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class SetAccuracy(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             logs["accuracy"] = (0.5, 0.4, 0.7)[epoch]
 
@@ -225,7 +229,7 @@ def best_models() -> list[str]:
         best = hvd.callbacks.BestModelCheckpoint(
             "accuracy", filepath=f"{folder}/{{epoch}}-{{accuracy:.1f}}.keras"
         )
-        _fit(epochs=3, callbacks=[*_all_ranks_callbacks(), Scores(), best])
+        _fit(epochs=3, callbacks=[*_collective_callbacks(), SetAccuracy(), best])
         return sorted(path.name for path in Path(folder).iterdir())
 
 
@@ -235,19 +239,19 @@ def values() -> list[Any]:
     import horovod_runner.keras as hvd
 
     rank = hvd.rank()
-    found = [
+    tensors = [
         hvd.allreduce([1.0 + rank, 2.0]),
         hvd.allreduce([1.0 + rank, 2.0], average=False),
         hvd.allreduce(numpy.float32(rank), op=hvd.Max, name="largest"),
         hvd.allgather([[rank]] * (rank + 1)),
         hvd.broadcast([3.0 * rank], 1),
     ]
-    plain = [keras.ops.convert_to_numpy(each).tolist() for each in found]
-    return [*plain, hvd.broadcast_object({"rank": rank}, 1), hvd.size(), hvd.local_rank() == rank]
+    lists = [keras.ops.convert_to_numpy(tensor).tolist() for tensor in tensors]
+    return [*lists, hvd.broadcast_object({"rank": rank}, 1), hvd.size(), hvd.local_rank() == rank]
 
 
 def dropout_differs() -> list[Any]:
-    """The states of random generators stay each rank's own."""
+    """The states of random generators differ between ranks; weights are equal."""
     import keras
 
     import horovod_runner.keras as hvd
@@ -257,15 +261,15 @@ def dropout_differs() -> list[Any]:
     model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer("sgd"), loss="mse")
     x = numpy.ones((BATCH, 4), "float32")
-    model.fit(x, x[:, :1], verbose=0, callbacks=_all_ranks_callbacks())
+    model.fit(x, x[:, :1], verbose=0, callbacks=_collective_callbacks())
     seed = model.layers[0].seed_generator.state
-    state = [int(each) for each in keras.ops.convert_to_numpy(seed)]
+    state = [int(number) for number in keras.ops.convert_to_numpy(seed)]
     weights = model.get_weights()[0].tolist()
-    return [list(each) for each in zip(*hvd.allgather_object([state, weights]), strict=True)]
+    return [list(pair) for pair in zip(*hvd.allgather_object([state, weights]), strict=True)]
 
 
 class Momentum:
-    """An optimizer of another library, by its name; the library itself takes seconds to import."""
+    """Stands for an optimizer of torch, without its import, which takes seconds."""
 
     __module__ = "torch.optim"
 
@@ -282,7 +286,7 @@ def a_sum_with_predivide() -> None:
     hvd.DistributedOptimizer("sgd", op=hvd.Sum, gradient_predivide_factor=2.0)
 
 
-def passes_of_a_used_optimizer() -> None:
+def passes_of_a_built_optimizer() -> None:
     import keras
 
     import horovod_runner.keras as hvd
@@ -293,14 +297,14 @@ def passes_of_a_used_optimizer() -> None:
 
 
 def an_unknown_keras() -> None:
-    """Where Keras no longer calls what reduces, that is an error and no silence."""
+    """A Keras that no longer calls _clip_gradients causes an error."""
     import keras
 
-    class Other(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
+    class NewKerasOptimizer(keras.optimizers.SGD):  # type: ignore[misc, name-defined]
         def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
             self._backend_update_step(grads, trainable_variables, self.learning_rate)
 
-    _fit(Other(0.1))
+    _fit(NewKerasOptimizer(0.1))
 
 
 def elastic() -> None:
@@ -326,11 +330,11 @@ def best_of_unknown_metric() -> None:
 
 BEHAVIOURS: tuple[Callable[[], Any], ...] = (
     different_numbers_of_batches,
-    different_numbers_that_keras_cannot_know,
-    different_numbers_with_the_average_in_front,
+    different_numbers_unknown_to_keras,
+    different_numbers_with_the_average_first,
     one_rank_stops_early,
     metrics_of_one_rank,
-    other_metrics_on_each_rank,
+    different_metrics_on_each_rank,
     different_numbers_of_a_pipeline,
     saved_and_loaded,
     warm_up,
@@ -341,7 +345,7 @@ BEHAVIOURS: tuple[Callable[[], Any], ...] = (
     dropout_differs,
     unknown_to_keras,
     a_sum_with_predivide,
-    passes_of_a_used_optimizer,
+    passes_of_a_built_optimizer,
     an_unknown_keras,
     elastic,
     global_variables,
@@ -350,11 +354,11 @@ BEHAVIOURS: tuple[Callable[[], Any], ...] = (
 
 
 def behave() -> dict[str, Any]:
-    """What each function returns, or raises as text."""
-    seen: dict[str, Any] = {}
+    """Return the result of every function, or its exception as text."""
+    results: dict[str, Any] = {}
     for function in BEHAVIOURS:
         try:
-            seen[function.__name__] = function()
+            results[function.__name__] = function()
         except Exception as error:
-            seen[function.__name__] = f"{type(error).__name__}: {error}"
-    return seen
+            results[function.__name__] = f"{type(error).__name__}: {error}"
+    return results

@@ -1,4 +1,4 @@
-"""Scripts as Horovod's documentation teaches to write them, for Keras and for TensorFlow 2."""
+"""Scripts in the style of Horovod's documentation, for Keras and for TensorFlow 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _digits(rank: int, size: int) -> tuple[Any, Any]:
 
 
 def keras_script() -> dict[str, Any]:
-    """A model.fit with everything that Horovod's Keras page names."""
+    """A model.fit with all steps of Horovod's page on Keras."""
     import horovod.tensorflow.keras as hvd
     import keras
     import tensorflow as tf
@@ -48,7 +48,7 @@ def keras_script() -> dict[str, Any]:
 
 
 def tensorflow_script(optimizer_averages: bool) -> dict[str, Any]:
-    """A loop of one's own around the tape; or around ``horovod.tensorflow``'s own optimizer."""
+    """A custom loop with the gradient tape, or with the optimizer of ``horovod.tensorflow``."""
     import horovod.tensorflow as hvd
     import keras
     import tensorflow as tf
@@ -87,13 +87,13 @@ def tensorflow_script(optimizer_averages: bool) -> dict[str, Any]:
     ]
     weights = [v.numpy() for v in (*model.trainable_variables, *opt.variables)]
     return {
-        "weights": [list(each) for each in zip(*hvd.allgather_object(weights), strict=True)],
+        "weights": [list(ranks) for ranks in zip(*hvd.allgather_object(weights), strict=True)],
         "losses": losses,
     }
 
 
 def legacy_script() -> dict[str, Any]:
-    """Keras 2, which TensorFlow still knows, with Horovod's own code."""
+    """Keras 2, which TensorFlow still supports, with Horovod's horovod.tensorflow.keras."""
     import horovod.tensorflow.keras as hvd
     import tf_keras
 

@@ -1,6 +1,6 @@
-"""Trainings with Keras that have one right outcome: that of one process on the global batches.
+"""Keras trainings on two ranks that must equal one process on the global batches.
 
-Run in the ranks; what comes back is judged in test_keras.
+They run in the ranks; test_keras compares the results.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ class Case:
     """One training.
 
     Attributes:
-        model: makes it.
-        optimizer: makes Keras's own.
+        model: makes the model.
+        optimizer: makes Keras's optimizer.
         distributed: arguments of DistributedOptimizer.
-        compile, fit: arguments of these.
-        backends: where it can be.
-        data: makes inputs, targets and sample weights of a number of rows.
-        unreduced: whether it is looked at what comes out without a reduction.
+        compile: arguments of model.compile.
+        plain: makes the optimizer of the single process; None uses ``optimizer``.
+        backends: the backends that support the training.
+        data: makes inputs, targets and sample weights for a number of rows; None uses ``numbers``.
+        tolerance: the maximum difference of the losses.
+        unreduced: whether to train once without a reduction, which must give another result.
     """
 
     model: Callable[[Any], Any]
@@ -59,11 +61,11 @@ def two_targets(rows: int) -> tuple[Any, Any, Any]:
 
 
 def overflowing(rows: int) -> tuple[Any, Any, Any]:
-    """One row of rank 1 whose gradient is infinite as a scaled float16."""
+    """Data with one row of rank 1 whose scaled gradient is infinite in float16."""
     x, y, _ = numbers(rows)
-    strain = numpy.zeros((rows, 1), "float32")
-    strain[2 * LOCAL + LOCAL + 3] = 1e7
-    return numpy.hstack([x, strain]), y / 10, None
+    factor = numpy.zeros((rows, 1), "float32")
+    factor[2 * LOCAL + LOCAL + 3] = 1e7
+    return numpy.hstack([x, factor]), y / 10, None
 
 
 def dense(keras: Any) -> Any:
@@ -97,21 +99,21 @@ def two_outputs(keras: Any) -> Any:
 
 
 def half(keras: Any) -> Any:
-    """Multiplies the gradient of each row by its last column and one; its output stays the same."""
+    """A float16 model: 1 + the last column multiplies a row's gradient, but not its output."""
     layers = keras.layers
     keras.config.set_dtype_policy("mixed_float16")
     try:
         given = layers.Input((7,), dtype="float32")
         hidden = layers.Dense(8, "tanh")(given[:, :6])
         output = layers.Dense(2, dtype="float32")(hidden)
-        strained = output * given[:, 6:]
-        return keras.Model(given, output + (strained - keras.ops.stop_gradient(strained)))
+        scaled = output * given[:, 6:]
+        return keras.Model(given, output + (scaled - keras.ops.stop_gradient(scaled)))
     finally:
         keras.config.set_dtype_policy("float32")
 
 
-def own_step(keras: Any) -> Any:
-    """A model with a train_step of its own."""
+def custom_step(keras: Any) -> Any:
+    """A model with a custom train_step."""
 
     class Model(keras.Model):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -161,7 +163,7 @@ def _adam(**options: Any) -> Callable[[Any], Any]:
 
 
 def _scaled(scale: float) -> Callable[[Any], Any]:
-    """With a loss scale, which has to be larger by as much as the batches: the rest is rounding."""
+    """An optimizer with a loss scale, which grows with the batch size so that rounding is equal."""
     inner = _sgd(learning_rate=0.01)
     return lambda keras: keras.optimizers.LossScaleOptimizer(inner(keras), initial_scale=scale)
 
@@ -191,7 +193,7 @@ CASES: dict[str, Case] = {
     "outputs": Case(two_outputs, _adam(), data=two_targets),
     "float16": Case(half, _sgd(learning_rate=0.01), plain=_scaled(2**16), data=overflowing),
     "float16 wrapped": Case(half, _scaled(2**15), plain=_scaled(2**16), data=overflowing),
-    "own step": Case(own_step, _adam(), unreduced=True),
+    "custom step": Case(custom_step, _adam(), unreduced=True),
     "eager": Case(dense, _adam(), compile={"run_eagerly": True}),
     "unbuilt": Case(unbuilt, _adam()),
     "executions": Case(
@@ -212,7 +214,7 @@ def cases_of(backend: str) -> list[str]:
 
 
 def rows_of_rank(arrays: Any, rank: int, size: int) -> Any:
-    """Of each global batch, a rank's part."""
+    """Return a rank's part of every global batch."""
     if arrays is None:
         return None
     if isinstance(arrays, dict):
@@ -222,37 +224,36 @@ def rows_of_rank(arrays: Any, rank: int, size: int) -> Any:
 
 
 def train_all(names: list[str]) -> list[dict[str, Any]]:
-    """Train all cases, with the ranks and without; what each rank saw."""
+    """Train all cases; returns the results of every rank."""
     import horovod_runner.keras as hvd
 
     hvd.init()
-    seen: dict[str, Any] = {name: train(CASES[name]) for name in names}
-    return list(hvd.allgather_object({**seen, "behaviours": behave()}))
+    results: dict[str, Any] = {name: train(CASES[name]) for name in names}
+    return list(hvd.allgather_object({**results, "behaviours": behave()}))
 
 
 def train(case: Case) -> dict[str, Any]:
-    """Train with both ranks, in one process (rank 0's), and in some cases without a reduction."""
+    """Train on both ranks, in one process (on rank 0), and in some cases without a reduction."""
     import horovod_runner.keras as hvd
     from horovod_runner.keras.collectives import collectives
 
-    own = collectives()
-    plain_reduction = own.reduce_gradients
-    seen = _fit(case, hvd.rank(), hvd.size())
-    found: dict[str, Any] = {"ranks": seen}
+    results: dict[str, Any] = {"ranks": _fit(case, hvd.rank(), hvd.size())}
     if hvd.rank() == 0:
-        found["one"] = _fit(case, 0, 1)
+        results["one"] = _fit(case, 0, 1)
     if not case.unreduced:
-        return found
-    own.reduce_gradients = lambda gradients, *_: list(gradients)
+        return results
+    backend = collectives()
+    reduce_gradients = backend.reduce_gradients
+    backend.reduce_gradients = lambda gradients, *_: list(gradients)
     try:
-        found["unreduced"] = _fit(case, hvd.rank(), hvd.size())
+        results["unreduced"] = _fit(case, hvd.rank(), hvd.size())
     finally:
-        own.reduce_gradients = plain_reduction
-    return found
+        backend.reduce_gradients = reduce_gradients
+    return results
 
 
 def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
-    """Train as one of ``size`` ranks; with 1, without Horovod."""
+    """Train as one of ``size`` ranks; a single rank trains without Horovod."""
     import keras
 
     import horovod_runner.keras as hvd
@@ -263,9 +264,9 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
     callbacks: list[Any] = []
     if size > 1:
         options = dict(case.distributed)
-        for name, home in (("op", hvd), ("compression", hvd.Compression)):
+        for name, namespace in (("op", hvd), ("compression", hvd.Compression)):
             if name in options:
-                options[name] = getattr(home, options[name])
+                options[name] = getattr(namespace, options[name])
         optimizer = hvd.DistributedOptimizer(case.optimizer(keras), **options)
         callbacks = [
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
@@ -275,14 +276,14 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
     else:
         optimizer = (case.plain or case.optimizer)(keras)
 
-    class Weights(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class RecordWeights(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            state = [numpy.array(each) for each in model.get_weights()]
+            state = [numpy.array(weights) for weights in model.get_weights()]
             scale = getattr(model.optimizer, "dynamic_scale", None)
             state += [] if scale is None else [keras.ops.convert_to_numpy(scale)]
-            weights_seen.append(state)
+            states.append(state)
 
-    weights_seen: list[Any] = []
+    states: list[Any] = []
     model.compile(optimizer, loss="mse", **case.compile)
     history = model.fit(
         x,
@@ -292,6 +293,6 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
         epochs=EPOCHS,
         shuffle=False,
         verbose=0,
-        callbacks=[*callbacks, Weights()],
+        callbacks=[*callbacks, RecordWeights()],
     )
-    return {"losses": history.history["loss"], "weights": weights_seen}
+    return {"losses": history.history["loss"], "weights": states}

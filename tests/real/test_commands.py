@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import software
+from horovod_runner.host import software
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def test_install_takes_the_cached_wheel_and_proves_it(tmp_path: Path) -> None:
     same = ["--frameworks", ",".join(built), "--gpu" if hvd.cuda_built() else "--cpu"]
     if not hvd.mpi_built():
         same += ["--mpi", "none"]
-    install = [python, "-m", "horovod_runner.cli", "install", *same]
+    install = [python, "-m", "horovod_runner.commands.cli", "install", *same]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "using the wheel built before" in done.stdout

@@ -1,4 +1,4 @@
-"""Feeds to the frameworks themselves, and to disks that are too small."""
+"""Feeds with the real frameworks, and on a disk that is too small."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_runner.data import Image, Shard
+from horovod_runner.data import Image, Shard, evaluate
 from horovod_runner.errors import DataError
 from tests.shards import shard_of
 
@@ -64,8 +64,8 @@ def test_torch_gets_tuples_of_tensors(shard: Shard) -> None:
     assert len(feed) == 16
 
 
-def test_torch_gets_dicts_where_columns_are_only_named(shard: Shard) -> None:
-    feed = shard.to_torch(10, ["flag", "text", "ragged", "v"], device="cpu", weights=True)
+def test_torch_gets_dicts_for_a_list_of_columns(shard: Shard) -> None:
+    feed = shard.to_torch(10, ["flag", "text", "ragged", "v"], device="cpu", sample_weights=True)
     batch = next(iter(feed))
     assert batch["flag"].tolist() == [True, False] * 5
     assert batch["text"][3] == "row 3"
@@ -74,7 +74,7 @@ def test_torch_gets_dicts_where_columns_are_only_named(shard: Shard) -> None:
     assert batch["weight"].tolist() == [1.0] * 10
 
 
-def test_a_transform_gets_arrays_and_torch_what_it_returns(shard: Shard) -> None:
+def test_a_transform_of_torch_batches_gets_arrays(shard: Shard) -> None:
     import torch
 
     def halve(batch: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_a_transform_gets_arrays_and_torch_what_it_returns(shard: Shard) -> None
     assert x[:, 1].tolist() == y.tolist()
 
 
-def test_batches_may_be_written_to(shard: Shard) -> None:
+def test_batches_may_be_changed_in_place(shard: Shard) -> None:
     first = [x.add_(1).sum().item() for x, _ in shard.to_torch(100, COLUMNS, device="cpu")]
     second = [x.add_(1).sum().item() for x, _ in shard.to_torch(100, COLUMNS, device="cpu")]
     assert first == second
@@ -93,7 +93,7 @@ def test_batches_may_be_written_to(shard: Shard) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_dataloader_of_the_users_own_takes_rows(
+def test_a_dataloader_gets_single_rows(
     shard: Shard, monkeypatch: pytest.MonkeyPatch, workers: int, start: str
 ) -> None:
     from torch.utils.data import DataLoader
@@ -120,14 +120,14 @@ def test_a_dataloader_of_the_users_own_takes_rows(
     assert set(seen) == set(range(ROWS))
 
 
-def test_rows_for_a_dataloader_may_be_named_and_transformed(shard: Shard) -> None:
+def test_rows_for_a_dataloader_may_be_dicts_and_transformed(shard: Shard) -> None:
     rows = shard.to_torch_dataset(
         ["n", "image"],
         images={"image": Image(4, 5)},
         transform=lambda row: (row["n"].item(), row["image"].shape),
     )
-    assert rows[7] == (7, (4, 5, 3))
-    assert len(shard.to_torch_dataset(["n"], last="drop")) == ROWS  # type: ignore[arg-type]
+    assert rows[7] == (7, (3, 4, 5))
+    assert len(shard.to_torch_dataset(["n"], last_batch="drop")) == ROWS  # type: ignore[arg-type]
 
 
 def test_tensorflow_gets_tuples_of_tensors(shard: Shard) -> None:
@@ -142,7 +142,7 @@ def test_tensorflow_gets_tuples_of_tensors(shard: Shard) -> None:
             assert (x.dtype, x.shape, y.dtype) == (tf.float32, (64, 2), tf.int64)
             assert x.numpy()[:, 1].tolist() == [2 * n for n in y.numpy()]
             assert (mixed.dtype, mixed.numpy()[:, 1].tolist()) == (
-                tf.float64,
+                tf.float32,
                 [3.0 * n for n in y.numpy()],
             )
             assert v.numpy().tolist() == [[n, n + 1, n + 2] for n in y.numpy()]
@@ -155,26 +155,105 @@ def test_tensorflow_gets_tuples_of_tensors(shard: Shard) -> None:
 @pytest.mark.parametrize(
     "columns", [["n", "flag"], ["n", "text"], ["n", "ragged"], ["n", "image"]], ids="-".join
 )
-def test_tensorflow_gets_what_torch_gets(shard: Shard, columns: list[str]) -> None:
-    images = {"image": Image(4, 5)} if "image" in columns else {}
-    options: Any = {"shuffle": True, "seed": 4, "weights": True, "images": images}
+def test_tensorflow_gets_the_same_batches_as_torch(shard: Shard, columns: list[str]) -> None:
+    images = {"image": Image(4, 5, layout="HWC")} if "image" in columns else {}
+    options: Any = {"shuffle": True, "seed": 4, "sample_weights": True, "images": images}
     torch_batches = list(shard.to_torch(48, columns, device="cpu", **options))
     tf_batches = list(shard.to_tf(48, columns, **options))
     assert len(torch_batches) == len(tf_batches) == 21
-    for one, other in zip(torch_batches, tf_batches, strict=True):
-        assert list(one) == list(other) == [*columns, "weight"]
-        for name in one:
-            assert _plain(one[name]) == _plain(other[name])
+    for by_torch, by_tf in zip(torch_batches, tf_batches, strict=True):
+        assert list(by_torch) == list(by_tf) == [*columns, "weight"]
+        for name in by_torch:
+            assert _plain(by_torch[name]) == _plain(by_tf[name])
 
 
 def _plain(values: Any) -> Any:
     if isinstance(values, list):
         return [v if isinstance(v, str) else v.tolist() for v in values]
-    found = values.to_list() if hasattr(values, "to_list") else values.numpy().tolist()
-    return [v.decode() if isinstance(v, bytes) else v for v in found]
+    plain = values.to_list() if hasattr(values, "to_list") else values.numpy().tolist()
+    return [v.decode() if isinstance(v, bytes) else v for v in plain]
 
 
-def test_tensorflow_begins_behind_the_batches_that_were_taken(shard: Shard) -> None:
+FLOATS = {"c": "c", "x": ["a", "c"], "b": "b", "n": "n", "v": "v", "ragged": "floats"}
+
+
+def floats() -> Shard:
+    ragged = pa.array([[n / 2] * (n % 4) for n in range(ROWS)])
+    return shard_of(TABLE.append_column("floats", ragged))
+
+
+@pytest.mark.usefixtures("shard")
+def test_float64_becomes_float32_for_torch() -> None:
+    import torch
+
+    shard = floats()
+    expected = [torch.float32] * 3 + [torch.int64] * 2
+    *parts, ragged = next(iter(shard.to_torch(8, FLOATS, device="cpu")))
+    assert [part.dtype for part in parts] == expected
+    assert {row.dtype for row in ragged} == {torch.float32}
+    *parts, ragged = shard.to_torch_dataset(FLOATS)[5]
+    assert [part.dtype for part in parts] == expected
+    options: Any = {"dtypes": {"c": "float64", "n": "int8"}, "device": "cpu"}
+    c, x, *_, n, _, _ = next(iter(shard.to_torch(8, FLOATS, **options)))
+    assert (c.dtype, x.dtype, n.dtype) == (torch.float64, torch.float32, torch.int8)
+    assert c.tolist() == [3.0 * row for row in range(8)]
+
+
+@pytest.mark.usefixtures("shard")
+@pytest.mark.parametrize("ragged", [False, True])
+def test_float64_becomes_float32_for_tensorflow(ragged: bool) -> None:
+    import tensorflow as tf
+
+    shard = floats()
+    columns = {name: FLOATS[name] for name in FLOATS if ragged or name != "ragged"}
+    types = [part.dtype for part in next(iter(shard.to_tf(8, columns)))]
+    expected = [tf.float32] * 3 + [tf.int64] * 2 + [tf.float32] * ragged
+    assert types == expected
+    c, *_ = next(iter(shard.to_tf(8, columns, dtypes={"c": "float64"})))
+    assert c.dtype == tf.float64
+    assert c.numpy().tolist() == [3.0 * row for row in range(8)]
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_images_have_the_layout_of_the_framework(shard: Shard, cache: bool) -> None:
+    import torch
+
+    columns = {"x": "image", "n": "n"}
+    images = {"image": Image(4, 5, cache=cache)}
+    x, n = next(iter(shard.to_torch(8, columns, images=images, device="cpu")))
+    assert (x.shape, x.dtype) == ((8, 3, 4, 5), torch.uint8)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(x[:, 1, 2, 3], n.to(torch.uint8))
+    x, n = next(iter(shard.to_tf(8, columns, images=images)))
+    assert x.shape == (8, 4, 5, 3)
+    images = {"image": Image(4, 5, cache=cache, layout="CHW")}
+    x, n = next(iter(shard.to_tf(8, columns, images=images)))
+    assert x.shape == (8, 3, 4, 5)
+    assert x.numpy()[:, 1, 2, 3].tolist() == n.numpy().tolist()
+
+
+def test_evaluate_takes_batches_of_torch_and_tensorflow(shard: Shard) -> None:
+    import tensorflow as tf
+    import torch
+
+    columns = {"a": "a", "flag": "flag"}
+
+    def measure(batch: Any) -> dict[str, Any]:
+        a, flag = batch
+        assert not torch.is_grad_enabled()
+        return {"a": 2 * a, "flag": flag}
+
+    exact = pytest.approx({"a": ROWS - 1, "flag": 0.5})
+    assert evaluate(shard.to_torch(64, columns, device="cpu"), measure) == exact
+    dataset = shard.to_tf(64, columns)
+    for _ in range(2):
+        assert evaluate(dataset, measure) == exact
+    assert evaluate(shard.to_tf(64, columns, start=len(dataset)), measure) == exact
+    with pytest.raises(TypeError, match=r"not _MapDataset. .* do that work in measure"):
+        evaluate(dataset.map(lambda a, flag: (tf.abs(a), flag)), measure)
+
+
+def test_tensorflow_skips_the_first_batches(shard: Shard) -> None:
     options: Any = {"shuffle": True, "seed": 9}
     dataset = shard.to_tf(100, ["n"], **options)
     epochs = [[batch["n"].numpy().tolist() for batch in dataset] for _ in range(3)]
@@ -183,7 +262,7 @@ def test_tensorflow_begins_behind_the_batches_that_were_taken(shard: Shard) -> N
     assert [batch["n"].numpy().tolist() for batch in resumed] == epochs[2]
 
 
-def test_keras_trains_from_it_and_evaluates_exactly(shard: Shard) -> None:
+def test_keras_trains_and_evaluates_exactly(shard: Shard) -> None:
     import keras
 
     model = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)])
@@ -192,7 +271,9 @@ def test_keras_trains_from_it_and_evaluates_exactly(shard: Shard) -> None:
     history = model.fit(shard.to_tf(64, parts, shuffle=True), epochs=2, verbose=0)
     assert len(history.history["loss"]) == 2
     exact = model.evaluate(shard.to_tf(1000, parts), verbose=0, return_dict=True)
-    padded = model.evaluate(shard.to_tf(64, parts, weights=True), verbose=0, return_dict=True)
+    padded = model.evaluate(
+        shard.to_tf(64, parts, sample_weights=True), verbose=0, return_dict=True
+    )
     assert padded["mae"] == pytest.approx(exact["mae"], rel=1e-5)
 
 
@@ -209,14 +290,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("column", ["v", "text"])
-def test_a_disk_that_is_full_is_told_and_nothing_stays(
+def test_a_full_disk_is_an_error_and_leaves_no_files(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, column: str
 ) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(small_disk))
     large = pa.table({"v": np.zeros(3_000_000), "text": ["some words " * 2] * 3_000_000})
-    with pytest.raises(DataError, match=r"MB are free there: free space, or set TMPDIR"):
+    with pytest.raises(DataError, match=r"MB are free there\. Free space, or set TMPDIR"):
         shard_of(large).batches(10, [column])
     (small_disk / "other").write_bytes(bytes(1_000_000))
     (small_disk / "other").unlink()
-    found = shard_of(TABLE).batches(10, ["n"])
-    assert len(list(found)) == 100
+    feed = shard_of(TABLE).batches(10, ["n"])
+    assert len(list(feed)) == 100

@@ -1,4 +1,4 @@
-"""Keras 3 with Horovod: the ranks learn what one process would on the global batches."""
+"""Keras 3 with Horovod: two ranks learn the same as one process on the global batches."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy
 import pytest
 
 from horovod_runner import HorovodRunner, SyncError
-from horovod_runner.sync import hash_weights
+from horovod_runner.options import grouped
+from horovod_runner.worker.weights import hash_weights
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
 from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
 
-# One run has all cases of a backend, and TensorFlow makes a graph for each.
+# One run trains all cases of a backend, and TensorFlow builds a graph for each of them.
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600)]
-# pytest-xdist's processes share no run.
+# pytest-xdist's processes do not share runs.
 TOGETHER = {name: pytest.mark.xdist_group(f"keras on {name}") for name in ("tensorflow", "torch")}
 BACKENDS = [pytest.param(name, marks=TOGETHER[name]) for name in TOGETHER]
-EACH = [
+CASES_BY_BACKEND = [
     pytest.param(backend, name, marks=TOGETHER[backend])
     for backend in TOGETHER
     for name in cases_of(backend)
@@ -27,7 +28,7 @@ EACH = [
 
 @cache
 def trained(backend: str) -> list[dict[str, Any]]:
-    """All cases in one run: most of the time goes into the import."""
+    """Run all cases in one run, because imports take most of the time."""
     return list(run(train_all, backend, {"names": cases_of(backend)}))
 
 
@@ -38,17 +39,17 @@ def run(
 
 
 def runner(backend: str, **options: Any) -> HorovodRunner:
-    """With a fork server for all runs on this backend, which are in one process of pytest's."""
+    """A runner on two ranks; all runs of a backend share one fork server."""
     env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", **options.pop("env", {})}
-    return HorovodRunner(np=-2, env=env, **{"warm": True, **options})
+    return HorovodRunner(np=-2, env=env, **grouped({"preload_frameworks": True, **options}))
 
 
-@pytest.mark.parametrize(("backend", "name"), EACH)
+@pytest.mark.parametrize(("backend", "name"), CASES_BY_BACKEND)
 def test_two_ranks_learn_what_one_process_learns(backend: str, name: str) -> None:
     first, second = (rank[name] for rank in trained(backend))
     assert len(first["ranks"]["weights"]) == EPOCHS
-    for own, other in zip(first["ranks"]["weights"], second["ranks"]["weights"], strict=True):
-        for one, two in zip(own, other, strict=True):
+    for epoch in zip(first["ranks"]["weights"], second["ranks"]["weights"], strict=True):
+        for one, two in zip(*epoch, strict=True):
             numpy.testing.assert_array_equal(one, two)
     tolerance = CASES[name].tolerance
     assert first["ranks"]["losses"] == pytest.approx(first["one"]["losses"], abs=tolerance)
@@ -68,109 +69,116 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(backend: str, name: str) 
 def test_without_a_reduction_these_tests_fail(backend: str, name: str) -> None:
     first, second = (rank[name]["unreduced"] for rank in trained(backend))
     last = zip(first["weights"][-1], second["weights"][-1], strict=True)
-    assert any((own != other).any() for own, other in last)
+    assert any((one != two).any() for one, two in last)
     one = trained(backend)[0][name]["one"]["losses"]
     assert first["losses"] != pytest.approx(one, abs=1e-5)
 
 
-def seen(backend: str, behaviour: str) -> list[Any]:
-    """What the ranks saw, of keras_behaviours."""
+def results_of(behaviour: str, backend: str) -> list[Any]:
+    """The results of a function of keras_behaviours, by rank."""
     return [rank["behaviours"][behaviour] for rank in trained(backend)]
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "told"),
+    ("behaviour", "message"),
     [
-        ("different_numbers_of_batches", "batches an epoch: 4 on rank 0, 5 on rank 1"),
-        ("different_numbers_that_keras_cannot_know", "in epoch 1: 4 on rank 0, 5 on rank 1"),
-        ("different_numbers_with_the_average_in_front", "in epoch 1: 5 on rank 0, 4 on rank 1"),
-        ("one_rank_stops_early", "as many epochs: 1 on rank 0, 2 on rank 1"),
+        ("different_numbers_of_batches", "batches per epoch: 4 on rank 0, 5 on rank 1"),
+        ("different_numbers_unknown_to_keras", "in epoch 1: 4 on rank 0, 5 on rank 1"),
+        ("different_numbers_with_the_average_first", "in epoch 1: 5 on rank 0, 4 on rank 1"),
+        ("one_rank_stops_early", "different numbers of epochs: 1 on rank 0, 2 on rank 1"),
         ("different_numbers_of_a_pipeline", "in epoch 1: 4 on rank 0, 5 on rank 1"),
         ("metrics_of_one_rank", "different metrics: 1 on rank 0, 2 on rank 1"),
-        ("other_metrics_on_each_rank", "different metrics: 2 on rank 0, 2 on rank 1"),
+        ("different_metrics_on_each_rank", "different metrics: 2 on rank 0, 2 on rank 1"),
     ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_unequal_ranks_are_told_on_all_of_them(backend: str, behaviour: str, told: str) -> None:
-    for text in seen(backend, behaviour):
+def test_unequal_ranks_are_an_error_on_all_ranks(
+    backend: str, behaviour: str, message: str
+) -> None:
+    for text in results_of(behaviour, backend):
         assert text.startswith("ValueError: ")
-        assert told in text
+        assert message in text
 
 
 @pytest.mark.parametrize(
-    ("behaviour", "told"),
+    ("behaviour", "message"),
     [
         ("unknown_to_keras", "TypeError: Momentum is an optimizer of torch, not of Keras 3"),
         ("a_sum_with_predivide", "ValueError: gradient_predivide_factor splits an average"),
-        ("passes_of_a_used_optimizer", "ValueError: backward_passes_per_step=2 needs room"),
+        (
+            "passes_of_a_built_optimizer",
+            "ValueError: backward_passes_per_step=2 needs extra variables",
+        ),
         ("an_unknown_keras", "without averaging the gradients"),
         ("elastic", "HorovodRunner(..., max_restarts=2)"),
         ("global_variables", "broadcast_variables(model.weights, 0)"),
     ],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_cannot_be_is_told_with_what_to_do(backend: str, behaviour: str, told: str) -> None:
-    assert all(told in text for text in seen(backend, behaviour))
+def test_errors_name_the_cause_or_the_replacement(
+    backend: str, behaviour: str, message: str
+) -> None:
+    assert all(message in text for text in results_of(behaviour, backend))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_saved_model_is_a_plain_one_and_load_model_distributes_it(backend: str) -> None:
-    for found in seen(backend, "saved_and_loaded"):
-        assert found["written as"] == found["a plain one"]
-        assert found["state"]
-        assert "is distributed already" in found["is distributed"]
-        assert found["loads plainly"]
-        assert found["variables can be called"]
+def test_a_saved_model_is_plain_and_load_model_distributes_its_optimizer(backend: str) -> None:
+    for result in results_of("saved_and_loaded", backend):
+        assert result["config in the file"] == result["config of a plain optimizer"]
+        assert result["state is restored"]
+        assert "is distributed already" in result["second call"]
+        assert result["loads without Horovod"]
+        assert result["variables can be called"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_learning_rate_warms_up_and_the_momentum_follows(backend: str) -> None:
-    for found in seen(backend, "warm_up"):
+    for result in results_of("warm_up", backend):
         warm = [0.08 * (1 + batch / 8) / 2 for batch in range(1, 9)]
-        assert found["rates"] == pytest.approx(warm + [0.08] * 4)
-        assert found["lr"] == pytest.approx([0.06, 0.08, 0.08])
-        rates, kept = found["rates"], found["kept"]
+        assert result["rates"] == pytest.approx(warm + [0.08] * 4)
+        assert result["lr"] == pytest.approx([0.06, 0.08, 0.08])
+        rates, momentums = result["rates"], result["momentums"]
         for batch in range(1, len(rates)):
-            before, after = kept[2 * batch - 2 : 2 * batch]
+            before, after = momentums[2 * batch - 2 : 2 * batch]
             assert after / before == pytest.approx(rates[batch] / rates[batch - 1], rel=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_learning_rate_follows_a_schedule(backend: str) -> None:
-    for found in seen(backend, "schedule"):
-        assert found["lr"] == pytest.approx([0.4, 0.4, 0.2, 0.2])
-        assert "ExponentialDecay" in found["two"]
+    for result in results_of("schedule", backend):
+        assert result["lr"] == pytest.approx([0.4, 0.4, 0.2, 0.2])
+        assert "ExponentialDecay" in result["error"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_metrics_are_averaged_for_the_callbacks_after(backend: str) -> None:
-    first, second = seen(backend, "averaged")
+def test_metrics_are_averaged_for_later_callbacks(backend: str) -> None:
+    first, second = results_of("averaged", backend)
     assert first == second
-    assert first["own"] == [5.0, 6.0]
+    assert first["extra"] == [5.0, 6.0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_rank_0_saves_what_is_better(backend: str) -> None:
-    assert seen(backend, "best_models") == [["1-0.5.keras", "3-0.7.keras"], []]
-    text, _ = seen(backend, "best_of_unknown_metric")
-    assert "monitors 'val_acc', and this epoch has loss" in text
+def test_rank_0_saves_better_models(backend: str) -> None:
+    assert results_of("best_models", backend) == [["1-0.5.keras", "3-0.7.keras"], []]
+    text, _ = results_of("best_of_unknown_metric", backend)
+    assert "monitors 'val_acc', but the metrics of this epoch are loss" in text
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_values_are_reduced_gathered_and_broadcast(backend: str) -> None:
     expected = [[1.5, 2.0], [3.0, 4.0], 1.0, [[0], [1], [1]], [3.0], {"rank": 1}, 2, True]
-    assert seen(backend, "values") == [expected, expected]
+    assert results_of("values", backend) == [expected, expected]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_each_rank_drops_out_units_of_its_own(backend: str) -> None:
-    for (first, second), (own, other) in seen(backend, "dropout_differs"):
-        assert first != second
-        assert own == other
+def test_ranks_drop_out_different_units(backend: str) -> None:
+    for seeds, weights in results_of("dropout_differs", backend):
+        assert seeds[0] != seeds[1]
+        assert weights[0] == weights[1]
 
 
-def apart(with_optimizer: bool) -> None:
-    """Ranks that nobody has given the same weights."""
+def fit_without_broadcast(with_optimizer: bool) -> None:
+    """Train on ranks with different weights."""
     import keras
 
     import horovod_runner.keras as hvd
@@ -186,9 +194,11 @@ def apart(with_optimizer: bool) -> None:
 
 @TOGETHER["torch"]
 @pytest.mark.parametrize("with_optimizer", [True, False])
-def test_ranks_that_train_apart_are_found_out(with_optimizer: bool) -> None:
+def test_different_weights_are_detected(with_optimizer: bool) -> None:
     with pytest.raises(SyncError, match="rank 1 is the first that differs from rank 0"):
-        run(apart, "torch", {"with_optimizer": with_optimizer}, check_sync="epoch")
+        run(
+            fit_without_broadcast, "torch", {"with_optimizer": with_optimizer}, weight_check="epoch"
+        )
 
 
 def equal(ranks: Any) -> bool:
@@ -196,36 +206,36 @@ def equal(ranks: Any) -> bool:
 
 
 @TOGETHER["tensorflow"]
-def test_a_script_for_horovods_keras_runs_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(keras_script, check_sync="epoch")
-    assert found["module"] == "horovod_runner.keras.optimizer"
-    assert equal(found["weights"])
-    assert found["history"]["accuracy"][-1] > 0.7
+def test_a_script_for_horovods_keras_runs_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(keras_script, weight_check="epoch")
+    assert result["module"] == "horovod_runner.keras.optimizer"
+    assert equal(result["weights"])
+    assert result["history"]["accuracy"][-1] > 0.7
     out = capsys.readouterr().out
     assert out.count("horovod.tensorflow.keras does not average gradients on Keras 3") == 1
 
 
 @TOGETHER["tensorflow"]
 @pytest.mark.parametrize("optimizer_averages", [False, True], ids=["tape", "optimizer"])
-def test_a_loop_for_tensorflow_runs_as_it_is(optimizer_averages: bool) -> None:
-    found = run(tensorflow_script, arguments={"optimizer_averages": optimizer_averages})
-    assert all(equal(variable) for variable in found["weights"])
-    assert sum(found["losses"][-5:]) < sum(found["losses"][:5]) / 2
+def test_a_custom_tensorflow_loop_runs_unchanged(optimizer_averages: bool) -> None:
+    result = run(tensorflow_script, arguments={"optimizer_averages": optimizer_averages})
+    assert all(equal(variable) for variable in result["weights"])
+    assert sum(result["losses"][-5:]) < sum(result["losses"][:5]) / 2
 
 
-def test_keras_2_keeps_horovods_own_code(capsys: pytest.CaptureFixture[str]) -> None:
-    found = run(legacy_script, env={"TF_USE_LEGACY_KERAS": "1"}, warm=False)
-    assert found["file"].endswith("horovod/tensorflow/keras/__init__.py")
-    assert equal(found["weights"])
+def test_keras_2_uses_horovods_keras(capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(legacy_script, env={"TF_USE_LEGACY_KERAS": "1"}, preload_frameworks=False)
+    assert result["file"].endswith("horovod/tensorflow/keras/__init__.py")
+    assert equal(result["weights"])
     out = capsys.readouterr().out
     assert "does not average" not in out
     assert out.count("epoch 2 of 2 ends: loss=") == 1
 
 
-def own_class(keras: Any) -> Any:
-    """A model that Keras cannot make anew: its class is not registered, and takes no config."""
+def custom_model(keras: Any) -> Any:
+    """A model that Keras cannot recreate: its class is not registered and has no get_config."""
 
-    class Own(keras.Model):  # type: ignore[misc, name-defined]
+    class Custom(keras.Model):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.inside = keras.layers.Dense(1)
@@ -234,13 +244,13 @@ def own_class(keras: Any) -> Any:
         def call(self, x: Any) -> Any:
             return self.inside(x)
 
-    model = Own()
+    model = Custom()
     model.built = True
     return model
 
 
 def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
-    """A fit that breaks off once, in its first attempt."""
+    """A fit that fails in its first attempt."""
     import keras
 
     import horovod_runner.keras as hvd
@@ -249,14 +259,14 @@ def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
     hvd.init()
     keras.utils.set_random_seed(hvd.rank())
     if subclassed:
-        model = own_class(keras)
+        model = custom_model(keras)
     else:
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse")
     x = numpy.random.default_rng(hvd.rank()).normal(size=(64, 3)).astype("float32")
     epochs_seen = []
 
-    class Fails(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+    class Fail(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             if epoch == 2 and current_attempt() == 1:
                 raise OSError("no good")
@@ -273,7 +283,7 @@ def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
             hvd.callbacks.ReportCallback(every=4),
-            Fails(),
+            Fail(),
         ],
     )
     iterations = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
@@ -282,24 +292,26 @@ def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
 
 @TOGETHER["torch"]
 @pytest.mark.parametrize("subclassed", [False, True])
-def test_a_fit_goes_on_where_it_broke_off_and_its_metrics_come_back(
+def test_a_fit_resumes_after_a_failure_and_reports_its_metrics(
     subclassed: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fails = runner("torch", max_restarts=1, keep=None, progress=False)
-    epochs, iterations, weights = fails.run(fit_and_fail, epochs=4, subclassed=subclassed)
+    failing = runner("torch", max_restarts=1, num_to_keep=None, progress=False)
+    epochs, iterations, weights = failing.run(fit_and_fail, epochs=4, subclassed=subclassed)
     assert epochs == [2, 3]
     assert iterations == 4 * 8
-    rows = fails.last_run.metrics.to_pylist()
+    rows = failing.last_run.metrics.to_pylist()
     assert [(row["step"], row["epoch"]) for row in rows][-6:] == [
         *((20, 3), (24, 3), (24, 3)),
         *((28, 4), (32, 4), (32, 4)),
     ]
     assert all(row["loss"] > 0 for row in rows)
-    assert [saved.step for saved in fails.last_run.checkpoints] == [8, 16, 24, 32]
-    told = "cannot make a Own from what it would save of it" in capsys.readouterr().out
-    assert told == subclassed
+    assert [saved.step for saved in failing.last_run.checkpoints] == [8, 16, 24, 32]
+    warned = "cannot recreate a Custom from its config" in capsys.readouterr().out
+    assert warned == subclassed
     if not subclassed:
-        assert run(weights_of, "torch", {"path": fails.last_run.latest.path}) == weights
+        assert (
+            run(weights_of, "torch", {"path": failing.last_run.latest_checkpoint.path}) == weights
+        )
 
 
 def weights_of(path: str) -> list[Any]:
@@ -308,28 +320,28 @@ def weights_of(path: str) -> list[Any]:
     return [weights.tolist() for weights in keras.models.load_model(path).get_weights()]
 
 
-def test_weights_of_tensorflow_torch_and_numpy_are_compared_alike() -> None:
+def test_equal_weights_of_tensorflow_torch_and_numpy_have_equal_hashes() -> None:
     import keras
     import tensorflow as tf
     import torch
 
-    own = numpy.arange(6, dtype="float32").reshape(2, 3)
+    array = numpy.arange(6, dtype="float32").reshape(2, 3)
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3, use_bias=False)])
-    model.set_weights([own])
+    model.set_weights([array])
     module = torch.nn.Linear(2, 3, bias=False)
-    module.weight.data = torch.from_numpy(own)
+    module.weight.data = torch.from_numpy(array)
     hashed = [
         hash_weights(weights, 0, None)
-        for weights in ([own], [tf.Variable(own, name="own")], model, module)
+        for weights in ([array], [tf.Variable(array, name="array")], model, module)
     ]
-    assert len({tuple(each.digests) for each in hashed}) == 1
-    names = [each.names[0] for each in hashed]
+    assert len({tuple(hashes.digests) for hashes in hashed}) == 1
+    names = [hashes.names[0] for hashes in hashed]
     assert names[0] == "0"
-    assert [name.split("/")[-1] for name in names[1:]] == ["own:0", "kernel", "weight"]
+    assert [name.split("/")[-1] for name in names[1:]] == ["array:0", "kernel", "weight"]
 
 
 def graphs_of_a_step() -> list[dict[str, int]]:
-    """TensorFlow's operations in a step of the plain optimizer, and of ours."""
+    """Count TensorFlow's operations in a step of the plain optimizer, and of ours."""
     from collections import Counter
 
     import keras
@@ -352,11 +364,11 @@ def graphs_of_a_step() -> list[dict[str, int]]:
         return dict(Counter(operation.type for operation in graph.get_operations()))
 
     hvd.init()
-    made = keras.optimizers.Adam(), hvd.DistributedOptimizer(keras.optimizers.Adam())
-    return [operations(optimizer) for optimizer in made]
+    optimizers = keras.optimizers.Adam(), hvd.DistributedOptimizer(keras.optimizers.Adam())
+    return [operations(optimizer) for optimizer in optimizers]
 
 
-def test_with_one_rank_a_step_is_the_plain_optimizers() -> None:
+def test_with_one_rank_a_step_has_the_operations_of_the_plain_optimizer() -> None:
     plain, ours = HorovodRunner(np=-1, env={"TF_CPP_MIN_LOG_LEVEL": "2"}).run(graphs_of_a_step)
     assert plain == ours
 
@@ -380,6 +392,6 @@ def sparse_and_unequal() -> None:
 
 
 @TOGETHER["tensorflow"]
-def test_unequal_ranks_with_sparse_gradients_are_told_what_that_means() -> None:
-    with pytest.raises(RuntimeError, match=r"which had 4 batches in epoch 1.*more batches"):
+def test_the_error_for_unequal_ranks_with_sparse_gradients_names_the_cause() -> None:
+    with pytest.raises(RuntimeError, match=r"after 4 batches in epoch 1.*more batches"):
         run(sparse_and_unequal)

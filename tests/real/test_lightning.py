@@ -1,4 +1,4 @@
-"""Lightning in the ranks: it learns what one process would, and goes on where it broke off."""
+"""Lightning with Horovod: two ranks learn the same as one process, and resume after a failure."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import HorovodRunner
+from horovod_runner import CheckpointConfig, ClusterConfig, DebugConfig, HorovodRunner
 
 pytestmark = pytest.mark.horovod
 LOCAL, STEPS = 8, 4
 
 
 def fit(epochs: int, alone: bool = False, fails: bool = False, clip: float | None = None) -> Any:
-    """Train on this rank's part of each global batch; alone on all of it, in one process."""
+    """Train on this rank's part of every global batch; with ``alone``, on whole global batches."""
     import horovod.torch as hvd
     import lightning
     import torch
@@ -49,7 +49,7 @@ def fit(epochs: int, alone: bool = False, fails: bool = False, clip: float | Non
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(STEPS * hvd.size() * LOCAL, 4, generator=generator)
     rows = torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True))
-    if not alone:  # Lightning's own sampler would shuffle
+    if not alone:  # Lightning's sampler would shuffle
         rows = torch.utils.data.Subset(rows, range(hvd.rank(), len(rows), hvd.size()))
     loader = torch.utils.data.DataLoader(rows, LOCAL * hvd.size() if alone else LOCAL)
     model = Model()
@@ -66,7 +66,7 @@ def fit(epochs: int, alone: bool = False, fails: bool = False, clip: float | Non
         enable_model_summary=False,
     )
     trainer.fit(model, loader, ckpt_path=None if alone else resume_from())
-    weights = [each.detach().flatten().tolist() for each in model.parameters()]
+    weights = [p.detach().flatten().tolist() for p in model.parameters()]
     return [float(trainer.callback_metrics["loss"]), weights]
 
 
@@ -76,17 +76,22 @@ CLIPS = (None, 0.1)
 def fit_all() -> list[list[Any]]:
     import horovod.torch as hvd
 
-    found = []
+    results = []
     for clip in CLIPS:
-        ranks = fit(3, clip=clip)
-        found.append([*hvd.allgather_object(ranks), fit(3, clip=clip, alone=True)])
-    return found
+        result = fit(3, clip=clip)
+        results.append([*hvd.allgather_object(result), fit(3, clip=clip, alone=True)])
+    return results
 
 
 @cache
 def fitted() -> list[list[Any]]:
-    """All fits in one run: most of the time goes into the imports."""
-    runner = HorovodRunner(np=-2, progress=False, check_sync="epoch", warm=True)
+    """Run all fits in one run, because imports take most of the time."""
+    runner = HorovodRunner(
+        np=-2,
+        progress=False,
+        debug_config=DebugConfig(weight_check="epoch"),
+        cluster_config=ClusterConfig(preload_frameworks=True),
+    )
     return list(runner.run(fit_all))
 
 
@@ -96,13 +101,21 @@ def test_two_ranks_learn_what_one_process_learns(clip: float | None) -> None:
     first, second, alone = fitted()[CLIPS.index(clip)]
     assert first == second
     assert first[0] == pytest.approx(alone[0], abs=1e-5)
-    for own, other in zip(first[1], alone[1], strict=True):
-        assert own == pytest.approx(other, abs=1e-5)
+    for weights, expected in zip(first[1], alone[1], strict=True):
+        assert weights == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_fit_goes_on_where_it_broke_off() -> None:
-    runner = HorovodRunner(np=-2, progress=False, max_restarts=1, keep=None, warm=True)
-    broken = runner.run(fit, epochs=4, fails=True)
+def test_a_fit_resumes_after_a_failure() -> None:
+    runner = HorovodRunner(
+        np=-2,
+        progress=False,
+        max_restarts=1,
+        checkpoint_config=CheckpointConfig(num_to_keep=None),
+        cluster_config=ClusterConfig(preload_frameworks=True),
+    )
+    resumed = runner.run(fit, epochs=4, fails=True)
     assert [saved.step for saved in runner.last_run.checkpoints] == [4, 8, 12, 16]
     assert runner.last_run.metrics.to_pylist()[-1]["step"] == 16
-    assert broken == HorovodRunner(np=-2, progress=False, warm=True).run(fit, epochs=4)
+    assert resumed == HorovodRunner(
+        np=-2, progress=False, cluster_config=ClusterConfig(preload_frameworks=True)
+    ).run(fit, epochs=4)

@@ -59,7 +59,7 @@ def checkpoint_and_resume(shown: Shown) -> None:
     assert attempts == [("1", "1"), ("1", "2"), ("1", "3"), ("2", "4"), ("2", "5"), ("2", "6")]
     assert "rank 1 of 2" in killed
     assert "its process was killed by SIGKILL" in killed
-    assert "2 rank(s) go on after epoch 3, step 75" in killed
+    assert "2 rank(s) resume after epoch 3, step 75" in killed
     listed = shown.by("runner.last_run.attempts")
     assert re.search(r"attempt 1, from the start: RankFailedError: rank 1 of 2 .*SIGKILL", listed)
     assert "attempt 2, from step 75: finished" in listed
@@ -73,7 +73,7 @@ def checkpoint_and_resume(shown: Shown) -> None:
     assert float(difference[1]) < 1e-4
 
     resumed = shown.by("resume=True, **options")
-    assert "4 rank(s) go on after epoch 6, step 150" in resumed
+    assert "4 rank(s) resume after epoch 6, step 150" in resumed
     epochs = re.findall(r"attempt 1, epoch +(\d+): accuracy", resumed)
     assert epochs == ["7", "8", "9", "10"]
     by_epoch = [*percent(killed)[:6], *percent(resumed)[:4]]

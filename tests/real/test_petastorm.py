@@ -1,4 +1,4 @@
-"""Datasets that Petastorm itself has written, read without it and with it."""
+"""Datasets that Petastorm has written, read without Petastorm and with it."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def url(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> str:
         ],
     )
     spark = sessions.get("spark")
-    found = f"file://{tmp_path_factory.mktemp('petastorm')}/rows"
-    with materialize_dataset(spark, found, schema, row_group_size_mb=1):
+    folder_url = f"file://{tmp_path_factory.mktemp('petastorm')}/rows"
+    with materialize_dataset(spark, folder_url, schema, row_group_size_mb=1):
         rows = spark.sparkContext.parallelize(range(ROWS), 3).map(row)
-        encoded = rows.map(lambda one: dict_to_spark_row(schema, one))
+        encoded = rows.map(lambda values: dict_to_spark_row(schema, values))
         frame = spark.createDataFrame(encoded, schema.as_spark_schema())
-        frame.write.option("parquet.block.size", 20_000).parquet(found)
-    return found
+        frame.write.option("parquet.block.size", 20_000).parquet(folder_url)
+    return folder_url
 
 
 @pytest.fixture
@@ -98,39 +98,39 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("folder")
 def test_every_codec_is_read_without_petastorm(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "petastorm", None)
-    shard = shard_of(petastorm(url, fill={"maybe": -1.0}))
+    shard = shard_of(petastorm(url, fill_null={"maybe": -1.0}))
     seen = 0
-    for batch in shard.batches(32, images={"photo": Image(4, 4)}, shuffle=True, last="pad"):
+    for batch in shard.batches(32, images={"photo": Image(4, 4)}, shuffle=True, last_batch="pad"):
         for place, number in enumerate(batch["id"]):
             for name, value in row(int(number)).items():
-                found = batch[name][place]
+                read = batch[name][place]
                 if name == "maybe":
-                    assert found == (-1 if value is None else value)
+                    assert read == (-1 if value is None else value)
                 elif name in {"jpeg", "photo"}:
-                    assert np.abs(found.astype(int) - int(number)).max() <= 2
+                    assert np.abs(read.astype(int) - int(number)).max() <= 2
                 else:
-                    assert np.array_equal(found, value), name
+                    assert np.array_equal(read, value), name
                 if isinstance(value, np.ndarray):
-                    assert found.dtype == value.dtype
+                    assert read.dtype == value.dtype
             seen += 1
     assert seen == 224  # seven batches
     assert batch["small"].dtype == np.uint8
 
 
 @pytest.mark.usefixtures("folder")
-def test_columns_and_filters_are_handed_through(url: str) -> None:
+def test_columns_and_filter_are_applied(url: str) -> None:
     shard = shard_of(petastorm(url, columns=["id", "vector"], filter=[("id", "<", 50)]))
     assert (shard.columns, shard.rows) == (["id", "vector"], 50)
 
 
 @pytest.mark.usefixtures("folder")
-def test_nulls_are_told(url: str) -> None:
+def test_nulls_are_refused(url: str) -> None:
     with pytest.raises(DataError, match="column 'maybe' has nulls"):
         list(shard_of(petastorm(url)).batches(32, ["maybe"]))
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_predicate_leaves_all_ranks_as_many_batches(
+def test_with_a_predicate_all_ranks_have_the_same_number_of_batches(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from petastorm.predicates import in_lambda
@@ -159,7 +159,7 @@ def test_a_predicate_leaves_all_ranks_as_many_batches(
 
 
 @pytest.mark.usefixtures("folder")
-def test_ngrams_come_by_their_distance_in_time(url: str) -> None:
+def test_columns_of_an_ngram_are_named_by_their_distance_in_time(url: str) -> None:
     from petastorm.etl.dataset_metadata import get_schema_from_dataset_url
     from petastorm.ngram import NGram
 
@@ -167,7 +167,7 @@ def test_ngrams_come_by_their_distance_in_time(url: str) -> None:
     fields = {0: [schema.id, schema.vector], 1: [schema.id], 2: [schema.id, schema.small]}
     shard = shard_of(petastorm(url, ngram=NGram(fields, 10, schema.id)))
     assert set(shard.columns) == {"0.id", "0.vector", "1.id", "2.id", "2.small"}
-    feed = shard.batches(16, {"ids": ["0.id", "1.id", "2.id"], "v": "0.vector"}, last="drop")
+    feed = shard.batches(16, {"ids": ["0.id", "1.id", "2.id"], "v": "0.vector"}, last_batch="drop")
     for batch in feed:
         first = batch["ids"][:, 0]
         assert batch["ids"].tolist() == [[n, n + 1, n + 2] for n in first]
@@ -176,12 +176,12 @@ def test_ngrams_come_by_their_distance_in_time(url: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_transform_of_petastorms_is_applied(url: str) -> None:
+def test_a_transform_spec_is_applied(url: str) -> None:
     from petastorm.transform import TransformSpec
 
-    def double(one: dict[str, Any]) -> dict[str, Any]:
-        one["id"] = one["id"] * 2
-        return one
+    def double(values: dict[str, Any]) -> dict[str, Any]:
+        values["id"] = values["id"] * 2
+        return values
 
     source = petastorm(url, columns=["id", "small"], transform_spec=TransformSpec(double))
     feed = shard_of(source).batches(50, ["id"])
@@ -189,7 +189,7 @@ def test_a_transform_of_petastorms_is_applied(url: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_a_predicate_raises_is_told(url: str) -> None:
+def test_an_error_in_a_predicate_is_reported(url: str) -> None:
     from petastorm.predicates import in_lambda
 
     source = petastorm(url, predicate=in_lambda(["id"], lambda number: int("one")))
@@ -198,7 +198,7 @@ def test_what_a_predicate_raises_is_told(url: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_predicate_that_leaves_nothing_is_told(url: str) -> None:
+def test_a_predicate_that_accepts_no_row_is_refused(url: str) -> None:
     from petastorm.predicates import in_lambda
 
     source = petastorm(url, predicate=in_lambda(["id"], lambda number: number < 0))
@@ -207,7 +207,7 @@ def test_a_predicate_that_leaves_nothing_is_told(url: str) -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_what_make_spark_converter_makes_is_read(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_dataset_of_make_spark_converter_is_read(spark: SparkSession, tmp_path: Path) -> None:
     from petastorm.spark import SparkDatasetConverter, make_spark_converter
 
     spark.conf.set(SparkDatasetConverter.PARENT_CACHE_DIR_URL_CONF, f"file://{tmp_path}/cache")
@@ -220,20 +220,20 @@ def test_what_make_spark_converter_makes_is_read(spark: SparkSession, tmp_path: 
         assert shard.rows == 100
         for batch in shard.batches(25, shuffle=True):
             assert batch["pair"].tolist() == [[n, n + 1] for n in batch["id"]]
-            assert batch["x"].dtype == np.float32  # its converter's own doing
+            assert batch["x"].dtype == np.float32  # Petastorm's converter does that
     finally:
         converter.delete()
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="give one or the other"):
+    with pytest.raises(ValueError, match="pass one or the other"):
         petastorm("file:///x", predicate=object(), filter=[("a", "<", 1)])
     with pytest.raises(ValueError, match="names its columns itself"):
         petastorm("file:///x", ngram=object(), columns=["a"])
-    with pytest.raises(ValueError, match="fill takes no part"):
-        petastorm("file:///x", predicate=object(), fill={"a": 1})
+    with pytest.raises(ValueError, match="fill_null has no effect"):
+        petastorm("file:///x", predicate=object(), fill_null={"a": 1})
 
 
-def test_what_is_no_dataset_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="train: there is no Parquet file at"):
         petastorm(f"file://{tmp_path}").prepare("train", None)

@@ -1,4 +1,4 @@
-"""Where reports go: MLflow, TensorBoard and sinks of one's own; and what a person watches."""
+"""Sinks: MLflow, TensorBoard, custom ones, and the progress bar in terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ import pytest
 
 from horovod_runner import (
     CancelledError,
+    DebugConfig,
     HorovodRunner,
     current_attempt,
     report,
     save_checkpoint,
-    sinks,
 )
-from horovod_runner.sinks import Sink
+from horovod_runner.sinks import Sink, fan_out
 from horovod_runner.sinks.mlflow import MLflowSink
 from horovod_runner.sinks.tensorboard import TensorBoardSink
 
@@ -44,7 +44,7 @@ def train(steps: int, rate: float = 0.1) -> str:
 
 @pytest.fixture
 def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow, set to a store of its own; its databases take more than mlflow-skinny has."""
+    """MLflow with a folder as its store; its databases need more than mlflow-skinny."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
@@ -57,7 +57,7 @@ def history(mlflow: Any, run_id: str | None, name: str) -> list[tuple[int, float
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_mlflow_has_params_metrics_checkpoints_and_the_end(mlflow: Any) -> None:
+def test_mlflow_receives_params_metrics_checkpoints_and_status(mlflow: Any) -> None:
     def main(steps: int, note: str) -> None:
         for step in range(1, steps + 1):
             report(loss=1 / step, total_steps=steps, step=step, epoch=step // 2)
@@ -65,14 +65,14 @@ def test_mlflow_has_params_metrics_checkpoints_and_the_end(mlflow: Any) -> None:
         save_checkpoint({"weights": note}, steps, {"loss": 1 / steps})
 
     sink = MLflowSink(experiment="digits", run_name="first")
-    runner = HorovodRunner(np=-2, sinks=[sink], report_ranks="all")
+    runner = HorovodRunner(np=-2, sinks=[sink], debug_config=DebugConfig(report_ranks="all"))
     runner.run(main, steps=4, note="long")
-    client, checkpoint = mlflow.MlflowClient(), runner.last_run.latest
-    found = client.get_run(sink.run_id)
-    assert client.get_experiment(found.info.experiment_id).name == "digits"
-    assert (found.info.run_name, found.info.status) == ("first", "FINISHED")
-    assert found.data.params == {"np": "-2", "steps": "4", "note": "long"}
-    assert found.data.tags["horovod_runner.run_id"] == runner.last_run.run_id
+    client, checkpoint = mlflow.MlflowClient(), runner.last_run.latest_checkpoint
+    logged = client.get_run(sink.run_id)
+    assert client.get_experiment(logged.info.experiment_id).name == "digits"
+    assert (logged.info.run_name, logged.info.status) == ("first", "FINISHED")
+    assert logged.data.params == {"np": "-2", "steps": "4", "note": "long"}
+    assert logged.data.tags["horovod_runner.run_id"] == runner.last_run.run_id
     losses = [(step, 1 / step) for step in range(1, 5)]
     assert history(mlflow, sink.run_id, "loss") == losses
     assert history(mlflow, sink.run_id, "rank1/loss") == losses
@@ -81,14 +81,15 @@ def test_mlflow_has_params_metrics_checkpoints_and_the_end(mlflow: Any) -> None:
     ((step, value),) = history(mlflow, sink.run_id, "accuracy")
     assert step == 4
     assert math.isnan(value)
-    assert "total_steps" not in found.data.metrics
+    assert "total_steps" not in logged.data.metrics
+    assert "total_steps" not in runner.last_run.metrics.column_names
     (artifact,) = client.list_artifacts(sink.run_id, "checkpoints")
     copy = Path(client.download_artifacts(sink.run_id, artifact.path))
     assert copy.read_bytes() == Path(checkpoint.path).read_bytes()
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_mlflow_tells_a_failed_run_from_a_cancelled_one(mlflow: Any) -> None:
+def test_mlflow_status_of_a_failed_and_of_a_cancelled_run(mlflow: Any) -> None:
     def fail() -> None:
         raise ValueError("no good")
 
@@ -96,7 +97,7 @@ def test_mlflow_tells_a_failed_run_from_a_cancelled_one(mlflow: Any) -> None:
         report(loss=1.0)
         threading.Event().wait()
 
-    class Impatient(Sink):
+    class CancelAtReport(Sink):
         def report(self, report: Any) -> None:
             runner.cancel()
 
@@ -104,7 +105,7 @@ def test_mlflow_tells_a_failed_run_from_a_cancelled_one(mlflow: Any) -> None:
     with pytest.raises(ValueError, match="no good"):
         HorovodRunner(np=-1, sinks=[sink]).run(fail)
     client, failed = mlflow.MlflowClient(), sink.run_id
-    runner = HorovodRunner(np=-1, sinks=[sink, Impatient()])
+    runner = HorovodRunner(np=-1, sinks=[sink, CancelAtReport()])
     with pytest.raises(CancelledError):
         runner.run(wait)
     assert client.get_run(failed).info.status == "FAILED"
@@ -112,28 +113,26 @@ def test_mlflow_tells_a_failed_run_from_a_cancelled_one(mlflow: Any) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_mlflow_gets_a_run_into_the_active_one_and_leaves_that_open(mlflow: Any) -> None:
+def test_mlflow_uses_the_active_run_and_leaves_it_open(mlflow: Any) -> None:
     sink = MLflowSink()
     with mlflow.start_run() as active:
         mlflow.log_param("steps", "set before")
         HorovodRunner(np=-1, sinks=[sink]).run(train, steps=3)
         assert sink.run_id == active.info.run_id
-        found = mlflow.MlflowClient().get_run(sink.run_id)
-        assert found.info.status == "RUNNING"
-        assert found.data.tags["horovod_runner.status"] == "finished"
-        assert found.data.params == {"steps": "set before", "np": "-1"}
+        logged = mlflow.MlflowClient().get_run(sink.run_id)
+        assert logged.info.status == "RUNNING"
+        assert logged.data.tags["horovod_runner.status"] == "finished"
+        assert logged.data.params == {"steps": "set before", "np": "-1"}
         mlflow.log_metric("afterwards", 1.0)
     assert len(history(mlflow, sink.run_id, "loss")) == 3
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_mlflow_has_what_was_reported_while_main_does_something_else(
-    mlflow: Any, tmp_path: Path
-) -> None:
+def test_mlflow_receives_reports_while_main_does_not_report(mlflow: Any, tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     os.mkfifo(seen)
 
-    class Watched(MLflowSink):
+    class WatchedSink(MLflowSink):
         def idle(self) -> None:
             super().idle()
             if history(mlflow, self.run_id, "loss") == [(1, 0.5), (2, 0.25)]:
@@ -142,12 +141,12 @@ def test_mlflow_has_what_was_reported_while_main_does_something_else(
     def main() -> None:
         report(loss=0.5)
         report(loss=0.25)
-        seen.read_bytes()  # until the store has both
+        seen.read_bytes()  # wait until the store has both
 
-    HorovodRunner(np=-1, sinks=[Watched()]).run(main)
+    HorovodRunner(np=-1, sinks=[WatchedSink()]).run(main)
 
 
-def test_mlflow_is_told_where_a_checkpoint_is_that_is_in_a_store(mlflow: Any) -> None:
+def test_mlflow_gets_the_url_of_a_checkpoint_in_remote_storage(mlflow: Any) -> None:
     sink = MLflowSink()
     sink.prepare()
     run: Any = SimpleNamespace(run_id="1a2b", params={"np": 1}, status="finished")
@@ -159,15 +158,15 @@ def test_mlflow_is_told_where_a_checkpoint_is_that_is_in_a_store(mlflow: Any) ->
     assert tags["horovod_runner.checkpoint"] == checkpoint.path
 
 
-def test_a_tracking_uri_that_cannot_be_is_refused_before_the_launch(mlflow: Any) -> None:
+def test_an_invalid_tracking_uri_is_refused_before_the_launch(mlflow: Any) -> None:
     with pytest.raises(ValueError, match="cannot write to nonsense://server") as caught:
         MLflowSink("nonsense://server")
     assert isinstance(caught.value.__cause__, mlflow.MlflowException)
 
 
 def read_events(folder: Path) -> Any:
-    """What TensorBoard's own reader finds in a folder."""
-    # What keeps that reader from importing TensorFlow, which takes half a minute.
+    """Read a folder with TensorBoard's reader."""
+    # Keeps the reader from importing TensorFlow, which takes half a minute.
     sys.modules.setdefault("tensorboard.compat.notf", types.ModuleType("notf"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -181,7 +180,9 @@ def test_tensorboard_reads_the_metrics_and_params_of_all_ranks(tmp_path: Path) -
         report(accuracy=math.nan)
 
     sink = TensorBoardSink(tmp_path / "runs" / "first")
-    HorovodRunner(np=-2, sinks=[sink], report_ranks="all").run(main, note="a|b")
+    HorovodRunner(np=-2, sinks=[sink], debug_config=DebugConfig(report_ranks="all")).run(
+        main, note="a|b"
+    )
     for name in ("", "rank1"):
         events = read_events(tmp_path / "runs" / "first" / name)
         assert events.Tags()["scalars"] == ["loss", "epoch", "accuracy"]
@@ -196,7 +197,7 @@ def test_tensorboard_reads_the_metrics_and_params_of_all_ranks(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_tensorboard_shows_what_a_restart_did_again_once(tmp_path: Path) -> None:
+def test_tensorboard_shows_repeated_steps_of_a_restart_once(tmp_path: Path) -> None:
     def main() -> None:
         attempt = current_attempt()
         for step in range(1, 7) if attempt == 1 else range(4, 9):
@@ -214,7 +215,7 @@ def test_event_files_are_written_without_a_framework(tmp_path: Path) -> None:
     script = """
         import sys
         from types import SimpleNamespace
-        from horovod_runner.messages import Report
+        from horovod_runner.wire.messages import Report
         from horovod_runner.sinks.tensorboard import TensorBoardSink
 
         run = SimpleNamespace(params={"np": 1})
@@ -230,8 +231,8 @@ def test_event_files_are_written_without_a_framework(tmp_path: Path) -> None:
     assert [point.value for point in read_events(tmp_path).Scalars("loss")] == [0.5]
 
 
-def test_event_files_cannot_be_in_a_store() -> None:
-    with pytest.raises(ValueError, match="stores cannot do"):
+def test_event_files_cannot_be_in_remote_storage() -> None:
+    with pytest.raises(ValueError, match="is remote storage"):
         TensorBoardSink("s3://bucket/runs")
 
 
@@ -250,7 +251,7 @@ def test_a_sink_whose_package_is_missing_names_the_extra(
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_ten_lines_are_a_sink(tmp_path: Path) -> None:
+def test_a_custom_sink_needs_no_base_class(tmp_path: Path) -> None:
     class CsvSink:
         def begin(self, run: Any) -> None:
             self.file = (tmp_path / f"{run.params['steps']}.csv").open("w")
@@ -269,7 +270,7 @@ def test_ten_lines_are_a_sink(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_sinks_that_raise_fail_no_run_and_are_told_once(
+def test_a_sink_that_raises_causes_one_notice_and_no_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(*_: Any) -> None:
@@ -280,12 +281,12 @@ def test_sinks_that_raise_fail_no_run_and_are_told_once(
     assert HorovodRunner(np=-1, sinks=failing).run(train, steps=5) == "done"
     err = capsys.readouterr().err
     for event in events:
-        told = f"the sink At{event.title()} failed in {event}() and gets nothing more of this run"
-        assert err.count(f"{told}: ConnectionError: no server") == 1
+        notice = f"the sink At{event.title()} failed in {event}() and receives nothing more of this"
+        assert err.count(f"{notice} run: ConnectionError: no server") == 1
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_slow_sink_holds_up_no_rank_and_gets_everything(tmp_path: Path) -> None:
+def test_a_slow_sink_delays_no_rank_and_gets_all_reports(tmp_path: Path) -> None:
     returns = tmp_path / "returns"
     os.mkfifo(returns)
 
@@ -295,7 +296,7 @@ def test_a_slow_sink_holds_up_no_rank_and_gets_everything(tmp_path: Path) -> Non
 
         def report(self, report: Any) -> None:
             if not self.steps:
-                returns.read_bytes()  # until main has reported everything
+                returns.read_bytes()  # wait until main has made all reports
             self.steps.append(report.step)
 
     def main() -> None:
@@ -307,19 +308,19 @@ def test_a_slow_sink_holds_up_no_rank_and_gets_everything(tmp_path: Path) -> Non
     assert sink.steps == list(range(1, 1001))
 
 
-def test_a_sink_that_is_far_behind_loses_reports_and_not_the_end(
+def test_a_sink_that_is_far_behind_loses_reports_but_not_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sinks, "_CLOSE_SECONDS", 0.0)
-    monkeypatch.setattr(sinks, "_LAST_SECONDS", 0.0)
-    busy, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    monkeypatch.setattr(fan_out, "_CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr(fan_out, "_LAST_SECONDS", 0.0)
+    busy, resume, ended = threading.Event(), threading.Event(), threading.Event()
     seen: list[str] = []
 
     class Busy(Sink):
         def report(self, report: Any) -> None:
             seen.append("report")
             busy.set()
-            goes_on.wait()
+            resume.wait()
 
         def checkpoint(self, checkpoint: Any) -> None:
             seen.append("checkpoint")
@@ -328,25 +329,25 @@ def test_a_sink_that_is_far_behind_loses_reports_and_not_the_end(
             ended.set()
 
     notices: list[str] = []
-    given: Any = None
-    handed = sinks.Sinks([], [Busy()], notices.append)
-    handed.reports([given])
+    anything: Any = None
+    sink = fan_out.FanOut([], [Busy()], notices.append)
+    sink.reports([anything])
     assert busy.wait(60)
-    handed.reports([given])
-    handed.checkpoint(given)
-    handed.reports([given])
-    handed.end(given)
-    handed.close()
-    goes_on.set()
+    sink.reports([anything])
+    sink.checkpoint(anything)
+    sink.reports([anything])
+    sink.end(anything)
+    sink.close()
+    resume.set()
     assert ended.wait(60)
     assert seen == ["report", "checkpoint"]
-    assert "it goes on as long as this process does, without 2 reports and lines" in notices[0]
+    assert "the end of the run: 2 reports and lines are dropped" in notices[0]
 
 
-# What a person watches.
+# The progress bar.
 
 
-def test_without_a_terminal_progress_is_lines(
+def test_without_a_terminal_progress_is_printed_as_lines(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     shown = tmp_path / "shown"
@@ -359,7 +360,7 @@ def test_without_a_terminal_progress_is_lines(
 
     def main() -> None:
         report(loss=2.0, total_steps=20, step=0, epoch=0)
-        shown.read_bytes()  # until the driver has it
+        shown.read_bytes()  # wait until the driver has the report
         train(steps=20)
 
     HorovodRunner(np=-1, sinks=[Shown()]).run(main)
@@ -395,7 +396,7 @@ print("after")
 
 
 class Screen:
-    """What a terminal shows of lines that are written over."""
+    """The lines that a terminal shows, some of which are overwritten."""
 
     def __init__(self, written: str) -> None:
         self.lines = [self._shown(line) for line in written.replace("\r\n", "\n").split("\n")]
@@ -410,28 +411,30 @@ class Screen:
 
 
 def watch(way: str, folder: Path, columns: int = 100) -> list[str]:
-    """The lines that a terminal shows in the end."""
+    """Run the script in a terminal; returns the lines that are shown at the end."""
     script = folder / "watched.py"
     script.write_text(_WATCHED)
-    ours, its = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0))
+    terminal, child = pty.openpty()
+    fcntl.ioctl(
+        terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if columns else 0, columns, 0, 0)
+    )
     command = [sys.executable, str(script), way]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env) as process:
-        os.close(its)
+    with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=env) as process:
+        os.close(child)
         written = b""
         try:
-            while some := os.read(ours, 1 << 16):
-                written += some
-        except OSError:  # that is how a terminal ends
+            while piece := os.read(terminal, 1 << 16):
+                written += piece
+        except OSError:  # raised at the end of a terminal
             pass
         finally:
-            os.close(ours)
+            os.close(terminal)
     assert process.returncode == 0, written.decode()
     return Screen(written.decode()).lines
 
 
-def test_a_terminal_shows_a_bar_below_all_lines_and_leaves_it(tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar_below_all_lines_and_keeps_it(tmp_path: Path) -> None:
     *lines, bar, after, end = watch("reports", tmp_path)
     assert lines == ["at step 0", "at step 10"]
     assert bar.startswith("100%|███")
@@ -440,25 +443,25 @@ def test_a_terminal_shows_a_bar_below_all_lines_and_leaves_it(tmp_path: Path) ->
     assert (after, end) == ("after", "")
 
 
-def test_a_restart_is_seen_in_the_bar(tmp_path: Path) -> None:
+def test_the_bar_shows_a_restart(tmp_path: Path) -> None:
     *lines, bar, _, _ = watch("restarts", tmp_path)
     assert [line for line in lines if line.startswith("at")] == ["at step 0", "at step 10"] * 2
     assert any(line.startswith("HorovodRunner: attempt 1 failed: ") for line in lines)
     assert bar.startswith("attempt 2: 100%|███")
 
 
-def test_a_line_that_main_has_not_ended_is_not_written_over(tmp_path: Path) -> None:
+def test_the_bar_does_not_overwrite_an_unfinished_line(tmp_path: Path) -> None:
     *lines, bar, _, _ = watch("prints", tmp_path)
     printed = re.sub(r"at step \d+", " ", " ".join(lines)).split()
     assert printed == [str(step) for step in range(20)]
     assert bar.startswith("100%|███")
 
 
-def test_a_run_that_reports_nothing_shows_no_bar(tmp_path: Path) -> None:
+def test_a_run_without_reports_shows_no_bar(tmp_path: Path) -> None:
     assert watch("nothing", tmp_path) == ["at step 0", "at step 10", "after", ""]
 
 
-def test_a_terminal_without_a_size_gets_lines(tmp_path: Path) -> None:
+def test_a_terminal_without_a_size_shows_lines(tmp_path: Path) -> None:
     lines = watch("reports", tmp_path, columns=0)
     assert re.fullmatch(r"HorovodRunner: step 20/20, (.* steps/s, )?loss=0.05", lines[-3])
 
@@ -473,7 +476,7 @@ def main(steps, total):
     assert steps < 10
 """,
     "HorovodRunner(np=-1).run(main, steps=5, total=5)",
-    "HorovodRunner(np=-1).run(main, steps=5, total=1000)  # which ends early, and well",
+    "HorovodRunner(np=-1).run(main, steps=5, total=1000)  # ends early, without an error",
     "HorovodRunner(np=-1).run(main, steps=10, total=10)",
 ]
 
@@ -499,7 +502,7 @@ def test_a_notebook_shows_a_bar_with_its_outcome(
         box = shown.data["application/vnd.jupyter.widget-view+json"]["model_id"]
         names = [name.removeprefix("IPY_MODEL_") for name in state[box]["state"]["children"]]
         _, bar, text = [state[name]["state"] for name in names]
-        told = text["value"].replace("\u2007", " ")
-        assert "loss=0." in told
-        bars.append((bar["bar_style"], told.split(" ")[1]))
+        description = text["value"].replace("\u2007", " ")
+        assert "loss=0." in description
+        bars.append((bar["bar_style"], description.split(" ")[1]))
     assert bars == [("success", "5/5"), ("success", "5/1000"), ("danger", "10/10")]

@@ -1,4 +1,4 @@
-"""States and numbers of real frameworks: what goes into a checkpoint comes out of it."""
+"""Checkpoints and metrics of real frameworks: states are restored, scalars are converted."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import states
-from horovod_runner.marker import SUFFIXES
-from horovod_runner.reports import checked
+from horovod_runner.checkpoints import formats
+from horovod_runner.checkpoints.snapshot import Copier
+from horovod_runner.common.numbers import check_report
+from horovod_runner.wire.marker import SUFFIXES
 
 
-def test_numbers_of_numpy_and_torch_are_taken() -> None:
+def test_metrics_can_be_numpy_and_torch_scalars() -> None:
     import numpy as np
     import torch
 
@@ -28,8 +29,8 @@ def test_numbers_of_numpy_and_torch_are_taken() -> None:
         "bfloat16": torch.tensor(1.0, dtype=torch.bfloat16),
         "true": True,
     }
-    found, step, epoch = checked(metrics, np.int64(7), torch.tensor(2))
-    assert found == {
+    numbers, step, epoch = check_report(metrics, np.int64(7), torch.tensor(2))
+    assert numbers == {
         "float32": 0.5,
         "int64": 3,
         "bool": 1,
@@ -40,20 +41,20 @@ def test_numbers_of_numpy_and_torch_are_taken() -> None:
         "bfloat16": 1.0,
         "true": 1,
     }
-    assert {type(value) for value in found.values()} == {int, float}
+    assert {type(value) for value in numbers.values()} == {int, float}
     assert (step, epoch) == (7, 2)
 
 
-def round_trip(state: Any, folder: Path, copier: states.Copier | None = None) -> Any:
-    """The state, through a file; and its kind."""
-    snapshot = (copier or states.Copier()).copy(state)
+def round_trip(state: Any, folder: Path, copier: Copier | None = None) -> Any:
+    """Write a state to a file and read it back; returns it and its kind."""
+    snapshot = (copier or Copier()).copy(state)
     path = folder / f"state{SUFFIXES[snapshot.kind]}"
     path.unlink(missing_ok=True)
     snapshot.write(path)
-    return states.read(snapshot.kind, path), snapshot.kind
+    return formats.read(snapshot.kind, path), snapshot.kind
 
 
-def test_a_torch_state_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_torch_state_is_restored(tmp_path: Path) -> None:
     import numpy as np
     import torch
 
@@ -72,40 +73,40 @@ def test_a_torch_state_comes_back_as_it_was(tmp_path: Path) -> None:
         "epoch": 3,
         "names": ["a", ("b", None)],
     }
-    found, kind = round_trip(state, tmp_path)
+    restored, kind = round_trip(state, tmp_path)
     assert kind == "torch"
     other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    other.load_state_dict(found["model"])  # with its metadata: BatchNorm asks for a version
+    other.load_state_dict(restored["model"])  # with its metadata: BatchNorm reads a version
     assert all(map(torch.equal, other.state_dict().values(), model.state_dict().values()))
     again = torch.optim.AdamW(other.parameters())
-    again.load_state_dict(found["optimizer"])
-    assert isinstance(found["model"], OrderedDict)
-    assert found["model"]._metadata == model.state_dict()._metadata
-    assert torch.equal(found["half"], state["half"])
-    assert found["order"].tolist() == [0, 1, 2, 3, 4]
-    assert (found["best"], found["epoch"], found["names"]) == (0.5, 3, ["a", ("b", None)])
+    again.load_state_dict(restored["optimizer"])
+    assert isinstance(restored["model"], OrderedDict)
+    assert restored["model"]._metadata == model.state_dict()._metadata
+    assert torch.equal(restored["half"], state["half"])
+    assert restored["order"].tolist() == [0, 1, 2, 3, 4]
+    assert (restored["best"], restored["epoch"], restored["names"]) == (0.5, 3, ["a", ("b", None)])
 
 
-def test_a_torch_checkpoint_is_one_that_torch_reads_by_itself(tmp_path: Path) -> None:
+def test_torch_can_load_a_torch_checkpoint_by_itself(tmp_path: Path) -> None:
     import torch
 
     round_trip({"w": torch.arange(3)}, tmp_path)
     assert torch.load(tmp_path / "state.pt", weights_only=True)["w"].tolist() == [0, 1, 2]
 
 
-def test_the_copy_does_not_change_with_the_model_and_is_made_in_the_same_memory(
+def test_the_copy_is_independent_of_the_model_and_reuses_its_memory(
     tmp_path: Path,
 ) -> None:
     import torch
 
-    weights, copier = torch.zeros(1000), states.Copier()
+    weights, copier = torch.zeros(1000), Copier()
     snapshot = copier.copy({"w": weights})
     weights += 1
     snapshot.write(tmp_path / "state.pt")
-    assert states.read("torch", tmp_path / "state.pt")["w"].sum() == 0
+    assert formats.read("torch", tmp_path / "state.pt")["w"].sum() == 0
     (buffer,) = copier._torch.values()
-    found, _ = round_trip({"w": weights}, tmp_path, copier)
-    assert found["w"].sum() == 1000
+    restored, _ = round_trip({"w": weights}, tmp_path, copier)
+    assert restored["w"].sum() == 1000
     assert next(iter(copier._torch.values())) is buffer
 
 
@@ -113,21 +114,21 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     import torch
 
     weights = torch.ones(100_000)
-    found, _ = round_trip({"in": weights, "out": weights, "row": weights[:10]}, tmp_path)
-    assert found["in"].data_ptr() == found["out"].data_ptr()
-    assert found["row"].tolist() == [1.0] * 10
+    restored, _ = round_trip({"in": weights, "out": weights, "row": weights[:10]}, tmp_path)
+    assert restored["in"].data_ptr() == restored["out"].data_ptr()
+    assert restored["row"].tolist() == [1.0] * 10
     assert (tmp_path / "state.pt").stat().st_size < 500_000
 
 
-def test_of_a_view_only_what_it_shows_is_stored(tmp_path: Path) -> None:
+def test_only_the_visible_part_of_a_view_is_stored(tmp_path: Path) -> None:
     import torch
 
-    found, _ = round_trip({"column": torch.arange(1_000_000).view(1000, 1000)[:, 3]}, tmp_path)
-    assert found["column"].tolist() == list(range(3, 1_000_000, 1000))
+    restored, _ = round_trip({"column": torch.arange(1_000_000).view(1000, 1000)[:, 3]}, tmp_path)
+    assert restored["column"].tolist() == list(range(3, 1_000_000, 1000))
     assert (tmp_path / "state.pt").stat().st_size < 100_000
 
 
-def test_arrays_and_plain_values_come_back_as_they_were(tmp_path: Path) -> None:
+def test_arrays_and_plain_values_are_restored(tmp_path: Path) -> None:
     import ml_dtypes
     import numpy as np
 
@@ -142,47 +143,49 @@ def test_arrays_and_plain_values_come_back_as_they_were(tmp_path: Path) -> None:
         1: [True, None, (1.5, {"deep": -1})],
         "inf": float("inf"),
     }
-    found, kind = round_trip(state, tmp_path)
+    restored, kind = round_trip(state, tmp_path)
     assert kind == "arrays"
     for name in ("w", "f", "brain"):
-        assert found[name].dtype == state[name].dtype
-        assert (found[name] == state[name]).all()
-    assert type(found["scalar"]) is np.float16
+        assert restored[name].dtype == state[name].dtype
+        assert (restored[name] == state[name]).all()
+    assert type(restored["scalar"]) is np.float16
     names = ["scalar", "text", "bytes", "large", 1, "inf"]
-    assert [found[name] for name in names] == [state[name] for name in names]
+    assert [restored[name] for name in names] == [state[name] for name in names]
 
 
-def test_bytes_and_folders_come_back_as_they_were(tmp_path: Path) -> None:
+def test_bytes_and_folders_are_restored(tmp_path: Path) -> None:
     assert round_trip(b"\x00\x01", tmp_path) == (b"\x00\x01", "bytes")
     (tmp_path / "mine" / "deep").mkdir(parents=True)
     (tmp_path / "mine" / "deep" / "file.txt").write_text("here")
-    found, kind = round_trip(tmp_path / "mine", tmp_path)
+    restored, kind = round_trip(tmp_path / "mine", tmp_path)
     assert kind == "folder"
-    assert (found / "deep" / "file.txt").read_text() == "here"
+    assert (restored / "deep" / "file.txt").read_text() == "here"
 
 
-def test_a_compiled_keras_model_comes_back_with_its_optimizer(tmp_path: Path) -> None:
+def test_a_compiled_keras_model_is_restored_with_its_optimizer(tmp_path: Path) -> None:
     import keras
     import numpy as np
 
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
-    copier = states.Copier()
-    for _ in range(2):  # the optimizer's variables are there from the first step on
+    copier = Copier()
+    for _ in range(2):  # the first step creates the optimizer's variables
         model.fit(np.ones((8, 3)), np.ones(8), verbose=0)
         snapshot = copier.copy(model)
         weights = [weight.copy() for weight in model.get_weights()]
-        model.set_weights([weight * 0 for weight in weights])  # the copy is one
+        model.set_weights([weight * 0 for weight in weights])  # the copy is independent
         path = tmp_path / "state.keras"
         snapshot.write(path)
         model.set_weights(weights)
-    assert copier._twin is not None
-    found = states.read("keras", path)
-    assert all(map(np.array_equal, found.get_weights(), weights))
-    assert int(found.optimizer.iterations.numpy()) == int(model.optimizer.iterations.numpy()) == 2
-    both = zip(found.optimizer.variables, model.optimizer.variables, strict=True)
+    assert copier._keras._clone is not None
+    restored = formats.read("keras", path)
+    assert all(map(np.array_equal, restored.get_weights(), weights))
+    assert (
+        int(restored.optimizer.iterations.numpy()) == int(model.optimizer.iterations.numpy()) == 2
+    )
+    both = zip(restored.optimizer.variables, model.optimizer.variables, strict=True)
     assert all(np.array_equal(ours.numpy(), theirs.numpy()) for ours, theirs in both)
-    found.fit(np.ones((8, 3)), np.ones(8), verbose=0)
+    restored.fit(np.ones((8, 3)), np.ones(8), verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -192,26 +195,28 @@ def test_a_compiled_keras_model_comes_back_with_its_optimizer(tmp_path: Path) ->
         ({"a": {1, 2}}, r"state\['a'\] is a set"),
         ({(1, 2): 3}, "has a key of type tuple"),
         ([1, 2], "a dict, a Keras model, bytes, or the path of a folder, not list"),
-        ("/no/such/folder", "'/no/such/folder' is no folder"),
+        ("/no/such/folder", "'/no/such/folder' is not a folder"),
         ({"f": print}, "is a builtin_function_or_method"),
     ],
 )
-def test_what_cannot_be_stored_is_named_with_its_place(state: Any, where: str) -> None:
+def test_the_error_for_a_value_that_cannot_be_stored_names_its_place(
+    state: Any, where: str
+) -> None:
     with pytest.raises(TypeError, match=where):
-        states.Copier().copy(state)
+        Copier().copy(state)
 
 
-def test_a_module_or_an_object_array_is_named_with_what_to_do() -> None:
+def test_the_error_for_a_module_or_an_object_array_says_what_to_do() -> None:
     import numpy as np
     import torch
 
     with pytest.raises(TypeError, match=r"torch\.nn.*Linear.*give its state_dict\(\)"):
-        states.Copier().copy({"model": torch.nn.Linear(1, 1)})
+        Copier().copy({"model": torch.nn.Linear(1, 1)})
     with pytest.raises(TypeError, match="of dtype object"):
-        states.Copier().copy({"a": np.array([{}])})
+        Copier().copy({"a": np.array([{}])})
 
 
-def test_no_code_runs_when_a_file_of_somebody_else_is_read(tmp_path: Path) -> None:
+def test_reading_a_malicious_file_runs_no_code(tmp_path: Path) -> None:
     import pickle
 
     import numpy as np
@@ -223,8 +228,8 @@ def test_no_code_runs_when_a_file_of_somebody_else_is_read(tmp_path: Path) -> No
 
     torch.save({"x": Evil()}, tmp_path / "evil.pt")
     with pytest.raises(pickle.UnpicklingError):
-        states.read("torch", tmp_path / "evil.pt")
+        formats.read("torch", tmp_path / "evil.pt")
     np.savez(tmp_path / "evil.npz", a0=np.array([Evil()], dtype=object))
     with pytest.raises(KeyError):
-        states.read("arrays", tmp_path / "evil.npz")
+        formats.read("arrays", tmp_path / "evil.npz")
     assert not (tmp_path / "ran").exists()

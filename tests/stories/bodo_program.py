@@ -1,4 +1,4 @@
-"""A Bodo program as one wrote it for ``bodo.dl``: tables in parallel, then training on some ranks.
+"""A Bodo program in the style of ``bodo.dl``: parallel tables, then training on some ranks.
 
 mpiexec -n 4 python bodo_program.py
 """
@@ -18,14 +18,14 @@ ROWS = 4001
 
 @bodo.jit(spawn=False)
 def load(rows: int) -> Any:
-    """Every rank has a part, of a size that the filter leaves it."""
+    """Load this rank's rows; the filter leaves ranks with different numbers of rows."""
     frame = pd.DataFrame({"row": np.arange(rows), "x": np.arange(rows) % 17 * 0.25})
     frame = frame[frame.row % 3 != 0]
     return frame.row.values, frame.x.values
 
 
 def main() -> None:
-    """Load with Bodo, train with Horovod, and go on with Bodo."""
+    """Load with Bodo, train with Horovod, and gather the result with Bodo."""
     row, x = load(ROWS)
     spmd.start("torch", ranks_per_host=2)
     row, x = spmd.prepare_data((row, x))
@@ -49,7 +49,7 @@ def main() -> None:
         weight = model.weight.item()
     spmd.end()
     weights = bodo.allgatherv(np.array([weight]))
-    print(f"rank {bodo.get_rank()}: weights {[round(float(each), 2) for each in weights]}")
+    print(f"rank {bodo.get_rank()}: weights {[round(float(weight), 2) for weight in weights]}")
 
 
 if __name__ == "__main__":

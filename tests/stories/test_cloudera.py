@@ -125,7 +125,7 @@ def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
         assert (image == expected.transpose(1, 2, 0)).all()
     (tmp_path / "pickled").mkdir()
     (tmp_path / "pickled" / "data_batch_1").touch()
-    with pytest.raises(SystemExit, match="take the binary one"):
+    with pytest.raises(SystemExit, match="download the binary version"):
         load(str(tmp_path / "pickled"))
 
 

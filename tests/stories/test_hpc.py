@@ -100,5 +100,5 @@ def test_a_job_that_was_cancelled_leaves_nothing_and_goes_on_when_submitted_agai
     again = submit(*JOB, "--epochs", str(last + 2), directory=here)
     assert wait_for_end(again, here) == "COMPLETED"
     said = (here / f"digits-{again}.out").read_text()
-    assert f"goes on after epoch {last}" in said
+    assert f"resumes after epoch {last}" in said
     assert f"epoch {last + 2:2}: loss" in said

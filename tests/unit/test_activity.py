@@ -1,4 +1,4 @@
-"""What the system's counters tell of a process; real processes."""
+"""How long a process has been idle, by the system's counters; with real processes."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from horovod_runner.activity import Activity
-from horovod_runner.messages import Alive
+from horovod_runner.task.activity import Activity
+from horovod_runner.wire.messages import Alive
 
 _INTERVAL = 0.25
 
 
-def watch(code: str, done: Callable[[Alive], bool], between: Callable[[int], None]) -> Alive:
-    """Look at a process until ``done``; calls ``between`` with its pid once it runs."""
+def measure_until(
+    code: str,
+    done: Callable[[Alive], bool],
+    started: Callable[[int], None] = lambda pid: None,
+) -> Alive:
+    """Measure a process until ``done``; calls ``started`` with its pid once it runs."""
     with subprocess.Popen(
         [sys.executable, "-c", f"print('up', flush=True)\n{code}"], stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         try:
             process.stdout.readline()
-            between(process.pid)
+            started(process.pid)
             activity = Activity(process.pid, _INTERVAL)
-            told = activity.told()
+            alive = activity.heartbeat()
             for _ in range(100):
                 threading.Event().wait(_INTERVAL)
-                activity.look()
-                told = activity.told()
-                if done(told):
+                activity.measure()
+                alive = activity.heartbeat()
+                if done(alive):
                     break
-            return told
+            return alive
         finally:
             for child in psutil.Process(process.pid).children():
                 child.kill()
             process.kill()
 
 
-def nothing(_: int) -> None:
-    return
-
-
-def test_a_process_that_waits_becomes_idle() -> None:
-    told = watch("import threading; threading.Event().wait()", lambda a: a.idle > 1, nothing)
-    assert told.idle > 1
-    assert not told.frozen
+def test_a_waiting_process_becomes_idle() -> None:
+    alive = measure_until("import threading; threading.Event().wait()", lambda a: a.idle > 1)
+    assert alive.idle > 1
+    assert not alive.frozen
 
 
 @pytest.mark.parametrize(
@@ -62,19 +62,18 @@ def test_a_process_that_waits_becomes_idle() -> None:
     ],
     ids=["main thread", "another thread", "child"],
 )
-def test_a_process_that_computes_is_not_idle(code: str) -> None:
-    told = watch(code, lambda alive: alive.quiet > 2, nothing)
-    assert told.quiet > 2
-    assert told.idle < told.quiet - 1
+def test_a_computing_process_is_not_idle(code: str) -> None:
+    alive = measure_until(code, lambda a: a.quiet > 2)
+    assert alive.quiet > 2
+    assert alive.idle < alive.quiet - 1
 
 
 def test_a_stopped_process_is_frozen() -> None:
     def stop(pid: int) -> None:
         subprocess.run(["kill", f"-{signal.SIGSTOP.value}", str(pid)], check=True)
 
-    assert watch("while True: pass", lambda alive: alive.frozen, stop).frozen
+    assert measure_until("while True: pass", lambda a: a.frozen, stop).frozen
 
 
-def test_a_process_that_has_ended_is_no_error() -> None:
-    told = watch("", lambda alive: alive.quiet > 1, nothing)
-    assert not told.frozen
+def test_an_ended_process_is_no_error() -> None:
+    assert not measure_until("", lambda a: a.quiet > 1).frozen

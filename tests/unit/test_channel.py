@@ -1,4 +1,4 @@
-"""The channel over real sockets: order, drain, back-pressure, strangers."""
+"""The message channel over real sockets: order, back-pressure, connections without keys."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from horovod_runner import ChannelError, frames, messages
-from horovod_runner.channel import Channel, ChannelAddress, Link
+from horovod_runner import ChannelError
+from horovod_runner.wire import framing, messages
+from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.transport import ChannelAddress
 
 _SECONDS = 60.0
 
@@ -32,7 +35,7 @@ def channel() -> Iterator[Channel]:
 
 @pytest.fixture
 def connect(channel: Channel) -> Iterator[Callable[..., Link]]:
-    """Opens links that are closed whatever becomes of the test: an open one holds up its exit."""
+    """Opens links and closes them after the test: an open one would delay its exit."""
     with contextlib.ExitStack() as links:
         yield lambda address=channel.address, task=0: links.enter_context(
             contextlib.closing(Link(address, task))
@@ -42,7 +45,7 @@ def connect(channel: Channel) -> Iterator[Callable[..., Link]]:
 def receive(
     channel: Channel, timeout: float | None = None
 ) -> Iterator[tuple[int, messages.FromRank]]:
-    """What comes, the beats left out: they depend on the time."""
+    """The received messages without heartbeats, which depend on time."""
     for task, message in channel.receive(timeout):
         if not isinstance(message, messages.Alive):
             yield task, message
@@ -51,14 +54,14 @@ def receive(
 def collect(
     channel: Channel, done: Callable[[list[messages.FromRank]], bool]
 ) -> list[messages.FromRank]:
-    found: list[messages.FromRank] = []
+    received: list[messages.FromRank] = []
     deadline = time.monotonic() + _SECONDS
-    while not done(found) and time.monotonic() < deadline:
-        found += [message for _, message in receive(channel, 0.1)]
-    return found
+    while not done(received) and time.monotonic() < deadline:
+        received += [message for _, message in receive(channel, 0.1)]
+    return received
 
 
-def test_messages_arrive_in_order_and_orders_come_back(
+def test_messages_arrive_in_order_in_both_directions(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     link = connect(task=1)
@@ -66,41 +69,41 @@ def test_messages_arrive_in_order_and_orders_come_back(
     for message in sent:
         link.put(message)
     link.wait(0)
-    found: list[messages.FromRank] = []
-    while len(found) < len(sent):
+    received: list[messages.FromRank] = []
+    while len(received) < len(sent):
         link.wait(0.01)
         for task, message in receive(channel, 1):
             assert task == 1
-            found.append(message)
-    assert found == sent
-    assert channel.received(1) >= len(sent)  # beats count too
+            received.append(message)
+    assert received == sent
+    assert channel.received(1) >= len(sent)  # heartbeats count too
     channel.send(1, messages.Stop("enough"))
     assert link.wait(_SECONDS) == [messages.Stop("enough")]
 
 
-def test_what_the_driver_does_not_take_waits_with_the_rank(
+def test_messages_wait_on_the_rank_while_the_driver_receives_none(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     link = connect()
     count, text, waiting = 0, "x" * 10_000, 500
-    while link.waiting < waiting and count < 50_000:  # 500 MB: more than any sockets hold
+    while link.waiting < waiting and count < 50_000:  # 500 MB: more than socket buffers hold
         link.put(messages.Log(0, text))
         link.flush()
         count += 1
     assert link.waiting == waiting
-    taken = 0
+    received = 0
     deadline = time.monotonic() + 60
-    while taken < count and time.monotonic() < deadline:
+    while received < count and time.monotonic() < deadline:
         link.flush()
-        taken += len(list(receive(channel, 0.01)))
-    assert taken == count
+        received += len(list(receive(channel, 0.01)))
+    assert received == count
 
 
 def _stranger(address: ChannelAddress, **keys: bytes) -> zmq.Socket[bytes]:
     dealer = zmq.Context.instance().socket(zmq.DEALER)
     dealer.linger = 0
     if "routing_id" in keys:
-        dealer.routing_id = keys["routing_id"]  # counts from the next connect on
+        dealer.routing_id = keys["routing_id"]  # takes effect with the next connect
     if keys:
         dealer.curve_serverkey = keys.get("server", address.server_key)
         dealer.curve_publickey, dealer.curve_secretkey = keys["public"], keys["secret"]
@@ -115,7 +118,7 @@ def _wait_for_refusals(channel: Channel, count: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["no keys", "own keys", "wrong server key"])
-def test_a_stranger_is_refused_and_counted(channel: Channel, kind: str) -> None:
+def test_a_connection_without_the_keys_is_refused_and_counted(channel: Channel, kind: str) -> None:
     public, secret = zmq.curve_keypair()
     if kind == "no keys":
         stranger = _stranger(channel.address)
@@ -124,13 +127,13 @@ def test_a_stranger_is_refused_and_counted(channel: Channel, kind: str) -> None:
     else:
         other = zmq.curve_keypair()[0]
         stranger = _stranger(channel.address, public=public, secret=secret, server=other)
-    stranger.send(frames.frame(messages.encode(messages.Log(0, "from a stranger"))))
+    stranger.send(framing.frame(messages.encode(messages.Log(0, "from a stranger"))))
     _wait_for_refusals(channel, 1)
     assert channel.refused >= 1
     stranger.close()
 
 
-def test_port_scanners_and_noise_change_nothing(
+def test_port_scanners_and_random_bytes_do_no_harm(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     noise = random.Random(7)
@@ -142,49 +145,49 @@ def test_port_scanners_and_noise_change_nothing(
     link.put(messages.Log(0, "still here"))
     link.wait(0.1)
     deadline = time.monotonic() + _SECONDS
-    found: list[messages.FromRank] = []
-    while not found and time.monotonic() < deadline:
+    received: list[messages.FromRank] = []
+    while not received and time.monotonic() < deadline:
         link.wait(0.05)
-        found += [m for _, m in receive(channel, 0.05)]
-    assert found == [messages.Log(0, "still here")]
+        received += [message for _, message in receive(channel, 0.05)]
+    assert received == [messages.Log(0, "still here")]
 
 
-def test_a_batch_larger_than_a_part_arrives_whole(
+def test_a_batch_larger_than_a_part_arrives_complete(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     link = connect()
     sent = [messages.Log(0, letter * 3_000_000) for letter in "ab"]
     for message in sent:
         link.put(message)
-    found: list[messages.FromRank] = []
+    received: list[messages.FromRank] = []
     deadline = time.monotonic() + _SECONDS
-    while len(found) < len(sent) and time.monotonic() < deadline:
+    while len(received) < len(sent) and time.monotonic() < deadline:
         link.wait(0.01)
-        found += [message for _, message in receive(channel, 0.01)]
-    assert found == sent
-    assert channel.received(0) >= len(sent)  # beats count too
+        received += [message for _, message in receive(channel, 0.01)]
+    assert received == sent
+    assert channel.received(0) >= len(sent)  # heartbeats count too
 
 
-def test_a_stranger_cannot_make_the_driver_hold_more_than_a_part(channel: Channel) -> None:
+def test_a_connection_without_keys_cannot_announce_more_than_one_part(channel: Channel) -> None:
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
     with socket.create_connection((channel.address.host, channel.address.port)) as stranger:
         stranger.settimeout(_SECONDS)
         stranger.sendall(greeting + b"\x06" + (2 << 20).to_bytes(8, "big"))  # a command of 2 MB
         with contextlib.suppress(ConnectionResetError):
             while stranger.recv(1000):
-                pass  # its greeting; then it hangs up
+                pass  # its greeting; then it closes the connection
 
 
-def test_strangers_by_the_thousand_cost_a_busy_driver_none_of_its_ranks(
+def test_thousands_of_refused_connections_do_not_disconnect_the_ranks_of_a_busy_driver(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     link = connect()
     link.put(messages.Log(0, "before"))
-    assert link.monitor.poll(_SECONDS * 1000)  # they have shaken hands
+    assert link.monitor.poll(_SECONDS * 1000)  # the handshake is done
     link.wait(0)
     no_keys = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
     count = 3000
-    for _ in range(count):  # the driver, all the while, takes nothing
+    for _ in range(count):  # meanwhile the driver receives nothing
         with socket.create_connection((channel.address.host, channel.address.port)) as stranger:
             stranger.settimeout(_SECONDS)
             stranger.sendall(no_keys)
@@ -193,7 +196,7 @@ def test_strangers_by_the_thousand_cost_a_busy_driver_none_of_its_ranks(
                     pass
     link.put(messages.Log(0, "after"))
     link.wait(0)
-    assert collect(channel, lambda found: len(found) == 2) == [
+    assert collect(channel, lambda received: len(received) == 2) == [
         messages.Log(0, "before"),
         messages.Log(0, "after"),
     ]
@@ -204,13 +207,11 @@ def test_strangers_by_the_thousand_cost_a_busy_driver_none_of_its_ranks(
 @pytest.mark.parametrize(
     "name", [b"2", b"-1", b"1000000000", b"00", b" 1", b"1_0", b"x", b"1" * 255]
 )
-def test_who_is_none_of_the_runs_tasks_is_dropped_and_counted(
-    channel: Channel, name: bytes
-) -> None:
+def test_batches_from_unknown_tasks_are_dropped_and_counted(channel: Channel, name: bytes) -> None:
     address = channel.address
     public, secret = address.client_public_key, address.client_secret_key
     dealer = _stranger(address, public=public, secret=secret, routing_id=name)
-    dealer.send(frames.frame(messages.encode(messages.Log(0, "from nobody"))))
+    dealer.send(framing.frame(messages.encode(messages.Log(0, "from an unknown task"))))
     deadline = time.monotonic() + _SECONDS
     while not channel.dropped and time.monotonic() < deadline:
         assert list(receive(channel, 0.1)) == []
@@ -218,11 +219,13 @@ def test_who_is_none_of_the_runs_tasks_is_dropped_and_counted(
     dealer.close()
 
 
-def test_10000_random_frames_with_the_right_keys_are_dropped_and_counted(channel: Channel) -> None:
+def test_10000_invalid_batches_with_the_right_keys_are_dropped_and_counted(
+    channel: Channel,
+) -> None:
     address, noise = channel.address, random.Random(11)
     public, secret = address.client_public_key, address.client_secret_key
     dealer = _stranger(address, public=public, secret=secret, routing_id=b"0")
-    whole = frames.frame(messages.encode(messages.Log(0, "cut short")))
+    whole = framing.frame(messages.encode(messages.Log(0, "cut short")))
     sent = 10_000
     deadline = time.monotonic() + 60
     for number in range(sent):
@@ -240,15 +243,16 @@ def test_10000_random_frames_with_the_right_keys_are_dropped_and_counted(channel
     dealer.close()
 
 
-def test_a_driver_that_freezes_is_missed_and_one_that_comes_back_is_not(
+def test_a_frozen_driver_counts_as_lost_unless_it_comes_back_in_time(
     connect: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in [("HEARTBEAT_MS", 100), ("HEARTBEAT_TIMEOUT_MS", 300), ("LOST_SECONDS", 1)]:
-        monkeypatch.setattr(f"horovod_runner.channel._{name}", value)
+    monkeypatch.setattr("horovod_runner.wire.transport._HEARTBEAT_MS", 100)
+    monkeypatch.setattr("horovod_runner.wire.transport._HEARTBEAT_TIMEOUT_MS", 300)
+    monkeypatch.setattr("horovod_runner.wire.link._LOST_SECONDS", 1)
     script = textwrap.dedent(
         """
         import pickle, sys
-        from horovod_runner.channel import Channel
+        from horovod_runner.wire.channel import Channel
         with Channel("127.0.0.1", size=1) as channel:
             sys.stdout.buffer.write(pickle.dumps(channel.address))
             sys.stdout.flush()
@@ -260,7 +264,7 @@ def test_a_driver_that_freezes_is_missed_and_one_that_comes_back_is_not(
         try:
             assert driver.stdout is not None
             link = connect(pickle.load(driver.stdout))
-            assert link.monitor.poll(30_000)  # they have shaken hands
+            assert link.monitor.poll(30_000)  # the handshake is done
             assert not link.lost
 
             def until(condition: Callable[[], bool]) -> None:
@@ -270,9 +274,9 @@ def test_a_driver_that_freezes_is_missed_and_one_that_comes_back_is_not(
                     link.wait(0.1)
 
             driver.send_signal(signal.SIGSTOP)
-            until(lambda: link.shaky)
+            until(lambda: link.disconnected)
             driver.send_signal(signal.SIGCONT)
-            until(lambda: not link.shaky)
+            until(lambda: not link.disconnected)
             assert not link.lost
             driver.send_signal(signal.SIGSTOP)
             until(lambda: link.lost)
@@ -280,14 +284,14 @@ def test_a_driver_that_freezes_is_missed_and_one_that_comes_back_is_not(
             driver.kill()
 
 
-def test_waking_returns_from_receive(channel: Channel) -> None:
+def test_wake_ends_receive(channel: Channel) -> None:
     channel.wake()
     assert list(receive(channel, _SECONDS * 10)) == []
     for _ in range(100_000):  # more than the wake-up pipe holds
         channel.wake()
 
 
-def test_nothing_stays_open(channel: Channel) -> None:
+def test_closing_leaves_no_descriptor_open(channel: Channel) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         with Channel("127.0.0.1", size=1) as other:
@@ -300,16 +304,16 @@ def test_nothing_stays_open(channel: Channel) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_an_address_that_is_no_host_is_named() -> None:
+def test_an_unknown_host_is_an_error_with_the_setting_to_change() -> None:
     with pytest.raises(ChannelError, match=r"spark.driver.host"):
         Channel("no-such-host.invalid", size=1)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.77", "own-name"])
-def test_an_address_that_is_no_use_here_is_stood_in_for_by_all_of_this_machines(
+def test_with_an_address_of_another_machine_the_channel_listens_on_all(
     connect: Callable[..., Link], monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    if host == "own-name":  # as Debian sets it up
+    if host == "own-name":  # Debian maps the machine's name to loopback
         monkeypatch.setattr(socket, "gethostbyname", {host: "127.0.1.1"}.__getitem__)
     with Channel(host, size=1) as channel:
         assert channel.address.host == host
@@ -320,7 +324,7 @@ def test_an_address_that_is_no_use_here_is_stood_in_for_by_all_of_this_machines(
         assert collect(channel, bool) == [messages.Log(0, "x")]
 
 
-def test_keys_do_not_show_in_a_printed_address(channel: Channel) -> None:
+def test_a_printed_address_shows_no_keys(channel: Channel) -> None:
     text = repr(channel.address)
     for key in (channel.address.client_secret_key, channel.address.server_key):
         assert key.decode() not in text

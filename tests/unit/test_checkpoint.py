@@ -1,4 +1,4 @@
-"""Checkpoints in a folder: complete or not there, retained, checked."""
+"""Checkpoints in a folder: completeness, retention, verification, and the driver's archive."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import json
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner import CheckpointError, checkpoint, stores
-from horovod_runner import marker as markers
-from horovod_runner.archive import Archive
-from horovod_runner.checkpoint import Checkpoint
-from horovod_runner.marker import Marker, Mode
-from horovod_runner.messages import Fetch, FilePart
-from horovod_runner.stores import LocalFolder
+from horovod_runner import CheckpointError
+from horovod_runner.checkpoints import checkpoint, folders, retention
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.checkpoints.folders import LocalFolder
+from horovod_runner.options import CheckpointConfig, Mode, Options, grouped
+from horovod_runner.wire.marker import Marker, file_name, marker_name
+from horovod_runner.wire.messages import Fetch, FilePart
 
 
 def marker(number: int, data: bytes = b"state", **fields: object) -> Marker:
     given_ = {"step": number * 10, "run_id": "run1", **fields}
-    name = markers.file_name(number, given_["step"], str(given_["run_id"]), "bytes")  # type: ignore[arg-type]
+    name = file_name(number, given_["step"], str(given_["run_id"]), "bytes")  # type: ignore[arg-type]
     return Marker(
         name=name, number=number, kind="bytes", size=len(data), sha256=_sha256(data), **given_
     )  # type: ignore[arg-type]
@@ -44,93 +46,96 @@ def publish(folder: Path, number: int, data: bytes = b"state", **fields: object)
 
 
 def test_a_checkpoint_is_a_file_and_a_marker(tmp_path: Path) -> None:
-    made = publish(tmp_path, 1, metrics={"loss": 0.5, "bad": math.nan})
+    published = publish(tmp_path, 1, metrics={"loss": 0.5, "bad": math.nan})
     assert sorted(os.listdir(tmp_path)) == [
         "checkpoint-000001-step-10-run1.bin",
         "checkpoint-000001-step-10-run1.json",
     ]
-    told = json.loads((tmp_path / "checkpoint-000001-step-10-run1.json").read_text())
-    assert told["metrics"] == {"loss": 0.5}  # JSON has no NaN
-    (found,) = checkpoint.complete(LocalFolder(tmp_path))
-    assert found.name == made.name
-    shown = Checkpoint(LocalFolder(tmp_path), made)
-    assert shown.load() == b"state"
-    assert shown.step == 10
-    assert shown.path == str(tmp_path / made.name)
+    content = json.loads((tmp_path / "checkpoint-000001-step-10-run1.json").read_text())
+    assert content["metrics"] == {"loss": 0.5}  # JSON has no NaN
+    (complete,) = checkpoint.find_complete(LocalFolder(tmp_path))
+    assert complete.name == published.name
+    loaded = Checkpoint(LocalFolder(tmp_path), published)
+    assert loaded.load() == b"state"
+    assert loaded.step == 10
+    assert loaded.path == str(tmp_path / published.name)
 
 
 @pytest.mark.parametrize("spoil", ["no marker", "no file", "half a file", "half a marker"])
-def test_one_that_was_cut_off_does_not_count_and_the_former_does(
-    tmp_path: Path, spoil: str
-) -> None:
-    former, last = publish(tmp_path, 1), publish(tmp_path, 2)
-    state, told = tmp_path / last.name, tmp_path / markers.marker_name(last.name)
+def test_an_incomplete_checkpoint_is_ignored(tmp_path: Path, spoil: str) -> None:
+    earlier, latest = publish(tmp_path, 1), publish(tmp_path, 2)
+    state, metadata = tmp_path / latest.name, tmp_path / marker_name(latest.name)
     match spoil:
         case "no marker":
-            told.unlink()
+            metadata.unlink()
         case "no file":
             state.unlink()
         case "half a file":
             state.write_bytes(b"st")
         case "half a marker":
-            told.write_bytes(told.read_bytes()[:20])
-    assert [each.name for each in checkpoint.complete(LocalFolder(tmp_path))] == [former.name]
+            metadata.write_bytes(metadata.read_bytes()[:20])
+    complete = checkpoint.find_complete(LocalFolder(tmp_path))
+    assert [found.name for found in complete] == [earlier.name]
 
 
-def test_a_checkpoint_is_told_of_once_its_file_is_there(
+def test_the_marker_is_written_after_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, made = LocalFolder.take, marker(1)
+    original, published = LocalFolder.move_in, marker(1)
 
-    def take(folder: LocalFolder, part: Path, name: str) -> None:
-        if name == made.name:
+    def move_in(folder: LocalFolder, part: Path, name: str) -> None:
+        if name == published.name:
             assert os.listdir(tmp_path) == [part.name]
             raise OSError(errno.ENOSPC, "No space left on device")
-        whole(folder, part, name)
+        original(folder, part, name)
 
-    monkeypatch.setattr(LocalFolder, "take", take)
+    monkeypatch.setattr(LocalFolder, "move_in", move_in)
     with pytest.raises(OSError, match="No space left"):
         publish(tmp_path, 1)
-    assert os.listdir(tmp_path) == [f".part-{made.name}"]
+    assert os.listdir(tmp_path) == [f".part-{published.name}"]
 
 
-def test_files_of_others_are_no_checkpoints_and_stay(tmp_path: Path) -> None:
+def test_files_of_other_programs_and_runs_are_ignored_and_kept(tmp_path: Path) -> None:
     publish(tmp_path, 1)
     others = ["model.pt", "checkpoint-1.pt", "checkpoint-000001-step-10-run1.txt", ".part-mine"]
-    others += [".seen-run2", f".part-{marker(2, run_id='run2').name}"]  # of a run beside this one
+    others += [".seen-run2", f".part-{marker(2, run_id='run2').name}"]  # of a concurrent run
     for name in others:
         (tmp_path / name).write_text("{}")
     folder = LocalFolder(tmp_path)
-    assert len(checkpoint.complete(folder)) == 1
-    checkpoint.tidy(folder, "run1")
+    assert len(checkpoint.find_complete(folder)) == 1
+    checkpoint.clean_up(folder, "run1")
     assert set(others) <= set(os.listdir(tmp_path))
 
 
-def test_what_a_run_left_unfinished_is_removed(tmp_path: Path) -> None:
+def test_unfinished_files_of_a_run_are_removed(tmp_path: Path) -> None:
     kept, cut = publish(tmp_path, 1), publish(tmp_path, 2)
     folder = LocalFolder(tmp_path)
-    (tmp_path / markers.marker_name(cut.name)).unlink()
+    (tmp_path / marker_name(cut.name)).unlink()
     (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
-    checkpoint.show(folder, "run1")
-    assert checkpoint.is_seen(folder, "run1")
-    checkpoint.tidy(folder, "run1")
-    assert sorted(os.listdir(tmp_path)) == [kept.name, markers.marker_name(kept.name)]
-    assert not checkpoint.is_seen(folder, "run1")
+    checkpoint.write_probe(folder, "run1")
+    assert checkpoint.has_probe(folder, "run1")
+    checkpoint.clean_up(folder, "run1")
+    assert sorted(os.listdir(tmp_path)) == [kept.name, marker_name(kept.name)]
+    assert not checkpoint.has_probe(folder, "run1")
 
 
-def test_a_damaged_file_is_told_and_not_loaded(tmp_path: Path) -> None:
-    made = publish(tmp_path, 1)
-    (tmp_path / made.name).write_bytes(b"stat!")
+def test_loading_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+    published = publish(tmp_path, 1)
+    (tmp_path / published.name).write_bytes(b"stat!")
     with pytest.raises(CheckpointError, match=r"step 10\) is damaged: 5 bytes"):
-        Checkpoint(LocalFolder(tmp_path), made).load()
-    (tmp_path / made.name).unlink()
+        Checkpoint(LocalFolder(tmp_path), published).load()
+    (tmp_path / published.name).unlink()
     with pytest.raises(CheckpointError, match=r"step 10\) is gone"):
-        Checkpoint(LocalFolder(tmp_path), made).load()
+        Checkpoint(LocalFolder(tmp_path), published).load()
 
 
 _metrics = st.dictionaries(
     st.just("loss"), st.floats(allow_nan=True, allow_infinity=True) | st.integers(-5, 5)
 )
+
+
+def archive_of(run_id: str, **options: Any) -> Archive:
+    return Archive(run_id, Options(**grouped({"np": 1, "num_to_keep": None, **options})))
 
 
 @given(
@@ -139,37 +144,38 @@ _metrics = st.dictionaries(
     st.sampled_from([None, "loss"]),
     st.sampled_from(["min", "max"]),
 )
-def test_retention_keeps_the_latest_and_the_best(
-    metrics: list[dict[str, float]], keep: int | None, best: str | None, mode: Mode
+def test_retention_keeps_the_latest_and_the_best_checkpoints(
+    metrics: list[dict[str, float]], keep: int | None, metric: str | None, mode: Mode
 ) -> None:
-    there = [marker(number + 1, metrics=each) for number, each in enumerate(metrics)]
-    gone = markers.surplus(there, keep, best, mode)
-    kept = [each for each in there if each not in gone]
+    saved = [marker(number, metrics=values) for number, values in enumerate(metrics, start=1)]
+    if metric is None:
+        mode = "min"
+    config = CheckpointConfig(num_to_keep=keep, metric=metric, mode=mode)
+    removed = retention.surplus(saved, config)
+    kept = [each for each in saved if each not in removed]
     if keep is None:
-        assert kept == there
+        assert kept == saved
         return
-    assert there[-1:] == kept[-1:]
-    assert min(keep, len(there)) <= len(kept) <= keep + (best is not None)
-    if best is None:
-        assert kept == there[-keep:]
+    assert saved[-1:] == kept[-1:]
+    assert min(keep, len(saved)) <= len(kept) <= keep + (metric is not None)
+    if metric is None:
+        assert kept == saved[-keep:]
         return
 
-    def value(each: Marker) -> float:
+    def badness(each: Marker) -> float:
         number = float(each.metrics.get("loss", math.nan))
-        worst = math.inf if mode == "min" else -math.inf
-        return worst if math.isnan(number) else number
+        if math.isnan(number):
+            return math.inf
+        return number if mode == "min" else -number
 
-    better = min if mode == "min" else max
-    for each in gone:
-        worst_kept = better(map(value, [each]))
-        assert sum(
-            (value(k) <= worst_kept) if mode == "min" else (value(k) >= worst_kept) for k in kept
-        ) >= min(keep, len(kept) - 1)
+    for each in removed:
+        as_good = [other for other in kept if badness(other) <= badness(each)]
+        assert len(as_good) >= min(keep, len(kept) - 1)
 
 
-def test_without_the_metric_a_checkpoint_is_no_better_than_any() -> None:
-    there = [marker(1, metrics={"loss": 9.0}), marker(2), marker(3, metrics={"loss": math.nan})]
-    assert [each.number for each in markers.ranked(there, "loss", "min")] == [1, 3, 2]
+def test_checkpoints_without_the_metric_rank_last() -> None:
+    saved = [marker(1, metrics={"loss": 9.0}), marker(2), marker(3, metrics={"loss": math.nan})]
+    assert [each.number for each in retention.ranked(saved, "loss", "min")] == [1, 3, 2]
 
 
 @pytest.mark.parametrize(
@@ -183,52 +189,55 @@ def test_without_the_metric_a_checkpoint_is_no_better_than_any() -> None:
         ("hdfs://host/x", None),
     ],
 )
-def test_paths_are_the_file_systems_and_urls_a_stores(url: str, path: str | None) -> None:
-    found = stores.local_path(url)
-    assert (None if found is None else str(found)) == path
+def test_which_urls_are_paths_of_the_file_system(url: str, path: str | None) -> None:
+    local = folders.local_path(url)
+    assert (None if local is None else str(local)) == path
 
 
-def test_a_store_that_nothing_here_knows_is_told_with_what_to_install() -> None:
-    with pytest.raises(CheckpointError, match="s3fs for s3://"), Archive("run1", "nosuch://x/y"):
+def test_an_unknown_url_scheme_is_an_error_that_says_what_to_install() -> None:
+    with (
+        pytest.raises(CheckpointError, match="s3fs for s3://"),
+        archive_of("run1", checkpoint_dir="nosuch://x/y"),
+    ):
         pass
 
 
-def test_a_store_of_fsspec_holds_checkpoints_too(tmp_path: Path) -> None:
+def test_a_folder_of_fsspec_holds_checkpoints(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
-    folder = stores.open_folder("memory://bucket/of/mine")
+    folder = folders.open_folder("memory://bucket/of/mine")
     for number in (1, 2):
         part = tmp_path / "part"
         part.write_bytes(b"state")
         checkpoint.publish(folder, part, marker(number))
         assert not part.exists()
-    assert [each.number for each in checkpoint.complete(folder)] == [2, 1]
-    shown = Checkpoint(folder, marker(2))
-    assert shown.path == "memory://bucket/of/mine/checkpoint-000002-step-20-run1.bin"
-    assert shown.load() == b"state"
+    assert [each.number for each in checkpoint.find_complete(folder)] == [2, 1]
+    loaded = Checkpoint(folder, marker(2))
+    assert loaded.path == "memory://bucket/of/mine/checkpoint-000002-step-20-run1.bin"
+    assert loaded.load() == b"state"
     checkpoint.remove(folder, marker(2))
-    assert [each.number for each in checkpoint.complete(folder)] == [1]
+    assert [each.number for each in checkpoint.find_complete(folder)] == [1]
     with pytest.raises(CheckpointError, match="is gone"):
-        shown.load()
+        loaded.load()
 
 
-def test_pieces_become_a_checkpoint_when_all_are_there(tmp_path: Path) -> None:
+def test_pieces_become_a_checkpoint_when_all_have_arrived(tmp_path: Path) -> None:
     made = marker(1, b"first second")
-    with Archive("run1", str(tmp_path), keep=3) as archive:
+    with archive_of("run1", checkpoint_dir=str(tmp_path), num_to_keep=3) as archive:
         archive.part(FilePart(0, made.name, 0, b"first "))
         archive.part(FilePart(0, made.name, 6, b"second"))
-        assert checkpoint.complete(LocalFolder(tmp_path)) == []
+        assert checkpoint.find_complete(LocalFolder(tmp_path)) == []
         saved = archive.saved(made)
         assert saved is not None
         assert saved.load() == b"first second"
         assert archive.saved(made) is None  # known
-    assert sorted(os.listdir(tmp_path)) == [made.name, markers.marker_name(made.name)]
+    assert sorted(os.listdir(tmp_path)) == [made.name, marker_name(made.name)]
 
 
-def test_pieces_with_a_gap_are_no_checkpoint_and_leave_nothing(tmp_path: Path) -> None:
+def test_missing_pieces_are_an_error_and_leave_no_file(tmp_path: Path) -> None:
     made = marker(1, b"first second")
-    with Archive("run1", str(tmp_path)) as archive:
+    with archive_of("run1", checkpoint_dir=str(tmp_path)) as archive:
         archive.part(FilePart(0, made.name, 0, b"first "))
-        with pytest.raises(ValueError, match="not where the one before it ended"):
+        with pytest.raises(ValueError, match="does not begin where the last one ended"):
             archive.part(FilePart(0, made.name, 7, b"econd"))
         assert archive.part(FilePart(0, made.name, 12, b"rest")) is None
         short = marker(2, b"longer")
@@ -241,93 +250,98 @@ def test_pieces_with_a_gap_are_no_checkpoint_and_leave_nothing(tmp_path: Path) -
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/x", "", "checkpoint-000001-step-1-a/b.pt", "timeline"]
 )
-def test_a_piece_of_anything_else_is_refused(tmp_path: Path, name: str) -> None:
-    with Archive("run1", str(tmp_path / "own")) as archive, pytest.raises(ValueError):  # noqa: PT011
+def test_a_piece_of_an_unexpected_file_is_refused(tmp_path: Path, name: str) -> None:
+    with (
+        archive_of("run1", checkpoint_dir=str(tmp_path / "checkpoints")) as archive,
+        pytest.raises(ValueError),  # noqa: PT011
+    ):
         archive.part(FilePart(0, name, 0, b"x"))
-    assert os.listdir(tmp_path) == ["own"]
+    assert os.listdir(tmp_path) == ["checkpoints"]
 
 
-def test_pieces_of_the_timeline_go_to_its_file(tmp_path: Path) -> None:
+def test_pieces_of_the_timeline_are_written_to_its_file(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     path.write_text("of an earlier run")
-    with Archive("run1", timeline=path) as archive:
+    with archive_of("run1", timeline=path) as archive:
         assert archive.part(FilePart(0, "timeline", 0, b"[{}")) == path
         assert archive.part(FilePart(0, "timeline", 3, b"]")) is None
     assert path.read_text() == "[{}]"
 
 
-def test_a_rank_that_sees_no_folder_gets_checkpoints_in_pieces(tmp_path: Path) -> None:
-    made, bad = publish(tmp_path, 1, b"0123456789"), publish(tmp_path, 2)
+def test_a_rank_that_does_not_see_the_folder_gets_checkpoints_in_pieces(tmp_path: Path) -> None:
+    intact, bad = publish(tmp_path, 1, b"0123456789"), publish(tmp_path, 2)
     (tmp_path / bad.name).write_bytes(b"stat!")
-    with Archive("run2", str(tmp_path), resume=True) as archive:
-        assert archive.plan(1).resume == (bad, made)
+    with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True) as archive:
+        assert archive.plan(1).resume == (bad, intact)
         assert "is damaged" in archive.fetch(Fetch(0, bad.name, 0)).problem
-        assert archive.fetch(Fetch(0, made.name, 4)).data == b"456789"
-        assert archive.fetch(Fetch(0, made.name, 10)).data == b""
-        assert "is no checkpoint of this run" in archive.fetch(Fetch(0, "../x", 0)).problem
+        assert archive.fetch(Fetch(0, intact.name, 4)).data == b"456789"
+        assert archive.fetch(Fetch(0, intact.name, 10)).data == b""
+        assert "is not a checkpoint of this run" in archive.fetch(Fetch(0, "../x", 0)).problem
 
 
-def test_a_run_that_does_not_resume_counts_on_and_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_run_without_resume_keeps_earlier_checkpoints_and_continues_their_numbers(
+    tmp_path: Path,
+) -> None:
     publish(tmp_path, 7)
-    with Archive("run2", str(tmp_path), keep=1) as archive:
+    with archive_of("run2", checkpoint_dir=str(tmp_path), num_to_keep=1) as archive:
         plan = archive.plan(1)
         assert (plan.resume, plan.next_number, plan.lineage) == ((), 8, False)
         archive.saved(publish(tmp_path, 8, run_id="run2"))
         assert [each.step for each in archive.checkpoints] == [80]
         assert [each.number for each in archive.plan(2).resume] == [8]
-    assert len(checkpoint.complete(LocalFolder(tmp_path))) == 2
+    assert len(checkpoint.find_complete(LocalFolder(tmp_path))) == 2
 
 
-def test_without_a_folder_checkpoints_last_as_long_as_the_run(tmp_path: Path) -> None:
-    with Archive("run1") as archive:
+def test_without_a_folder_checkpoints_exist_as_long_as_the_result(tmp_path: Path) -> None:
+    with archive_of("run1") as archive:
         folder = Path(archive.plan(1).folder)
         assert folder.is_dir()
         archive.saved(publish(folder, 1))
     assert archive.checkpoints[0].load() == b"state"
     archive.discard()
     assert not folder.exists()
-    with Archive("run2") as archive:
+    with archive_of("run2") as archive:
         folder = Path(archive.plan(1).folder)
     assert not folder.exists()  # there was no checkpoint
 
 
-def test_a_checkpoint_without_the_metric_that_ranks_is_told_once_and_is_not_the_best(
+def test_a_checkpoint_without_the_metric_is_warned_about_once_and_never_best(
     tmp_path: Path,
 ) -> None:
-    with Archive("run1", str(tmp_path), best="accuracy", mode="max") as archive:
+    with archive_of("run1", checkpoint_dir=str(tmp_path), metric="accuracy", mode="max") as archive:
         first, second = (publish(tmp_path, number, metrics={"loss": 1.0}) for number in (1, 2))
         archive.saved(first)
-        assert "step 10 has no such metric (it has: loss)" in archive.unranked(first)
+        assert "step 10 has no such metric (it has: loss)" in archive.metric_warning(first)
         archive.saved(second)
-        assert archive.unranked(second) == ""
+        assert archive.metric_warning(second) == ""
         assert archive.best is None
         archive.saved(publish(tmp_path, 3, metrics={"accuracy": 0.5}))
         assert archive.best is not None
         assert archive.best.step == 30
 
 
-def test_a_file_in_place_of_the_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(CheckpointError, match="it is a file; name a folder"),
-        Archive("run1", str(tmp_path / "file")),
+        archive_of("run1", checkpoint_dir=str(tmp_path / "file")),
     ):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_told_before_the_launch(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_before_the_launch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(CheckpointError, match="look at its name, permissions"),
-        Archive("run1", str(tmp_path / "file" / "x")),
+        pytest.raises(CheckpointError, match="check its name, permissions"),
+        archive_of("run1", checkpoint_dir=str(tmp_path / "file" / "x")),
     ):
         pass
 
 
-def test_what_a_killed_rank_did_not_live_to_tell_counts_and_what_it_began_goes(
+def test_a_checkpoint_that_a_killed_rank_completed_counts_and_its_unfinished_files_go(
     tmp_path: Path,
 ) -> None:
-    with Archive("run1", str(tmp_path)) as archive:
+    with archive_of("run1", checkpoint_dir=str(tmp_path)) as archive:
         archive.saved(publish(tmp_path, 1))
         publish(tmp_path, 2)
         (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
@@ -340,10 +354,10 @@ def test_what_a_killed_rank_did_not_live_to_tell_counts_and_what_it_began_goes(
         assert list(tmp_path.glob(".seen-*"))  # for the next attempt's ranks
 
 
-def test_a_run_that_goes_on_clears_up_after_the_one_that_crashed(tmp_path: Path) -> None:
+def test_a_run_that_resumes_removes_files_of_the_crashed_run(tmp_path: Path) -> None:
     kept, cut = publish(tmp_path, 1), publish(tmp_path, 2)
-    (tmp_path / markers.marker_name(cut.name)).unlink()
+    (tmp_path / marker_name(cut.name)).unlink()
     (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
-    with Archive("run2", str(tmp_path), resume=True):
+    with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True):
         pass
-    assert sorted(os.listdir(tmp_path)) == [kept.name, markers.marker_name(kept.name)]
+    assert sorted(os.listdir(tmp_path)) == [kept.name, marker_name(kept.name)]

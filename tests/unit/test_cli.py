@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from horovod_runner import InstallError, cli, doctor, install, runs
-from horovod_runner.doctor import Finding
+from horovod_runner import InstallError
+from horovod_runner.commands import cli, doctor, install
+from horovod_runner.commands.doctor import Finding
+from horovod_runner.results import registry
 
 
 def test_install_passes_the_users_choices_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +64,7 @@ def test_the_report_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> 
     ]
     assert lines[-1] == "Horovod: run: horovod-runner install"
     assert doctor.report(findings[:2], as_json=False, say=print) == 0
-    assert capsys.readouterr().out.endswith("All is well.\n")
+    assert capsys.readouterr().out.endswith("Everything works.\n")
 
 
 def test_the_report_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,15 +78,18 @@ def test_the_report_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> No
 def test_stop_ends_all_runs_or_the_one_that_is_meant(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = [runs.Found("1a2b", None, False, [7]), runs.Found("1a3c", None, False, [8])]
+    there = [
+        registry.ListedRun("1a2b", None, False, [7]),
+        registry.ListedRun("1a3c", None, False, [8]),
+    ]
     stopped: list[str] = []
 
-    def stop(found: runs.Found, seconds: float) -> str:
+    def stop(found: registry.ListedRun, seconds: float) -> str:
         stopped.append(found.run_id)
         return "" if found.run_id == "1a2b" else "processes that do not end: 8"
 
-    monkeypatch.setattr(runs, "find", lambda: there)
-    monkeypatch.setattr(runs, "stop", stop)
+    monkeypatch.setattr(registry, "find", lambda: there)
+    monkeypatch.setattr(registry, "stop", stop)
     assert cli.main(["stop", "1a2"]) == 0
     assert stopped == ["1a2b"]
     assert cli.main(["stop", "1a"]) == 1

@@ -1,4 +1,4 @@
-"""What Spark Connect does not tell and is found out: slots, and the way to the driver."""
+"""Spark Connect: the number of slots, and the driver's address as executors reach it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import host
+from horovod_runner.host import network
 from horovod_runner.launchers import connect
 
 CLUSTER = {"spark.master": "spark://10.0.0.1:7077"}
@@ -23,7 +23,7 @@ CLUSTER = {"spark.master": "spark://10.0.0.1:7077"}
         (4, {"spark.master": "local[4]", "spark.executor.cores": "8"}, 4),
         (8, CLUSTER, 8),
         (8, {**CLUSTER, "spark.executor.cores": "4", "spark.task.cpus": "3"}, 2),
-        # Until executors have registered Spark says two cores.
+        # Until executors have registered, Spark reports two cores.
         (2, {**CLUSTER, "spark.executor.cores": "4"}, 0),
         (
             8,
@@ -44,45 +44,45 @@ def test_slots_follow_from_cores_and_settings(
 
 
 def session(endpoint: str) -> Any:
-    """As much of a Connect session as tells its server."""
+    """The part of a Connect session that holds the server's address."""
     return SimpleNamespace(client=SimpleNamespace(_builder=SimpleNamespace(endpoint=endpoint)))
 
 
-def test_the_driver_is_where_the_server_sees_it() -> None:
-    away = "192.0.2.1"  # an address that nobody has
+def test_the_drivers_address_is_the_one_towards_the_server() -> None:
+    remote = "192.0.2.1"  # an address that no machine has
     try:
-        own = host.address_towards(away)
+        address = network.address_towards(remote)
     except OSError:
-        pytest.skip("this host has no route to anywhere")
-    assert connect.driver_host(session(f"{away}:15002"), "the-server") == own
+        pytest.skip("this host has no default route")
+    assert connect.driver_host(session(f"{remote}:15002"), "the-server") == address
 
 
-def test_a_server_on_this_host_knows_its_address() -> None:
+def test_with_a_server_on_this_host_its_driver_host_counts() -> None:
     assert connect.driver_host(session("127.0.0.1:15002"), "127.0.0.3") == "127.0.0.3"
 
 
-def test_a_server_behind_a_tunnel_is_not_on_this_host() -> None:
+def test_a_server_behind_a_tunnel_does_not_count_as_on_this_host() -> None:
     assert connect.driver_host(session("localhost:15002"), "192.0.2.1") == "127.0.0.1"
 
 
-def test_the_user_may_name_the_drivers_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_address_of_the_driver_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", "notebook.example")
     assert connect.driver_host(session("127.0.0.1:15002"), "127.0.0.3") == "notebook.example"
 
 
-def test_a_server_whose_port_closes_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_KNOCK_SECONDS", 0.1)
-    told = threading.Event()
-    errors: list[Exception] = []
+def test_a_server_whose_port_closes_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_PROBE_SECONDS", 0.1)
+    ended = threading.Event()
+    reasons: list[str] = []
 
-    def gone(error: Exception) -> None:
-        errors.append(error)
-        told.set()
+    def on_end(reason: str) -> None:
+        reasons.append(reason)
+        ended.set()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        connect.Lookout(("127.0.0.1", port), threading.Event(), gone)
+        connect.ServerWatch(("127.0.0.1", port), threading.Event(), on_end)
         server.accept()[0].close()
-        assert not told.is_set()
-    assert told.wait(30)
-    assert f"127.0.0.1:{port} has ended in the middle of the run" in str(errors[0])
+        assert not ended.is_set()
+    assert ended.wait(30)
+    assert f"127.0.0.1:{port} has ended in the middle of the run" in reasons[0]

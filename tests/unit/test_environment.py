@@ -1,4 +1,4 @@
-"""The variables of a worker, and the host's place in the network."""
+"""The environment variables of a worker, and the identity and addresses of a host."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import environment, gpu, host
-from horovod_runner.messages import Assignment, Controller
-from horovod_runner.topology import Offer, assign
+from horovod_runner.driver.placement import assign
+from horovod_runner.host import gpus, network, rank_environment
+from horovod_runner.wire.messages import Assignment, Controller
+from horovod_runner.wire.slots import Offer
 
 
 def variables(
@@ -25,29 +26,29 @@ def variables(
     slots = assign(offers)
     slot = slots[rank]
     assignment = Assignment(slot, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller=controller)
-    return environment.worker_variables(
-        slot, assignment, cores, gpu.environment(slot, "current"), user
+    return rank_environment.worker_variables(
+        slot, assignment, cores, gpus.environment(slot, "current"), user
     )
 
 
-def test_horovod_and_torch_find_their_ranks() -> None:
-    found = variables(4, 3, {})
-    assert found["HOROVOD_RANK"] == found["RANK"] == "3"
-    assert found["HOROVOD_SIZE"] == found["WORLD_SIZE"] == "4"
-    assert found["HOROVOD_LOCAL_RANK"] == found["LOCAL_RANK"] == "1"
-    assert found["HOROVOD_LOCAL_SIZE"] == found["LOCAL_WORLD_SIZE"] == "2"
-    assert found["HOROVOD_CROSS_RANK"] == found["GROUP_RANK"] == "1"
-    assert found["HOROVOD_CROSS_SIZE"] == "2"
-    assert found["HOROVOD_HOSTNAME"] == "h1"
-    assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.0:4711/secret"
-    assert found["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4711"
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("10.0.0.0", "4712")
-    assert found["HOROVOD_GLOO_IFACE"] == found["NCCL_SOCKET_IFNAME"] == "eth7"
-    assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert found["HOROVOD_RUNNER_DEVICE"] == "1"
+def test_horovod_and_torch_get_their_rank_variables() -> None:
+    environment = variables(4, 3, {})
+    assert environment["HOROVOD_RANK"] == environment["RANK"] == "3"
+    assert environment["HOROVOD_SIZE"] == environment["WORLD_SIZE"] == "4"
+    assert environment["HOROVOD_LOCAL_RANK"] == environment["LOCAL_RANK"] == "1"
+    assert environment["HOROVOD_LOCAL_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "2"
+    assert environment["HOROVOD_CROSS_RANK"] == environment["GROUP_RANK"] == "1"
+    assert environment["HOROVOD_CROSS_SIZE"] == "2"
+    assert environment["HOROVOD_HOSTNAME"] == "h1"
+    assert environment["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.0:4711/secret"
+    assert environment["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "4711"
+    assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("10.0.0.0", "4712")
+    assert environment["HOROVOD_GLOO_IFACE"] == environment["NCCL_SOCKET_IFNAME"] == "eth7"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert environment["HOROVOD_RUNNER_DEVICE"] == "1"
 
 
-def test_mpi_finds_its_rank_and_keeps_to_the_jobs_network(tmp_path: Path) -> None:
+def test_mpi_gets_its_rank_and_the_network_interface(tmp_path: Path) -> None:
     gloo = variables(4, 3, {})
     assert gloo["HOROVOD_CONTROLLER"] == gloo["HOROVOD_CPU_OPERATIONS"] == "gloo"
     assert not any(name.startswith(("PMI_", "UCX_")) for name in gloo)
@@ -59,58 +60,58 @@ def test_mpi_finds_its_rank_and_keeps_to_the_jobs_network(tmp_path: Path) -> Non
     assert named["UCX_NET_DEVICES"] == "eth8"
     users = variables(4, 3, {"UCX_NET_DEVICES": "mlx5_0:1"}, controller="mpi")
     assert users["UCX_NET_DEVICES"] == "mlx5_0:1"
-    # Where there is InfiniBand, UCX chooses better than a name of an Ethernet interface would.
-    assert not environment._has_rdma(tmp_path / "infiniband")
+    # With InfiniBand, UCX chooses a better device than the named Ethernet interface.
+    assert not rank_environment._has_rdma(tmp_path / "infiniband")
     (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
-    assert environment._has_rdma(tmp_path / "infiniband")
+    assert rank_environment._has_rdma(tmp_path / "infiniband")
 
 
-def test_on_gpus_horovod_looks_around_as_often_as_it_likes() -> None:
+def test_horovods_poll_interval_is_set_on_cpus_only() -> None:
     slot = assign([Offer(0, "h", "h", "10.0.0.1", "eth0")])[0]
-    assert environment.cycle_variables(slot) == {"HOROVOD_CYCLE_TIME": "20"}
+    assert rank_environment.cycle_variables(slot) == {"HOROVOD_CYCLE_TIME": "20"}
     assert "HOROVOD_CYCLE_TIME" not in variables(2, 0, {})  # its ranks have GPUs
 
 
-def test_very_many_ranks_to_a_core_give_it_up_while_they_wait_in_mpi() -> None:
+def test_very_many_ranks_per_core_sleep_while_they_wait_in_mpi() -> None:
     slot = assign(Offer(task, "h", "h", "10.0.0.1", "eth0") for task in range(33))[0]
     assignment = Assignment(slot, "10.0.0.0:4711/secret", "10.0.0.0", 4712, controller="mpi")
 
     def yields(cores: int, user: dict[str, str]) -> str | None:
-        found = environment.worker_variables(slot, assignment, cores, {}, user)
-        return found.get("MPIR_CVAR_ENABLE_HEAVY_YIELD")
+        environment = rank_environment.worker_variables(slot, assignment, cores, {}, user)
+        return environment.get("MPIR_CVAR_ENABLE_HEAVY_YIELD")
 
     assert yields(2, {}) == "1"
     assert yields(2, {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "0"}) == "0"
     assert yields(3, {}) is None
 
 
-def test_one_rank_is_a_single_process_to_horovod() -> None:
+def test_a_single_rank_gets_no_rendezvous_address() -> None:
     assert "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in variables(1, 0, {})
 
 
-def test_the_cores_are_shared_among_the_ranks_of_a_host() -> None:
+def test_the_ranks_of_a_host_share_its_cores() -> None:
     assert variables(4, 0, {}, cores=8)["OMP_NUM_THREADS"] == "4"
     assert variables(4, 0, {}, cores=1)["TF_NUM_INTRAOP_THREADS"] == "1"
 
 
-def test_the_user_wins_over_defaults_but_not_over_the_rank() -> None:
+def test_user_variables_override_defaults_but_not_the_rank() -> None:
     user = {"OMP_NUM_THREADS": "3", "NCCL_SOCKET_IFNAME": "ib0", "HOROVOD_GLOO_IFACE": "ib1"}
-    found = variables(2, 1, user | {"HOROVOD_RANK": "9", "CUDA_VISIBLE_DEVICES": "5"})
-    assert found["OMP_NUM_THREADS"] == "3"
-    assert found["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert found["HOROVOD_GLOO_IFACE"] == "ib1"
-    assert found["HOROVOD_RANK"] == "1"
-    assert found["CUDA_VISIBLE_DEVICES"] == "0"
+    environment = variables(2, 1, user | {"HOROVOD_RANK": "9", "CUDA_VISIBLE_DEVICES": "5"})
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert environment["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert environment["HOROVOD_GLOO_IFACE"] == "ib1"
+    assert environment["HOROVOD_RANK"] == "1"
+    assert environment["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-def test_masking_shows_a_rank_its_own_gpus() -> None:
+def test_with_mask_pinning_a_rank_sees_only_its_gpus() -> None:
     offers = [Offer(task, "h", "h", "10.0.0.1", "eth0", host_gpus=("4", "6")) for task in range(2)]
-    found = gpu.environment(assign(offers)[1], "mask")
-    assert found["CUDA_VISIBLE_DEVICES"] == "6"
-    assert found["HOROVOD_RUNNER_DEVICE"] == "0"
+    environment = gpus.environment(assign(offers)[1], "mask")
+    assert environment["CUDA_VISIBLE_DEVICES"] == "6"
+    assert environment["HOROVOD_RUNNER_DEVICE"] == "0"
 
 
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_visible_devices_is_parsed_like_cuda_does(monkeypatch: pytest.MonkeyPatch) -> None:
     for value, expected in [
         ("2,3", ("2", "3")),
         (" 0 , GPU-77 ", ("0", "GPU-77")),
@@ -118,10 +119,10 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(monkeypatch: pytest.Monke
         ("", ()),
     ]:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        assert gpu.visible_gpus() == expected
+        assert gpus.visible_gpus() == expected
         offer = Offer(0, "h", "h", "10.0.0.1", "eth0", host_gpus=expected)
-        # The user's own numbering stays: no order is set over it.
-        assert "CUDA_DEVICE_ORDER" not in gpu.environment(assign([offer])[0], "current")
+        # The user's numbering is kept: no order is set.
+        assert "CUDA_DEVICE_ORDER" not in gpus.environment(assign([offer])[0], "current")
 
 
 def test_gpus_are_listed_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -130,46 +131,27 @@ def test_gpus_are_listed_by_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path
     tool.write_text("#!/bin/sh\necho '0, NVIDIA X, GPU-a'\necho '1, NVIDIA X, GPU-b'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert gpu.visible_gpus() == ("0", "1")
-    assert gpu.list_gpus()[1] == ("1", "NVIDIA X, GPU-b")
+    assert gpus.visible_gpus() == ("0", "1")
+    assert gpus.list_gpus()[1] == ("1", "NVIDIA X, GPU-b")
     tool.write_text("#!/bin/sh\nexit 9\n")
-    assert gpu.visible_gpus() == ()
+    assert gpus.visible_gpus() == ()
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"cpu.max": "150000 100000\n"}, 1.5),
-        ({"cpu.max": "max 100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2.0),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
-        ({}, None),
-    ],
-)
-def test_a_containers_quota_is_read(
-    tmp_path: Path, files: dict[str, str], cores: float | None
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert environment._cgroup_cores(tmp_path) == cores
+def test_a_host_id_is_stable_and_usable_in_a_path() -> None:
+    assert network.host_id() == network.host_id()
+    assert "/" not in network.host_id()
 
 
-def test_a_host_names_itself_the_same_way_twice_and_fit_for_a_path() -> None:
-    assert host.host_id() == host.host_id()
-    assert "/" not in host.host_id()
-
-
-def test_the_way_to_a_peer_has_an_address_and_an_interface() -> None:
-    address = host.address_towards("127.0.0.1")
+def test_the_route_to_a_peer_has_an_address_and_an_interface() -> None:
+    address = network.address_towards("127.0.0.1")
     assert address == "127.0.0.1"
-    assert host.interface_of(address) == "lo"
+    assert network.interface_of(address) == "lo"
     with pytest.raises(LookupError, match=r"192\.0\.2\.77"):
-        host.interface_of("192.0.2.77")
+        network.interface_of("192.0.2.77")
 
 
-def test_a_held_port_is_given_to_nobody_but_a_server_that_allows_reuse() -> None:
-    held = host.hold_port("127.0.0.1")
+def test_only_a_server_that_allows_reuse_gets_a_held_port() -> None:
+    held = network.hold_port("127.0.0.1")
     port = held.getsockname()[1]
     with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
         stranger.bind(("127.0.0.1", port))

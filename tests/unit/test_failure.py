@@ -1,4 +1,4 @@
-"""What a failed run says."""
+"""The error of a failed run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import cloudpickle
 import pytest
 
 from horovod_runner import LaunchError, RankFailedError
-from horovod_runner.failure import run_error
-from horovod_runner.handover import WorkerOutcome
-from horovod_runner.job import Outcome
+from horovod_runner.results.failures import run_error
+from horovod_runner.wire.job import Outcome
+from horovod_runner.wire.job_file import WorkerOutcome
 
 OK = WorkerOutcome(True, 0)
 
@@ -48,14 +48,14 @@ def test_survivors_are_never_the_cause() -> None:
 
 
 def test_a_rank_that_was_stopped_is_not_the_cause() -> None:
-    felt = raised(RuntimeError("Horovod has been shut down"), secondary=True)
-    error = run_error([outcome(0, None, -15, stopped=True), outcome(1, felt)], reported=[])
+    survivor = raised(RuntimeError("Horovod has been shut down"), secondary=True)
+    error = run_error([outcome(0, None, -15, stopped=True), outcome(1, survivor)], reported=[])
     assert isinstance(error.__cause__, RankFailedError)
     assert error.__cause__.rank == 1
     assert "SIGTERM" not in str(error.__cause__)
 
 
-def test_where_all_are_survivors_the_first_of_them_is_told() -> None:
+def test_if_all_ranks_are_survivors_the_lowest_rank_is_the_cause() -> None:
     gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
     error = run_error([outcome(2, gone), outcome(1, gone)], reported=[])
     assert isinstance(error.__cause__, RankFailedError)
@@ -73,25 +73,25 @@ def test_a_rank_that_returned_early_is_the_cause_of_the_others_errors() -> None:
 
 @pytest.mark.parametrize(
     ("module", "remedy"),
-    [("horovod.torch", "horovod-runner install"), ("sklearn.svm", "pip install scikit-learn;")],
+    [("horovod.torch", "horovod-runner install"), ("sklearn.svm", "pip install scikit-learn.")],
 )
-def test_what_a_host_lacks_is_told_with_the_command_that_installs_it(
+def test_a_missing_module_is_reported_with_the_command_that_installs_it(
     module: str, remedy: str
 ) -> None:
     missing = raised(ModuleNotFoundError(f"No module named '{module}'", name=module))
     cause = run_error([outcome(0, OK), outcome(1, missing)], reported=[1]).__cause__
-    assert f"The Python of host1 has no {module}: " in str(cause)
+    assert f"The Python of host1 has no module {module}. " in str(cause)
     assert remedy in str(cause)
 
 
-def test_equal_failures_are_told_together() -> None:
+def test_equal_failures_are_reported_together() -> None:
     outcomes = [outcome(r, raised(ValueError("same"))) for r in range(6)]
-    outcomes[4] = outcome(4, None, -15)  # stopped
+    outcomes[4] = outcome(4, None, -15)  # stopped by its task
     cause = run_error(outcomes, reported=[1, 0, 2, 3, 5]).__cause__
-    assert "In the same way: ranks 0, 2-3, 5." in str(cause)
+    assert "The same failure: ranks 0, 2-3, 5." in str(cause)
 
 
-def test_an_exception_that_does_not_load_is_told_in_words() -> None:
+def test_an_exception_that_cannot_be_unpickled_is_quoted() -> None:
     error = run_error([outcome(0, raised(ValueError("odd"), pickled=b"junk"), 1)], reported=[0])
     assert isinstance(error, RankFailedError)
     assert "ValueError: odd" in str(error)
@@ -103,7 +103,7 @@ def test_a_task_without_a_worker_is_a_launch_error() -> None:
     assert str(error) == "task 1 of 1 on h: no route"
 
 
-def test_the_gpu_is_named() -> None:
+def test_the_error_names_the_gpu() -> None:
     error = run_error([outcome(0, None, 3, gpus=("7",))], reported=[])
     assert "(pid 100, GPU 7) failed: its process ended with exit code 3" in str(error)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_runner import stacks
-from horovod_runner.hang import HangWatch, check_seconds
-from horovod_runner.messages import Alive, Stall
-from horovod_runner.stall import StallReader
+from horovod_runner.common import stacks
+from horovod_runner.driver.hangs import HangWatch
+from horovod_runner.options import DebugConfig, Options
+from horovod_runner.task.stall_reader import StallReader
+from horovod_runner.wire.messages import Alive, Stall
 
 MAIN = 'File "/home/me/train.py", line {line} in step'
 
@@ -15,7 +16,7 @@ MAIN = 'File "/home/me/train.py", line {line} in step'
 def dump(line: int, *, other: int = 0) -> str:
     """What faulthandler writes of a worker with two threads."""
     thread = f'Thread 0x01 (most recent call first):\n  File "/lib/q.py", line {other} in get\n'
-    own = 'File "/x/site-packages/horovod_runner/worker.py", line 3 in main'
+    own = 'File "/x/site-packages/horovod_runner/worker/main.py", line 3 in main'
     inner = 'File "/x/site-packages/horovod/torch/mpi_ops.py", line 5 in synchronize'
     frames = [inner, MAIN.format(line=line), own]
     return thread + "Current thread 0x02 (most recent call first):\n  " + "\n  ".join(frames) + "\n"
@@ -96,7 +97,7 @@ def test_idle_ranks_hang_and_one_that_computes_keeps_them_from_it() -> None:
     clock = Clock(2)
     clock.run(60, every=0, idle=20.0)
     assert clock.steps[-1][1] == "end"
-    assert clock.watch.describe(2) == "no rank computes or prints"
+    assert clock.watch.describe(2) == "no rank computes or prints anything"
     busy = Clock(2)
     busy.run(60, every=0, idle=0.0)
     assert busy.steps == []
@@ -132,7 +133,7 @@ def test_a_rank_that_ended_is_told_and_no_longer_asked() -> None:
     clock.watch.ended(1)
     clock.run(60, every=0, idle=20.0)
     assert clock.steps[-1][1] == "end"
-    assert clock.watch.describe(2).endswith("rank 1 returned from main before")
+    assert clock.watch.describe(2).endswith("rank 1 already returned from main")
 
 
 def test_many_tensors_that_wait_for_the_same_ranks_are_told_together() -> None:
@@ -147,7 +148,8 @@ def test_many_tensors_that_wait_for_the_same_ranks_are_told_together() -> None:
     ("timeout", "seconds"), [(None, 60), (1800.0, 60), (30.0, 5), (3.0, 1), (0.5, 1)]
 )
 def test_the_first_look_comes_well_before_the_timeout(timeout: float | None, seconds: int) -> None:
-    assert check_seconds(timeout) == seconds
+    options = Options(np=1, debug_config=DebugConfig(hang_timeout=timeout))
+    assert options.stall_check_seconds == seconds
 
 
 def test_the_main_threads_stack_comes_first_and_ends_where_the_users_code_does() -> None:

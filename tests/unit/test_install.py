@@ -1,4 +1,4 @@
-"""Planning a build and naming what it would miss; the build itself is made by the set-up."""
+"""Tests of `horovod-runner install` without a compilation: plan, prerequisites, cache, download."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import os
 import shutil
 import sysconfig
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from horovod_runner import InstallError, hello, horovod_source, install, inventory
-from horovod_runner.hello import Greeting
-from horovod_runner.inventory import Framework, Mpi, Nccl
+from horovod_runner import InstallError
+from horovod_runner.commands import hello, install
+from horovod_runner.commands.hello import Greeting
+from horovod_runner.horovod_build import build, plan, source, toolchain
+from horovod_runner.horovod_build.plan import BuildPlan, make_plan
+from horovod_runner.horovod_build.toolchain import Framework, Mpi, Nccl
 
 CPU_TORCH = Framework("torch", "2.13.0+cpu")
 CUDA_TORCH = Framework("torch", "2.13.0", "13.0")
@@ -25,11 +27,11 @@ CUDA_TF = Framework("tensorflow", "2.21.0", "12.5.1")
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """What the inventory finds; a test changes it before it plans."""
+    """The results of toolchain's functions. A test changes them before it plans."""
     include = tmp_path / "cuda" / "include"
     include.mkdir(parents=True)
     (include / "cuda.h").write_text("#define CUDA_VERSION 13000\n")
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "frameworks": [CUDA_TORCH],
         "cuda": tmp_path / "cuda",
         "nccl": Nccl(tmp_path, tmp_path / "libnccl.so.2", "2.29.3"),
@@ -38,27 +40,27 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
         "architectures": None,
     }
     monkeypatch.setattr(
-        inventory,
+        toolchain,
         "find_framework",
-        lambda name: next((f for f in found["frameworks"] if f.name == name), None),
+        lambda name: next((f for f in results["frameworks"] if f.name == name), None),
     )
-    monkeypatch.setattr(inventory, "find_cuda_home", lambda: found["cuda"])
-    monkeypatch.setattr(inventory, "find_nccl", lambda: found["nccl"])
-    monkeypatch.setattr(inventory, "find_system_mpi", lambda: found["system"])
-    monkeypatch.setattr(inventory, "find_mpich", lambda: found["mpich"])
-    monkeypatch.setattr(install, "_gpu_architectures", lambda: found["architectures"])
-    return found
+    monkeypatch.setattr(toolchain, "find_cuda_home", lambda: results["cuda"])
+    monkeypatch.setattr(toolchain, "find_nccl", lambda: results["nccl"])
+    monkeypatch.setattr(toolchain, "find_system_mpi", lambda: results["system"])
+    monkeypatch.setattr(toolchain, "find_mpich", lambda: results["mpich"])
+    monkeypatch.setattr(plan, "_gpu_architectures", lambda: results["architectures"])
+    return results
 
 
-def test_nccl_is_chosen_where_everything_for_it_is_here(machine: dict[str, Any]) -> None:
-    plan = install.plan()
-    assert plan.gpu
-    assert plan.describe() == "Horovod 0.28.1 for torch 2.13.0, with Gloo, NCCL"
-    assert "cuda-13.0-nccl-2.29.3" in plan.key()
+def test_nccl_is_used_if_its_requirements_are_met(machine: dict[str, Any]) -> None:
+    chosen = make_plan()
+    assert chosen.gpu
+    assert chosen.describe() == "Horovod 0.28.1 for torch 2.13.0, with Gloo, NCCL"
+    assert "cuda-13.0-nccl-2.29.3" in chosen.key()
 
 
 @pytest.mark.parametrize(
-    ("lacking", "text"),
+    ("missing", "text"),
     [
         ({"frameworks": [CPU_TORCH]}, "torch 2.13.0[+]cpu is a CPU build"),
         ({"frameworks": [CUDA_TORCH, CUDA_TF]}, "one CUDA release.*--frameworks"),
@@ -67,40 +69,40 @@ def test_nccl_is_chosen_where_everything_for_it_is_here(machine: dict[str, Any])
         ({"nccl": None}, "nccl.h"),
     ],
 )
-def test_a_cpu_build_is_chosen_where_something_lacks_and_gpu_says_what(
-    machine: dict[str, Any], lacking: dict[str, Any], text: str
+def test_without_a_gpu_requirement_the_build_is_for_cpus_and_gpu_names_it(
+    machine: dict[str, Any], missing: dict[str, Any], text: str
 ) -> None:
-    machine.update(lacking)
-    assert not install.plan().gpu
+    machine.update(missing)
+    assert not make_plan().gpu
     with pytest.raises(InstallError, match=text):
-        install.plan(gpu=True)
+        make_plan(gpu=True)
 
 
-def test_the_user_may_decide(machine: dict[str, Any]) -> None:
+def test_the_user_chooses_frameworks_gpu_and_mpi(machine: dict[str, Any]) -> None:
     machine["frameworks"] = [CUDA_TORCH, CUDA_TF]
-    assert [f.name for f in install.plan(["tensorflow"]).frameworks] == ["tensorflow"]
-    assert not install.plan(gpu=False).gpu
-    described = install.plan(gpu=False, mpi="system").describe()
+    assert [f.name for f in make_plan(["tensorflow"]).frameworks] == ["tensorflow"]
+    assert not make_plan(gpu=False).gpu
+    described = make_plan(gpu=False, mpi="system").describe()
     assert described.endswith("with Gloo, MPI (the system's, 4.1.4)")
 
 
-def test_the_mpich_package_is_taken_where_it_is_installed(
+def test_the_mpich_package_is_used_if_it_is_installed(
     machine: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert install.plan().mpi is None
-    lib = Path(sysconfig.get_path("data"), "lib")
+    assert make_plan().mpi is None
+    lib = Path(os.path.realpath(sysconfig.get_path("data")), "lib")
     machine["mpich"] = Mpi(True, "5.0.2", lib)
-    plan = install.plan()
-    assert plan.describe().endswith("with Gloo, NCCL, MPI (the mpich package, 5.0.2)")
-    environment = install._build_environment(plan, tmp_path)
+    chosen = make_plan()
+    assert chosen.describe().endswith("with Gloo, NCCL, MPI (the mpich package, 5.0.2)")
+    environment = build._build_environment(chosen, tmp_path)
     assert environment["HOROVOD_RUNNER_REQUIRES"] == "mpich>=4"
-    # From where Horovod's modules are to where the library is, wherever both are.
-    origin, _, way = environment["HOROVOD_RUNNER_RPATH"].partition("/")
+    # The path from Horovod's modules to the library, relative.
+    origin, _, relative = environment["HOROVOD_RUNNER_RPATH"].partition("/")
     assert origin == "$ORIGIN"
     modules = Path(os.path.realpath(sysconfig.get_path("platlib")), "horovod", "torch")
-    assert os.path.normpath(modules / way) == os.path.realpath(lib)
-    assert install.plan(mpi="none").mpi is None
-    system = install._build_environment(install.plan(gpu=False, mpi="system"), tmp_path)
+    assert os.path.normpath(modules / relative) == str(lib)
+    assert make_plan(mpi="none").mpi is None
+    system = build._build_environment(make_plan(gpu=False, mpi="system"), tmp_path)
     assert "HOROVOD_RUNNER_RPATH" not in system
 
 
@@ -115,39 +117,46 @@ def test_the_mpich_package_is_taken_where_it_is_installed(
         ({"frameworks": [Framework("torch", "2", error="boom")]}, {}, "does not import .boom."),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_one_line(
+def test_a_plan_that_is_impossible_is_a_one_line_error(
     machine: dict[str, Any], state: dict[str, Any], arguments: dict[str, Any], text: str
 ) -> None:
     machine.update(state)
     with pytest.raises(InstallError, match=text) as caught:
-        install.plan(**arguments)
+        make_plan(**arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_another_version_of_anything_is_another_wheel(machine: dict[str, Any]) -> None:
-    plans = [install.plan(), install.plan(gpu=False), install.plan(mpi="system")]
-    keys = {plan.key() for plan in plans}
+def test_another_version_of_any_library_is_another_wheel(machine: dict[str, Any]) -> None:
+    plans = [make_plan(), make_plan(gpu=False), make_plan(mpi="system")]
+    keys = {chosen.key() for chosen in plans}
     machine["mpich"] = Mpi(True, "4.1.4", Path("lib"))
-    keys.add(install.plan().key())
+    keys.add(make_plan().key())
     machine["frameworks"] = [Framework("torch", "2.12.0", "13.0")]
-    keys.add(install.plan().key())
+    keys.add(make_plan().key())
     machine["nccl"] = Nccl(Path(), Path(), "2.30.1")
-    keys.add(install.plan().key())
+    keys.add(make_plan().key())
     machine["architectures"] = "90"
-    keys.add(install.plan().key())
+    keys.add(make_plan().key())
     assert len(keys) == 7
     assert not any("/" in key for key in keys)
 
 
-def test_a_source_that_is_mended_otherwise_is_another_wheel(
-    monkeypatch: pytest.MonkeyPatch,
+def test_another_patch_or_overlay_makes_another_wheel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan = install.BuildPlan((CPU_TORCH,))
-    before = plan.key()
-    first, *others = horovod_source.EDITS
-    edits = (replace(first, new=f"{first.new}\n"), *others)
-    monkeypatch.setattr(horovod_source, "EDITS", edits)
-    assert plan.key() != before
+    for name in ("PATCHES", "OVERLAY"):
+        copy = shutil.copytree(getattr(source, name), tmp_path / name)
+        monkeypatch.setattr(source, name, copy)
+    chosen = BuildPlan((CPU_TORCH,))
+    first, *_ = sorted((tmp_path / "PATCHES").iterdir())
+    (module,) = (tmp_path / "OVERLAY").rglob("FindPytorch.cmake")
+    before = chosen.key()
+    first.write_text(f"Another subject.\n{first.read_text()}")
+    assert chosen.key() == before  # a header does not change the source
+    first.write_text(f"{first.read_text()}+\n")
+    patched = chosen.key()
+    module.write_text(f"{module.read_text()}\n")
+    assert len({before, patched, chosen.key()}) == 3
 
 
 @pytest.mark.parametrize(
@@ -162,23 +171,23 @@ def test_a_source_that_is_mended_otherwise_is_another_wheel(
         ("disk", "GiB free"),
     ],
 )
-def test_what_a_build_would_miss_is_said_before_it_begins(
+def test_a_missing_prerequisite_is_a_one_line_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str, text: str
 ) -> None:
-    find_tool = inventory.find_tool
-    version = inventory.distribution_version
+    find_tool = toolchain.find_tool
+    version = toolchain.distribution_version
     if missing == "find_compiler":
-        monkeypatch.setattr(inventory, "find_compiler", lambda: None)
+        monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
     monkeypatch.setattr(
-        inventory, "find_tool", lambda *names: None if missing in names else find_tool(*names)
+        toolchain, "find_tool", lambda *names: None if missing in names else find_tool(*names)
     )
     monkeypatch.setattr(
-        inventory, "distribution_version", lambda name: None if name == missing else version(name)
+        toolchain, "distribution_version", lambda name: None if name == missing else version(name)
     )
     if missing == "cmake 3.18":
-        old = inventory.Tool("/usr/bin/cmake", "3.9.1")
+        old = toolchain.Tool("/usr/bin/cmake", "3.9.1")
         monkeypatch.setattr(
-            inventory, "find_tool", lambda *names: old if "cmake" in names else find_tool(*names)
+            toolchain, "find_tool", lambda *names: old if "cmake" in names else find_tool(*names)
         )
     if missing == "header":
         monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
@@ -186,15 +195,15 @@ def test_what_a_build_would_miss_is_said_before_it_begins(
         usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(InstallError, match=text) as caught:
-        install.check_prerequisites(install.BuildPlan((CPU_TORCH,)), tmp_path)
+        build.check_prerequisites(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 @pytest.fixture
 def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, Any]) -> Path:
-    """A wheel that was built for this machine before."""
+    """A wheel in the cache, built for this machine's plan."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    wheel = install.cache_folder() / "wheels" / install.plan().key() / "horovod.whl"
+    wheel = install.cache_folder() / "wheels" / make_plan().key() / "horovod.whl"
     wheel.parent.mkdir(parents=True)
     wheel.touch()
     return wheel
@@ -202,41 +211,26 @@ def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, machine: dict[str, A
 
 def test_a_cached_wheel_is_used_again(cached: Path) -> None:
     said: list[str] = []
-    assert install.find_or_build_wheel(install.plan(), say=said.append) == cached
+    assert install.find_or_build_wheel(make_plan(), say=said.append) == cached
     assert "built before" in said[0]
 
 
-def test_rebuild_builds_what_is_cached(
+def test_rebuild_builds_despite_a_cached_wheel(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cached: Path
 ) -> None:
     built = tmp_path / "built.whl"
-    monkeypatch.setattr(install, "_build_wheel", lambda *_: built)
-    assert install.find_or_build_wheel(install.plan(), rebuild=True, say=print) == built
+    monkeypatch.setattr(install, "build_wheel", lambda *_: built)
+    assert install.find_or_build_wheel(make_plan(), rebuild=True, say=print) == built
 
 
-def test_every_edit_is_made_and_a_foreign_source_is_refused(tmp_path: Path) -> None:
-    for edit in horovod_source.EDITS:
-        file = tmp_path / edit.path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a") as source:
-            source.write(f"before\n{edit.old}\nafter\n")
-    horovod_source.mend(tmp_path)
-    for edit in horovod_source.EDITS:
-        assert edit.new in (tmp_path / edit.path).read_text()
-    probe = "cmake/Modules/FindPytorch.cmake"
-    assert (tmp_path / probe).read_text() == (horovod_source.OVERLAY / probe).read_text()
-    with pytest.raises(InstallError, match="lacks the text to mend"):
-        horovod_source.mend(tmp_path)
-
-
-def test_a_download_that_is_not_the_release_is_refused(
+def test_a_download_with_another_digest_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with tarfile.open(tmp_path / "horovod-0.28.1.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("horovod-0.28.1/setup.py"), io.BytesIO())
-    monkeypatch.setattr("sys.executable", "/bin/true")  # stands for a pip that brought the above
+    monkeypatch.setattr("sys.executable", "/bin/true")  # replaces pip: the archive exists
     with pytest.raises(InstallError, match="SHA-256"):
-        horovod_source.fetch(tmp_path)
+        source.fetch(tmp_path)
 
 
 def test_the_source_is_unpacked_by_a_tarfile_without_filters(
@@ -246,21 +240,21 @@ def test_the_source_is_unpacked_by_a_tarfile_without_filters(
     with tarfile.open(archive, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("horovod-0.28.1/setup.py"), io.BytesIO())
     monkeypatch.setattr("sys.executable", "/bin/true")
-    monkeypatch.setattr(horovod_source, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
+    monkeypatch.setattr(source, "SHA256", hashlib.sha256(archive.read_bytes()).hexdigest())
     extract = tarfile.TarFile.extractall
-    monkeypatch.delattr(tarfile, "data_filter")  # as before Python 3.11.4
+    monkeypatch.delattr(tarfile, "data_filter")  # Python before 3.11.4 has none
 
     def extractall(tar: tarfile.TarFile, path: Path) -> None:
         extract(tar, path)
 
     monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
-    assert (horovod_source.fetch(tmp_path) / "setup.py").exists()
+    assert (source.fetch(tmp_path) / "setup.py").exists()
 
 
-def test_a_registry_out_of_reach_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_download_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(InstallError, match="could not be downloaded: pip exit code 1"):
-        horovod_source.fetch(tmp_path)
+        source.fetch(tmp_path)
 
 
 def test_a_failed_build_shows_its_first_error_and_its_log(tmp_path: Path) -> None:
@@ -268,9 +262,9 @@ def test_a_failed_build_shows_its_first_error_and_its_log(tmp_path: Path) -> Non
     said: list[str] = []
     script = "echo '[ 10%] Building CXX object a/b.cc.o'; echo 'x.cc:3: error: no such thing'; "
     script += "echo 'make: error: 2'; exit 3"
-    assert install._run_logged(["sh", "-c", script], {}, log, said.append) == 3
+    assert build._run_logged(["sh", "-c", script], {}, log, said.append) == 3
     assert said == ["   10%  b.cc.o"]
-    assert install._first_error(log) == "x.cc:3: error: no such thing"
+    assert build._first_error(log) == "x.cc:3: error: no such thing"
 
 
 def test_a_build_that_fails_ends_the_install(
@@ -280,33 +274,33 @@ def test_a_build_that_fails_ends_the_install(
     pip.write_text("#!/bin/sh\necho 'x.cc:3: error: no such thing'\nexit 3\n")
     pip.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(pip))
-    monkeypatch.setattr(install, "check_prerequisites", lambda *_: None)
-    monkeypatch.setattr(horovod_source, "fetch", lambda folder: folder)
-    monkeypatch.setattr(horovod_source, "mend", lambda _: None)
-    told = r"failed \(exit code 3\): x.cc:3: error: no such thing The whole log is .*build.log"
-    with pytest.raises(InstallError, match=told):
-        install._build_wheel(install.BuildPlan((CPU_TORCH,)), tmp_path, print)
+    monkeypatch.setattr(build, "check_prerequisites", lambda _: None)
+    monkeypatch.setattr(source, "fetch", lambda folder: folder)
+    monkeypatch.setattr(source, "apply_patches", lambda _: None)
+    message = r"failed \(exit code 3\): x.cc:3: error: no such thing The whole log is .*build.log"
+    with pytest.raises(InstallError, match=message):
+        build.build_wheel(BuildPlan((CPU_TORCH,)), tmp_path, print)
 
 
 def greetings(*totals: float) -> list[Greeting]:
     return [Greeting(n, len(totals), n, "host", total, "cpu") for n, total in enumerate(totals)]
 
 
-def test_an_install_is_proved_by_ranks_that_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_install_ends_with_an_allreduce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hello, "hello", lambda *_, **__: greetings(3, 3))
     said: list[str] = []
-    install.prove(install.BuildPlan((CPU_TORCH,)), said.append)
+    install.prove(BuildPlan((CPU_TORCH,)), said.append)
     assert said == ["two ranks reduced with torch: ok"]
 
 
 @pytest.mark.parametrize("totals", [(3, 2), (6, 6)])
-def test_a_wrong_sum_on_any_rank_is_no_proof(
+def test_a_wrong_sum_on_any_rank_is_an_error(
     monkeypatch: pytest.MonkeyPatch, totals: tuple[float, float]
 ) -> None:
     monkeypatch.setattr(hello, "hello", lambda *_, **__: greetings(*totals))
     said: list[str] = []
     with pytest.raises(InstallError, match=r"reduced to \d on rank \d, not 3: run"):
-        install.prove(install.BuildPlan((CPU_TORCH,)), said.append)
+        install.prove(BuildPlan((CPU_TORCH,)), said.append)
     assert said == []
 
 
@@ -322,17 +316,19 @@ def test_nccl_is_found_in_a_wheel_and_staged_for_the_linker(
     )
     monkeypatch.delenv("HOROVOD_NCCL_HOME", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
-    nccl = inventory.find_nccl()
+    nccl = toolchain.find_nccl()
     assert nccl is not None
     assert nccl.version == "2.29.3"
-    staged = install._stage_nccl(nccl, tmp_path / "stage")
+    staged = build._stage_nccl(nccl, tmp_path / "stage")
     assert (staged / "lib" / "libnccl.so").resolve() == root / "lib" / "libnccl.so.2"
     assert (staged / "include" / "nccl.h").exists()
 
 
-def test_a_gpu_build_is_told_where_everything_is(machine: dict[str, Any], tmp_path: Path) -> None:
+def test_a_gpu_build_gets_the_paths_of_cuda_and_nccl(
+    machine: dict[str, Any], tmp_path: Path
+) -> None:
     machine["architectures"] = "90"
-    environment = install._build_environment(install.plan(), tmp_path)
+    environment = build._build_environment(make_plan(), tmp_path)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert environment["HOROVOD_CUDA_HOME"] == str(tmp_path / "cuda")
     assert environment["HOROVOD_BUILD_CUDA_CC_LIST"] == "90"
@@ -349,8 +345,8 @@ def test_the_cuda_toolkit_is_found_beside_nvcc(
     for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path / "cuda" / "bin"))
-    home = inventory.find_cuda_home()
+    home = toolchain.find_cuda_home()
     assert home == tmp_path / "cuda"
-    assert inventory.cuda_version(home) == "13.0"
+    assert toolchain.cuda_version(home) == "13.0"
     (home / "include" / "cuda.h").unlink()
-    assert inventory.find_cuda_home() != home
+    assert toolchain.find_cuda_home() != home

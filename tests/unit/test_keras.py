@@ -1,4 +1,4 @@
-"""What the callbacks hand to Horovod; a few lines stand for Keras and for Horovod."""
+"""What the Keras callbacks broadcast, with stand-ins for Keras and Horovod."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.unit.modules import load_anew
 
 
 class Callback:
-    """Keras's."""
+    """Stands for keras.callbacks.Callback."""
 
     def __init__(self) -> None:
         self.params: dict[str, Any] = {}
@@ -24,18 +24,18 @@ class Callback:
 
 
 class TwoRanks:
-    """Collectives that remember what was broadcast, and from where."""
+    """Stands for the collectives; records the broadcast variables and their root."""
 
     hvd = SimpleNamespace(size=lambda: 2)
 
     def __init__(self) -> None:
-        self.handed: list[tuple[list[str], int]] = []
+        self.broadcasts: list[tuple[list[str], int]] = []
 
     def gather(self, numbers: list[int], name: str) -> list[list[int]]:
         return [numbers, numbers]
 
     def broadcast_variables(self, variables: Iterable[Any], root_rank: int) -> None:
-        self.handed.append(([variable.name for variable in variables], root_rank))
+        self.broadcasts.append(([variable.name for variable in variables], root_rank))
 
 
 def variables(*names: str) -> list[Any]:
@@ -44,26 +44,28 @@ def variables(*names: str) -> list[Any]:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> TwoRanks:
-    found = TwoRanks()
-    monkeypatch.setattr(collectives, "collectives", lambda: found)
-    return found
+    two_ranks = TwoRanks()
+    monkeypatch.setattr(collectives, "collectives", lambda: two_ranks)
+    return two_ranks
 
 
 @pytest.fixture
 def callbacks(ranks: TwoRanks, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module; other tests may want it with Keras."""
+    """The module with the stand-ins; other tests may import it with Keras."""
     keras: Any = ModuleType("keras")
     keras.callbacks = SimpleNamespace(Callback=Callback)
     keras.backend = SimpleNamespace(backend=lambda: "torch")
     reporting: Any = ModuleType("reporting")
-    reporting.LogCallback = reporting.ReportCallback = reporting.check_epoch = None
+    reporting.check_epoch = None
     monkeypatch.setitem(sys.modules, "keras", keras)
     monkeypatch.setitem(sys.modules, "horovod_runner.keras.reporting", reporting)
-    return load_anew("horovod_runner.keras.callbacks")
+    base = load_anew("horovod_runner.keras.batch_counts")
+    monkeypatch.setitem(sys.modules, "horovod_runner.keras.batch_counts", base)
+    return load_anew("horovod_runner.keras.collective_callbacks")
 
 
 @pytest.mark.parametrize("root", [0, 1])
-def test_weights_and_the_optimizers_state_are_those_of_the_root(
+def test_weights_and_optimizer_state_are_broadcast_from_the_root(
     callbacks: ModuleType, ranks: TwoRanks, root: int
 ) -> None:
     weights, state = variables("kernel", "bias"), variables("iterations", "momentum")
@@ -78,5 +80,5 @@ def test_weights_and_the_optimizers_state_are_those_of_the_root(
     callback = callbacks.BroadcastGlobalVariablesCallback(root, local_variables=weights[1:])
     callback.set_model(model)
     callback.on_train_begin()
-    callback.on_train_begin()  # of another fit
-    assert ranks.handed == [(["kernel", "iterations", "momentum"], root)]
+    callback.on_train_begin()  # a second fit broadcasts nothing
+    assert ranks.broadcasts == [(["kernel", "iterations", "momentum"], root)]

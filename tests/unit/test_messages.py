@@ -1,4 +1,4 @@
-"""Frames and messages: what is written is read, and nothing else is taken."""
+"""Frames and messages: they decode to what was encoded; other bytes are refused."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner import frames, messages
+from horovod_runner.wire import framing, messages
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20), st.data())
-def test_a_stream_of_frames_is_cut_where_they_end(items: list[bytes], data: st.DataObject) -> None:
-    stream = b"".join(frames.frame(item) for item in items)
-    assert frames.complete(stream) == len(stream)
+def test_a_stream_is_split_at_the_ends_of_frames(items: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(framing.frame(item) for item in items)
+    assert framing.complete(stream) == len(stream)
     cut = data.draw(st.integers(0, len(stream)))
-    end = frames.complete(stream[:cut])
+    end = framing.complete(stream[:cut])
     assert end <= cut
-    assert list(frames.unframe(stream[:end])) + list(frames.unframe(stream[end:])) == items
+    assert list(framing.unframe(stream[:end])) + list(framing.unframe(stream[end:])) == items
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_frames_or_a_value_error(data: bytes) -> None:
+def test_any_bytes_are_frames_or_raise_a_value_error(data: bytes) -> None:
     with contextlib.suppress(ValueError):
-        assert b"".join(map(frames.frame, frames.unframe(data))) == data
+        assert b"".join(map(framing.frame, framing.unframe(data))) == data
 
 
-def test_a_frame_larger_than_any_is_refused() -> None:
+def test_a_frame_above_the_size_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="above the limit"):
-        frames.complete(b"\xff\xff\xff\xff")
+        framing.complete(b"\xff\xff\xff\xff")
 
 
 _small = st.integers(-(2**31), 2**31)
-_sent = st.one_of(
+_messages = st.one_of(
     st.builds(messages.Started, _small, _small),
     st.builds(messages.Output, _small, st.sampled_from(["stdout", "stderr"]), st.text()),
     st.builds(messages.Log, _small, st.text()),
@@ -55,26 +55,26 @@ _sent = st.one_of(
 )
 
 
-@given(_sent)
-def test_a_message_survives_the_wire(message: messages.FromRank) -> None:
+@given(_messages)
+def test_an_encoded_message_decodes_to_the_same_message(message: messages.FromRank) -> None:
     assert messages.decode_from_rank(messages.encode(message)) == message
 
 
 @given(st.binary(max_size=60))
-def test_random_bytes_are_no_message(data: bytes) -> None:
+def test_random_bytes_do_not_decode(data: bytes) -> None:
     for decode in (messages.decode_from_rank, messages.decode_from_driver):
         with pytest.raises((msgspec.MsgspecError, ValueError)):
             decode(data)
 
 
-def test_a_drivers_order_is_not_taken_from_a_rank() -> None:
+def test_a_message_of_the_driver_is_not_accepted_from_a_rank() -> None:
     with pytest.raises(msgspec.ValidationError):
         messages.decode_from_rank(messages.encode(messages.Stop("x")))
 
 
 @pytest.mark.parametrize("level", [b"\x91", b"\x81\xa0"], ids=["lists", "maps"])
-def test_a_message_that_is_nested_as_deep_as_it_is_long_is_none(level: bytes) -> None:
-    # Where one field too many stands, which a later version may send, anything may stand.
+def test_a_deeply_nested_message_does_not_decode(level: bytes) -> None:
+    # The type does not check an extra field, which a later version may send.
     data = b"\x94\xa3Log\x00\xa1x" + level * 100_000 + b"\xc0"
     with pytest.raises(msgspec.DecodeError, match="nested too deeply"):
         messages.decode_from_rank(data)

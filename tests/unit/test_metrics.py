@@ -1,4 +1,4 @@
-"""Reports as columns."""
+"""The table of reports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner.messages import Report
-from horovod_runner.metrics import MAX_METRICS, Metrics
+from horovod_runner.results.metrics_table import MAX_METRICS, Metrics
+from horovod_runner.wire.messages import Report
 
 pa = pytest.importorskip("pyarrow")
 
 
-def test_a_row_has_null_where_its_report_had_no_such_metric() -> None:
+def test_a_row_has_null_for_a_metric_that_its_report_lacks() -> None:
     metrics = Metrics()
     metrics.extend([Report(0, {"loss": 0.5}, step=1, time=1.5)], 1)
     metrics.extend([Report(1, {"loss": math.nan}, step=1)], 1)
@@ -26,17 +26,17 @@ def test_a_row_has_null_where_its_report_had_no_such_metric() -> None:
     first = {"rank": 0, "attempt": 1, "step": 1, "epoch": None, "loss": 0.5, "accuracy": None}
     second = {"rank": 0, "attempt": 2, "step": None, "epoch": 2, "loss": None, "accuracy": 1.0}
     assert rows[:2] == [first, second]
-    assert math.isnan(rows[2].pop("loss"))  # told, and no null
+    assert math.isnan(rows[2].pop("loss"))  # NaN is stored as NaN, not as null
     assert rows[2] == {"rank": 1, "attempt": 1, "step": 1, "epoch": None, "accuracy": None}
     assert table["time"][0].as_py().timestamp() == 1.5
 
 
-def test_no_report_is_a_table_without_rows() -> None:
+def test_without_reports_the_table_has_no_rows() -> None:
     assert Metrics().table().num_rows == 0
 
 
 @given(st.integers(1, 500), st.integers(1, 50))
-def test_rows_and_those_left_out_are_all_and_the_latest_value_is_there(
+def test_rows_and_dropped_reports_add_up_and_the_latest_value_is_kept(
     count: int, limit: int
 ) -> None:
     metrics = Metrics(limit)
@@ -44,14 +44,14 @@ def test_rows_and_those_left_out_are_all_and_the_latest_value_is_there(
         metrics.extend([Report(0, {"loss": float(step)}, step=step, left_out=1)], 1)
     table = metrics.table()
     assert table.num_rows == len(metrics) <= limit
-    assert table.num_rows + metrics.left_out[0] == 2 * count
+    assert table.num_rows + metrics.dropped[0] == 2 * count
     steps = table["step"].to_pylist()
     assert table["loss"].to_pylist() == steps
-    assert len({b - a for a, b in itertools.pairwise(steps)}) <= 1  # evenly
+    assert len({b - a for a, b in itertools.pairwise(steps)}) <= 1  # equal intervals
     assert metrics.latest[0] == {"loss": count - 1}
 
 
-def test_points_carry_their_step_and_attempt() -> None:
+def test_points_have_their_step_and_attempt() -> None:
     metrics = Metrics()
     for attempt, step in [(1, 0), (1, 5), (2, 5)]:
         metrics.extend([Report(0, {"loss": step / 2}, step=step)], attempt)
@@ -59,7 +59,7 @@ def test_points_carry_their_step_and_attempt() -> None:
     assert metrics.series(rank=3) == {}
 
 
-def test_beyond_so_many_metrics_the_known_ones_go_on() -> None:
+def test_above_the_limit_of_metrics_new_ones_are_ignored() -> None:
     metrics = Metrics()
     many = {f"m{number}": 0.0 for number in range(MAX_METRICS)}
     metrics.extend([Report(0, many), Report(0, {"m0": 1.0, "new": 2.0})], 1)

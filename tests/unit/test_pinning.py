@@ -1,4 +1,4 @@
-"""Pinning on import, against stand-ins for the frameworks: no GPU is needed to see the calls."""
+"""Pins GPUs on import, with fake frameworks that record the calls: needs no GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class config:
 
 def run(tmp_path: Path, module: str, source: str, show: str, device: str | None) -> str:
     (tmp_path / f"{module}.py").write_text(source)
-    code = f"from horovod_runner import gpu; gpu.pin_on_import(); import {module}; print({show})"
+    pin = "from horovod_runner.host import gpus; gpus.pin_on_import()"
+    code = f"{pin}; import {module}; print({show})"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     if device is not None:
         environment["HOROVOD_RUNNER_DEVICE"] = device
@@ -47,22 +48,22 @@ def run(tmp_path: Path, module: str, source: str, show: str, device: str | None)
     return done.stdout.strip()
 
 
-def test_torchs_current_device_is_set_when_cuda_starts_not_before(tmp_path: Path) -> None:
+def test_torchs_current_device_is_set_when_cuda_starts(tmp_path: Path) -> None:
     show = "torch.cuda.current, [call() for call in torch.cuda.queued], torch.cuda.current"
     assert run(tmp_path, "torch", TORCH.format(cuda="'13.0'"), show, "2") == "None [None] 2"
 
 
-def test_a_cpu_build_of_torch_is_left_alone(tmp_path: Path) -> None:
+def test_a_cpu_build_of_torch_is_not_changed(tmp_path: Path) -> None:
     assert run(tmp_path, "torch", TORCH.format(cuda=None), "torch.cuda.queued", "2") == "[]"
 
 
-def test_tensorflow_sees_the_ranks_device_alone(tmp_path: Path) -> None:
+def test_tensorflow_sees_only_the_ranks_device(tmp_path: Path) -> None:
     show = "tensorflow.config.visible"
     assert run(tmp_path, "tensorflow", TENSORFLOW, show, "1") == "('gpu1', 'GPU')"
 
 
 @pytest.mark.parametrize("module", ["torch", "tensorflow"])
-def test_without_gpus_nothing_is_touched(tmp_path: Path, module: str) -> None:
+def test_without_gpus_frameworks_are_not_changed(tmp_path: Path, module: str) -> None:
     source = TORCH.format(cuda="'13.0'") if module == "torch" else TENSORFLOW
     show = {"torch": "torch.cuda.queued", "tensorflow": "tensorflow.config.visible"}[module]
     assert run(tmp_path, module, source, show, None) in ("[]", "None")

@@ -1,4 +1,4 @@
-"""What MPICH asks of whoever started it."""
+"""The answers to MPICH's PMI requests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner.messages import Assignment, Fence, Lookup, decode_from_rank, encode
-from horovod_runner.pmi import Pmi, process_mapping, segments
-from horovod_runner.topology import Offer, Slot, assign
+from horovod_runner.driver.placement import assign
+from horovod_runner.host.pmi import Pmi, process_mapping, segments
+from horovod_runner.wire.messages import Assignment, Fence, Lookup, decode_from_rank, encode
+from horovod_runner.wire.slots import Offer, Slot
 
 
 def slots(*hosts: str) -> list[Slot]:
@@ -18,17 +19,17 @@ def slots(*hosts: str) -> list[Slot]:
 
 
 def assignment(*hosts: str) -> Assignment:
-    """That of rank 0."""
-    found = slots(*hosts)
-    mapping = process_mapping(found)
-    return Assignment(found[0], "", "", 1, controller="mpi", space="5paces", mapping=mapping)
+    """Rank 0's assignment."""
+    every_slot = slots(*hosts)
+    mapping = process_mapping(every_slot)
+    return Assignment(every_slot[0], "", "", 1, controller="mpi", space="5paces", mapping=mapping)
 
 
-def test_a_start_on_one_host_needs_no_other_rank() -> None:
+def test_a_start_on_one_host_looks_up_no_values() -> None:
     sent: list[Fence | Lookup] = []
     pmi = Pmi(1, assignment("a", "a"), sent.append)
-    # As MPICH 5.0.2 asks, byte for byte; in pieces, as a socket may give it. Nobody starts alone:
-    # MPICH waits for the others with a busy core.
+    # The requests of MPICH 5.0.2, byte for byte, one of them split as a socket may split it. The
+    # answer to init waits for all ranks: inside MPICH a waiting rank keeps its core busy.
     assert pmi.feed(b"cmd=init pmi_version=1 pmi_subversion=1\n") == b""
     assert sent == [Fence(1)]
     assert pmi.fenced() == b"cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n"
@@ -61,7 +62,7 @@ def test_a_start_on_one_host_needs_no_other_rank() -> None:
     assert pmi.fenced() == b"cmd=barrier_out rc=0\n"
 
 
-def test_what_the_others_put_is_looked_up_once_and_only_where_it_is_asked_for() -> None:
+def test_values_of_other_ranks_are_looked_up_on_demand_and_once_per_fence() -> None:
     sent: list[Fence | Lookup] = []
     pmi = Pmi(0, assignment("a", "b"), sent.append)
     assert pmi.feed(b"cmd=put kvsname=5paces key=c0 value=one=1\n") == (
@@ -73,8 +74,8 @@ def test_what_the_others_put_is_looked_up_once_and_only_where_it_is_asked_for() 
     assert pmi.feed(b"cmd=get kvsname=5paces key=c0\n").endswith(b" value=one=1\n")
     assert pmi.feed(b"cmd=get kvsname=5paces key=c1\n") == b""
     assert sent[1:] == [Lookup(0)]
-    found = {"c0": "one=1", "c1": "two"}
-    assert pmi.found(found) == b"cmd=get_result rc=0 msg=success value=two\n"
+    values = {"c0": "one=1", "c1": "two"}
+    assert pmi.looked_up(values) == b"cmd=get_result rc=0 msg=success value=two\n"
     assert pmi.feed(b"cmd=get kvsname=5paces key=nobodys\n").startswith(b"cmd=get_result rc=-1")
     assert len(sent) == 2
     pmi.feed(b"cmd=barrier_in\n")
@@ -84,16 +85,16 @@ def test_what_the_others_put_is_looked_up_once_and_only_where_it_is_asked_for() 
 
 
 @pytest.mark.parametrize("request_", [b"cmd=spawn\n", b"GET / HTTP/1.1\n", b"x" * (65 << 10)])
-def test_what_no_mpi_asks_is_refused(request_: bytes) -> None:
+def test_requests_that_are_not_pmi_are_refused(request_: bytes) -> None:
     with pytest.raises(ValueError, match=r"unknown request|without an end of line"):
         Pmi(0, assignment("a"), lambda _: None).feed(request_)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=30))
-def test_the_mapping_places_each_rank_on_its_host(sizes: list[int]) -> None:
+def test_the_process_mapping_places_every_rank_on_its_host(sizes: list[int]) -> None:
     hosts = [str(host) for host, size in enumerate(sizes) for _ in range(size)]
     text = process_mapping(slots(*hosts))
-    # Read as MPICH does: blocks of (first host, hosts, ranks on each).
+    # Parsed like MPICH does: blocks of (first host, number of hosts, ranks on each).
     places: list[int] = []
     for block in text.removeprefix("(vector,(").removesuffix("))").split("),("):
         start, count, each = map(int, block.split(","))
@@ -101,19 +102,19 @@ def test_the_mapping_places_each_rank_on_its_host(sizes: list[int]) -> None:
     assert places == [int(host) for host in hosts]
 
 
-def test_many_equal_hosts_take_few_words() -> None:
+def test_the_process_mapping_of_equal_hosts_is_short() -> None:
     hosts = [str(rank // 8) for rank in range(1024)]
     assert process_mapping(slots(*hosts)) == "(vector,(0,128,8))"
 
 
-def test_the_shared_memory_of_a_host_has_the_name_that_mpich_gives_it() -> None:
-    own = [
+def test_shared_memory_segments_are_named_like_mpichs() -> None:
+    names = [
         segments(Assignment(slot, "", "", 1, space="kvs", host=host))
         for host, slot in enumerate(slots("a", "b"))
     ]
-    # "kvs" as MPICH 5.0.2 hashed it, where it left such a file behind.
-    assert "/dev/shm/mpich_shm_623612a5_0" in own[0]
-    assert "/dev/shm/mpich_vci_623612a5_1" in own[1]
+    # MPICH 5.0.2 left these files behind for the space "kvs".
+    assert "/dev/shm/mpich_shm_623612a5_0" in names[0]
+    assert "/dev/shm/mpich_vci_623612a5_1" in names[1]
 
 
 @given(
@@ -129,7 +130,7 @@ def test_the_shared_memory_of_a_host_has_the_name_that_mpich_gives_it() -> None:
         )
     )
 )
-def test_whatever_a_worker_writes_is_answered_or_refused(pieces: list[bytes]) -> None:
+def test_any_request_of_a_worker_is_answered_or_refused(pieces: list[bytes]) -> None:
     sent: list[Fence | Lookup] = []
     pmi = Pmi(0, assignment("a", "b"), sent.append)
     with contextlib.suppress(ValueError):

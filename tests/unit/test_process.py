@@ -1,4 +1,4 @@
-"""A worker process on its own: files, pipes, and its end."""
+"""A single worker process: its files, its pipes, and its end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import cloudpickle
 import psutil
 import pytest
 
-from horovod_runner.handover import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
-from horovod_runner.process import WorkerProcess, describe_exit, inherited_environment
+from horovod_runner.options import Options
+from horovod_runner.task.process import WorkerProcess, describe_exit, inherited_environment
+from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
 
 
 def job(main: object, rank: int = 0, **kwargs: object) -> WorkerJob:
     pickled = cloudpickle.dumps((main, kwargs))
-    return WorkerJob(rank, pickled, sys.path, ["script", "--flag"])
+    return WorkerJob(rank, 1, Options(np=-1), pickled, sys.path, ["script", "--flag"])
 
 
 def finish(worker: WorkerProcess) -> WorkerOutcome | None:
@@ -31,17 +32,17 @@ def finish(worker: WorkerProcess) -> WorkerOutcome | None:
     return worker.outcome()
 
 
-def test_a_worker_leaves_its_value_and_its_output() -> None:
+def test_a_worker_returns_its_value_and_its_output() -> None:
     def main(x: int) -> list[str]:
         print("out", x)
         print("err", file=sys.stderr)
         return sys.argv
 
     with WorkerProcess(job(main, x=3), {}) as worker:
-        said = finish(worker)
-        assert said is not None
-        assert said.ok
-        assert cloudpickle.loads(said.value) == ["script", "--flag"]
+        outcome = finish(worker)
+        assert outcome is not None
+        assert outcome.ok
+        assert cloudpickle.loads(outcome.value) == ["script", "--flag"]
         assert worker.exit_code == 0
         assert os.read(worker.stdout, 100) == b"out 3\n"
         assert os.read(worker.stderr, 100) == b"err\n"
@@ -53,12 +54,12 @@ def _read_input() -> str:
 
 def test_input_is_empty() -> None:
     with WorkerProcess(job(_read_input), {}) as worker:
-        said = finish(worker)
-        assert said is not None
-        assert cloudpickle.loads(said.value) == ""
+        outcome = finish(worker)
+        assert outcome is not None
+        assert cloudpickle.loads(outcome.value) == ""
 
 
-def test_a_worker_that_dies_without_a_word_leaves_none() -> None:
+def test_a_worker_that_dies_at_once_has_no_outcome() -> None:
     with WorkerProcess(job(lambda: os._exit(7)), {}) as worker:
         assert finish(worker) is None
         assert worker.exit_code == 7
@@ -67,7 +68,7 @@ def test_a_worker_that_dies_without_a_word_leaves_none() -> None:
 def test_closing_ends_a_worker_that_ignores_sigterm() -> None:
     def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("deaf", flush=True)
+        print("ignores SIGTERM", flush=True)
         time.sleep(1000)
 
     worker = WorkerProcess(job(main), {})
@@ -79,13 +80,13 @@ def test_closing_ends_a_worker_that_ignores_sigterm() -> None:
 
 
 def family() -> None:
-    """A worker with a child in its group, a daemon in a session of its own, and a deaf one."""
-    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"
+    """A worker with a child in its group, a daemon in another session, and a stubborn child."""
+    stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(1000)"
     children = [subprocess.Popen(["sleep", "1000"])]
     children += [subprocess.Popen(["sleep", "1000"], start_new_session=True)]
-    children += [subprocess.Popen([sys.executable, "-c", deaf])]
+    children += [subprocess.Popen([sys.executable, "-c", stubborn])]
     pids = [os.getpid(), *(child.pid for child in children)]
-    os.write(1, (" ".join(map(str, pids)) + "\n").encode())  # in one piece
+    os.write(1, (" ".join(map(str, pids)) + "\n").encode())  # in a single write
     threading.Event().wait()
 
 
@@ -99,11 +100,11 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_all_that_a_worker_started_ends_with_its_parent() -> None:
+def test_the_workers_processes_end_with_the_task() -> None:
     script = textwrap.dedent(
         """
         import os, select, threading
-        from horovod_runner.process import WorkerProcess
+        from horovod_runner.task.process import WorkerProcess
         from tests.unit.test_process import family, job
 
         worker = WorkerProcess(job(family), {})
@@ -126,7 +127,7 @@ def test_all_that_a_worker_started_ends_with_its_parent() -> None:
 
 
 @pytest.mark.parametrize("way", ["close", "kill", "the worker ends"])
-def test_all_that_a_worker_started_ends_with_it(way: str) -> None:
+def test_the_workers_processes_end_with_it(way: str) -> None:
     with WorkerProcess(job(family), {}) as worker:
         processes = read_family(worker)
         if way == "close":
@@ -138,17 +139,17 @@ def test_all_that_a_worker_started_ends_with_it(way: str) -> None:
         assert_gone(processes)
 
 
-def test_a_worker_and_its_group_end_even_with_a_guard_that_was_killed() -> None:
+def test_a_worker_and_its_group_end_although_the_guard_was_killed() -> None:
     with WorkerProcess(job(family), {}) as worker:
         processes = read_family(worker)
         own_session = processes.pop(2)
         processes[0].parent().kill()
         assert_gone(processes[:1])
     assert_gone(processes)
-    own_session.kill()  # out of everybody's reach
+    own_session.kill()  # nothing can find it
 
 
-def test_an_order_to_end_reaches_the_workers_children() -> None:
+def test_terminate_reaches_the_workers_children() -> None:
     def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
         print(subprocess.Popen(["sleep", "1000"]).wait(), flush=True)
@@ -158,19 +159,19 @@ def test_an_order_to_end_reaches_the_workers_children() -> None:
         while not psutil.Process(worker.pid).children():
             pass
         worker.terminate()
-        said = finish(worker)
+        outcome = finish(worker)
         assert os.read(worker.stdout, 100) == b"-15\n"
-        assert said is not None
+        assert outcome is not None
 
 
-def test_the_pid_is_the_workers_own() -> None:
+def test_pid_is_the_workers_and_not_the_guards() -> None:
     with WorkerProcess(job(os.getpid), {}) as worker:
-        said = finish(worker)
-        assert said is not None
-        assert cloudpickle.loads(said.value) == worker.pid
+        outcome = finish(worker)
+        assert outcome is not None
+        assert cloudpickle.loads(outcome.value) == worker.pid
 
 
-def test_a_worker_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_start_leaves_no_descriptors_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         WorkerProcess(job(print), {}, directory=str(tmp_path / "missing"))
@@ -190,7 +191,7 @@ def test_a_worker_that_cannot_start_leaves_nothing(tmp_path: Path) -> None:
         "HOROVOD_GLOO_RENDEZVOUS_PORT",
     ],
 )
-def test_secrets_of_spark_and_of_a_run_around_this_one_are_withheld(
+def test_variables_of_spark_and_of_an_enclosing_run_are_withheld(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "hush")
@@ -200,8 +201,10 @@ def test_secrets_of_spark_and_of_a_run_around_this_one_are_withheld(
     assert name not in environment
 
 
-def test_sparks_own_classes_are_no_python_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A package of the user's may well come in a jar: those stay.
+def test_sparks_java_classes_are_removed_from_the_python_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A Python package may come in a jar: other jars stay.
     path = ["/app", "/spark/jars/spark-core_2.12-3.5.9.jar", "/jars/graphframes.jar"]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
     assert inherited_environment()["PYTHONPATH"] == os.pathsep.join([path[0], path[2]])
@@ -211,29 +214,29 @@ def test_sparks_own_classes_are_no_python_path(monkeypatch: pytest.MonkeyPatch) 
     ("code", "text"),
     [
         (3, "exit code 3"),
-        (-9, "killed by SIGKILL (often the out-of-memory killer: look at the host's memory)"),
-        (-6, "killed by SIGABRT (Horovod aborts so when a rank fails inside hvd.init())"),
+        (-9, "killed by SIGKILL (often the out-of-memory killer: check the host's memory)"),
+        (-6, "killed by SIGABRT (Horovod aborts like this when a rank fails inside hvd.init())"),
         (-10, "killed by SIGUSR1"),
         (-70, "killed by signal 70"),
     ],
 )
-def test_an_exit_code_is_put_in_words(code: int, text: str) -> None:
+def test_exit_codes_are_described(code: int, text: str) -> None:
     assert describe_exit(code) == text
 
 
 @pytest.mark.parametrize("end", ["returns", "is killed", "is closed"])
-def test_what_a_worker_left_is_removed_however_it_ended(tmp_path: Path, end: str) -> None:
-    left = [tmp_path / "segment", tmp_path / "another", tmp_path / "never-there"]
-    for path in left[:2]:
+def test_leftover_files_are_removed_however_the_worker_ended(tmp_path: Path, end: str) -> None:
+    leftovers = [tmp_path / "segment", tmp_path / "another", tmp_path / "missing"]
+    for path in leftovers[:2]:
         path.touch()
 
     def main() -> None:
         assert LEFT_VARIABLE not in os.environ
-        print("there", flush=True)
+        print("started", flush=True)
         if end != "returns":
             time.sleep(1000)
 
-    variables = {LEFT_VARIABLE: os.pathsep.join(map(str, left))}
+    variables = {LEFT_VARIABLE: os.pathsep.join(map(str, leftovers))}
     with WorkerProcess(job(main), variables) as worker:
         assert select.select([worker.stdout], [], [], 60)[0]
         if end == "is killed":
@@ -244,27 +247,27 @@ def test_what_a_worker_left_is_removed_however_it_ended(tmp_path: Path, end: str
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_finds_a_socket_for_what_its_mpi_asks() -> None:
+def test_a_workers_mpi_has_a_socket_for_its_requests() -> None:
     def main() -> str:
         import socket
 
-        asked = socket.socket(fileno=int(os.environ[PMI_VARIABLE]))
-        assert not os.get_inheritable(asked.fileno())  # its children are no ranks
-        asked.sendall(b"cmd=init\n")
-        return asked.recv(100).decode()
+        pmi = socket.socket(fileno=int(os.environ[PMI_VARIABLE]))
+        assert not os.get_inheritable(pmi.fileno())  # its children are not ranks
+        pmi.sendall(b"cmd=init\n")
+        return pmi.recv(100).decode()
 
     with WorkerProcess(job(main), {}, mpi=True) as worker:
         assert worker.pmi is not None
         assert worker.pmi.recv(100) == b"cmd=init\n"
         worker.pmi.sendall(b"cmd=answer\n")
-        said = finish(worker)
-        assert said is not None
-        assert cloudpickle.loads(said.value) == "cmd=answer\n"
-        assert worker.pmi.recv(100) == b""  # nobody else holds it
+        outcome = finish(worker)
+        assert outcome is not None
+        assert cloudpickle.loads(outcome.value) == "cmd=answer\n"
+        assert worker.pmi.recv(100) == b""  # no other process holds it
 
 
-def test_a_rank_inside_a_rank_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mpi_variables_of_an_enclosing_rank_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PMI_VARIABLE, "7")
     monkeypatch.setenv("PMI_RANK", "1")
-    monkeypatch.setenv("PMIX_NAMESPACE", "srun's")  # for MPICH the end
+    monkeypatch.setenv("PMIX_NAMESPACE", "srun's")  # MPICH would abort
     assert not any(name.startswith(("PMI_", "PMIX_")) for name in inherited_environment())

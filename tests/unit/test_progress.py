@@ -1,20 +1,36 @@
-"""Progress that is printed as lines, because there is no terminal for a bar."""
+"""Progress as lines of text, as without a terminal."""
 
 from __future__ import annotations
 
 import pytest
 
-from horovod_runner.messages import Report
 from horovod_runner.sinks import progress
 from horovod_runner.sinks.progress import Progress
+from horovod_runner.wire.messages import Report
 
 
-def test_rank_0_alone_moves_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Progress:
+    """A sink that prints a line for every call of ``reports``."""
     monkeypatch.setattr(progress, "_has_columns", lambda: False)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    shown = Progress()
+    return Progress()
+
+
+def test_only_reports_of_rank_0_move_the_bar(
+    lines: Progress, capsys: pytest.CaptureFixture[str]
+) -> None:
     for rank, step in ((1, 900), (0, 7), (2, 800)):
-        shown.reports([Report(rank, {"loss": rank}, step=step)])
+        lines.reports([Report(rank, {"loss": rank}, step=step)])
     assert capsys.readouterr().err == "HorovodRunner: step 7, loss=0\n"
+
+
+def test_total_steps_is_the_end_of_the_bar_until_a_report_changes_it(
+    lines: Progress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines.reports([Report(0, {}, step=1, total_steps=20)])
+    lines.reports([Report(0, {}, step=1), Report(0, {}, step=1)])
+    lines.reports([Report(0, {}, step=1, total_steps=30)])
+    shown = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
+    expected = ["step 1/20", "step 1/20", "step 1/30"]
+    assert shown == [f"HorovodRunner: {text}" for text in expected]

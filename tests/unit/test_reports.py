@@ -1,4 +1,4 @@
-"""Reports on their way into the pipe."""
+"""A rank writes reports to a pipe: complete, counted, and without waiting."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import frames, messages
-from horovod_runner.reports import Reporter, checked
+from horovod_runner import report
+from horovod_runner.common.numbers import check_report
+from horovod_runner.wire import framing, messages
+from horovod_runner.worker.reporter import Reporter
 
 
 class Pipe:
@@ -32,9 +34,9 @@ class Pipe:
             if not piece:
                 break
             data += piece
-        found = [messages.decode_from_rank(each) for each in frames.unframe(data)]
-        assert all(isinstance(each, messages.Report) for each in found)
-        return found  # type: ignore[return-value]
+        reports = [messages.decode_from_rank(message) for message in framing.unframe(data)]
+        assert all(isinstance(report, messages.Report) for report in reports)
+        return reports  # type: ignore[return-value]
 
 
 @pytest.fixture
@@ -47,18 +49,45 @@ def pipe() -> Iterator[Pipe]:
 
 def test_a_report_is_one_message(pipe: Pipe) -> None:
     Reporter(3, pipe.write, True).report({"loss": 0.5, "n": 7}, 10, 2)
-    (found,) = pipe.drain()
-    assert (found.rank, found.metrics, found.step, found.epoch) == (3, {"loss": 0.5, "n": 7}, 10, 2)
+    (sent,) = pipe.drain()
+    assert (sent.rank, sent.metrics, sent.step, sent.epoch) == (3, {"loss": 0.5, "n": 7}, 10, 2)
+
+
+def test_total_steps_is_sent_with_its_report_only(pipe: Pipe) -> None:
+    reporter = Reporter(0, pipe.write, True)
+    reporter.report({"loss": 1.0}, 1, None, 100)
+    reporter.report({"loss": 2.0}, 2, None)
+    assert [(sent.metrics, sent.total_steps) for sent in pipe.drain()] == [
+        ({"loss": 1.0}, 100),
+        ({"loss": 2.0}, None),
+    ]
+
+
+def test_total_steps_of_a_dropped_report_is_sent_with_the_next_one(pipe: Pipe) -> None:
+    reporter = Reporter(0, pipe.write, True)
+    while not reporter._held:
+        reporter.report({"loss": 1.0}, None, None)
+    reporter.report({"loss": 2.0}, None, None, 100)
+    pipe.drain()
+    reporter.report({"loss": 3.0}, None, None)
+    assert [sent.total_steps for sent in pipe.drain()] == [100, None]
+
+
+def test_total_steps_is_a_whole_number(pipe: Pipe) -> None:
+    with pytest.raises(TypeError, match="total_steps must be a whole number"):
+        Reporter(0, pipe.write, True).report({}, None, None, 1.5)
+    with pytest.raises(TypeError, match="total_steps must be a whole number"):
+        report(total_steps="100")  # type: ignore[arg-type]
 
 
 def test_nan_and_infinity_survive(pipe: Pipe) -> None:
     Reporter(0, pipe.write, True).report({"a": math.nan, "b": math.inf, "c": -math.inf}, None, None)
-    (found,) = pipe.drain()
-    assert math.isnan(found.metrics["a"])
-    assert (found.metrics["b"], found.metrics["c"]) == (math.inf, -math.inf)
+    (sent,) = pipe.drain()
+    assert math.isnan(sent.metrics["a"])
+    assert (sent.metrics["b"], sent.metrics["c"]) == (math.inf, -math.inf)
 
 
-def test_a_rank_whose_reports_nobody_wants_sends_none_and_still_checks(pipe: Pipe) -> None:
+def test_a_rank_whose_reports_do_not_count_only_checks_them(pipe: Pipe) -> None:
     reporter = Reporter(1, pipe.write, False)
     reporter.report({"loss": 1.0}, None, None)
     with pytest.raises(TypeError):
@@ -66,7 +95,7 @@ def test_a_rank_whose_reports_nobody_wants_sends_none_and_still_checks(pipe: Pip
     assert pipe.drain() == []
 
 
-def test_a_full_pipe_never_waits_and_nothing_is_uncounted(pipe: Pipe) -> None:
+def test_with_a_full_pipe_reports_are_dropped_and_counted(pipe: Pipe) -> None:
     reporter = Reporter(0, pipe.write, True)
     count = 50_000
     for step in range(count):
@@ -75,11 +104,12 @@ def test_a_full_pipe_never_waits_and_nothing_is_uncounted(pipe: Pipe) -> None:
     assert len(first) < count
     reporter.report({"other": 1.0}, count, None)
     rest = pipe.drain()
-    assert [each.step for each in rest] == [count - 1, count]  # the latest value, then the new one
-    assert len(first) + len(rest) + sum(each.left_out for each in rest) == count + 1
+    # The latest value of the dropped reports, then the new report.
+    assert [report.step for report in rest] == [count - 1, count]
+    assert len(first) + len(rest) + sum(report.left_out for report in rest) == count + 1
 
 
-def test_the_latest_value_of_each_metric_comes_at_the_end(pipe: Pipe) -> None:
+def test_the_latest_value_of_each_metric_is_sent_at_the_end(pipe: Pipe) -> None:
     reporter = Reporter(0, pipe.write, True)
     reporter.report({"first": 1.0}, 0, None)
     step = 0
@@ -90,56 +120,56 @@ def test_the_latest_value_of_each_metric_comes_at_the_end(pipe: Pipe) -> None:
     reporter.report({"loss": 8.0}, step + 2, None)
     pipe.drain()
     reporter.finish()
-    ends = {name: value for each in pipe.drain() for name, value in each.metrics.items()}
+    ends = {name: value for report in pipe.drain() for name, value in report.metrics.items()}
     assert ends == {"rare": 7.0, "loss": 8.0}
 
 
-def test_more_metrics_than_fit_into_one_write_are_sent_in_parts(pipe: Pipe) -> None:
+def test_a_report_that_is_too_long_for_one_write_is_sent_in_parts(pipe: Pipe) -> None:
     metrics = {f"metric number {number}": float(number) for number in range(1000)}
     Reporter(0, pipe.write, True).report(metrics, 5, None)
-    found = pipe.drain()
-    assert len(found) > 1
-    assert {name: value for each in found for name, value in each.metrics.items()} == metrics
-    assert {each.step for each in found} == {5}
+    reports = pipe.drain()
+    assert len(reports) > 1
+    assert {name: value for report in reports for name, value in report.metrics.items()} == metrics
+    assert {report.step for report in reports} == {5}
 
 
-def test_whole_numbers_of_any_size_are_taken() -> None:
-    assert checked({"n": 10**30}, None, None)[0] == {"n": 1e30}
+def test_whole_numbers_of_any_size_are_accepted() -> None:
+    assert check_report({"n": 10**30}, None, None)[0] == {"n": 1e30}
 
 
 @pytest.mark.parametrize(
     "value", ["0.5", None, [1.0], {}, 1j, b"1", Decimal(1), object(), float, print]
 )
-def test_what_is_no_number_is_named(value: Any) -> None:
+def test_the_error_names_a_metric_that_is_not_a_number(value: Any) -> None:
     with pytest.raises(TypeError, match=r"the metric 'loss' is a .*metrics are numbers"):
-        checked({"loss": value}, None, None)
+        check_report({"loss": value}, None, None)
 
 
-def test_an_array_is_named_with_its_shape() -> None:
+def test_the_error_has_an_arrays_shape() -> None:
     np = pytest.importorskip("numpy")
     with pytest.raises(TypeError, match=r"a numpy\.ndarray of shape \(3, 2\)"):
-        checked({"loss": np.zeros((3, 2))}, None, None)
+        check_report({"loss": np.zeros((3, 2))}, None, None)
 
 
 @pytest.mark.parametrize("name", ["rank", "attempt", "time"])
-def test_a_metric_has_no_name_of_the_tables_own(name: str) -> None:
+def test_a_metric_must_not_be_named_like_a_column(name: str) -> None:
     with pytest.raises(ValueError, match=f"cannot be named '{name}'"):
-        checked({name: 1.0}, None, None)
+        check_report({name: 1.0}, None, None)
 
 
 @pytest.mark.parametrize("step", [1.5, "3", True, [1]])
 def test_a_step_is_a_whole_number(step: Any) -> None:
     with pytest.raises(TypeError, match="step must be a whole number"):
-        checked({}, step, None)
+        check_report({}, step, None)
 
 
-def test_nothing_of_a_framework_is_imported_to_look_at_a_number() -> None:
+def test_checking_a_number_imports_no_framework() -> None:
     before = set(sys.modules)
-    checked({"loss": 1.0, "n": 3}, 1, 1)
+    check_report({"loss": 1.0, "n": 3}, 1, 1)
     assert set(sys.modules) == before
 
 
-def test_a_name_that_no_message_holds_is_refused(pipe: Pipe) -> None:
+def test_a_metrics_name_that_is_too_long_is_refused(pipe: Pipe) -> None:
     reporter = Reporter(0, pipe.write, True)
     with pytest.raises(ValueError, match="a metric's name of 5000 characters is too long"):
         reporter.report({"x" * 5000: 1.0, "loss": 1.0}, None, None)
@@ -147,7 +177,7 @@ def test_a_name_that_no_message_holds_is_refused(pipe: Pipe) -> None:
     assert pipe.drain()[-1].metrics == {"loss": 2.0}
 
 
-def test_a_report_without_metrics_that_finds_no_room_is_counted(pipe: Pipe) -> None:
+def test_a_dropped_report_without_metrics_is_counted(pipe: Pipe) -> None:
     reporter = Reporter(0, pipe.write, True)
     count = 0
     while not reporter._held:
@@ -158,4 +188,4 @@ def test_a_report_without_metrics_that_finds_no_room_is_counted(pipe: Pipe) -> N
     first = pipe.drain()
     reporter.finish()
     rest = pipe.drain()
-    assert len(first) + len(rest) + sum(each.left_out for each in rest) == count + 5
+    assert len(first) + len(rest) + sum(report.left_out for report in rest) == count + 5

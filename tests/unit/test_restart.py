@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import HangError, LaunchError, RankFailedError
-from horovod_runner.attempts import end_of
-from horovod_runner.restart import End, wait_before_restart
+from horovod_runner.driver.attempts import End, end_of, wait_before_restart
 
 _ends = st.builds(End, st.sampled_from(["error", "lost"]), st.sampled_from("ab"), st.integers(0, 3))
 

@@ -13,6 +13,7 @@ import pytest
 
 import horovod_runner
 from horovod_runner import (
+    ClusterConfig,
     HorovodRunner,
     current_attempt,
     load_checkpoint,
@@ -20,8 +21,9 @@ from horovod_runner import (
     report,
     save_checkpoint,
 )
-from horovod_runner.job import user_path
-from horovod_runner.result import Run
+from horovod_runner.host.python_path import user_path
+from horovod_runner.options import grouped
+from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink
 
@@ -39,10 +41,14 @@ from horovod_runner.sinks.terminal import TerminalSink
         ({"np": 1, "gpus_per_rank": 1.5}, ValueError, "gpus_per_rank"),
         ({"np": 1, "gpus_per_rank": -1}, ValueError, "gpus_per_rank"),
         ({"np": 1, "env": {"A": 1}}, TypeError, "'A' maps to 1"),
-        ({"np": 1, "resume": True}, ValueError, "goes on from the checkpoints in checkpoint_dir"),
+        ({"np": 1, "resume": True}, ValueError, "resumes from the checkpoints in checkpoint_dir"),
         ({"np": 1, "mode": "least"}, ValueError, "'min', 'max'"),
-        ({"np": 1, "keep": 0}, ValueError, "keep must be at least 1, not 0; None keeps all"),
-        ({"np": 1, "keep": "3"}, TypeError, "keep must be an int, not str"),
+        (
+            {"np": 1, "num_to_keep": 0},
+            ValueError,
+            "num_to_keep must be at least 1, not 0; None keeps all",
+        ),
+        ({"np": 1, "num_to_keep": "3"}, TypeError, "num_to_keep must be an int, not str"),
         ({"np": 1, "max_restarts": -1}, ValueError, "max_restarts must be at least 0"),
         ({"np": 1, "max_restarts": None}, TypeError, "max_restarts must be an int"),
         ({"np": 1, "report_ranks": 1}, ValueError, "report_ranks must be one of 0, 'all'"),
@@ -54,9 +60,9 @@ from horovod_runner.sinks.terminal import TerminalSink
         ),
         ({"np": 1, "sinks": "mlflow"}, TypeError, "'mlflow' is a string"),
         ({"np": 1, "checkpoint_dir": ""}, ValueError, "checkpoint_dir is empty"),
-        ({"np": 1, "checkpoint_dir": 3}, TypeError, "checkpoint_dir must be a path or an URL"),
-        ({"np": 1, "best": 3}, TypeError, "best must be the name of a metric, not int"),
-        ({"np": 1, "mode": "max"}, ValueError, "name it, best='accuracy'"),
+        ({"np": 1, "checkpoint_dir": 3}, TypeError, "checkpoint_dir must be a path or a URL"),
+        ({"np": 1, "metric": 3}, TypeError, "metric must be the name of a metric, not int"),
+        ({"np": 1, "mode": "max"}, ValueError, "name it, metric='accuracy'"),
         ({"np": 1, "timeline": "/tmp"}, ValueError, "is a folder; name a file"),
         ({"np": 1, "timeline": "/no/such/t.json"}, ValueError, "there is no folder /no/such"),
     ],
@@ -65,7 +71,7 @@ def test_wrong_arguments_are_told_at_once(
     arguments: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        HorovodRunner(**arguments)
+        HorovodRunner(**grouped(arguments))
 
 
 def test_np_is_keyword_only() -> None:
@@ -86,7 +92,7 @@ def test_every_public_name_is_there_and_no_other() -> None:
         horovod_runner.Horovodrunner  # noqa: B018
 
 
-@pytest.mark.parametrize("module", ["horovod_runner", "horovod_runner.worker"])
+@pytest.mark.parametrize("module", ["horovod_runner", "horovod_runner.worker.main"])
 def test_importing_brings_no_heavy_package(module: str) -> None:
     heavy = ["pyspark", "torch", "tensorflow", "keras", "numpy", "pyarrow", "pandas", "zmq"]
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
@@ -199,6 +205,8 @@ def test_a_misspelt_controller_in_the_environment_is_told() -> None:
 def test_a_spark_that_takes_no_profile_is_told() -> None:
     spark: Any = SimpleNamespace(version="3.5.9")
     profile: Any = object()
-    runner = HorovodRunner(np=1, spark=spark, resource_profile=profile)
-    with pytest.raises(ValueError, match=r"takes Spark 4\.0 or later, and this is 3\.5\.9"):
+    runner = HorovodRunner(
+        np=1, cluster_config=ClusterConfig(spark=spark, resource_profile=profile)
+    )
+    with pytest.raises(ValueError, match=r"requires Spark 4\.0 or later, and this is 3\.5\.9"):
         runner.run(print)

@@ -1,4 +1,4 @@
-"""What the Slurm launcher makes of the allocation that it is in."""
+"""The Slurm launcher reads its allocation from the environment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import DataError, HorovodRunner, LaunchError, SlotError
+from horovod_runner import ClusterConfig, DataError, HorovodRunner, LaunchError, SlotError
 from horovod_runner.launchers.slurm import SlurmLauncher, command
 
 HERE = socket.gethostname().split(".")[0]
@@ -23,13 +23,15 @@ def _in_allocation_12(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", HERE)
 
 
-def test_outside_an_allocation_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_an_allocation_the_error_says_how_to_get_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(LaunchError, match=r"in none \(SLURM_JOB_ID is not set\).*salloc"):
-        HorovodRunner(np=2, launcher="slurm").run(print)
+        HorovodRunner(np=2, cluster_config=ClusterConfig(launcher="slurm")).run(print)
 
 
-def test_slots_are_the_allocations_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocation_has_a_slot_for_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = SlurmLauncher()
     assert launcher.where == "slurm job 12"
     assert launcher.slots(3) == 3
@@ -43,7 +45,7 @@ def test_slots_are_the_allocations_tasks(monkeypatch: pytest.MonkeyPatch) -> Non
         SlurmLauncher().slots(3)
 
 
-def test_ranks_share_files_with_the_driver_on_its_own_node_alone(
+def test_only_ranks_on_the_drivers_node_share_its_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert SlurmLauncher().shares_files
@@ -52,19 +54,17 @@ def test_ranks_share_files_with_the_driver_on_its_own_node_alone(
     other = SlurmLauncher()
     assert not other.shares_files
     monkeypatch.setenv("SLURM_JOB_NODELIST", "no.such.node.invalid")
-    with pytest.raises(LaunchError, match=r"knows no way to the node no\.such\.node"):
+    with pytest.raises(LaunchError, match=r"knows no route to the node no\.such\.node"):
         SlurmLauncher()
 
 
-def test_rows_that_would_come_with_the_launch_are_refused() -> None:
-    launcher = SlurmLauncher()
-    launcher.frames = {"data": object()}
+def test_dataframes_without_a_shared_folder_are_refused() -> None:
     nothing: Any = None
-    with pytest.raises(DataError, match=r"data: Slurm's tasks get no rows from Spark.*data_dir"):
-        launcher.launch(nothing, nothing, print)
+    with pytest.raises(DataError, match=r"data: Slurm's tasks get no rows from Spark.*shared_dir"):
+        SlurmLauncher().launch(nothing, nothing, print, {"data": object()})
 
 
-def test_srun_is_given_what_the_allocation_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_srun_gets_the_allocations_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = command(3)
     assert plain[:2] == ["srun", "--ntasks=3"]
     assert plain[-2:] == ["-m", "horovod_runner.launchers.slurm"]

@@ -1,4 +1,4 @@
-"""The names of sparkdl: there once they were asked for, and never in the way of a real one."""
+"""horovod_runner.sparkdl: its names exist after install(), and never hide a real sparkdl."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(code: str, folder: Path) -> str:
-    """What code prints in a process of its own."""
+    """Return what the code prints in a new process."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     env = {"PYTHONPATH": f"{folder}:{ROOT}", "PATH": ""}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     return done.stdout + done.stderr
 
 
-def test_nothing_is_there_unless_asked_for(tmp_path: Path) -> None:
+def test_without_install_there_is_no_sparkdl(tmp_path: Path) -> None:
     assert "No module named 'sparkdl'" in run("import horovod_runner, sparkdl", tmp_path)
 
 
-def test_once_asked_for_the_names_are_this_packages(tmp_path: Path) -> None:
+def test_install_makes_the_names_of_sparkdl_importable(tmp_path: Path) -> None:
     code = """
         import horovod_runner.sparkdl
         horovod_runner.sparkdl.install()
@@ -66,4 +66,4 @@ def test_a_real_sparkdl_is_never_hidden(tmp_path: Path) -> None:
     """
     first, second = run(code, tmp_path).splitlines()
     assert first == "True False"
-    assert second.startswith(f"there is a real sparkdl here ({tmp_path}/sparkdl")
+    assert second.startswith(f"a real sparkdl is installed ({tmp_path}/sparkdl")

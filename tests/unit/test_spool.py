@@ -1,19 +1,19 @@
-"""The queue between a rank and the driver: order, bounds, a full disk."""
+"""The message queue on a rank's host: order, memory limit, a full disk."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner.spool import Spool
+from horovod_runner.wire.spool import Spool
 
 
 @given(st.lists(st.one_of(st.none(), st.binary(max_size=40)), max_size=200))
-def test_first_in_first_out_across_memory_and_disk(actions: list[bytes | None]) -> None:
+def test_items_come_out_in_order_across_memory_and_disk(actions: list[bytes | None]) -> None:
     spool, expected = Spool(memory=64), deque[bytes]()
     for item in actions:
         if item is not None:
@@ -29,18 +29,20 @@ def test_first_in_first_out_across_memory_and_disk(actions: list[bytes | None]) 
     spool.close()
 
 
-def test_what_waits_on_disk_is_not_overtaken_by_what_fits_into_memory() -> None:
+def test_a_small_item_does_not_overtake_items_on_disk() -> None:
     spool = Spool(memory=10)
     items = [bytes([number]) * 5 for number in range(6)]
     for item in items:
         spool.put(item)
-    assert [spool.get() for _ in range(3)] == items[:3]  # two were read back, and one of them taken
+    assert [spool.get() for _ in range(3)] == items[
+        :3
+    ]  # two were read back into memory, one of them taken
     spool.put(b"last")
     assert [spool.get() for _ in range(4)] == [*items[3:], b"last"]
     spool.close()
 
 
-def test_memory_stays_bounded() -> None:
+def test_the_memory_of_a_spool_is_bounded() -> None:
     import tracemalloc
 
     spool, item = Spool(memory=1 << 20), bytes(64 << 10)
@@ -54,32 +56,21 @@ def test_memory_stays_bounded() -> None:
     spool.close()
 
 
-def test_a_full_disk_is_told_and_harms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FullDisk:
-        """A file on a disk that is full after 100 bytes; the real one stands behind it."""
+def test_a_full_disk_raises_and_keeps_the_other_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_until_full(descriptor: int, data: bytes) -> None:
+        """Writes like on a disk that is full after 100 bytes."""
+        room = 100 - os.lseek(descriptor, 0, os.SEEK_CUR)
+        os.write(descriptor, data[:room])
+        if len(data) > room:
+            raise OSError(28, "No space left on device")
 
-        def __init__(self, file: Any) -> None:
-            self.file = file
-
-        def write(self, data: bytes) -> int:
-            room = 100 - self.file.tell()
-            if not room:
-                raise OSError(28, "No space left on device")
-            return int(self.file.write(data[:room]))
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.file, name)
-
-    import tempfile
-
-    real = tempfile.TemporaryFile
-    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: FullDisk(real(**options)))
+    monkeypatch.setattr("horovod_runner.wire.spool.write_all", write_until_full)
     spool = Spool(memory=10)
     for item in (b"a" * 10, b"b" * 40, b"c" * 40):
         spool.put(item)
     with pytest.raises(OSError, match="No space left"):
         spool.put(b"d" * 40)
-    spool.put(b"e" * 5)  # for this there is room
+    spool.put(b"e" * 5)  # this fits
     expected = [b"a" * 10, b"b" * 40, b"c" * 40, b"e" * 5]
     assert [spool.get() for _ in expected] == expected
     spool.put(b"d" * 40)  # there is room again

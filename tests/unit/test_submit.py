@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import cli
-from horovod_runner.script import Imported, Script
-from horovod_runner.submit import UsageError, find_main
+from horovod_runner.commands import cli
+from horovod_runner.commands.run import UsageError, find_main
+from horovod_runner.worker.script import Imported, Script
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_file_a_function_of_it_and_one_of_a_module_are_found(folder: Path) -> 
     [
         ("nowhere.py", None, "nowhere.py cannot be read"),
         ("train.py:fit", None, "train.py defines no fit"),
-        ("train.py:main", "main", "leave --function main out"),
+        ("train.py:main", "main", "leave out --function main"),
         ("broken.py", None, "broken.py, line 2: "),
         ("package.job", None, "names no function"),
         ("package.job:fit", None, "package.job defines no fit"),
@@ -60,11 +60,11 @@ def test_what_is_not_there_is_told(
     ("arguments", "told"),
     [
         (["nowhere.py"], "nowhere.py cannot be read"),
-        (["train.py", "--np", "0"], "--np 0: above 0 ranks run on Spark or Slurm"),
-        (["train.py", "--master", "local[2]"], "--master needs --np"),
-        (["train.py", "--np", "-1", "--resume"], "--resume needs --checkpoint-dir"),
-        (["train.py", "--np", "-2", "--master", "local[2]"], "--np -2 starts processes of this"),
-        (["train.py", "--np", "2", "--conf", "a=b"], "--conf goes with --master"),
+        (["train.py", "--np", "0"], "--np cannot be 0: above 0 ranks run"),
+        (["train.py", "--master", "local[2]"], "--master requires --np"),
+        (["train.py", "--np", "-1", "--resume"], "--resume requires --checkpoint-dir"),
+        (["train.py", "--np", "-2", "--master", "local[2]"], "--np -2 starts processes on this"),
+        (["train.py", "--np", "2", "--conf", "a=b"], "--conf requires --master"),
         (["train.py", "--np", "-1", "--ship-modules", "nowhere"], "--ship-modules: No module"),
         (["train.py", "--np", "-1", "--env", "A"], "'A' is not NAME=VALUE"),
         (["train.py", "--gpu", "--cpu"], "not allowed with argument"),

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import GpuError, LaunchError
-from horovod_runner.topology import Offer, assign, describe, ranks_text, short_of_ports
+from horovod_runner.common.text import ranks_text
+from horovod_runner.driver.placement import assign, describe, short_of_ports
+from horovod_runner.wire.slots import Offer
 
 
 def offer(task: int, host: str = "a", **fields: Any) -> Offer:
@@ -123,10 +125,10 @@ def test_ranks_are_written_briefly(numbers: list[int], text: str) -> None:
     ("hosts", "ports", "short"),
     [
         ("a" * 68, 28_232, []),  # of which Horovod's Gloo was seen to connect
-        ("a" * 70, 28_232, ["host-a has 28,232 ports", "70 ranks take up to 28,980"]),
+        ("a" * 70, 28_232, ["host-a has 28,232 ephemeral ports", "70 ranks take up to 28,980"]),
         ("a" * 70, 0, []),  # a host that does not tell
         # Each rank has 5 others, b's one on its own host, and 1 or none of its local_rank.
-        ("aaaabb", 93, ["host-a has 93 ports", "4 ranks take up to 102"]),
+        ("aaaabb", 93, ["host-a has 93 ephemeral ports", "4 ranks take up to 102"]),
         ("aaaabb", 102, []),
         ("a", 1, []),
     ],

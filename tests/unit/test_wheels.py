@@ -1,4 +1,4 @@
-"""Wheels that hosts share: one builds, the others copy; what is damaged is refused."""
+"""Tests of wheels that hosts share: one builds, the others copy, damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import InstallError, install, wheels
-from horovod_runner.inventory import Framework
-from horovod_runner.stores import LocalFolder
+from horovod_runner import InstallError
+from horovod_runner.checkpoints.folders import LocalFolder
+from horovod_runner.commands import install, wheels
+from horovod_runner.horovod_build.plan import BuildPlan
+from horovod_runner.horovod_build.toolchain import Framework
 
 NAME = "horovod-0.28.1-cp313-cp313-linux_x86_64.whl"
-PLAN = install.BuildPlan((Framework("torch", "2.13.0+cpu"),))
+PLAN = BuildPlan((Framework("torch", "2.13.0+cpu"),))
 
 
 @pytest.fixture
@@ -33,19 +35,19 @@ def shared(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The cache of a host that has built nothing, and cannot."""
+    """The empty cache of a host that cannot build."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def build(*_: object) -> Path:
         raise InstallError("built here")
 
-    monkeypatch.setattr(install, "_build_wheel", build)
+    monkeypatch.setattr(install, "build_wheel", build)
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def server(shared: Path) -> Iterator[str]:
-    """The shared folder as a web server shows it."""
+    """The URL of a web server for the shared folder."""
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
@@ -57,12 +59,12 @@ def server(shared: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def obtain(shared: object, plan: install.BuildPlan = PLAN) -> tuple[Path, list[str]]:
+def obtain(shared: object, plan: BuildPlan = PLAN) -> tuple[Path, list[str]]:
     said: list[str] = []
     return install.find_or_build_wheel(plan, shared=str(shared), say=said.append), said
 
 
-def test_a_wheel_of_another_host_is_taken_and_kept(shared: Path, host: Path) -> None:
+def test_a_wheel_of_another_host_is_copied_into_the_cache(shared: Path, host: Path) -> None:
     wheel, said = obtain(shared)
     assert wheel == host / "horovod_runner" / "wheels" / PLAN.key() / NAME
     assert wheel.read_bytes() == b"a wheel"
@@ -78,25 +80,25 @@ def test_a_wheel_comes_from_a_web_server(server: str, host: Path) -> None:
     assert "another host built" in said[0]
 
 
-def test_a_web_server_without_the_wheel_lets_this_host_build(server: str, host: Path) -> None:
+def test_without_the_wheel_on_the_web_server_this_host_builds(server: str, host: Path) -> None:
     pytest.importorskip("aiohttp")
-    other = install.BuildPlan((Framework("torch", "2.12.0"),))
+    other = BuildPlan((Framework("torch", "2.12.0"),))
     with pytest.raises(InstallError, match=r"^built here$"):
         obtain(server, other)
 
 
-def test_a_wheel_for_other_versions_is_not_taken(shared: Path, host: Path) -> None:
-    other = install.BuildPlan((Framework("torch", "2.12.0"),))
+def test_a_wheel_for_other_versions_is_not_used(shared: Path, host: Path) -> None:
+    other = BuildPlan((Framework("torch", "2.12.0"),))
     with pytest.raises(InstallError, match=r"^built here$"):
         obtain(shared, other)
 
 
-def test_rebuild_takes_no_wheel_of_another_host(shared: Path, host: Path) -> None:
+def test_rebuild_ignores_a_wheel_of_another_host(shared: Path, host: Path) -> None:
     with pytest.raises(InstallError, match=r"^built here$"):
         install.find_or_build_wheel(PLAN, rebuild=True, shared=str(shared), say=print)
 
 
-def test_a_damaged_wheel_is_refused_and_not_kept(shared: Path, host: Path) -> None:
+def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> None:
     (stored,) = shared.rglob(NAME)
     stored.write_bytes(b"another")
     with pytest.raises(InstallError, match=r"is damaged: its SHA-256 is .* Remove .*"):
@@ -104,7 +106,7 @@ def test_a_damaged_wheel_is_refused_and_not_kept(shared: Path, host: Path) -> No
     assert not list(host.rglob("*.whl"))
 
 
-def test_a_wheel_that_is_named_and_not_there_is_told(shared: Path, host: Path) -> None:
+def test_a_missing_wheel_is_an_error(shared: Path, host: Path) -> None:
     (stored,) = shared.rglob(NAME)
     stored.unlink()
     with pytest.raises(InstallError, match=r"could not be copied \(FileNotFoundError"):
@@ -112,25 +114,25 @@ def test_a_wheel_that_is_named_and_not_there_is_told(shared: Path, host: Path) -
 
 
 @pytest.mark.parametrize("pointer", ["", "abc  x.whl", f"{'0' * 64}  ../../x.whl"])
-def test_a_file_that_names_no_wheel_is_told(shared: Path, host: Path, pointer: str) -> None:
+def test_a_pointer_that_names_no_wheel_is_an_error(shared: Path, host: Path, pointer: str) -> None:
     (shared / PLAN.key() / "latest.sha256").write_text(pointer)
     with pytest.raises(InstallError, match="does not name a wheel"):
         obtain(shared)
 
 
-def test_a_folder_that_cannot_be_read_is_told(tmp_path: Path, host: Path) -> None:
+def test_a_shared_folder_that_cannot_be_read_is_an_error(tmp_path: Path, host: Path) -> None:
     with pytest.raises(InstallError, match="--wheels nonsense://x could not be read"):
         obtain("nonsense://x")
 
 
-def test_what_is_built_is_copied_for_the_others(
+def test_a_built_wheel_is_copied_to_the_shared_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(plan: install.BuildPlan, shelf: Path, _: object) -> Path:
+    def build(plan: BuildPlan, shelf: Path, _: object) -> Path:
         (shelf / NAME).write_bytes(b"built now")
         return shelf / NAME
 
-    monkeypatch.setattr(install, "_build_wheel", build)
+    monkeypatch.setattr(install, "build_wheel", build)
     for host in ("first", "second"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
         wheel, said = obtain(tmp_path / "shared")
@@ -138,7 +140,7 @@ def test_what_is_built_is_copied_for_the_others(
     assert "another host built" in said[0]
 
 
-def test_a_shared_folder_that_cannot_be_written_costs_no_install(tmp_path: Path) -> None:
+def test_a_shared_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     wheel = tmp_path / NAME
     wheel.touch()
     (tmp_path / "file").touch()
@@ -150,28 +152,32 @@ def test_a_shared_folder_that_cannot_be_written_costs_no_install(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_wheel_is_named_once_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = LocalFolder.take
+def test_the_pointer_is_written_after_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = LocalFolder.move_in
 
-    def take(folder: LocalFolder, part: Path, name: str) -> None:
+    def move_in(folder: LocalFolder, part: Path, name: str) -> None:
         if name == NAME:
             raise OSError(errno.ENOSPC, "No space left on device")
         whole(folder, part, name)
 
     wheel = tmp_path / NAME
     wheel.touch()
-    monkeypatch.setattr(LocalFolder, "take", take)
+    monkeypatch.setattr(LocalFolder, "move_in", move_in)
     said: list[str] = []
     wheels.publish(str(tmp_path / "shared"), PLAN.key(), wheel, said.append)
     assert said[0].startswith("the wheel was not copied")
     assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []
 
 
-def test_two_installs_at_a_time_build_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_installs_at_the_same_time_build_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     builds, go_on, waits = [], threading.Event(), threading.Event()
 
-    def build(plan: install.BuildPlan, shelf: Path, _: object) -> Path:
+    def build(plan: BuildPlan, shelf: Path, _: object) -> Path:
         builds.append(plan)
         assert go_on.wait(60)
         (shelf / NAME).touch()
@@ -181,7 +187,7 @@ def test_two_installs_at_a_time_build_once(tmp_path: Path, monkeypatch: pytest.M
         if "waiting for it" in line:
             waits.set()
 
-    monkeypatch.setattr(install, "_build_wheel", build)
+    monkeypatch.setattr(install, "build_wheel", build)
     both = [
         threading.Thread(target=install.find_or_build_wheel, args=(PLAN,), kwargs={"say": say})
         for _ in range(2)

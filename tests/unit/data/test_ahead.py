@@ -1,4 +1,4 @@
-"""Work that is done ahead: in order, bounded, and with nothing kept behind."""
+"""Prefetching: results in order, a bounded number of them, and no reference cycles."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovod_runner.data.ahead import Ahead
+from horovod_runner.data.feed.ahead import Ahead
 
 
-def test_what_is_read_ahead_is_bounded() -> None:
-    made: list[int] = []
-    asked = threading.Semaphore(0)
+def test_prefetching_is_bounded() -> None:
+    drawn: list[int] = []
+    drawing = threading.Semaphore(0)
 
     def items() -> Iterator[int]:
         for number in range(100):
-            made.append(number)
-            asked.release()
+            drawn.append(number)
+            drawing.release()
             yield number
 
     ahead = Ahead(items(), lambda number: -number, ahead=3)
     for _ in range(3):
-        asked.acquire(timeout=30)
-    assert len(made) == 3
+        drawing.acquire(timeout=30)
+    assert len(drawn) == 3
     assert next(ahead) == 0
-    asked.acquire(timeout=30)
-    assert len(made) == 4
+    drawing.acquire(timeout=30)
+    assert len(drawn) == 4
     ahead.close()
     ahead.close()
 
@@ -41,17 +41,17 @@ def test_results_come_in_the_order_of_items(is_helped: bool) -> None:
         assert list(ahead) == []
 
 
-def test_one_thread_at_a_time_asks_for_an_item() -> None:
-    def items() -> Iterator[int]:  # a generator raises ValueError where two threads are in it
+def test_only_one_thread_at_a_time_draws_an_item() -> None:
+    def items() -> Iterator[int]:  # a generator raises ValueError if two threads run it
         for number in range(64):
-            hashlib.sha256(bytes(1 << 20))  # another thread may come meanwhile
+            hashlib.sha256(bytes(1 << 20))  # gives another thread time to interfere
             yield number
 
     with Ahead(items(), str, ahead=3, is_helped=True) as ahead:
         assert list(ahead) == [str(number) for number in range(64)]
 
 
-def test_whoever_waits_works_on_a_later_item() -> None:
+def test_a_waiting_thread_computes_a_later_item() -> None:
     later = threading.Event()
     workers = {}
 
@@ -59,7 +59,7 @@ def test_whoever_waits_works_on_a_later_item() -> None:
         workers[number] = threading.current_thread()
         if number == 1:
             later.set()
-        assert number or later.wait(30)  # the first result waits for the second one
+        assert number or later.wait(30)  # the first result waits for the second
         return number
 
     with Ahead(iter(range(2)), work, ahead=1, is_helped=True) as ahead:
@@ -69,7 +69,7 @@ def test_whoever_waits_works_on_a_later_item() -> None:
 
 @pytest.mark.parametrize("is_helped", [False, True])
 @pytest.mark.parametrize("where", ["items", "work"])
-def test_an_error_is_raised_in_its_place(where: str, is_helped: bool) -> None:
+def test_an_error_is_raised_in_order(where: str, is_helped: bool) -> None:
     def items() -> Iterator[int]:
         yield from range(5)
         if where == "items":
@@ -81,19 +81,17 @@ def test_an_error_is_raised_in_its_place(where: str, is_helped: bool) -> None:
             raise ValueError(number)
         return number
 
-    found: list[int] = []
+    results: list[int] = []
     with Ahead(items(), work, ahead=2, is_helped=is_helped) as ahead:
         with pytest.raises(ValueError, match="5"):
-            found.extend(ahead)
+            results.extend(ahead)
         assert next(ahead, None) is None
-    assert found == [0, 1, 2, 3, 4]
+    assert results == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("is_helped", [False, True])
 @pytest.mark.parametrize("taken", [2, 10])
-def test_nothing_is_kept_behind_that_only_the_collector_would_find(
-    taken: int, is_helped: bool
-) -> None:
+def test_no_reference_cycle_is_left(taken: int, is_helped: bool) -> None:
     class Work:
         def __call__(self, number: int) -> int:
             return number

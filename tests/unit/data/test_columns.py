@@ -1,4 +1,4 @@
-"""What each Arrow type becomes, and what is refused."""
+"""Column types: the array that each Arrow type becomes, and the types that are refused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_runner.data import columns
-from horovod_runner.data.columns import Column, Rows
+from horovod_runner.data.pack import columns
+from horovod_runner.data.pack.columns import Column, Rows
 from horovod_runner.errors import DataError
 
 DAY = datetime.date(1970, 1, 3)
 MOMENT = datetime.datetime(1970, 1, 1, 0, 0, 1)
 
 
-def read(array: pa.Array, fill: object = None) -> tuple[Column, Rows]:
+def read(array: pa.Array, fill_null: object = None) -> tuple[Column, Rows]:
     batch = pa.record_batch([array], ["c"])
-    column = columns.settle(columns.choose(batch.schema)["c"], batch)
-    return column, columns.read(batch, column, fill)
+    column = columns.settle(columns.columns_of(batch.schema)["c"], batch)
+    return column, columns.read(batch, column, fill_null)
 
 
 @pytest.mark.parametrize(
@@ -107,26 +107,26 @@ DENSE = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
 SPARSE = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
 
 
-def test_sparks_vectors_dense_and_sparse() -> None:
+def test_spark_ml_vectors_become_a_dense_matrix() -> None:
     column, rows = read(vectors(DENSE, SPARSE, {**SPARSE, "indices": [], "values": []}, DENSE))
     assert column.shape == (3,)
     assert rows.values.tolist() == [[1, 2, 3], [4, 0, 5], [0, 0, 0], [1, 2, 3]]
 
 
-def test_sparks_vectors_of_other_sizes_are_refused() -> None:
+def test_spark_ml_vectors_of_different_sizes_are_refused() -> None:
     with pytest.raises(DataError, match="'c' has rows of 3 and of 4 values"):
         read(vectors(DENSE, {**SPARSE, "size": 4}))
 
 
-def test_structs_are_taken_apart_and_null_where_they_are() -> None:
+def test_structs_become_their_fields_with_their_nulls() -> None:
     array = pa.array([{"x": 1, "y": {"z": 2.0}}, {"x": 3, "y": {"z": 4.0}}])
     batch = pa.record_batch([array], ["s"])
-    there = columns.choose(batch.schema)
-    assert list(there) == ["s.x", "s.y.z"]
-    assert columns.read(batch, there["s.y.z"]).values.tolist() == [2.0, 4.0]
+    by_name = columns.columns_of(batch.schema)
+    assert list(by_name) == ["s.x", "s.y.z"]
+    assert columns.read(batch, by_name["s.y.z"]).values.tolist() == [2.0, 4.0]
     batch = pa.record_batch([pa.array([{"x": 1}, None])], ["s"])
     with pytest.raises(DataError, match=r"'s.x' has nulls \(1 in a batch of 2 rows\)"):
-        columns.read(batch, columns.choose(batch.schema)["s.x"])
+        columns.read(batch, columns.columns_of(batch.schema)["s.x"])
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_structs_are_taken_apart_and_null_where_they_are() -> None:
     ],
     ids=["number", "text", "in a list"],
 )
-def test_nulls_are_refused_with_the_columns_name(array: pa.Array) -> None:
-    with pytest.raises(DataError, match=r"'c' has nulls.*fill=.*DataFrame"):
+def test_nulls_are_refused_with_the_name_of_the_column(array: pa.Array) -> None:
+    with pytest.raises(DataError, match=r"'c' has nulls.*fill_null=.*DataFrame"):
         read(array)
 
 
@@ -148,15 +148,15 @@ def test_nulls_are_refused_with_the_columns_name(array: pa.Array) -> None:
     [pa.array([[1, 2], None]), vectors(DENSE, None)],  # type: ignore[arg-type]
     ids=["list", "vector"],
 )
-def test_a_row_without_a_list_can_only_be_left_out(array: pa.Array) -> None:
+def test_a_null_list_can_only_be_left_out(array: pa.Array) -> None:
     with pytest.raises(DataError, match=r"'c' has nulls.*Leave those rows out$"):
         read(array)
 
 
-def test_nulls_are_filled_where_it_is_said_with_what() -> None:
-    assert read(pa.array([1, None]), fill=7)[1].values.tolist() == [1, 7]
-    assert read(pa.array([[1, None]]), fill=7)[1].values.tolist() == [[1, 7]]
-    assert bytes(read(pa.array(["a", None]), fill="zz")[1].values) == b"azz"
+def test_fill_null_replaces_nulls() -> None:
+    assert read(pa.array([1, None]), fill_null=7)[1].values.tolist() == [1, 7]
+    assert read(pa.array([[1, None]]), fill_null=7)[1].values.tolist() == [[1, 7]]
+    assert bytes(read(pa.array(["a", None]), fill_null="zz")[1].values) == b"azz"
 
 
 @pytest.mark.parametrize(
@@ -170,15 +170,15 @@ def test_nulls_are_filled_where_it_is_said_with_what() -> None:
     ],
     ids=str,
 )
-def test_a_column_that_cannot_become_a_tensor_is_named(type_: pa.DataType) -> None:
+def test_a_column_that_cannot_become_a_tensor_is_refused(type_: pa.DataType) -> None:
     with pytest.raises(DataError, match=r"column 'odd' of type .* cannot become a tensor"):
-        columns.choose(pa.schema([("odd", type_)]))
+        columns.columns_of(pa.schema([("odd", type_)]))
 
 
-def test_a_list_that_looked_like_a_vector_is_told() -> None:
+def test_a_list_with_one_length_at_first_and_others_later_is_refused() -> None:
     batch = pa.record_batch([pa.array([[1, 2]])], ["c"])
-    column = columns.settle(columns.choose(batch.schema)["c"], batch)
+    column = columns.settle(columns.columns_of(batch.schema)["c"], batch)
     longer = pa.record_batch([pa.array([[1, 2], [1, 2, 3]])], ["c"])
     with pytest.raises(DataError, match=r"of 2 and of 3 values.*ragged=\['c'\]"):
         columns.read(longer, column)
-    assert columns.settle(columns.choose(batch.schema)["c"], batch, ["c"]).kind == "list"
+    assert columns.settle(columns.columns_of(batch.schema)["c"], batch, ["c"]).kind == "list"

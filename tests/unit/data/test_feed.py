@@ -1,8 +1,10 @@
-"""Batches: what they hold, how long an epoch is, and how one goes on in the middle."""
+"""Feeds: the parts of a batch, the length of an epoch, and resuming in the middle of one."""
 
 from __future__ import annotations
 
+import inspect
 import threading
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner.data import Image, parquet
-from horovod_runner.data import feed as feeds
 from horovod_runner.data import shard as shards
+from horovod_runner.data.feed import feed as feeds
+from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
@@ -43,7 +46,7 @@ def shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shard:
     return shard_of(TABLE)
 
 
-def test_a_batch_holds_what_was_asked_for(shard: Shard) -> None:
+def test_a_batch_has_the_parts_that_columns_names(shard: Shard) -> None:
     columns = {
         "x": ["b", "a"],
         "y": "label",
@@ -66,7 +69,7 @@ def test_a_batch_holds_what_was_asked_for(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("names", [["a", "b", "c"], ["a", "b"], ["a", "c"], ["c", "a"], ["b", "b"]])
-def test_columns_side_by_side_are_those_that_were_asked_for(
+def test_columns_side_by_side_have_the_given_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str]
 ) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
@@ -75,7 +78,7 @@ def test_columns_side_by_side_are_those_that_were_asked_for(
     assert batch["x"].T.tolist() == [rows[name] for name in names]
 
 
-def test_all_columns_come_by_their_names(shard: Shard) -> None:
+def test_without_columns_a_batch_has_all_columns(shard: Shard) -> None:
     batch = next(iter(shard.batches(3)))
     assert list(batch) == [
         "a", "b", "label", "v", "text", "data", "ragged", "point.x", "point.y",
@@ -84,14 +87,14 @@ def test_all_columns_come_by_their_names(shard: Shard) -> None:
     assert (shard.rows, repr(shard)[:30]) == (100, "Shard(train: 100 rows of a, b,")
 
 
-def test_ragged_rows_are_filled_up_where_it_is_said_with_what(shard: Shard) -> None:
-    batch = next(iter(shard.batches(3, ["ragged"], pad={"ragged": -1})))
+def test_pad_ragged_fills_up_short_rows(shard: Shard) -> None:
+    batch = next(iter(shard.batches(3, ["ragged"], pad_ragged={"ragged": -1})))
     assert batch["ragged"].tolist() == [[-1, -1], [1, -1], [2, 2]]
-    batch = next(iter(shard.batches(4, ["ragged"], pad={"ragged": (-1, 2)})))
+    batch = next(iter(shard.batches(4, ["ragged"], pad_ragged={"ragged": (-1, 2)})))
     assert batch["ragged"].tolist() == [[-1, -1], [1, -1], [2, 2], [3, 3]]
 
 
-def test_types_are_turned_where_it_is_asked_for(shard: Shard) -> None:
+def test_dtypes_converts_numbers(shard: Shard) -> None:
     columns = {"x": ["a", "label"], "y": "label", "text": "text"}
     batch = next(iter(shard.batches(3, columns)))
     assert [batch["x"].dtype, batch["y"].dtype] == ["float64", "int64"]
@@ -102,31 +105,31 @@ def test_types_are_turned_where_it_is_asked_for(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "told"),
+    ("columns", "options", "message"),
     [
-        ({"x": "nowhere"}, {}, "there is no column 'nowhere': there are a, b"),
-        ({"x": ["a", "text"]}, {}, "'x' cannot hold 'text' beside others"),
-        (["a"], {"pad": {"b": 0}}, "pad names 'b'; the parts are a"),
+        ({"x": "nowhere"}, {}, "there is no column 'nowhere': the columns are a, b"),
+        ({"x": ["a", "text"]}, {}, "'x' cannot hold 'text' beside other columns"),
+        (["a"], {"pad_ragged": {"b": 0}}, "pad_ragged names 'b', .*: the parts are a"),
         (["a"], {"dtypes": {"b": "int8"}}, "dtypes names 'b'"),
     ],
 )
-def test_what_cannot_be_asked_for_is_told(
-    shard: Shard, columns: Any, options: dict[str, Any], told: str
+def test_columns_and_parts_that_do_not_exist_are_refused(
+    shard: Shard, columns: Any, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         shard.batches(3, columns, **options)
 
 
 @given(
     sizes=st.tuples(st.integers(1, 5), st.integers(1, 40)),
-    last=st.sampled_from(["pad", "drop"]),
+    last_batch=st.sampled_from(["pad", "drop"]),
     shuffle=st.booleans(),
     chunk=st.sampled_from([1, 200, 1 << 22]),
 )
-def test_every_row_comes_once_over_all_ranks_which_have_as_many_batches(
+def test_every_row_comes_once_and_all_ranks_have_the_same_number_of_batches(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: tuple[int, int],
-    last: Any,
+    last_batch: Any,
     shuffle: bool,
     chunk: int,
 ) -> None:
@@ -138,11 +141,11 @@ def test_every_row_comes_once_over_all_ranks_which_have_as_many_batches(
         seen, lengths = [], set()
         for rank in range(size):
             as_rank(patch, rank, size)
-            if last == "drop" and batch_size * size > ROWS:
-                with pytest.raises(DataError, match="last='drop' leaves none"):
-                    shard.batches(batch_size, ["label"], shuffle=shuffle, last=last)
+            if last_batch == "drop" and batch_size * size > ROWS:
+                with pytest.raises(DataError, match="last_batch='drop' leaves none"):
+                    shard.batches(batch_size, ["label"], shuffle=shuffle, last_batch=last_batch)
                 return
-            feed = shard.batches(batch_size, ["label"], shuffle=shuffle, last=last)
+            feed = shard.batches(batch_size, ["label"], shuffle=shuffle, last_batch=last_batch)
             steps = 0
             for batch in feed:
                 assert len(batch["label"]) == batch_size
@@ -151,7 +154,7 @@ def test_every_row_comes_once_over_all_ranks_which_have_as_many_batches(
             assert steps == len(feed)
             lengths.add(steps)
     assert len(lengths) == 1
-    whole = ROWS if last == "pad" else ROWS // (batch_size * size) * batch_size * size
+    whole = ROWS if last_batch == "pad" else ROWS // (batch_size * size) * batch_size * size
     assert len(seen) == len(set(seen)) == whole
 
 
@@ -159,7 +162,7 @@ def epoch(feed: Any) -> list[list[int]]:
     return [batch["label"].tolist() for batch in feed]
 
 
-def test_a_feed_goes_on_where_another_one_was_with_any_number_of_ranks(
+def test_a_saved_feed_resumes_with_any_number_of_ranks(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 0, 1)
@@ -181,29 +184,29 @@ def test_a_feed_goes_on_where_another_one_was_with_any_number_of_ranks(
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "options", "told"),
+    ("batch_size", "options", "message"),
     [
         (11, {"seed": 5}, "global_batch is 11 here and was 12 there"),
         (12, {"seed": 6}, "seed is 6 here and was 5 there"),
-        (12, {"seed": 5, "last": "drop"}, "last is 'drop' here and was 'pad' there"),
+        (12, {"seed": 5, "last_batch": "drop"}, "last_batch is 'drop' here and was 'pad' there"),
     ],
 )
-def test_a_state_of_another_feed_is_refused(
-    shard: Shard, batch_size: int, options: dict[str, Any], told: str
+def test_the_state_of_another_feed_is_refused(
+    shard: Shard, batch_size: int, options: dict[str, Any], message: str
 ) -> None:
     state = shard.batches(12, ["label"], seed=5).state_dict()
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         shard.batches(batch_size, ["label"], **options).load_state_dict(state)
 
 
-def test_a_state_of_other_data_is_refused(shard: Shard) -> None:
+def test_the_state_of_other_data_is_refused(shard: Shard) -> None:
     state = shard.batches(12).state_dict()
     other = shard_of(TABLE.set_column(0, "a", pa.array(np.ones(ROWS, np.float32))))
     with pytest.raises(DataError, match=r"data is '.*' here and was '.*' there"):
         other.batches(12).load_state_dict(state)
 
 
-def test_an_epoch_that_is_left_early_counts_as_one(shard: Shard) -> None:
+def test_an_epoch_that_is_left_early_counts_as_an_epoch(shard: Shard) -> None:
     feed = shard.batches(10, ["label"], shuffle=True)
     whole = [epoch(feed) for _ in range(2)]
     feed = shard.batches(10, ["label"], shuffle=True)
@@ -213,7 +216,7 @@ def test_an_epoch_that_is_left_early_counts_as_one(shard: Shard) -> None:
     assert epoch(feed) == whole[1]
 
 
-def test_batches_are_transformed_in_the_thread_beside(shard: Shard) -> None:
+def test_transform_runs_in_the_thread_that_prepares_batches(shard: Shard) -> None:
     threads = set()
 
     def double(batch: dict[str, Any]) -> Any:
@@ -227,7 +230,7 @@ def test_batches_are_transformed_in_the_thread_beside(shard: Shard) -> None:
     assert threads == {"horovod_runner-feed"}
 
 
-def test_what_a_transform_raises_is_raised_here(shard: Shard) -> None:
+def test_an_error_of_transform_is_raised_in_the_loop(shard: Shard) -> None:
     def fail(batch: dict[str, Any]) -> Any:
         raise KeyError("no such thing")
 
@@ -235,14 +238,14 @@ def test_what_a_transform_raises_is_raised_here(shard: Shard) -> None:
         list(shard.batches(50, ["label"], transform=fail))
 
 
-def test_no_thread_is_left_of_an_iteration_that_was_left(shard: Shard) -> None:
+def test_leaving_an_iteration_ends_its_thread(shard: Shard) -> None:
     batches = iter(shard.batches(1, ["label"]))
     next(batches)
     batches.close()  # type: ignore[attr-defined]
     assert not [t for t in threading.enumerate() if t.name == "horovod_runner-feed"]
 
 
-def test_pandas_tables_are_datasets_and_other_arguments_are_not() -> None:
+def test_a_pandas_dataframe_is_a_dataset_and_other_arguments_are_not() -> None:
     shard = shard_of(pd.DataFrame({"x": [1.5, 2.5]}, index=[7, 8]))
     assert (shard.rows, shard.columns) == (2, ["x"])
     for other in (None, 1, "text", [1], {"x": 1}, np.ones(3), object()):
@@ -254,11 +257,11 @@ def test_a_dataset_without_rows_is_refused() -> None:
         shard_of(TABLE[:0])
 
 
-def test_padding_has_no_weight(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_has_the_weight_0(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = []
     for rank in range(3):
         as_rank(monkeypatch, rank, 3)
-        feed = shard.batches(8, ["label"], weights=True)
+        feed = shard.batches(8, ["label"], sample_weights=True)
         for batch in feed:
             assert list(batch) == ["label", "weight"]
             assert batch["weight"].tolist() == [1.0] * feed.real + [0.0] * (8 - feed.real)
@@ -266,11 +269,11 @@ def test_padding_has_no_weight(shard: Shard, monkeypatch: pytest.MonkeyPatch) ->
     assert sum(weights) == ROWS
 
 
-def test_a_value_that_is_none_of_the_options_is_refused(shard: Shard) -> None:
+def test_options_out_of_range_are_refused(shard: Shard) -> None:
     with pytest.raises(ValueError, match="batch_size must be 1 or more, not 0"):
         shard.batches(0)
-    with pytest.raises(ValueError, match="last must be 'pad' or 'drop', not 'keep'"):
-        shard.batches(4, last="keep")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="last_batch must be 'pad' or 'drop', not 'keep'"):
+        shard.batches(4, last_batch="keep")  # type: ignore[arg-type]
 
 
 def test_columns_may_have_any_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,19 +284,17 @@ def test_columns_may_have_any_names(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert batch == {name: [f"{name} 1", f"{name} 2"] for name in names}
 
 
-def test_packing_that_takes_long_tells_where_it_is(
+def test_long_packing_reports_its_progress(
     shard: Shard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard.batches(3, ["a"])
     assert capsys.readouterr().out == ""
-    monkeypatch.setattr(shards, "_TELL_SECONDS", 0)
+    monkeypatch.setattr(shards, "_PROGRESS_SECONDS", 0)
     shard.batches(3, ["b"])
     assert capsys.readouterr().out.startswith("train: 1 of 1 parts packed on ")
 
 
-def test_a_column_may_be_called_like_the_field_of_a_struct(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_name_may_contain_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
     shard = shard_of(pd.DataFrame({"a.b": [10, 20], "a": [1, 2]}))
     [batch] = shard.batches(2, ["a", "a.b"])
@@ -301,81 +302,151 @@ def test_a_column_may_be_called_like_the_field_of_a_struct(
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "told"),
+    ("options", "kind", "message"),
     [
-        ({"columns": {"a", "b"}}, TypeError, "columns takes a list of names of columns, not {"),
-        ({"columns": "label"}, TypeError, "columns takes a list of names of columns, not 'label'"),
+        ({"columns": {"a", "b"}}, TypeError, "columns must be a list of column names, not {"),
+        ({"columns": "label"}, TypeError, "columns must be a list of column names, not 'label'"),
         ({"columns": [3]}, TypeError, r"not \[3\]"),
-        ({"columns": {"x": {"a", "b"}}}, TypeError, r"columns=\{'x': ...\} takes a list of names"),
-        ({"columns": []}, ValueError, "columns names no column"),
-        ({"columns": {}}, ValueError, "columns names no column"),
-        ({"columns": {"x": []}}, ValueError, r"columns=\{'x': ...\} names no column"),
-        ({"pad": 0}, TypeError, "pad takes a number for each part"),
-        ({"pad": {"ragged": 0.5}}, DataError, "pad={'ragged': 0.5} does not fit int64"),
-        ({"pad": {"ragged": float("nan")}}, DataError, "does not fit int64"),
-        ({"pad": {"ragged": [0, 5]}}, DataError, r"pad={'ragged': \[0, 5\]} does not fit int64"),
+        ({"columns": {"x": {"a", "b"}}}, TypeError, r"columns=\{'x': ...\} must be a list of col"),
+        ({"columns": []}, ValueError, "columns is empty"),
+        ({"columns": {}}, ValueError, "columns is empty"),
+        ({"columns": {"x": []}}, ValueError, r"columns=\{'x': ...\} is empty"),
+        ({"pad_ragged": 0}, TypeError, "pad_ragged must map parts to numbers"),
+        (
+            {"pad_ragged": {"ragged": 0.5}},
+            DataError,
+            "pad_ragged={'ragged': 0.5} does not fit int64",
+        ),
+        ({"pad_ragged": {"ragged": float("nan")}}, DataError, "does not fit int64"),
+        (
+            {"pad_ragged": {"ragged": [0, 5]}},
+            DataError,
+            r"pad_ragged={'ragged': \[0, 5\]} does not fit int64",
+        ),
         ({"dtypes": {"text": "float32"}}, DataError, "dtypes names 'text', which is text"),
-        ({"dtypes": {"a": "float99"}}, TypeError, "types of NumPy's, as 'float32', not 'float99'"),
+        ({"dtypes": {"a": "float99"}}, TypeError, "NumPy types such as 'float32', not 'float99'"),
         ({"images": {"nope": Image(2, 2)}}, DataError, "column 'nope' holds no images"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be a whole number, not 2.5"),
     ],
 )
-def test_an_argument_that_makes_no_sense_is_refused(
-    shard: Shard, options: dict[str, Any], kind: type[Exception], told: str
+def test_arguments_of_the_wrong_form_are_refused(
+    shard: Shard, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         shard.batches(**{"batch_size": 8, **options})
 
 
-def test_one_type_for_all_leaves_text_and_turns_ragged_lists(shard: Shard) -> None:
+def test_one_dtype_for_all_converts_ragged_lists_and_leaves_text(shard: Shard) -> None:
     batch = next(iter(shard.batches(8, ["text", "ragged", "label"], dtypes="float32")))
     assert isinstance(batch["text"][0], str)
     assert {row.dtype.name for row in batch["ragged"]} == {"float32"}
     assert batch["label"].dtype == np.float32
 
 
-def test_weights_do_not_take_the_place_of_a_column(
+def test_sample_weights_do_not_replace_a_column_called_weight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
     shard = shard_of(pd.DataFrame({"weight": [7.0, 8.0]}))
-    with pytest.raises(DataError, match="call yours otherwise"):
-        shard.batches(2, weights=True)
-    [batch] = shard.batches(2, {"own": "weight"}, weights=True)
-    assert (batch["own"].tolist(), batch["weight"].tolist()) == ([7, 8], [1, 1])
+    with pytest.raises(DataError, match="name yours differently"):
+        shard.batches(2, sample_weights=True)
+    [batch] = shard.batches(2, {"importance": "weight"}, sample_weights=True)
+    assert (batch["importance"].tolist(), batch["weight"].tolist()) == ([7, 8], [1, 1])
 
 
-def test_what_is_no_state_is_refused(shard: Shard) -> None:
+def test_a_dict_that_is_not_a_state_is_refused(shard: Shard) -> None:
     batches = shard.batches(8, ["label"])
-    with pytest.raises(DataError, match="no state of a feed: it lacks data, epoch"):
+    with pytest.raises(DataError, match="not the state of a feed: it lacks data, epoch"):
         batches.load_state_dict({"weights": 1})
-    with pytest.raises(DataError, match="step 1000 of an epoch of 13 steps"):
+    with pytest.raises(DataError, match="step 1000 of an epoch, and an epoch has 13 steps"):
         batches.load_state_dict({**batches.state_dict(), "step": 1000})
 
 
-def test_a_shard_that_left_its_run_says_so() -> None:
-    with pytest.raises(DataError, match=r"train is one rank's part .* inside main alone"):
+def test_a_shard_outside_main_is_refused() -> None:
+    with pytest.raises(DataError, match=r"train is one rank's part .* only inside main"):
         Shard("train").batches(8)
 
 
-def test_what_pandas_cannot_give_is_told() -> None:
-    with pytest.raises(DataError, match="the pandas DataFrame cannot be turned into columns"):
+def test_a_pandas_dataframe_with_objects_is_refused() -> None:
+    with pytest.raises(DataError, match="the pandas DataFrame cannot be converted to Arrow"):
         shard_of(pd.DataFrame({"odd": [object(), object()]}))
 
 
-def test_nulls_that_packing_meets_are_told_with_the_datasets_name(tmp_path: Path) -> None:
+def test_an_error_during_packing_names_the_dataset(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, None], "v": [[1.0], None]}), tmp_path / "0.parquet")
     train = shard_of(parquet(str(tmp_path)))
-    with pytest.raises(DataError, match=r"^train: column 'a' has nulls \(1 .* fill={'a': 0}"):
+    with pytest.raises(DataError, match=r"^train: column 'a' has nulls \(1 .* fill_null={'a': 0}"):
         train.batches(1, ["a"])
     with pytest.raises(DataError, match=r"^train: column 'v' has nulls .*Leave those rows out$"):
         train.batches(1, ["v"])
 
 
-def test_a_batch_that_nothing_fills_is_told_with_how_many_rows_there_are(
+def test_dropping_the_only_batch_is_refused_with_the_number_of_rows(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 1, 4)
-    told = f"train has {shard.rows} rows, and a batch on each of 4 ranks takes 4000: last='drop'"
-    with pytest.raises(DataError, match=told):
-        shard.batches(1000, last="drop")
+    message = (
+        f"train has {shard.rows} rows, and a batch on each of 4 ranks takes 4000: last_batch='drop'"
+    )
+    with pytest.raises(DataError, match=message):
+        shard.batches(1000, last_batch="drop")
+
+
+@pytest.mark.parametrize("method", ["batches", "to_torch", "to_torch_dataset", "to_tf"])
+def test_the_arguments_of_a_method_are_options_with_the_same_defaults(method: str) -> None:
+    options = {field.name: field.default for field in fields(FeedOptions)}
+    for name, parameter in inspect.signature(getattr(Shard, method)).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            assert parameter.default == options[name], name
+        else:
+            assert name in {"self", "batch_size"}
+
+
+def test_a_feed_that_repeats_the_order_of_an_earlier_one_warns_once(
+    shard: Shard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        epoch(shard.batches(10, ["label"], shuffle=True))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("HorovodRunner: a shuffled feed of train repeats the order")
+    assert "outside the loop over epochs" in lines[0]
+
+
+def test_feeds_that_repeat_no_order_do_not_warn(
+    shard: Shard, capsys: pytest.CaptureFixture[str]
+) -> None:
+    feed = shard.batches(10, ["label"], shuffle=True)
+    for _ in range(2):
+        epoch(feed)
+    epoch(shard.batches(10, ["label"], shuffle=True, seed=1))
+    epoch(shard.batches(5, ["label"], shuffle=True))
+    for _ in range(2):
+        epoch(shard.batches(10, ["label"]))
+    resumed = shard.batches(10, ["label"], shuffle=True)
+    resumed.load_state_dict(feed.state_dict())
+    epoch(resumed)
+    feed.load_state_dict({**feed.state_dict(), "epoch": 0})
+    epoch(feed)
+    assert capsys.readouterr().out == ""
+
+
+def test_only_rank_0_warns_of_a_repeated_order(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_rank(monkeypatch, 1, 2)
+    for _ in range(2):
+        epoch(shard.batches(10, ["label"], shuffle=True))
+    assert capsys.readouterr().out == ""
+
+
+def test_padding_has_the_type_that_dtypes_names(shard: Shard) -> None:
+    options: Any = {"pad_ragged": {"ragged": 0.5}, "dtypes": {"ragged": "float32"}}
+    batch = next(iter(shard.batches(3, ["ragged"], **options)))
+    assert batch["ragged"].dtype == np.float32
+    assert batch["ragged"].tolist() == [[0.5, 0.5], [1, 0.5], [2, 2]]
+
+
+def test_numbers_keep_their_types_in_numpy_batches(shard: Shard) -> None:
+    batch = next(iter(shard.batches(3, {"x": ["a", "label"], "a": "a", "n": "label"})))
+    assert [batch[name].dtype for name in ("x", "a", "n")] == ["float64", "float32", "int64"]

@@ -1,4 +1,4 @@
-"""A run's folder on a host: the user's alone, removed by the last one, swept after a crash."""
+"""A run's scratch folder on a host: private, removed by its last user, or after a crash."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import NamedTuple
 import pytest
 
 from horovod_runner.errors import DataError
-from horovod_runner.folder import RunFolder, check_room
+from horovod_runner.host.scratch import RunFolder, check_room
 
 
-def test_it_is_the_users_alone(tmp_path: Path) -> None:
+def test_a_run_folder_is_private(tmp_path: Path) -> None:
     with RunFolder("run", tmp_path) as folder:
         for path in (folder.path, folder.path.parent):
             assert stat.S_IMODE(path.stat().st_mode) == 0o700
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_last_one_removes_it(tmp_path: Path) -> None:
+def test_the_last_user_removes_the_folder(tmp_path: Path) -> None:
     with RunFolder("run", tmp_path) as folder:
         with RunFolder("run", tmp_path) as same:
             (same.path / "rows").write_text("1")
@@ -31,7 +31,7 @@ def test_the_last_one_removes_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_run_leaves_it_alone(tmp_path: Path) -> None:
+def test_another_run_keeps_the_folder(tmp_path: Path) -> None:
     with RunFolder("run", tmp_path) as folder:
         with RunFolder("other", tmp_path):
             assert folder.path.exists()
@@ -41,7 +41,7 @@ def test_another_run_leaves_it_alone(tmp_path: Path) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from horovod_runner.folder import RunFolder
+from horovod_runner.host.scratch import RunFolder
 with RunFolder("killed", Path(sys.argv[1])) as folder:
     (folder.path / "rows").write_bytes(bytes(1000))
     print("there", flush=True)
@@ -49,7 +49,7 @@ with RunFolder("killed", Path(sys.argv[1])) as folder:
 """
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_run(tmp_path: Path) -> None:
+def test_the_next_run_removes_the_folder_of_a_killed_process(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -59,7 +59,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_run(tmp_path: Path) -
         process.stdout.readline()
         (left,) = tmp_path.glob("*/killed")
         with RunFolder("other", tmp_path):
-            assert left.exists()  # its user is alive
+            assert left.exists()  # its process is alive
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert left.exists()
@@ -67,36 +67,40 @@ def test_what_a_killed_process_left_is_removed_by_the_next_run(tmp_path: Path) -
             assert not left.exists()
 
 
-def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     with RunFolder("run", tmp_path) as folder:
         root = folder.path.parent
     root.mkdir()
     root.chmod(0o777)
-    with pytest.raises(DataError, match="is not this user's alone: remove it, or set TMPDIR"):
+    with pytest.raises(
+        DataError, match=r"is not a private folder of this user.*Remove it, or set TMPDIR"
+    ):
         RunFolder("run", tmp_path).__enter__()
 
 
-def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_its_place_is_refused(tmp_path: Path) -> None:
     with RunFolder("run", tmp_path) as folder:
         root = folder.path.parent
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     root.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="is not this user's alone"):
+    with pytest.raises(DataError, match="is not a private folder of this user"):
         RunFolder("run", tmp_path).__enter__()
 
 
-def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match="no folder for the run's data could be made"):
+    with pytest.raises(DataError, match=r"the scratch folder .* could not be created"):
         RunFolder("run", tmp_path / "file").__enter__()
 
 
-def test_what_there_is_counts_against_the_limit(tmp_path: Path) -> None:
+def test_existing_files_count_against_the_limit(tmp_path: Path) -> None:
     with RunFolder("run", tmp_path, limit=1_000_000) as folder:
         check_room(folder.path, 900_000)
         (folder.path / "rows").write_bytes(bytes(500_000))
         check_room(folder.path, 400_000)
-        with pytest.raises(DataError, match=r"another 0.6 MB .* may take 1.0 MB .* 0.5 MB are"):
+        with pytest.raises(
+            DataError, match=r"another 0.6 MB .* may use 1.0 MB .* already uses 0.5 MB"
+        ):
             check_room(folder.path, 600_000)
 
 
@@ -106,14 +110,14 @@ class Disk(NamedTuple):
     free: int
 
 
-def test_some_of_the_disk_stays_free_unless_a_limit_says_otherwise(
+def test_some_of_the_disk_stays_free_unless_there_is_a_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(100 << 30, 97 << 30, 3 << 30))
     with RunFolder("run", tmp_path) as folder:
         check_room(folder.path, (2 << 30) - 1)
         with pytest.raises(
-            DataError, match=r"2147\.5 MB are free there: free space, or set TMPDIR"
+            DataError, match=r"2147\.5 MB are free there\. Free space, or set TMPDIR"
         ):
             check_room(folder.path, (2 << 30) + 1)
     with RunFolder("run", tmp_path, limit=100 << 30) as folder:

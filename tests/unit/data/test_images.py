@@ -1,4 +1,4 @@
-"""Encoded images: decoded to one size, by whichever decoder there is."""
+"""Images: decoded to one size, by either decoder."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import pyarrow as pa
 import pytest
 from PIL import Image as Pillow
 
-from horovod_runner.data import Image, Shard, images
+from horovod_runner.data import Image, Shard
+from horovod_runner.data.pack import images
 from horovod_runner.errors import DataError
 from tests.shards import shard_of
 
 
 def gradient(height: int, width: int, blue: int = 0) -> Any:
-    found = np.zeros((height, width, 3), np.uint8)
-    found[..., 0] = np.linspace(0, 200, width).astype(np.uint8)
-    found[..., 1] = np.linspace(0, 200, height).astype(np.uint8)[:, None]
-    found[..., 2] = blue
-    return found
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[..., 0] = np.linspace(0, 200, width).astype(np.uint8)
+    pixels[..., 1] = np.linspace(0, 200, height).astype(np.uint8)[:, None]
+    pixels[..., 2] = blue
+    return pixels
 
 
 def encoded(array: Any, form: str = "PNG", **options: Any) -> bytes:
@@ -42,49 +43,49 @@ def _decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("mode", ["RGB", "GRAY"])
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
 @pytest.mark.parametrize("size", [(20, 30), (64, 48), (200, 301)])
-def test_images_of_any_size_and_form_become_arrays(
+def test_images_of_any_size_and_format_are_decoded_to_one_size(
     mode: Any, form: str, size: tuple[int, int]
 ) -> None:
     image = Image(64, 48, mode)
     cells = [encoded(gradient(*size), form), encoded(gradient(64, 48), form)]
-    found = image.decode(cells, "image")
-    assert found.shape == (2, 64, 48, 3 if mode == "RGB" else 1)
+    pixels = image.decode(cells, "image")
+    assert pixels.shape == (2, 64, 48, 3 if mode == "RGB" else 1)
     expected = gradient(64, 48)
     if mode == "GRAY":
         expected = np.asarray(Pillow.fromarray(expected).convert("L"))[..., None]
-    assert np.abs(found[1].astype(int) - expected).max() <= (0 if form == "PNG" else 12)
-    assert np.abs(found[0].astype(int) - expected).mean() <= 6
+    assert np.abs(pixels[1].astype(int) - expected).max() <= (0 if form == "PNG" else 12)
+    assert np.abs(pixels[0].astype(int) - expected).mean() <= 6
 
 
-def test_other_kinds_of_images_become_the_one_that_is_asked_for() -> None:
+def test_gray_and_transparent_images_become_rgb() -> None:
     gray = np.arange(16, dtype=np.uint8).reshape(4, 4)
     alpha = np.dstack([gradient(4, 4), np.full((4, 4), 128, np.uint8)])
-    found = Image(4, 4).decode([encoded(gray), encoded(alpha)], "image")
-    assert found[0].tolist() == np.repeat(gray[..., None], 3, axis=2).tolist()
-    assert found[1].tolist() == gradient(4, 4).tolist()
+    pixels = Image(4, 4).decode([encoded(gray), encoded(alpha)], "image")
+    assert pixels[0].tolist() == np.repeat(gray[..., None], 3, axis=2).tolist()
+    assert pixels[1].tolist() == gradient(4, 4).tolist()
 
 
 @pytest.mark.usefixtures("_decoder")
 @pytest.mark.parametrize("form", ["PNG", "JPEG"])
-def test_a_cell_that_is_no_whole_image_is_named(form: str) -> None:
+def test_a_damaged_image_is_named(form: str) -> None:
     whole = encoded(gradient(40, 40, 7), form)
     for cell in (whole[: len(whole) // 2], b"no image at all"):
-        with pytest.raises(DataError, match="row 1 of 'image' is no whole"):
+        with pytest.raises(DataError, match="row 1 of 'image' is not a complete"):
             Image(40, 40).decode([whole, cell], "image")
 
 
-def test_images_of_one_size_come_as_they_are() -> None:
+def test_images_of_a_known_size_are_not_resized() -> None:
     deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
-    found = images.decode_as_they_are([encoded(deep)], (3, 4), "uint16", "depth")
-    assert found[0].tolist() == deep.tolist()
-    with pytest.raises(DataError, match=r"row 0 of 'depth' is an image of shape \(3, 4, 1\), not"):
-        images.decode_as_they_are([encoded(deep)], (3, 5), "uint16", "depth")
+    pixels = images.decode_unresized([encoded(deep)], (3, 4), "uint16", "depth")
+    assert pixels[0].tolist() == deep.tolist()
+    with pytest.raises(DataError, match=r"row 0 of 'depth' is an image of shape \(3, 4, 1\), and"):
+        images.decode_unresized([encoded(deep)], (3, 5), "uint16", "depth")
 
 
-def test_sizes_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="height and width are 1 or more"):
+def test_image_options_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="height and width must be 1 or more, not 0, 5"):
         Image(0, 5)
-    with pytest.raises(ValueError, match="mode is 'RGB' or 'GRAY'"):
+    with pytest.raises(ValueError, match="mode must be 'RGB' or 'GRAY', not 'BGR'"):
         Image(5, 5, "BGR")  # type: ignore[arg-type]
 
 
@@ -128,7 +129,7 @@ def test_a_column_of_images_becomes_a_part_of_each_batch(
         assert seen == ROWS
 
 
-def test_images_are_packed_for_each_size_that_is_asked_for(
+def test_cached_images_are_packed_once_for_each_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = shard_with(tmp_path, monkeypatch, PNGS)
@@ -138,7 +139,7 @@ def test_images_are_packed_for_each_size_that_is_asked_for(
         assert batch["image"].shape == (ROWS, size, size, 3)
 
 
-def test_more_images_than_are_decoded_at_a_time_are_packed_in_order(
+def test_many_cached_images_are_packed_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
@@ -149,26 +150,57 @@ def test_more_images_than_are_decoded_at_a_time_are_packed_in_order(
     assert batch["image"].reshape(600, 3).tolist() == pixels
 
 
-def test_pixels_may_be_turned_into_another_type(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dtypes_converts_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = shard_with(tmp_path, monkeypatch, PNGS)
     feed = shard.batches(4, ["image"], images={"image": Image(6, 6)}, dtypes={"image": "float32"})
     assert next(iter(feed))["image"].dtype == np.float32
 
 
-def test_what_holds_no_images_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_column_without_images_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shard = shard_with(tmp_path, monkeypatch, PNGS)
     with pytest.raises(DataError, match="column 'n' holds no images"):
         shard.batches(4, ["n"], images={"n": Image(6, 6)})
-    with pytest.raises(DataError, match="images names the column 'image', which is no part"):
+    with pytest.raises(DataError, match="images names the column 'image', which is not a part"):
         shard.batches(4, ["n"], images={"image": Image(6, 6)})
 
 
-def test_spark_images_with_other_bytes_than_they_say_are_told(
+def test_spark_images_of_the_wrong_size_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad = [*SPARK[:-1], {**SPARK[-1], "width": 7}]
     shard = shard_with(tmp_path, monkeypatch, bad)
     with pytest.raises(DataError, match="has 108 bytes for 6 x 7 pixels of 3 channels"):
         list(shard.batches(4, ["image"], images={"image": Image(6, 6)}))
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_the_layout_says_where_the_channels_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: bool
+) -> None:
+    shard = shard_with(tmp_path, monkeypatch, PNGS)
+    shapes: list[tuple[Any, tuple[int, ...]]] = [(None, (6, 4, 3)), ("CHW", (3, 6, 4))]
+    for layout, shape in shapes:
+        images = {"image": Image(6, 4, cache=cache, layout=layout)}
+        (batch,) = shard.batches(ROWS, ["image"], images=images)
+        assert batch["image"].shape == (ROWS, *shape)
+        blue = batch["image"][:, 2] if layout else batch["image"][..., 2]
+        assert np.abs(blue - np.arange(ROWS)[:, None, None]).max() == 0
+    # Pixels are packed in one layout for all.
+    assert len(list(tmp_path.glob("*/layout.json"))) == 1
+
+
+def test_a_layout_of_another_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="layout must be 'HWC', 'CHW' or None, not 'NCHW'"):
+        Image(5, 5, layout="NCHW")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_one_dtype_for_all_leaves_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: bool
+) -> None:
+    shard = shard_with(tmp_path, monkeypatch, PNGS)
+    images = {"image": Image(6, 6, cache=cache)}
+    batch = next(iter(shard.batches(4, ["n", "image"], images=images, dtypes="float32")))
+    assert (batch["n"].dtype, batch["image"].dtype) == (np.float32, np.uint8)

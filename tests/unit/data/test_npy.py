@@ -1,4 +1,4 @@
-"""Arrays in NumPy's file format, a cell each."""
+"""Cells in NumPy's file format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_runner.data import npy
+from horovod_runner.data.pack import npy
 from horovod_runner.errors import DataError
 
 
@@ -23,32 +23,32 @@ def cell(array: Any, **options: Any) -> bytes:
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3), (2, 1, 2), (0,)])
 def test_cells_of_one_shape_become_one_matrix(dtype: str, shape: tuple[int, ...]) -> None:
     arrays = [np.full(shape, number % 2, dtype) for number in range(5)]
-    found = npy.decode(pa.array([cell(array) for array in arrays]), "c")
-    assert found.to_pylist() == [array.tolist() for array in arrays]
+    decoded = npy.decode(pa.array([cell(array) for array in arrays]), "c")
+    assert decoded.to_pylist() == [array.tolist() for array in arrays]
 
 
-def test_a_part_of_a_column_is_decoded_as_well() -> None:
+def test_a_slice_of_a_column_is_decoded() -> None:
     cells = pa.array([cell([number, number]) for number in range(5)])
     assert npy.decode(cells[2:4], "c").to_pylist() == [[2, 2], [3, 3]]
 
 
-def test_rows_of_other_lengths_become_lists() -> None:
-    found = npy.decode(pa.array([cell([1.5]), cell([]), cell([2.5, 3.5])]), "c")
-    assert found.to_pylist() == [[1.5], [], [2.5, 3.5]]
+def test_cells_of_different_lengths_become_lists() -> None:
+    decoded = npy.decode(pa.array([cell([1.5]), cell([]), cell([2.5, 3.5])]), "c")
+    assert decoded.to_pylist() == [[1.5], [], [2.5, 3.5]]
 
 
 @pytest.mark.parametrize(
-    ("cells", "told"),
+    ("cells", "message"),
     [
-        ([cell([1, 2])[:-1]], "no whole array of shape"),
-        ([cell([1, 2])[:20]], "no whole array"),
-        ([b"something else entirely"], "no whole array"),
+        ([cell([1, 2])[:-1]], r"not a complete array of shape \(2,\): it has 15 bytes of 16"),
+        ([cell([1, 2])[:20]], "not a complete NumPy array"),
+        ([b"something else entirely"], "not a complete NumPy array"),
         ([cell([[1, 2]]), cell([[1, 2], [3, 4]])], "arrays of different shapes"),
         ([cell(np.asfortranarray(np.ones((2, 2))))], "in Fortran order"),
         ([cell(["text"])], "arrays of <U4"),
         ([cell([{1: 2}], allow_pickle=True)], "arrays of object"),
     ],
 )
-def test_what_is_no_array_of_numbers_is_told(cells: list[bytes], told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_cells_that_are_not_arrays_of_numbers_are_refused(cells: list[bytes], message: str) -> None:
+    with pytest.raises(DataError, match=message):
         npy.decode(pa.array(cells), "c")

@@ -1,4 +1,4 @@
-"""The packed dataset on disk: whole or not there, filled by many, told when it is damaged."""
+"""Store: complete or absent, filled by several processes, and errors when files are damaged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from horovod_runner.data import columns, store
-from horovod_runner.data.readers import Table
-from horovod_runner.data.store import Chunk, Layout, Store
+from horovod_runner.data.pack import columns, store
+from horovod_runner.data.pack.layout import Chunk, Layout
+from horovod_runner.data.pack.store import Store
+from horovod_runner.data.read.readers import Table
 from horovod_runner.errors import DataError
 
 ROWS = 1000
@@ -36,7 +37,7 @@ def table(rows: int = ROWS) -> pa.Table:
 
 
 class Parts:
-    """A reader of a table in parts."""
+    """Reads a table in units."""
 
     def __init__(self, units: list[int]) -> None:
         whole = table(sum(units))
@@ -58,17 +59,17 @@ def parts() -> Parts:
 
 
 def filled(folder: Path, parts: Parts) -> Store:
-    made = Store.create(folder / "packed", parts.layout)
-    made.fill(parts)
-    made.open()
-    return made
+    packed = Store.create(folder / "packed", parts.layout)
+    packed.fill(parts)
+    packed.open()
+    return packed
 
 
 def test_rows_are_gathered_in_any_order(tmp_path: Path, parts: Parts) -> None:
-    made = filled(tmp_path, parts)
+    packed = filled(tmp_path, parts)
     firsts = [0, 300, 750]  # of the units that have rows
     rows = np.append(np.random.default_rng(0).integers(0, ROWS, 500), firsts)
-    taken = made.take(rows, [c.name for c in parts.layout.columns])
+    taken = packed.take(rows, [c.name for c in parts.layout.columns])
     assert (taken["a"].values == rows).all()
     assert (taken["b"].values == rows + 0.5).all()
     assert (taken["c"].values == -rows).all()
@@ -78,12 +79,12 @@ def test_rows_are_gathered_in_any_order(tmp_path: Path, parts: Parts) -> None:
     assert lengths is not None
     assert (lengths == rows % 4).all()
     assert (taken["ragged"].values == np.repeat(rows, rows % 4)).all()
-    assert list(made.take(rows, ["b"])) == ["b"]
+    assert list(packed.take(rows, ["b"])) == ["b"]
 
 
-def test_all_rows_come_as_they_are(tmp_path: Path, parts: Parts) -> None:
-    made = filled(tmp_path, parts)
-    chunks = [(chunk, made.layout.apart(chunk)) for chunk in made.chunks(128)]
+def test_chunks_give_all_rows_in_order(tmp_path: Path, parts: Parts) -> None:
+    packed = filled(tmp_path, parts)
+    chunks = [(chunk, packed.layout.split(chunk)) for chunk in packed.chunks(128)]
     assert sum(chunk.rows for chunk, _ in chunks) == ROWS
     values = np.concatenate([rows["a"].values for _, rows in chunks])
     assert (values == np.arange(ROWS)).all()
@@ -91,7 +92,7 @@ def test_all_rows_come_as_they_are(tmp_path: Path, parts: Parts) -> None:
     assert text.decode() == "".join(f"row {n}" for n in range(ROWS))
 
 
-def test_another_process_finds_what_was_filled(tmp_path: Path, parts: Parts) -> None:
+def test_another_process_uses_a_filled_store(tmp_path: Path, parts: Parts) -> None:
     filled(tmp_path, parts)
 
     def nothing(unit: int) -> Iterator[Chunk]:
@@ -103,57 +104,57 @@ def test_another_process_finds_what_was_filled(tmp_path: Path, parts: Parts) -> 
     assert again.take(np.array([7]), ["a"])["a"].values.tolist() == [7]
 
 
-def _fill_and_tell(folder: Path, parts: Parts, told: Any) -> None:
+def _fill_and_report(folder: Path, parts: Parts, queue: Any) -> None:
     def read(unit: int) -> Iterator[Chunk]:
-        told.put((os.getpid(), unit))
+        queue.put((os.getpid(), unit))
         return parts(unit)
 
-    made = Store.create(folder / "packed", parts.layout)
-    made.fill(read)
-    made.open()
+    packed = Store.create(folder / "packed", parts.layout)
+    packed.fill(read)
+    packed.open()
 
 
-def test_many_processes_fill_it_together_each_unit_once(tmp_path: Path) -> None:
+def test_processes_share_the_units_of_a_store(tmp_path: Path) -> None:
     parts = Parts([100] * 8)
     context = multiprocessing.get_context("fork")
-    told = context.Queue()
+    queue = context.Queue()
     workers = [
-        context.Process(target=_fill_and_tell, args=(tmp_path, parts, told)) for _ in range(4)
+        context.Process(target=_fill_and_report, args=(tmp_path, parts, queue)) for _ in range(4)
     ]
     for worker in workers:
         worker.start()
-    units = [told.get(timeout=200)[1] for _ in range(8)]
+    units = [queue.get(timeout=200)[1] for _ in range(8)]
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
     assert sorted(units) == list(range(8))
-    assert told.empty()
+    assert queue.empty()
 
 
-def _die_in_the_middle(folder: Path, parts: Parts, told: Any) -> None:
+def _die_in_the_middle(folder: Path, parts: Parts, queue: Any) -> None:
     def read(unit: int) -> Iterator[Chunk]:
         yield from parts(unit)
-        told.put(unit)
+        queue.put(unit)
         signal.pause()
 
     Store.create(folder / "packed", parts.layout).fill(read)
 
 
-def test_what_a_killed_process_was_at_is_done_by_another(tmp_path: Path, parts: Parts) -> None:
+def test_the_unit_of_a_killed_process_is_packed_by_another(tmp_path: Path, parts: Parts) -> None:
     context = multiprocessing.get_context("fork")
-    told = context.Queue()
-    worker = context.Process(target=_die_in_the_middle, args=(tmp_path, parts, told), daemon=True)
+    queue = context.Queue()
+    worker = context.Process(target=_die_in_the_middle, args=(tmp_path, parts, queue), daemon=True)
     worker.start()
-    unit = told.get(timeout=200)
+    unit = queue.get(timeout=200)
     assert not (tmp_path / "packed" / f"unit-{unit}.json").exists()
     worker.kill()
     worker.join(60)
-    made = filled(tmp_path, parts)
-    assert made.take(np.arange(5), ["b"])["b"].values.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+    packed = filled(tmp_path, parts)
+    assert packed.take(np.arange(5), ["b"])["b"].values.tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
 
 
 @pytest.mark.parametrize("name", ["fixed-0", "fixed-1", "ends-0", "values-0-2"])
-def test_a_file_that_was_cut_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
+def test_a_truncated_file_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
     filled(tmp_path, parts)
     path = tmp_path / "packed" / name
     os.truncate(path, path.stat().st_size - 1)
@@ -162,29 +163,29 @@ def test_a_file_that_was_cut_is_named(tmp_path: Path, parts: Parts, name: str) -
 
 
 @pytest.mark.parametrize("name", ["unit-2.json", "fixed-0", "layout.json"])
-def test_a_file_that_is_missing_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
+def test_a_missing_file_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
     filled(tmp_path, parts)
     (tmp_path / "packed" / name).unlink()
     with pytest.raises(DataError, match=r"packed"):
         Store(tmp_path / "packed").open()
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+def test_a_disk_that_is_too_small_is_noticed_before_rows_are_written(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store.os, "posix_fallocate", full)
-    with pytest.raises(DataError, match=r"too little room.*it takes 0\.1 MB.*free.*TMPDIR"):
+    with pytest.raises(DataError, match=r"too little room.*it needs 0\.1 MB.*free.*TMPDIR"):
         Store.create(tmp_path / "packed", parts.layout)
     assert not (tmp_path / "packed").exists()
 
 
-def test_a_disk_that_fills_up_is_told_and_nothing_half_used(
+def test_no_incomplete_unit_is_used_after_the_disk_was_full(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Store.create(tmp_path / "packed", parts.layout)
+    packed = Store.create(tmp_path / "packed", parts.layout)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -192,21 +193,21 @@ def test_a_disk_that_fills_up_is_told_and_nothing_half_used(
     with monkeypatch.context() as patch:
         patch.setattr(store.os, "pwrite", full)
         with pytest.raises(DataError, match="too little room"):
-            made.fill(parts)
+            packed.fill(parts)
     whole = {path.name for path in (tmp_path / "packed").glob("unit-*.json")}
     assert whole <= {"unit-1.json"}  # which has no rows
-    made.fill(parts)
-    made.open()
+    packed.fill(parts)
+    packed.open()
 
 
-def test_a_part_with_other_rows_than_it_had_is_told(tmp_path: Path, parts: Parts) -> None:
+def test_a_unit_whose_number_of_rows_changed_is_refused(tmp_path: Path, parts: Parts) -> None:
     other = Parts([300, 0, 449, 251])
-    made = Store.create(tmp_path / "packed", parts.layout)
+    packed = Store.create(tmp_path / "packed", parts.layout)
     with pytest.raises(DataError, match=r"part [23] of the dataset has \d+ rows, and had"):
-        made.fill(other)
+        packed.fill(other)
 
 
-def test_its_files_are_the_users_alone(tmp_path: Path, parts: Parts) -> None:
+def test_other_users_cannot_read_the_files(tmp_path: Path, parts: Parts) -> None:
     filled(tmp_path, parts)
     for path in (tmp_path / "packed").iterdir():
         if not path.name.endswith(".json"):

@@ -1,0 +1,256 @@
+"""The driver's side of checkpoints: lists a run's checkpoints and plans what ranks resume from.
+
+A rank that sees the folder writes there itself. Other ranks send their checkpoints in pieces over
+the channel, and the driver writes them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from horovod_runner.checkpoints import checkpoint, folders
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.checkpoints.folders import LocalFolder
+from horovod_runner.checkpoints.retention import ranked, surplus
+from horovod_runner.common.descriptors import write_all
+from horovod_runner.errors import CheckpointError
+from horovod_runner.host.scratch import RunFolder
+from horovod_runner.options import Options
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.marker import Marker, file_name, is_name
+from horovod_runner.wire.messages import Fetch, Fetched, FilePart
+
+_PIECE_BYTES = 4 << 20
+
+
+class Archive:
+    """A run's checkpoints, and its timeline: a context manager around the run.
+
+    Args:
+        run_id: the run's.
+        options: the run's.
+
+    Attributes:
+        markers: of the complete checkpoints, latest first.
+
+    Raises:
+        CheckpointError: the folder cannot be created, written to or listed.
+    """
+
+    def __init__(self, run_id: str, options: Options) -> None:
+        self._run_id = run_id
+        folder = options.checkpoint_dir
+        self._url = None if folder is None else os.fspath(folder)
+        self._config = options.checkpoint_config
+        self._resume = options.resume
+        timeline = options.debug_config.timeline
+        self._timeline = None if timeline is None else Path(timeline)
+        self._kept = ExitStack()
+        self._writing: tuple[str, BinaryIO] | None = None
+        self._reading: tuple[str, BinaryIO] | None = None
+        self._has_warned = False
+        self.markers: list[Marker] = []
+
+    def __enter__(self) -> Archive:
+        if self._url is None:
+            scratch = self._kept.enter_context(RunFolder(f"{self._run_id}-checkpoints"))
+            self._folder: folders.Folder = LocalFolder(scratch.path)
+        else:
+            self._folder = folders.open_folder(self._url)
+        try:
+            local = self._folder.local("")
+            if local is not None:
+                if local.exists() and not local.is_dir():
+                    raise NotADirectoryError("it is a file; name a folder")
+                local.mkdir(parents=True, exist_ok=True)
+                self._folder = LocalFolder(local.absolute())
+            markers = checkpoint.find_complete(self._folder)
+            if local is not None:
+                checkpoint.clean_up(self._folder, self._run_id, exclusive=self._resume)
+                checkpoint.write_probe(self._folder, self._run_id)
+        except Exception as error:  # every kind of folder raises different ones
+            self._kept.close()
+            raise CheckpointError(
+                f"checkpoint_dir={self._folder.url!r} cannot be used: {error}. The driver lists "
+                "it and the ranks write to it: check its name, permissions and credentials."
+            ) from error
+        self._number = max((marker.number for marker in markers), default=0)
+        self.markers = markers if self._resume else []
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close_files()
+        with suppress(Exception):  # the folder may have become unreachable
+            checkpoint.clean_up(self._folder, self._run_id)
+        if not self.markers:
+            self.discard()
+
+    def discard(self) -> None:
+        """Remove the checkpoints, if they are in a temporary folder."""
+        self._kept.close()
+
+    def catch_up(self) -> list[Checkpoint]:
+        """After a failed attempt, find checkpoints that its ranks completed but did not report.
+
+        Removes their unfinished files.
+
+        Returns:
+            The newly found checkpoints, oldest first.
+        """
+        self._close_files()
+        known = {marker.name for marker in self.markers}
+        with suppress(Exception):  # the folder may be unreachable now
+            markers = checkpoint.find_complete(self._folder)
+            self.markers = [
+                marker for marker in markers if self._resume or marker.run_id == self._run_id
+            ]
+            checkpoint.clean_up(self._folder, self._run_id, probes=False)
+        new = [marker for marker in self.markers if marker.name not in known]
+        return [Checkpoint(self._folder, marker) for marker in reversed(new)]
+
+    def plan(self, attempt: int) -> CheckpointPlan:
+        """Where the ranks of an attempt save checkpoints, and which ones they resume from."""
+        self._close_files()
+        return CheckpointPlan(
+            folder=self._folder.url,
+            token=self._run_id,
+            attempt=attempt,
+            next_number=max([self._number, *(marker.number for marker in self.markers)]) + 1,
+            config=self._config,
+            lineage=self._resume,
+            resume=tuple(self.markers),
+        )
+
+    @property
+    def latest(self) -> Marker | None:
+        """The marker of the latest checkpoint; None if there is none."""
+        return self.markers[0] if self.markers else None
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The existing checkpoints, oldest first."""
+        return [Checkpoint(self._folder, marker) for marker in reversed(self.markers)]
+
+    @property
+    def best(self) -> Checkpoint | None:
+        """The best checkpoint by the configured metric; the latest if no metric is configured.
+
+        None if there is no checkpoint, or if no checkpoint has the metric.
+        """
+        ordered, metric = self.markers, self._config.metric
+        if metric is not None:
+            ordered = ranked(ordered, metric, self._config.mode)
+            if ordered and math.isnan(ordered[0].metrics.get(metric, math.nan)):
+                return None
+        return Checkpoint(self._folder, ordered[0]) if ordered else None
+
+    def metric_warning(self, marker: Marker) -> str:
+        """A warning if a checkpoint lacks the configured metric; empty otherwise, and after one."""
+        metric = self._config.metric
+        if metric is None or metric in marker.metrics or self._has_warned:
+            return ""
+        self._has_warned = True
+        present = ", ".join(marker.metrics) or "none"
+        return (
+            f"metric={metric!r}: the checkpoint of step {marker.step} has no such metric (it has: "
+            f"{present}), so it ranks last. Give the metric to save_checkpoint: metrics="
+            "{...}"
+        )
+
+    def saved(self, marker: Marker) -> Checkpoint | None:
+        """Record a checkpoint that a rank has completed; None if it is not newer than the latest.
+
+        Raises:
+            OSError: it was sent in pieces, and some are missing or cannot be written.
+            ValueError: the marker's name is not one that a rank of this run uses.
+        """
+        expected = file_name(marker.number, marker.step, self._run_id, marker.kind)
+        if marker.name != expected or not is_name(expected):
+            raise ValueError(f"{marker.name!r} is not {expected!r}")
+        if any(marker.number <= known.number for known in self.markers):
+            return None
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            name, file = writing
+            file.close()
+            part = Path(file.name)
+            if name != marker.name or part.stat().st_size != marker.size:
+                part.unlink()
+                raise OSError(f"{part.name} lacks pieces")
+            checkpoint.publish(self._folder, part, marker)
+        self.markers.insert(0, marker)
+        for old in surplus(self.markers, self._config):
+            self.markers.remove(old)
+            if writing is not None:
+                with suppress(OSError):
+                    checkpoint.remove(self._folder, old)
+        return Checkpoint(self._folder, marker)
+
+    def part(self, message: FilePart) -> Path | None:
+        """Write a piece of a file.
+
+        Returns:
+            The timeline's path if this is its first piece, otherwise None.
+
+        Raises:
+            OSError: the disk is full; the unfinished file is removed.
+            ValueError: no such file or piece is expected.
+        """
+        if message.name == "timeline":
+            return self._timeline_part(message)
+        local = self._folder.local(message.name)
+        if not is_name(message.name) or local is None:
+            raise ValueError(f"a piece of {message.name!r}, which is not an expected file")
+        path = local.parent / f"{folders.PART}{message.name}"
+        if message.offset == 0:
+            self._close_files()
+            self._writing = message.name, path.open("wb", buffering=0)
+        if self._writing is None or self._writing[0] != message.name:
+            return None  # the rest of a file that could not be written
+        try:
+            _append(self._writing[1], message)
+        except BaseException:
+            self._close_files()
+            path.unlink(missing_ok=True)
+            raise
+        return None
+
+    def _timeline_part(self, message: FilePart) -> Path | None:
+        if self._timeline is None:
+            raise ValueError("no timeline is expected")
+        with self._timeline.open("ab" if message.offset else "wb", buffering=0) as file:
+            _append(file, message)
+        return None if message.offset else self._timeline
+
+    def fetch(self, message: Fetch) -> Fetched:
+        """Read a piece of a checkpoint, for a rank that does not see the folder."""
+        known = {marker.name: marker for marker in self.markers}
+        try:
+            if message.name not in known:
+                raise CheckpointError(f"{message.name!r} is not a checkpoint of this run.")
+            if self._reading is None or self._reading[0] != message.name:
+                self._close_files()
+                path = Path(self._folder.path_of(message.name))
+                checkpoint.verify(path, known[message.name])
+                self._reading = message.name, path.open("rb", buffering=0)
+            file = self._reading[1]
+            file.seek(min(max(0, message.offset), known[message.name].size))
+            return Fetched(message.name, message.offset, file.read(_PIECE_BYTES))
+        except (CheckpointError, OSError) as error:
+            return Fetched(message.name, message.offset, problem=str(error))
+
+    def _close_files(self) -> None:
+        for opened in (self._writing, self._reading):
+            if opened is not None:
+                opened[1].close()
+        self._writing = self._reading = None
+
+
+def _append(file: BinaryIO, message: FilePart) -> None:
+    if file.seek(0, os.SEEK_END) != message.offset:
+        raise ValueError(f"a piece of {message.name} does not begin where the last one ended")
+    write_all(file.fileno(), message.data)

@@ -1,0 +1,185 @@
+"""Checkpoints in a folder: listed, completed by their marker, verified and cleaned up."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from horovod_runner.checkpoints import formats
+from horovod_runner.checkpoints.folders import PART, Folder, RemoteFolder
+from horovod_runner.errors import CheckpointError
+from horovod_runner.host.scratch import temporary_folder
+from horovod_runner.wire.marker import Marker, is_name, marker_name
+
+_PROBE: Final = ".seen-"
+_STALE_SECONDS = 24 * 3600.0
+
+
+class Checkpoint:
+    """A complete checkpoint, as in ``runner.last_run.checkpoints``.
+
+    Attributes:
+        step: as given to ``save_checkpoint``.
+        metrics: as given to ``save_checkpoint``.
+        size: of its file, in bytes.
+        path: of its file: a path on the driver's machine, or a URL.
+        attempt: 1-based number of the launch, within the run, that saved it.
+        saved_at: seconds since the Unix epoch.
+    """
+
+    def __init__(self, folder: Folder, marker: Marker) -> None:
+        self._folder = folder
+        self.marker = marker
+        self.step = marker.step
+        self.metrics = dict(marker.metrics)
+        self.size = marker.size
+        self.path = folder.path_of(marker.name)
+        self.attempt = marker.attempt
+        self.saved_at = marker.saved_at
+
+    def __repr__(self) -> str:
+        metrics = "".join(f", {name}={value:g}" for name, value in self.metrics.items())
+        return f"Checkpoint(step={self.step}{metrics}, size={self.size}, path={self.path!r})"
+
+    def load(self) -> Any:
+        """Read the state that was given to ``save_checkpoint``.
+
+        Returns:
+            The state: tensors are on the CPU; a folder is the path of a temporary copy, which is
+            removed at the end of this process.
+
+        Raises:
+            CheckpointError: the file is gone or damaged, or its framework is not installed.
+        """
+        with intact_file(self._folder, self.marker) as path:
+            return formats.read(self.marker.kind, path)
+
+
+def find_complete(folder: Folder) -> list[Marker]:
+    """The markers of all complete checkpoints in a folder, latest first."""
+    names = set(folder.names())
+    markers = []
+    for name in names:
+        if is_name(name) and marker_name(name) in names:
+            # Removed meanwhile, or written by another program:
+            with suppress(FileNotFoundError, msgspec.DecodeError):
+                marker = msgspec.json.decode(folder.read(marker_name(name)), type=Marker)
+                if marker.name == name and folder.size(name) == marker.size:
+                    markers.append(marker)
+    # A rank that outlived its driver may have used a number that the next run used, too.
+    return sorted(markers, key=lambda marker: (marker.number, marker.saved_at), reverse=True)
+
+
+def publish(folder: Folder, part: Path, marker: Marker) -> None:
+    """Move a finished file into the folder and complete it with its marker."""
+    folder.move_in(part, marker.name)
+    try:
+        text = msgspec.json.format(_json(marker), indent=1)
+        folder.write(marker_name(marker.name), text)
+    except BaseException:
+        with suppress(Exception):
+            folder.remove(marker.name)
+        raise
+
+
+def _json(marker: Marker) -> bytes:
+    # JSON has no NaN. Such a metric is left out: for the ranking it counts as missing anyway.
+    finite = {name: value for name, value in marker.metrics.items() if math.isfinite(value)}
+    return msgspec.json.encode(msgspec.structs.replace(marker, metrics=finite))
+
+
+def remove(folder: Folder, marker: Marker) -> None:
+    """Remove a checkpoint, its marker first."""
+    folder.remove(marker_name(marker.name))
+    folder.remove(marker.name)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def verify(path: Path, marker: Marker) -> None:
+    """Check that a file has the size and SHA-256 of its marker.
+
+    Raises:
+        CheckpointError: it has not, or does not exist.
+    """
+    try:
+        size = path.stat().st_size
+        intact = size == marker.size and file_sha256(path) == marker.sha256
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"the checkpoint {marker.name} (step {marker.step}) is gone: {path} no longer exists. "
+            "Retention removes old ones: raise num_to_keep (CheckpointConfig). Without a "
+            "checkpoint_dir, checkpoints exist only as long as the run's result: set one."
+        ) from None
+    if not intact:
+        raise CheckpointError(
+            f"the checkpoint {marker.name} (step {marker.step}) is damaged: {size} bytes with "
+            f"another SHA-256 than the {marker.size} bytes that were written. The disk or the "
+            "remote folder has changed it: use an earlier checkpoint."
+        )
+
+
+@contextmanager
+def intact_file(folder: Folder, marker: Marker) -> Iterator[Path]:
+    """A checkpoint's file on this machine, verified; a temporary copy if its folder is remote.
+
+    Raises:
+        CheckpointError: the file is gone or damaged.
+    """
+    path = folder.local(marker.name)
+    if path is not None:
+        verify(path, marker)
+        yield path
+        return
+    with temporary_folder("checkpoint") as temporary:
+        path = Path(temporary) / marker.name
+        with suppress(FileNotFoundError):
+            folder.copy_out(marker.name, path)
+        verify(path, marker)
+        yield path
+
+
+def write_probe(folder: Folder, token: str) -> None:
+    """Write an empty file by which other hosts detect whether they see the same folder."""
+    folder.write(f"{_PROBE}{token}", b"")
+
+
+def has_probe(folder: Folder, token: str) -> bool:
+    """Whether this host sees the folder in which the driver wrote a probe file.
+
+    All hosts see the same remote folder, so it needs no probe.
+    """
+    return isinstance(folder, RemoteFolder) or folder.size(f"{_PROBE}{token}") is not None
+
+
+def clean_up(folder: Folder, token: str, *, probes: bool = True, exclusive: bool = False) -> None:
+    """Remove a run's probe and unfinished files, and those that crashed runs left a day ago.
+
+    Args:
+        folder: to clean up.
+        token: the run's.
+        probes: whether the run's probe file is removed, too.
+        exclusive: no other run is using the folder: files of crashed runs are removed at any age.
+    """
+    prefixes = (PART, _PROBE) if probes else (PART,)
+    names = set(folder.names())
+    for name in names:
+        ours = name.startswith(prefixes) and token in name
+        old = exclusive or folder.age(name) > _STALE_SECONDS
+        abandoned = name.startswith((PART, _PROBE)) and old
+        # A crash between the file and its marker leaves a file without one.
+        unmarked = is_name(name) and marker_name(name) not in names
+        unmarked = unmarked and (old or f"-{token}." in name)
+        if ours or abandoned or unmarked:
+            with suppress(OSError):
+                folder.remove(name)

@@ -1,0 +1,199 @@
+"""The file formats of checkpoints: writes states to files and reads them back.
+
+    torch     .pt      torch.save's format; read with weights_only
+    arrays    .npz     NumPy arrays and plain values
+    keras     .keras   Keras's format, optimizer included
+    bytes     .bin     the bytes
+    folder    .tar     a folder's files
+
+No reader uses plain ``pickle``, so a checkpoint runs no code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from horovod_runner.errors import CheckpointError
+from horovod_runner.host.scratch import scratch_folder
+from horovod_runner.wire.marker import Kind
+
+_TREE: Final = "tree.msgpack"
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write bytes to a new file."""
+    with path.open("xb") as file:
+        file.write(data)
+
+
+def write_torch(path: Path, state: Any) -> None:
+    """Write a state with torch tensors to a new file.
+
+    Raises:
+        OSError: torch could not write it; the disk is probably full.
+    """
+    try:
+        sys.modules["torch"].save(state, path)
+    except RuntimeError as error:  # it does not contain the system's error
+        free = shutil.disk_usage(path.parent).free / 1e6
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"torch.save failed with {free:.1f} MB free on its disk: {reason}") from error
+
+
+def write_arrays(path: Path, state: Any) -> None:
+    """Write nested containers of NumPy arrays and plain values to a new zip file.
+
+    The containers and plain values are one MessagePack entry; every array is an entry in NumPy's
+    format.
+    """
+    import numpy
+
+    npy: Any = numpy.lib.format
+    arrays: dict[str, Any] = {}
+
+    def encode(value: Any) -> Any:
+        if isinstance(value, dict):
+            return ["dict", [[key, encode(item)] for key, item in value.items()]]
+        if isinstance(value, (list, tuple)):
+            return [type(value).__name__, [encode(item) for item in value]]
+        if isinstance(value, (numpy.ndarray, numpy.generic)):
+            name, array = f"a{len(arrays)}", numpy.asarray(value)
+            # NumPy would store types of other packages (bfloat16) as raw bytes.
+            is_foreign = array.dtype.kind == "V"
+            arrays[name] = array.view(f"u{array.itemsize}") if is_foreign else array
+            kind = "scalar" if isinstance(value, numpy.generic) else "array"
+            return [kind, name, array.dtype.name]
+        if type(value) is int and not -(2**63) <= value < 2**63:
+            return ["int", str(value)]
+        return ["", value]
+
+    tree = msgspec.msgpack.encode(encode(state))
+    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
+        archive.writestr(_TREE, tree)
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                npy.write_array(file, array, allow_pickle=False)
+
+
+def read(kind: Kind, path: Path) -> Any:
+    """Read a state from a file.
+
+    Returns:
+        The state: tensors are on the CPU; a folder is the path of a temporary copy, which is
+        removed at the end of this process.
+
+    Raises:
+        CheckpointError: the framework that wrote the file is not installed here.
+    """
+    try:
+        return _READERS[kind](path)
+    except ImportError as error:
+        raise CheckpointError(
+            f"the checkpoint {path.name} cannot be read here: {error}. It was written in the "
+            f"{kind} format: install the package that is missing."
+        ) from error
+
+
+def _read_torch(path: Path) -> Any:
+    import torch
+
+    with _numpy_allowed(torch):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _numpy_allowed(torch: Any) -> Any:
+    """A context in which ``weights_only`` accepts NumPy arrays and numbers: they hold no code."""
+    allow = getattr(torch.serialization, "safe_globals", None)
+    try:
+        import numpy
+    except ImportError:
+        return nullcontext()
+    if allow is None:  # torch before 2.5
+        return nullcontext()
+    package = "_core" if numpy.lib.NumpyVersion(numpy.__version__) >= "2.0.0" else "core"
+    multiarray = import_module(f"numpy.{package}.multiarray")
+    dtypes = {type(numpy.dtype(code)) for code in numpy.typecodes["AllFloat"]}
+    dtypes |= {type(numpy.dtype(code)) for code in numpy.typecodes["AllInteger"] + "?USFD"}
+    dtypes |= {type(numpy.dtype(code)) for code in ("M8[s]", "m8[s]")}
+    allowed = [numpy.ndarray, numpy.dtype, *dtypes]
+    # Under both names: NumPy 2 renamed the package.
+    for name in ("_reconstruct", "scalar"):
+        function = getattr(multiarray, name)
+        allowed += [(function, f"numpy.{home}.multiarray.{name}") for home in ("core", "_core")]
+    return allow(allowed)
+
+
+def _read_arrays(path: Path) -> Any:
+    import numpy
+
+    npy: Any = numpy.lib.format
+    with zipfile.ZipFile(path) as archive:
+
+        def read_array(name: str, dtype: str) -> Any:
+            with archive.open(f"{name}.npy") as file:
+                array = npy.read_array(file, allow_pickle=False)
+            if array.dtype.name != dtype and array.dtype.kind == "u":
+                import ml_dtypes
+
+                return array.view(getattr(ml_dtypes, dtype))
+            return array
+
+        def decode(encoded: Any) -> Any:
+            kind, value, *rest = encoded
+            match kind:
+                case "dict":
+                    return {key: decode(item) for key, item in value}
+                case "list":
+                    return [decode(item) for item in value]
+                case "tuple":
+                    return tuple(decode(item) for item in value)
+                case "array":
+                    return read_array(value, rest[0])
+                case "scalar":
+                    return read_array(value, rest[0])[()]
+            return int(value) if kind == "int" else value
+
+        return decode(msgspec.msgpack.decode(archive.read(_TREE)))
+
+
+def _read_keras(path: Path) -> Any:
+    import keras
+
+    return keras.models.load_model(path)  # in safe mode, its default
+
+
+def _read_folder(path: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=scratch_folder()))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    # The filter refuses paths that lead out of the folder. Python before 3.11.4 may lack it; there
+    # only plain files and folders are accepted, which is all that save_checkpoint writes.
+    options: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(path) as tar:
+        members = tar.getmembers()
+        for member in members if not options else ():
+            inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+            if not inside or not (member.isfile() or member.isdir()):
+                raise ValueError(f"{member.name} is not a plain file or folder of the checkpoint")
+        tar.extractall(folder, members, **options)  # noqa: S202 - see above
+    return folder
+
+
+_READERS: Final[Mapping[Kind, Callable[[Path], Any]]] = {
+    "torch": _read_torch,
+    "arrays": _read_arrays,
+    "keras": _read_keras,
+    "bytes": lambda path: path.read_bytes(),
+    "folder": _read_folder,
+}

@@ -1,0 +1,78 @@
+"""Copies a Keras model with its optimizer, so that the copy can be saved during the training."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from horovod_runner.checkpoints.formats import write_bytes
+
+
+def is_keras_model(state: Any) -> bool:
+    """Whether a value is a Keras model. Does not import Keras."""
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(state, keras.Model)
+
+
+def keras_variables(model: Any) -> list[Any]:
+    """A Keras model's weights and its optimizer's state, without states of random generators."""
+    optimizer = getattr(model, "optimizer", None)
+    return [*model.weights, *(optimizer.variables if optimizer is not None else ())]
+
+
+class KerasCopier:
+    """Copies models into a clone, which is reused while the model stays the same."""
+
+    def __init__(self) -> None:
+        self._model: Any = None
+        self._clone: Any = None
+
+    def copy(self, model: Any) -> Callable[[Path], None]:
+        """Copy a model's weights and optimizer state; returns what saves the copy to a file.
+
+        A model that Keras cannot clone is saved to memory before this returns.
+        """
+        if self._model is not model or not self._clone_fits(model):
+            self._model, self._clone = model, _clone_of(model)
+        if self._clone is None:
+            return partial(write_bytes, data=_saved(model))
+        targets, sources = keras_variables(self._clone), keras_variables(model)
+        for target, source in zip(targets, sources, strict=True):
+            target.assign(source)
+        return self._clone.save  # type: ignore[no-any-return]
+
+    def _clone_fits(self, model: Any) -> bool:
+        """Whether the clone still has all variables: Keras creates the optimizer's ones late."""
+        return self._clone is None or _same_shapes(self._clone, model)
+
+
+def _same_shapes(model: Any, other: Any) -> bool:
+    shapes, others = ([v.shape for v in keras_variables(each)] for each in (model, other))
+    return shapes == others
+
+
+def _clone_of(model: Any) -> Any:
+    """A new model with the same layers and optimizer; None if Keras cannot make one."""
+    keras = sys.modules["keras"]
+    try:
+        clone = keras.models.clone_model(model)
+        if not clone.built:
+            clone.build(model.input_shape)
+        if getattr(model, "compiled", False):
+            clone.compile_from_config(model.get_compile_config())
+            if clone.optimizer is not None and model.optimizer.built:
+                clone.optimizer.build(clone.trainable_variables)
+        return clone if _same_shapes(clone, model) else None
+    except Exception:
+        return None  # for example a subclassed model: it is saved while the training waits
+
+
+def _saved(model: Any) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="horovod_runner-keras-") as folder:
+        path = Path(folder) / "model.keras"
+        model.save(path)
+        return path.read_bytes()

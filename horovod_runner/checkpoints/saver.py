@@ -1,0 +1,147 @@
+"""Saves rank 0's checkpoints in a thread, while the training continues.
+
+    save_checkpoint --copy--> Saver's thread --file----> checkpoint_dir, if this host sees it
+                                             `-pieces--> otherwise: pipe, channel, driver's disk
+
+The training waits while the state is copied. It also waits for the previous checkpoint if that is
+still being written: there is one copy at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from horovod_runner.checkpoints import checkpoint, folders
+from horovod_runner.checkpoints.retention import surplus
+from horovod_runner.checkpoints.snapshot import Copier, Snapshot
+from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.numbers import plain_int, plain_metrics
+from horovod_runner.host.scratch import RunFolder
+from horovod_runner.wire import messages
+from horovod_runner.wire.framing import frame
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.marker import Marker, file_name
+
+_PIECE_BYTES = 1 << 20
+
+
+class Saver:
+    """Saves checkpoints; on rank 0 only.
+
+    Args:
+        plan: where the checkpoints go.
+        descriptor: of the pipe to the task, which forwards messages to the driver.
+    """
+
+    def __init__(self, plan: CheckpointPlan, descriptor: int) -> None:
+        self._plan = plan
+        self._descriptor = descriptor
+        self._copier = Copier()
+        self._number = plan.next_number
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._folder = folders.open_folder(plan.folder)
+        self._direct = checkpoint.has_probe(self._folder, plan.token)
+        self._kept = ExitStack()
+        self._scratch: Path | None = None
+
+    def save(self, state: Any, step: Any, metrics: Mapping[str, Any] | None) -> None:
+        """Copy the state, and start a thread that writes it.
+
+        Raises:
+            TypeError: the state holds a value that cannot be stored, a metric is not a number, or
+                the step is not a whole number.
+            ValueError: the step is below 0.
+        """
+        step = plain_int("step", step)
+        if step < 0:
+            raise ValueError(f"step is the number of finished steps and cannot be {step}")
+        numbers = {} if metrics is None else plain_metrics(metrics)
+        with self._lock:
+            self.finish()
+            snapshot = self._copier.copy(state)
+            self._thread = threading.Thread(
+                target=self._write,
+                args=(snapshot, step, numbers, self._number),
+                name="horovod_runner-saver",
+                daemon=True,
+            )
+            self._number += 1
+            self._thread.start()
+
+    def finish(self) -> None:
+        """Wait until the last checkpoint is written."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is written, and remove the scratch folder."""
+        self.finish()
+        self._kept.close()
+
+    def _write(
+        self, snapshot: Snapshot, step: int, metrics: dict[str, float | int], number: int
+    ) -> None:
+        name = file_name(number, step, self._plan.token, snapshot.kind)
+        local = self._folder.local(name) if self._direct else None
+        part = None
+        try:
+            part = (local.parent if local else self._scratch_folder()) / f"{folders.PART}{name}"
+            snapshot.write(part)
+            marker = Marker(
+                name=name,
+                number=number,
+                step=step,
+                kind=snapshot.kind,
+                size=part.stat().st_size,
+                sha256=checkpoint.file_sha256(part),
+                run_id=self._plan.token,
+                attempt=self._plan.attempt,
+                saved_at=time.time(),
+                metrics=metrics,
+            )
+            if self._direct:
+                checkpoint.publish(self._folder, part, marker)
+            else:
+                self._stream(part, marker)
+            self._send(messages.Saved(0, marker))
+            if self._direct:
+                with suppress(Exception):  # what stays is removed after the next checkpoint
+                    self._prune()
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            with suppress(OSError):
+                self._send(messages.Unsaved(0, step, reason))
+        finally:
+            if part is not None:
+                with suppress(OSError):
+                    part.unlink(missing_ok=True)
+
+    def _scratch_folder(self) -> Path:
+        """The run's scratch folder, for files that are sent to the driver."""
+        if self._scratch is None:
+            self._scratch = self._kept.enter_context(RunFolder(self._plan.token)).path
+        return self._scratch
+
+    def _prune(self) -> None:
+        plan = self._plan
+        markers = checkpoint.find_complete(self._folder)
+        ours = [marker for marker in markers if plan.lineage or marker.run_id == plan.token]
+        for marker in surplus(ours, plan.config):
+            checkpoint.remove(self._folder, marker)
+
+    def _stream(self, path: Path, marker: Marker) -> None:
+        with path.open("rb", buffering=0) as file:
+            offset = 0
+            while data := file.read(_PIECE_BYTES):
+                self._send(messages.FilePart(0, marker.name, offset, data))
+                offset += len(data)
+
+    def _send(self, message: messages.Message) -> None:
+        write_all(self._descriptor, frame(messages.encode(message)))

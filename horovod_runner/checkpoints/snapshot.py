@@ -1,0 +1,213 @@
+"""Copies a training state in memory, so that it can be written while the training continues.
+
+    dict with torch tensors     -> torch
+    dict of arrays and values   -> arrays; TensorFlow tensors become NumPy arrays
+    Keras model                 -> keras
+    bytes                       -> bytes
+    path of a folder            -> folder
+
+See :mod:`horovod_runner.checkpoints.formats` for the files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from horovod_runner.checkpoints import formats
+from horovod_runner.checkpoints.keras_copy import KerasCopier, is_keras_model
+from horovod_runner.common.temporary import unnamed_file
+from horovod_runner.wire.marker import Kind
+
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_COPY_BYTES: Final = 1 << 20
+
+
+class Snapshot(NamedTuple):
+    """A copy of a state, not yet written.
+
+    Attributes:
+        kind: the file format.
+        write: writes the copy to a new file. The file's name must end with the kind's suffix, see
+            :data:`~horovod_runner.wire.marker.SUFFIXES`.
+    """
+
+    kind: Kind
+    write: Callable[[Path], None]
+
+
+class Copier:
+    """Copies states, one at a time, into buffers that it reuses.
+
+    The first copy of a large state takes longer: its memory has to be allocated.
+    """
+
+    def __init__(self) -> None:
+        self._torch: dict[tuple[Any, ...], Any] = {}
+        self._arrays: dict[tuple[Any, ...], Any] = {}
+        self._used: set[tuple[Any, ...]] = set()
+        self._keras = KerasCopier()
+
+    def copy(self, state: Any) -> Snapshot:
+        """Copy a state. This overwrites the previous copy: write that one first.
+
+        Raises:
+            TypeError: the state holds a value that cannot be stored.
+        """
+        if isinstance(state, (bytes, bytearray, memoryview)):
+            data = bytes(state)
+            return Snapshot("bytes", lambda path: formats.write_bytes(path, data))
+        if isinstance(state, (str, os.PathLike)):
+            return _pack_folder(Path(state))
+        if is_keras_model(state):
+            return Snapshot("keras", self._keras.copy(state))
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"a checkpoint's state is a dict, a Keras model, bytes, or the path of a folder, "
+                f"not {type(state).__qualname__}. Give a torch module's state_dict(), in a dict of "
+                "everything that a restart needs."
+            )
+        torch = sys.modules.get("torch")
+        seen: dict[tuple[Any, ...], Any] = {}
+        with_torch = torch is not None and _holds(state, torch.Tensor)
+        self._used = set()
+        copied = _map_leaves(
+            state, "", lambda value, where: self._copy_leaf(value, where, seen, with_torch)
+        )
+        for buffers in (self._torch, self._arrays):
+            for key in buffers.keys() - self._used:  # the state no longer has them
+                del buffers[key]
+        if with_torch:
+            return Snapshot("torch", lambda path: formats.write_torch(path, copied))
+        return Snapshot("arrays", lambda path: formats.write_arrays(path, copied))
+
+    def _copy_leaf(
+        self, value: Any, where: str, seen: dict[tuple[Any, ...], Any], with_torch: bool
+    ) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if torch is not None:
+            if isinstance(value, torch.Tensor):
+                return self._copy_tensor(torch, value, where, seen)
+            if with_torch and isinstance(value, (torch.dtype, torch.device)):
+                return value
+        if isinstance(value, type):
+            raise _not_storable(value, where)
+        if type(value).__module__.startswith("tensorflow.") and hasattr(value, "numpy"):
+            value = value.numpy()  # a copy, unless the tensor is immutable
+            if type(value) in _PLAIN:
+                return value
+            numpy = sys.modules["numpy"]
+        if numpy is not None and isinstance(value, numpy.generic):
+            return value
+        if numpy is not None and isinstance(value, numpy.ndarray):
+            if value.dtype.hasobject:
+                raise _not_storable(value, where, f" of dtype {value.dtype}")
+            return self._copy_array(numpy, value, where)
+        raise _not_storable(value, where)
+
+    def _copy_tensor(
+        self, torch: Any, tensor: Any, where: str, seen: dict[tuple[Any, ...], Any]
+    ) -> Any:
+        tensor = tensor.detach()
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            return tensor.cpu().clone()
+        # Tied weights stay tied, and are stored once.
+        identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        if tensor.numel() and identity in seen:
+            return seen[identity]
+        key = (where, tuple(tensor.shape), tensor.dtype)
+        self._used.add(key)
+        buffer = self._torch.get(key)
+        if buffer is None:
+            pinned = tensor.is_cuda  # the GPU writes to pinned memory directly
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
+            self._torch[key] = buffer
+        buffer.copy_(tensor)
+        seen[identity] = buffer
+        return buffer
+
+    def _copy_array(self, numpy: Any, array: Any, where: str) -> Any:
+        key = (where, array.shape, array.dtype)
+        self._used.add(key)
+        buffer = self._arrays.get(key)
+        if buffer is None:
+            buffer = self._arrays[key] = numpy.empty(array.shape, array.dtype)
+        numpy.copyto(buffer, array)
+        return buffer
+
+
+def _pack_folder(folder: Path) -> Snapshot:
+    """Copy a folder's files into a temporary tar file."""
+    if not folder.is_dir():
+        raise TypeError(
+            f"{str(folder)!r} is not a folder: a checkpoint's state is a dict, a Keras model, "
+            "bytes, or the path of an existing folder"
+        )
+    # To disk, not to memory: a folder may have any size.
+    packed = unnamed_file("folder")
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(folder, arcname=".")
+
+    def write(path: Path) -> None:
+        with packed, path.open("xb") as file:
+            packed.seek(0)
+            shutil.copyfileobj(packed, file, _COPY_BYTES)
+
+    return Snapshot("folder", write)
+
+
+def _holds(value: Any, kind: Any) -> bool:
+    """Whether a nested container holds an instance of a type."""
+    if isinstance(value, Mapping):
+        return any(_holds(item, kind) for item in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds(item, kind) for item in value)
+    return isinstance(value, kind)
+
+
+def _map_leaves(value: Any, where: str, leaf: Callable[[Any, str], Any]) -> Any:
+    """Rebuild nested dicts, lists and tuples with other leaves.
+
+    Args:
+        value: the container, or a leaf.
+        where: its place in the state, for errors: "['model'][0]".
+        leaf: maps a leaf and its place to the new leaf.
+
+    Raises:
+        TypeError: a container or a key has a type that cannot be stored.
+    """
+    kind = type(value)
+    if kind in (dict, OrderedDict) or (isinstance(value, Mapping) and not hasattr(value, "shape")):
+        mapped: dict[Any, Any] = OrderedDict() if kind is OrderedDict else {}
+        for key, item in value.items():
+            if type(key) not in _PLAIN:
+                raise TypeError(
+                    f"state{where} has a key of type {type(key).__qualname__} ({key!r:.80}): keys "
+                    "of a checkpoint are strings or numbers"
+                )
+            mapped[key] = _map_leaves(item, f"{where}[{key!r}]", leaf)
+        if hasattr(value, "_metadata"):  # of torch's state_dict: the versions of the modules
+            mapped._metadata = value._metadata  # type: ignore[attr-defined]
+        return mapped
+    if kind is list:
+        return [_map_leaves(item, f"{where}[{at}]", leaf) for at, item in enumerate(value)]
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):  # torch.Size is a tuple
+        return tuple(_map_leaves(item, f"{where}[{at}]", leaf) for at, item in enumerate(value))
+    return leaf(value, where)
+
+
+def _not_storable(value: Any, where: str, details: str = "") -> TypeError:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    advice = ": give its state_dict()" if hasattr(value, "state_dict") else ""
+    return TypeError(
+        f"state{where} is a {kind}{details}, which a checkpoint cannot hold{advice}. It can hold "
+        "tensors, NumPy arrays, numbers, strings, bytes and None, in dicts, lists and tuples."
+    )

@@ -1,0 +1,254 @@
+"""The `horovod-runner` command: parses the arguments of run, ps, stop, install and doctor."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from horovod_runner import __version__
+from horovod_runner.commands import run, run_options
+from horovod_runner.errors import HorovodRunnerError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit status: 0, 1 for an error, 2 for wrong usage.
+
+    The status of ``run`` is that of the training, see :func:`horovod_runner.commands.run.run`.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Arguments after the first "--" belong to the training, whatever they look like.
+    split = given.index("--") if "--" in given else len(given)
+    root = parser()
+    options, strays = root.parse_known_args(given[:split])
+    if strays and options.command is _run:
+        print(
+            f"horovod-runner run: unknown arguments: {' '.join(strays)}. Arguments of the training "
+            f"go after a -- at the end of the command: -- {' '.join(strays)}",
+            file=sys.stderr,
+        )
+        return 2
+    if strays:
+        root.error(f"unrecognized arguments: {' '.join(strays)}")
+    options.arguments = given[split + 1 :]
+    try:
+        status: int = options.command(options)
+    except HorovodRunnerError as error:
+        print(f"horovod-runner: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """The argument parser; the page of the command line in the docs is made from it."""
+    root = argparse.ArgumentParser(
+        prog="horovod-runner", description="Horovod on Spark and on one machine."
+    )
+    root.add_argument("--version", action="version", version=__version__)
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_ps_and_stop(commands)
+    _add_install(commands)
+    _add_doctor(commands)
+    return root
+
+
+def _add_install(commands: Any) -> None:
+    install = commands.add_parser(
+        "install",
+        help="build and install Horovod for the frameworks of this environment",
+        description="Build Horovod against the torch and TensorFlow of this Python environment, "
+        "install it, and check that two ranks reduce with it. The wheel is kept, and used again "
+        "where all versions are the same.",
+    )
+    install.add_argument(
+        "--frameworks",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="NAMES",
+        help="torch, tensorflow, or both separated by a comma (default: all installed)",
+    )
+    plane = install.add_mutually_exclusive_group()
+    plane.add_argument(
+        "--gpu",
+        action="store_true",
+        default=None,
+        help="NCCL on GPUs (default: where a framework is a CUDA build and nvcc and NCCL are here)",
+    )
+    plane.add_argument(
+        "--cpu", action="store_false", dest="gpu", default=None, help="no GPU support"
+    )
+    install.add_argument(
+        "--mpi",
+        nargs="?",
+        choices=("mpich", "system", "none"),
+        const="system",
+        help="build MPI support beside Gloo: with the mpich package, the system's MPI (the mpicxx "
+        "on PATH; --mpi without a value), or none (default: the mpich package, if it is "
+        "installed)",
+    )
+    install.add_argument("--rebuild", action="store_true", help="do not use an existing wheel")
+    install.add_argument(
+        "--wheels",
+        metavar="DIR_OR_URL",
+        help="a folder or URL (https://, s3://, ...) that hosts share. A wheel that one of them "
+        "built for the same versions is installed from there, after a check of its SHA-256; a "
+        "wheel that is built here is copied there for the others",
+    )
+    install.set_defaults(command=_install)
+
+
+def _add_doctor(commands: Any) -> None:
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the environment, and say how to fix what does not work",
+        description="Check everything that a run needs, and reduce a number over two ranks. The "
+        "last lines say how to fix each problem; the exit status is 1 if there is one.",
+    )
+    doctor.add_argument(
+        "--master", metavar="URL", help="also count the slots of this Spark master, and run there"
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(command=_doctor)
+
+
+def _add_run(commands: Any) -> None:
+    run_command = commands.add_parser(
+        "run",
+        help="run a script, or a function, as ranks",
+        usage="%(prog)s [options] TARGET [-- ARGUMENT...]",
+        description="Run a Python file, or a function of a file or module, on every rank. "
+        "Arguments after the -- are in its sys.argv. A function is called without arguments; its "
+        "return value on rank 0 is printed. The exit status is 0, the exit code of the first rank "
+        "that failed, or 128 plus the number of the signal that killed it; 130 after Ctrl-C, 143 "
+        "after SIGTERM or `horovod-runner stop`.",
+        epilog="With --np above 0, ranks start in the Slurm allocation that this command runs in, "
+        "or otherwise on Spark; below 0, as processes on this machine.",
+    )
+    run_command.add_argument(
+        "target",
+        metavar="TARGET",
+        help="train.py (as with python), train.py:main or package.module:main",
+    )
+    run_command.add_argument(
+        "--np",
+        type=int,
+        metavar="N",
+        help="number of ranks: above 0 on Spark or Slurm, below 0 on this machine (default: all "
+        "tasks of the Slurm allocation, or -1 outside one)",
+    )
+    run_command.add_argument(
+        "--master", metavar="URL", help="the Spark master, or a Spark Connect server (sc://...)"
+    )
+    run_command.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=run_options.pair,
+        metavar="NAME=VALUE",
+        help="a Spark setting, with --master; may be repeated",
+    )
+    run_command.add_argument("--function", metavar="NAME", help="call this function of the file")
+    run_options.add(run_command)
+    run_command.set_defaults(command=_run)
+
+
+def _add_ps_and_stop(commands: Any) -> None:
+    ps = commands.add_parser(
+        "ps",
+        help="list the runs of this machine",
+        description="List the runs whose driver is on this machine, and worker processes here "
+        "whose driver is elsewhere or gone.",
+    )
+    ps.add_argument("--json", action="store_true", help="print JSON")
+    ps.set_defaults(command=_ps)
+    stop = commands.add_parser(
+        "stop",
+        help="end a run and its worker processes",
+        description="End runs. The driver ends all ranks, on all hosts, and raises "
+        "CancelledError. If the driver is gone, all processes of the run on this machine are "
+        "ended.",
+    )
+    which = stop.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "run", nargs="?", metavar="RUN", help="its id as ps shows it, or the start of the id"
+    )
+    which.add_argument("--all", action="store_true", help="all runs of this user on this machine")
+    stop.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds for a driver to end its ranks (default: %(default)g)",
+    )
+    stop.set_defaults(command=_stop)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        return run.run(options, options.arguments)
+    except (run.UsageError, ValueError) as error:
+        print(f"horovod-runner run: {error}", file=sys.stderr)
+        return 2
+
+
+def _ps(options: argparse.Namespace) -> int:
+    from horovod_runner.results import registry
+
+    found = registry.find()
+    if options.json:
+        print(registry.as_json(found))
+    elif found:
+        print(registry.table(found))
+    else:
+        print("no runs")
+    return 0
+
+
+def _stop(options: argparse.Namespace) -> int:
+    from horovod_runner.results import registry
+
+    found = registry.find()
+    chosen = [each for each in found if options.all or each.run_id.startswith(options.run)]
+    if not chosen:
+        if options.all:
+            print("no runs")
+            return 0
+        there = ", ".join(each.run_id for each in found) or "none"
+        print(f"horovod-runner: no run {options.run} here; there are: {there}", file=sys.stderr)
+        return 1
+    if len(chosen) > 1 and not options.all:
+        several = ", ".join(each.run_id for each in chosen)
+        print(f"horovod-runner: {options.run} may be {several}", file=sys.stderr)
+        return 1
+    status = 0
+    for each in chosen:
+        problem = registry.stop(each, options.timeout)
+        print(f"{each.run_id}: {problem or 'ended'}", file=sys.stderr if problem else sys.stdout)
+        status = status or bool(problem)
+    return int(status)
+
+
+def _install(options: argparse.Namespace) -> int:
+    from horovod_runner.commands.install import install
+
+    install(
+        options.frameworks,
+        gpu=options.gpu,
+        mpi=options.mpi,
+        rebuild=options.rebuild,
+        shared=options.wheels,
+    )
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from horovod_runner.commands import doctor
+
+    return doctor.report(doctor.examine(options.master), as_json=options.json, say=print)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

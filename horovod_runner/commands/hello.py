@@ -1,0 +1,95 @@
+"""The smallest distributed job: every rank reports its place, and all sum one number."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.host.gpus import visible_gpus
+from horovod_runner.options import ClusterConfig
+from horovod_runner.runner import HorovodRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What one rank reports.
+
+    Attributes:
+        total: the sum over all ranks of rank + 1, as this rank received it.
+        device: "cpu", or the GPU's name where the reduction ran on it.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    total: float
+    device: str
+
+
+def hello(framework: str, np: int, spark: SparkSession | None = None) -> list[Greeting]:
+    """Run the job with "torch" or "tensorflow"; returns the greetings in rank order.
+
+    On this machine (``np`` below 0) each rank uses a GPU if there are enough; otherwise none does:
+    NCCL cannot reduce between two ranks on one GPU.
+
+    Raises:
+        HorovodRunnerError: as :meth:`horovod_runner.HorovodRunner.run`.
+        ImportError: Horovod was not built for the framework.
+    """
+    short_of_gpus = np < 0 and len(visible_gpus()) < -np
+    gpus = 0 if short_of_gpus else None
+    cluster = ClusterConfig(spark=spark)
+    runner = HorovodRunner(np=np, gpus_per_rank=gpus, cluster_config=cluster)
+    # The frameworks print a lot; a failure is reported by the exception.
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        greetings: list[Greeting] = runner.run(_torch if framework == "torch" else _tensorflow)
+    return greetings
+
+
+def _torch() -> list[Greeting]:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    use_gpu = torch.cuda.is_available() and hvd.nccl_built()
+    device = torch.device("cuda" if use_gpu else "cpu")
+    total = hvd.allreduce(torch.ones(1, device=device) * (hvd.rank() + 1), op=hvd.Sum)
+    name = torch.cuda.get_device_name() if use_gpu else "cpu"
+    return _gather(hvd, float(total[0]), name)
+
+
+def _tensorflow() -> list[Greeting]:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    use_gpu = bool(tf.config.list_logical_devices("GPU")) and hvd.nccl_built()
+    with tf.device("GPU:0" if use_gpu else "CPU:0"):
+        total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)
+    name = "cpu"
+    if use_gpu:
+        physical = tf.config.get_visible_devices("GPU")[0]
+        name = tf.config.experimental.get_device_details(physical).get("device_name", "gpu")
+    return _gather(hvd, float(total[0]), name)
+
+
+def _gather(hvd: Any, total: float, device: str) -> list[Greeting]:
+    """Everybody's greeting, with the ``hvd`` of either framework."""
+    host = os.uname().nodename
+    own = Greeting(hvd.rank(), hvd.size(), hvd.local_rank(), host, total, device)
+    greetings: list[Greeting] = hvd.allgather_object(own)
+    return greetings
+
+
+def expected_total(greetings: Sequence[Greeting]) -> int:
+    """What every rank's ``total`` must be."""
+    return sum(range(1, len(greetings) + 1))

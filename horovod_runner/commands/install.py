@@ -1,0 +1,136 @@
+"""`horovod-runner install`: build Horovod for the frameworks of this environment and install it.
+
+    make_plan -> wheel from this user's cache, from a shared folder (wheels.py), or build_wheel
+    -> pip install -> prove: two ranks allreduce a tensor with each framework
+
+The cache's key has every version that the wheel was built against. pip's cache knows the source
+only: after an upgrade of PyTorch, for example, it would install a wheel that loads and misbehaves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from horovod_runner.commands import wheels
+from horovod_runner.errors import InstallError
+from horovod_runner.horovod_build.build import build_wheel
+from horovod_runner.horovod_build.plan import BuildPlan, MpiChoice, make_plan
+
+
+def install(
+    frameworks: Sequence[str] | None = None,
+    *,
+    gpu: bool | None = None,
+    mpi: MpiChoice | None = None,
+    rebuild: bool = False,
+    shared: str | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Build Horovod for this environment's frameworks, install it, and test an allreduce.
+
+    Args:
+        frameworks: see :func:`horovod_runner.horovod_build.plan.make_plan`.
+        gpu: see there.
+        mpi: see there.
+        rebuild: build even if the cache has a wheel for this plan.
+        shared: a path or URL with wheels, see :func:`find_or_build_wheel`.
+        say: called with each line of progress.
+
+    Raises:
+        InstallError: the plan, the wheel, pip's installation or the allreduce failed.
+    """
+    plan = make_plan(frameworks, gpu, mpi)
+    say(plan.describe())
+    wheel = find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    for command in ([*pip, str(wheel)], [*pip, "--no-deps", "--force-reinstall", str(wheel)]):
+        # First Horovod's requirements. Then this wheel, over any other wheel of its version.
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InstallError(f"pip could not install {wheel}: {done.stderr.strip()}")
+    prove(plan, say)
+
+
+def find_or_build_wheel(
+    plan: BuildPlan,
+    *,
+    rebuild: bool = False,
+    shared: str | None = None,
+    say: Callable[[str], None],
+) -> Path:
+    """Get the wheel of a plan: from this user's cache, from a shared folder, or by a build.
+
+    Args:
+        plan: what the wheel is for.
+        rebuild: build even if a wheel exists.
+        shared: a path or URL with wheels that other hosts built, see
+            :mod:`horovod_runner.commands.wheels`. A wheel that is built here is copied to it. None
+            means no shared folder.
+        say: called with each line of progress.
+
+    Raises:
+        InstallError: the shared folder cannot be read or has a damaged wheel, or the build failed,
+            see :func:`horovod_runner.horovod_build.build.build_wheel`.
+    """
+    shelf = cache_folder() / "wheels" / plan.key()
+    shelf.mkdir(parents=True, exist_ok=True)
+    with _locked(shelf / ".lock", say):
+        cached = sorted(shelf.glob("*.whl"))
+        if cached and not rebuild:
+            say(f"using the wheel built before: {cached[0]}")
+            return cached[0]
+        if shared and not rebuild:
+            with tempfile.TemporaryDirectory(prefix=".fetched-", dir=shelf) as name:
+                copy = wheels.fetch(shared, plan.key(), Path(name))
+                if copy:
+                    say(f"using the wheel that another host built: {shared}/{plan.key()}")
+                    return copy.replace(shelf / copy.name)
+        wheel = build_wheel(plan, shelf, say)
+        if shared:
+            wheels.publish(shared, plan.key(), wheel, say)
+        return wheel
+
+
+def cache_folder() -> Path:
+    """The folder of built wheels and their logs: ``$XDG_CACHE_HOME/horovod_runner``."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "horovod_runner")
+
+
+@contextmanager
+def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock on a file. The kernel releases it when this process ends, however it ends."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process is building this wheel: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def prove(plan: BuildPlan, say: Callable[[str], None]) -> None:
+    """Allreduce a tensor over two ranks with each framework of the plan.
+
+    Raises:
+        InstallError: a rank has a wrong sum.
+    """
+    from horovod_runner.commands.hello import expected_total, hello
+
+    for framework in plan.frameworks:
+        ranks = hello(framework.name, np=-2)
+        total = expected_total(ranks)
+        wrong = [rank for rank in ranks if rank.total != total]
+        if wrong:
+            raise InstallError(
+                f"Horovod was built but {framework.name} reduced to {wrong[0].total} on rank "
+                f"{wrong[0].rank}, not {total}: run `horovod-runner doctor`."
+            )
+        say(f"two ranks reduced with {framework.name}: ok")

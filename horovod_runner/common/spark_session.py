@@ -1,0 +1,62 @@
+"""Reads settings of a Spark session, and chooses the Python that its tasks run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def conf_of(spark: SparkSession, name: str) -> str | None:
+    """A setting of the session; None if it is not set.
+
+    Spark Connect also returns settings of the server's SparkContext.
+    """
+    value = spark.conf.get(name, None)
+    return None if value is None else str(value)
+
+
+def spark_context(spark: SparkSession) -> Any:
+    """The SparkContext of a classic session; None on Spark Connect, which has none."""
+    try:
+        return spark.sparkContext
+    except Exception:
+        return None
+
+
+def map_in_arrow(
+    dataframe: DataFrame, function: Callable[[Any], Any], schema: str, **options: Any
+) -> DataFrame:
+    """Call ``dataframe.mapInArrow(...)`` so that its tasks run this Python on ``local[n]``.
+
+    PySpark 4 warns about pandas 3 at every call, although Arrow batches involve no pandas.
+    """
+    with _current_python(dataframe.sparkSession), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        return dataframe.mapInArrow(function, schema, **options)
+
+
+@contextmanager
+def _current_python(spark: SparkSession) -> Iterator[None]:
+    """On ``local[n]``, make Spark run this interpreter, unless the user has set another one.
+
+    By default Spark runs the first ``python3`` on PATH. If this environment was not activated, that
+    is another one.
+    """
+    context = spark_context(spark)
+    chosen = "PYSPARK_PYTHON" in os.environ or conf_of(spark, "spark.pyspark.python")
+    if context is None or chosen or not context.master.startswith("local"):
+        yield
+        return
+    before = context.pythonExec
+    context.pythonExec = sys.executable
+    try:
+        yield
+    finally:
+        context.pythonExec = before

@@ -1,0 +1,84 @@
+"""Parses the Python stacks of ranks and formats them for people.
+
+The input is faulthandler's: blocks of "Thread 0x... (most recent call first):" and lines of
+``File "train.py", line 41 in step``. The main thread's block is the last one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from horovod_runner.common.text import ranks_text
+
+_CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+# These calls start the worker; the user's calls are above them.
+_OURS = re.compile(r"horovod_runner[/\\]worker[/\\]main\.py$|^<frozen runpy>$")
+_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|^<frozen ")
+_COLLECTIVE = re.compile(
+    r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
+)
+NO_ANSWER = "no answer: it is frozen, or waits in the kernel for a disk"
+
+
+def threads(text: str) -> list[list[str]]:
+    """Split a stack dump into the calls of each thread.
+
+    Returns:
+        A list of lines per thread, the most recent call first; the main thread's list is first.
+    """
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if "most recent call first" in line:
+            blocks.append([])
+        elif blocks and (match := _CALL.match(line)) and not _OURS.search(match["file"]):
+            blocks[-1].append(line.strip())
+    return [calls for calls in reversed(blocks) if calls]
+
+
+def place(text: str) -> str:
+    """Where the main thread is, in a few words: the innermost line of the user's code."""
+    calls = next(iter(threads(text)), None)
+    if calls is None:
+        return NO_ANSWER
+    users = next((call for call in calls if not _LIBRARY.search(call)), calls[0])
+    inner = "" if users == calls[0] else f", inside {_name(calls[0])}"
+    return f"{_short(users)}{inner}"
+
+
+def in_collective(text: str) -> bool:
+    """Whether any thread is inside a call of Horovod or torch.distributed.
+
+    TensorFlow calls Horovod from native code, so any TensorFlow execution counts.
+    """
+    return any(_COLLECTIVE.search(call) for calls in threads(text) for call in calls)
+
+
+def _short(call: str) -> str:
+    match = _CALL.match(f"  {call}")
+    assert match is not None  # noqa: S101 - made by threads()
+    file = re.split(r"[/\\]", match["file"])[-1]
+    return f"{file}:{match['line']} in {match['name']}"
+
+
+def _name(call: str) -> str:
+    return call.rpartition(" in ")[2]
+
+
+def show(by_rank: Mapping[int, str]) -> str:
+    """Format the stacks of all ranks; ranks with equal stacks share a block."""
+    groups: dict[str, list[int]] = {}
+    for rank, text in sorted(by_rank.items()):
+        groups.setdefault(_block(threads(text)), []).append(rank)
+    return "\n".join(f"Stack of {ranks_text(ranks)}:\n{block}" for block, ranks in groups.items())
+
+
+def _block(calls_by_thread: Sequence[Sequence[str]]) -> str:
+    if not calls_by_thread:
+        return f"  | {NO_ANSWER}"
+    parts = []
+    for number, calls in enumerate(calls_by_thread):
+        title = "main thread" if number == 0 else "another thread"
+        parts.append(f"  | {title}, most recent call first:")
+        parts += [f"  |   {call}" for call in calls]
+    return "\n".join(parts)

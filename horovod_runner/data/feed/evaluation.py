@@ -1,0 +1,174 @@
+"""Exact evaluation: means over all rows of all ranks, without padding."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from horovod_runner.data.feed.feed import Feed
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Totals: TypeAlias = npt.NDArray[np.float64]
+_NAME = "horovod_runner.evaluate"
+
+
+def evaluate(
+    feed: Feed[Any] | tf.data.Dataset, measure: Callable[[Any], Mapping[str, Any]]
+) -> dict[str, float]:
+    """Average values per row over all rows of a dataset, on all ranks.
+
+        def measure(batch):
+            x, y = batch
+            return {"accuracy": model(x).argmax(dim=1) == y}
+
+        evaluate(valid.to_torch(256, columns), measure)    # {"accuracy": 0.97}
+
+    Call it on every rank. Each rank measures its part of the rows, and the sums are added by one
+    allreduce at the end, so the result is equal on all ranks. Rows that only pad the last batch do
+    not count. Torch computes no gradients meanwhile. Put the model into evaluation mode yourself.
+
+    Args:
+        feed: from ``Shard.batches``, ``to_torch`` or ``to_tf``. With ``last_batch="drop"`` the rows
+            that the feed leaves out are not measured.
+        measure: called with each batch. Returns a dict with one value per row for each name: a
+            tensor or an array of numbers or bools, of shape (rows,).
+
+    Returns:
+        The mean of each value over all rows.
+
+    Raises:
+        RuntimeError: there are several ranks, and ``hvd.init()`` has not been called.
+        TypeError: ``feed`` does not come from a Shard, or ``measure`` returns something else.
+        ValueError: ``measure`` returns values of another shape.
+    """
+    source = _source(feed)
+    # Where the ranks cannot reach each other, that is said before the work.
+    add_up = None if source.ranks == 1 else _allreduce()
+    sums: dict[str, Any] = {}
+    rows = 0
+    batches: Iterable[Any] = feed
+    with _no_gradients():
+        for step, batch in enumerate(batches, source.next_step):
+            real = source.real_rows(step)
+            rows += real
+            for name, total in _row_sums(measure(batch), source.batch_rows, real).items():
+                sums[name] = sums[name] + total if name in sums else total
+    names = sorted(sums)  # the same order on all ranks
+    totals = np.array([rows, *(float(sums[name]) for name in names)])
+    if add_up is not None:
+        totals = add_up(totals)
+    means = dict(zip(names, (totals[1:] / totals[0]).tolist(), strict=True))
+    return {name: means[name] for name in sums}
+
+
+def _source(feed: object) -> Feed[Any]:
+    if isinstance(feed, Feed):
+        return feed
+    if "tensorflow" in sys.modules:
+        from horovod_runner.data.feed.tf_feed import feed_of
+
+        source = feed_of(feed)
+        if source is not None:
+            return source
+    raise TypeError(
+        "evaluate requires a feed of Shard.batches or to_torch, or the dataset that to_tf "
+        f"returned, not {type(feed).__name__}. A dataset that map or batch made of it has lost the "
+        "number of real rows: do that work in measure"
+    )
+
+
+def _row_sums(measured: object, rows: int, real: int) -> dict[str, Any]:
+    """The sums of values per row, without padding.
+
+    Args:
+        measured: what the user's function returned.
+        rows: rows of the batch.
+        real: rows that are not padding.
+    """
+    if not isinstance(measured, Mapping):
+        raise TypeError(
+            "measure must return a dict of values per row, such as {'accuracy': right}, not "
+            f"{type(measured).__name__}"
+        )
+    sums = {}
+    for name, values in measured.items():
+        shape = tuple(np.shape(values))
+        if shape != (rows,):
+            raise ValueError(
+                f"measure returned {name!r} of shape {shape} for a batch of {rows} rows: return "
+                f"one value per row, of shape ({rows},). Losses have it with reduction='none'"
+            )
+        sums[name] = _sum(values[:real])
+    return sums
+
+
+def _sum(values: Any) -> Any:
+    """A float64 sum; on a GPU it stays there, so that no step waits for it."""
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    if torch is not None and isinstance(values, torch.Tensor):
+        return values.detach().sum(dtype=torch.float64)
+    if tensorflow is not None and tensorflow.is_tensor(values):
+        return tensorflow.reduce_sum(tensorflow.cast(values, tensorflow.float64))
+    return np.asarray(values, np.float64).sum()
+
+
+def _no_gradients() -> AbstractContextManager[Any]:
+    torch = sys.modules.get("torch")
+    context: AbstractContextManager[Any] = nullcontext() if torch is None else torch.no_grad()
+    return context
+
+
+def _allreduce() -> Callable[[Totals], Totals]:
+    """A sum over all ranks, by what ``main`` has initialised."""
+    for name in ("horovod.torch", "horovod.tensorflow"):
+        horovod = sys.modules.get(name)
+        if horovod is not None and horovod.is_initialized():
+            return _by_torch(horovod) if name == "horovod.torch" else _by_tensorflow(horovod)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available():
+        distributed = torch.distributed
+        if distributed.is_initialized():
+            return _by_torch_distributed(torch)
+    raise RuntimeError(
+        "evaluate adds up what the ranks measured, and they cannot reach each other yet: call "
+        "hvd.init() before it"
+    )
+
+
+def _by_torch(horovod: Any) -> Callable[[Totals], Totals]:
+    import torch
+
+    def add_up(totals: Totals) -> Totals:
+        summed = horovod.allreduce(torch.from_numpy(totals), op=horovod.Sum, name=_NAME)
+        return np.asarray(summed.numpy())
+
+    return add_up
+
+
+def _by_tensorflow(horovod: Any) -> Callable[[Totals], Totals]:
+    import tensorflow
+
+    def add_up(totals: Totals) -> Totals:
+        with tensorflow.device("/cpu:0"):
+            summed = horovod.allreduce(tensorflow.constant(totals), op=horovod.Sum, name=_NAME)
+        return np.asarray(summed.numpy())
+
+    return add_up
+
+
+def _by_torch_distributed(torch: Any) -> Callable[[Totals], Totals]:
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+
+    def add_up(totals: Totals) -> Totals:
+        summed = torch.from_numpy(totals).to(device)
+        torch.distributed.all_reduce(summed)
+        return np.asarray(summed.cpu().numpy())
+
+    return add_up

@@ -1,0 +1,280 @@
+"""Feed: the batches of one rank, prepared ahead in threads.
+
+    Order --row numbers--> Store --rows--> Fields --values--> [queue] --batches--> main
+
+The queue holds chunks of many batches: handing over each small batch by itself would take longer
+than gathering it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from horovod_runner.data.feed.ahead import Ahead
+from horovod_runner.data.feed.fields import Field
+from horovod_runner.data.feed.options import WEIGHT, FeedOptions
+from horovod_runner.data.feed.order import Order, PerRankOrder
+from horovod_runner.data.feed.read_ahead import ReadAhead
+from horovod_runner.data.pack.buffers import Buffers
+from horovod_runner.data.pack.columns import Array, Rows
+from horovod_runner.data.pack.store import Store
+from horovod_runner.errors import DataError
+
+T = TypeVar("T")
+Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
+# One chunk is in use, one waits, and up to two are being made.
+_CHUNK_BYTES = 3 << 20
+_MAX_CHUNK_STEPS = 256
+_CHUNKS_READ_AHEAD = 4  # chunks whose rows are requested from disk before they are gathered
+
+
+class Repeats:
+    """Notices that a feed repeats an epoch of an earlier feed of the same dataset.
+
+    Args:
+        name: the dataset's name.
+        warn: called once, with a line for the user.
+    """
+
+    def __init__(self, name: str, warn: Callable[[str], None]) -> None:
+        self._name = name
+        self._warn: Callable[[str], None] | None = warn
+        self._finished: set[tuple[Hashable, int]] = set()
+
+    def begin(self, order: Hashable, epoch: int) -> None:
+        """Warn if a feed with the same order has finished this epoch.
+
+        Args:
+            order: all that decides the order of rows beside the epoch.
+            epoch: number of the epoch.
+        """
+        if self._warn is not None and (order, epoch) in self._finished:
+            self._warn(
+                f"HorovodRunner: a shuffled feed of {self._name} repeats the order of an earlier "
+                f"one: both begin with epoch {epoch} of the same seed. Make the feed once, outside "
+                "the loop over epochs, and iterate over it in each epoch; or pass another seed."
+            )
+            self._warn = None
+
+    def finish(self, order: Hashable, epoch: int) -> None:
+        """Remember that a feed has finished an epoch."""
+        self._finished.add((order, epoch))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a feed is made of.
+
+    Attributes:
+        options: the user's.
+        store: the packed dataset, opened.
+        order: order of the rows.
+        place: this rank's number, and the number of ranks.
+        fields: the parts of a batch.
+        state: values that must be equal when a saved state is loaded.
+        repeats: shared by all feeds of the dataset.
+    """
+
+    options: FeedOptions
+    store: Store
+    order: Order | PerRankOrder
+    place: tuple[int, int]
+    fields: list[Field]
+    state: dict[str, Any]
+    repeats: Repeats
+
+
+class Feed(Generic[T]):
+    """The batches of one rank; each iteration is an epoch.
+
+    The first iteration is epoch 0, or resumes where :meth:`load_state_dict` says. An iteration that
+    is left early counts as a whole epoch.
+
+    Args:
+        plan: what the feed is made of.
+        make: turns the values of the parts, for some steps, into a list of batches, one per step.
+            The values of a part are an array of shape (steps, rows, ...), or a list with one entry
+            per step.
+
+    Attributes:
+        names: names of the parts of a batch.
+    """
+
+    def __init__(self, plan: Plan, make: Make[T]) -> None:
+        self._plan = plan
+        self._order = plan.order
+        self._make = make
+        self._buffers = Buffers()
+        self._epoch = self._step = 0
+        self._begun = False
+        self._is_resumed = False
+        self._given = 0  # steps of the epoch that the last batch belongs to
+        has_weights = plan.options.sample_weights
+        self.names = [field.name for field in plan.fields] + [WEIGHT] * has_weights
+        self._columns = list(dict.fromkeys(c.name for f in plan.fields for c in f.columns))
+
+    def __len__(self) -> int:
+        """Steps per epoch, the same on every rank."""
+        return self._order.steps
+
+    @property
+    def real(self) -> int:
+        """Rows of the last batch that are not padding; they come first in the batch."""
+        return self.real_rows(self._given - 1) if self._given else 0
+
+    def real_rows(self, step: int) -> int:
+        """Rows of this rank's batch in a step of an epoch that are not padding."""
+        return self._order.real(step, *self._plan.place)
+
+    @property
+    def batch_rows(self) -> int:
+        """Rows of this rank's batch, padding included."""
+        return self._order.batch_rows(*self._plan.place)
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks."""
+        return self._plan.place[1]
+
+    @property
+    def next_step(self) -> int:
+        """The step of its epoch with which the next iteration begins."""
+        return 0 if self._begun else self._step
+
+    def __iter__(self) -> Iterator[T]:
+        for batches in self.chunks():
+            for batch in batches:
+                self._step += 1
+                self._given = self._step
+                yield batch
+
+    def chunks(self) -> Iterator[list[T]]:
+        """Yield the next epoch as ``make`` returns it: several batches at a time."""
+        if self._begun:  # the last iteration was left early
+            self._epoch, self._step = self._epoch + 1, 0
+        self._begun = True
+        self._warn_of_repeats()
+        numbers = self._row_numbers(self._epoch, self._step)
+        options = self._plan.options
+        with Ahead(
+            numbers, self._chunk, ahead=options.prefetch, is_helped=options.transform is None
+        ) as ahead:
+            yield from ahead
+        self._plan.repeats.finish(self._order_key, self._epoch)
+        self._epoch, self._step, self._begun = self._epoch + 1, 0, False
+
+    @property
+    def _order_key(self) -> Hashable:
+        options = self._plan.options
+        return options.seed, options.batch_size
+
+    def _warn_of_repeats(self) -> None:
+        if self._plan.options.shuffle and not self._is_resumed:
+            self._plan.repeats.begin(self._order_key, self._epoch)
+
+    def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
+        steps = self._steps_of_a_chunk()
+        ahead = ReadAhead.of(self._plan.store, self._columns)
+        drawn: deque[tuple[int, Array]] = deque()
+        while step < self._order.steps:
+            rows = self._order.take(epoch, step, steps, *self._plan.place)
+            if ahead is not None:
+                ahead.request(rows.ravel())
+            drawn.append((step, rows))
+            step += len(rows)
+            if len(drawn) > _CHUNKS_READ_AHEAD:
+                yield drawn.popleft()
+        yield from drawn
+
+    def _chunk(self, numbers: tuple[int, Array]) -> list[T]:
+        first, rows = numbers
+        taken = self._plan.store.take(rows.ravel(), self._columns, self._buffers)
+        values = [_by_step(field, taken, len(rows), self._buffers) for field in self._plan.fields]
+        if self._plan.options.sample_weights:
+            values.append(self._weights(first, rows))
+        return self._make(self.names, values)
+
+    def _weights(self, step: int, rows: Array) -> Array:
+        """1 for each row of some steps, and 0 for padding."""
+        weights = np.ones(rows.shape, np.float32)
+        for number, of_step in enumerate(weights):
+            of_step[self.real_rows(step + number) :] = 0
+        return weights
+
+    def _steps_of_a_chunk(self) -> int:
+        size = sum(self._plan.store.row_bytes(name) for name in self._columns)
+        return int(min(max(1, _CHUNK_BYTES // max(1, size * self.batch_rows)), _MAX_CHUNK_STEPS))
+
+    def skip(self, batches: int) -> None:
+        """Begin after this many batches, counted over all epochs."""
+        self._epoch, self._step = divmod(batches, max(1, len(self)))
+        self._begun, self._is_resumed = False, batches > 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The feed's position, in a few plain values."""
+        return {**self._plan.state, "epoch": self._epoch, "step": self._step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume at the position of another feed, with any number of ranks.
+
+        Raises:
+            DataError: the state belongs to other data, to another seed or another global batch, or
+                it is not the state of a feed.
+        """
+        missing = {*self._plan.state, "epoch", "step"} - set(state)
+        if missing:
+            raise DataError(
+                f"this is not the state of a feed: it lacks {', '.join(sorted(missing))}. Pass "
+                "what state_dict() of a feed returned"
+            )
+        for name, value in self._plan.state.items():
+            if state[name] != value:
+                raise DataError(
+                    f"this feed cannot resume from the saved state: {name} is {value!r} here and "
+                    f"was {state[name]!r} there. {_REMEDIES.get(name, 'Use the same value')}"
+                )
+        if not 0 <= int(state["step"]) <= len(self):
+            raise DataError(
+                f"the saved state is at step {state['step']} of an epoch, and an epoch has "
+                f"{len(self)} steps: it belongs to another feed"
+            )
+        self._epoch, self._step = int(state["epoch"]), int(state["step"])
+        self._begun, self._is_resumed = False, True
+
+
+_REMEDIES = {
+    "data": "The dataset has changed, or it is a DataFrame that ends with a shuffle, whose rows "
+    "come in another order each time: write it to Parquet, and pass that",
+    "global_batch": "Choose batch_size so that np x batch_size stays the same",
+    "ranks": "Each rank has rows of its own here, so np must stay the same: with "
+    "data_config=DataConfig(shared_dir=...), or Parquet files, it may change",
+}
+
+
+def dicts_of(transform: Callable[[Any], Any] | None) -> Make[Any]:
+    """A ``make`` for batches that are dicts of arrays, passed through ``transform``."""
+
+    def make(names: list[str], values: list[Any]) -> list[Any]:
+        batches = [dict(zip(names, parts, strict=True)) for parts in zip(*values, strict=True)]
+        return batches if transform is None else [transform(batch) for batch in batches]
+
+    return make
+
+
+def _by_step(field: Field, taken: Mapping[str, Rows], steps: int, buffers: Buffers) -> Any:
+    """A part's values: an array (steps, rows, ...) if all steps have one shape, else a list."""
+    if field.is_uniform:
+        values = field.of(taken, buffers)
+        return values.reshape(steps, -1, *values.shape[1:])
+    name = field.columns[0].name
+    rows = taken[name]
+    assert rows.lengths is not None  # noqa: S101 - it is ragged
+    lengths = rows.lengths.reshape(steps, -1)
+    ends = np.cumsum(lengths.sum(axis=1))[:-1]
+    parts = zip(np.split(rows.values, ends), lengths, strict=True)
+    return [field.of({name: Rows(values, of_step)}) for values, of_step in parts]

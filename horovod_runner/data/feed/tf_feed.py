@@ -1,0 +1,101 @@
+"""TensorFlow: batches as a tf.data.Dataset.
+
+    Feed --chunks of many batches--> Dataset.from_generator --split--> batches
+
+TensorFlow takes a chunk without a copy if its memory is aligned like that of
+:class:`~horovod_runner.data.pack.buffers.Buffers` (``NumpyTensorBuffer`` in its py_func.cc), and
+releases it once no batch of it is in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from horovod_runner.data.feed.feed import Feed, Plan
+from horovod_runner.data.feed.fields import Field
+from horovod_runner.data.pack.columns import Array
+
+# Larger batches are sliced from their chunk, without a copy; for small ones that takes longer.
+_SMALL_BYTES = 1 << 16
+_FEED = "_horovod_runner_feed"
+
+
+def dataset_of(plan: Plan) -> tf.data.Dataset:
+    """Make a dataset; each iteration is an epoch."""
+    is_uniform = all(field.is_uniform for field in plan.fields)
+    options, rows = plan.options, plan.options.batch_size
+    feed: Feed[Any] = Feed(plan, _whole if is_uniform else _split)
+    feed.skip(options.start)
+    signatures = [_signature(field, rows) for field in plan.fields]
+    if options.sample_weights:
+        signatures.append(tf.TensorSpec([rows], tf.float32))
+    dataset = (_in_chunks if is_uniform else _one_by_one)(feed, signatures)
+    if not options.as_tuple:
+        dataset = dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))
+    if not options.start % max(1, len(feed)):
+        dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(feed)))
+    setattr(dataset, _FEED, feed)
+    return dataset
+
+
+def feed_of(dataset: object) -> Feed[Any] | None:
+    """The feed behind a dataset of :func:`dataset_of`; None for any other object."""
+    feed: Feed[Any] | None = getattr(dataset, _FEED, None)
+    return feed
+
+
+def _whole(_: list[str], values: list[Any]) -> list[Any]:
+    return values
+
+
+def _split(_: list[str], values: list[Any]) -> list[Any]:
+    return list(zip(*values, strict=True))
+
+
+def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.Dataset:
+    chunks = tf.data.Dataset.from_generator(
+        lambda: map(tuple, feed.chunks()),
+        output_signature=tuple(tf.TensorSpec([None, *s.shape], s.dtype) for s in signatures),
+    ).prefetch(1)
+    if sum(s.shape.num_elements() * s.dtype.size for s in signatures) <= _SMALL_BYTES:
+        return chunks.unbatch()
+
+    def batches(*parts: tf.Tensor) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(tf.shape(parts[0], out_type=tf.int64)[0])
+        return numbers.map(lambda number: tuple(part[number] for part in parts))
+
+    return chunks.flat_map(batches)
+
+
+def _one_by_one(feed: Feed[Any], signatures: Sequence[Any]) -> tf.data.Dataset:
+    """With ragged columns, whose shapes differ from batch to batch."""
+
+    def batches() -> Iterator[tuple[Any, ...]]:
+        for batch in feed:
+            yield tuple(
+                _ragged(part) if isinstance(signature, tf.RaggedTensorSpec) else part
+                for part, signature in zip(batch, signatures, strict=True)
+            )
+
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=tuple(signatures))
+    return dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def _signature(field: Field, batch_rows: int) -> Any:
+    """Type and shape of a part of a batch."""
+    kind = field.columns[0].kind if field.single and field.image is None else "number"
+    if kind in ("text", "bytes"):
+        return tf.TensorSpec([batch_rows], tf.string)
+    dtype = field.result_dtype
+    if kind == "list" and field.pad is None:
+        return tf.RaggedTensorSpec([batch_rows, None], dtype, row_splits_dtype=tf.int64)
+    return tf.TensorSpec([batch_rows, *field.row_shape], dtype)
+
+
+def _ragged(rows: Sequence[Array]) -> tf.RaggedTensor:
+    lengths = [len(row) for row in rows]
+    return tf.RaggedTensor.from_row_lengths(np.concatenate(rows), lengths)

@@ -1,0 +1,107 @@
+"""Torch: batches as tensors, and single rows for a DataLoader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from horovod_runner.data.feed.fields import Field
+from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.pack.columns import Array
+from horovod_runner.data.pack.store import Store
+
+
+class RowDataset(Dataset[Any]):  # type: ignore[misc]
+    """Single rows of a packed dataset, for a DataLoader.
+
+    Args:
+        store: the packed dataset, opened.
+        fields: the parts of a row.
+        rows: numbers of the rows.
+        options: says whether a row is a tuple, and how it is transformed.
+    """
+
+    def __init__(
+        self, store: Store, fields: Sequence[Field], rows: Array, options: FeedOptions
+    ) -> None:
+        self._store = store
+        self._fields = fields
+        self._rows = rows
+        self._options = options
+        self._names = list(dict.fromkeys(c.name for f in fields for c in f.columns))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """The rows of a batch; a DataLoader asks for them together."""
+        taken = self._store.take(self._rows[np.asarray(numbers)], self._names)
+        parts = [
+            torch.from_numpy(values).unbind(0) if isinstance(values, np.ndarray) else values
+            for values in (field.of(taken) for field in self._fields)
+        ]
+        rows: list[Any] = list(zip(*parts, strict=True))
+        if not self._options.as_tuple:
+            names = [field.name for field in self._fields]
+            rows = [dict(zip(names, row, strict=True)) for row in rows]
+        transform = self._options.transform
+        return rows if transform is None else [transform(row) for row in rows]
+
+
+class Make:
+    """Turns the values of some steps into batches of tensors.
+
+    Args:
+        options: says whether a batch is a tuple, how its NumPy arrays are transformed, and to which
+            device the tensors go: None for the current GPU, or the CPU if there is none.
+    """
+
+    def __init__(self, options: FeedOptions) -> None:
+        self._as_tuple = options.as_tuple
+        self._transform = options.transform
+        device = options.device
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._device = torch.device(device)
+        if self._device.type == "cuda" and self._device.index is None:
+            # The current device differs from thread to thread, and another thread makes batches.
+            self._device = torch.device("cuda", torch.cuda.current_device())
+
+    def __call__(self, names: list[str], values: list[Any]) -> list[Any]:
+        """See :class:`~horovod_runner.data.feed.feed.Feed`."""
+        if self._transform is not None:
+            batches = [dict(zip(names, parts, strict=True)) for parts in zip(*values, strict=True)]
+            return [self._tensors(self._transform(batch)) for batch in batches]
+        parts = [
+            self._tensor(part).unbind(0)
+            if isinstance(part, np.ndarray)
+            else [self._tensors(of_step) for of_step in part]
+            for part in values
+        ]
+        if self._as_tuple:
+            return list(zip(*parts, strict=True))
+        return [dict(zip(names, of_step, strict=True)) for of_step in zip(*parts, strict=True)]
+
+    def _tensor(self, array: Any) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cuda":
+            return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor
+
+    def _tensors(self, value: Any) -> Any:
+        """Convert all arrays in a value to tensors; other values, such as text, stay."""
+        if isinstance(value, np.ndarray):
+            return self._tensor(value)
+        if isinstance(value, dict):
+            tensors = {name: self._tensors(part) for name, part in value.items()}
+            return tuple(tensors.values()) if self._as_tuple else tensors
+        if isinstance(value, tuple | list) and any(isinstance(v, np.ndarray) for v in value):
+            return type(value)(self._tensors(part) for part in value)
+        return value

@@ -1,0 +1,278 @@
+"""Image decoding: JPEG, PNG and Spark's image schema to uint8 arrays of one size.
+
+JPEGs are decoded by simplejpeg if it is installed, all other formats by Pillow.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from horovod_runner.data.pack.columns import Array, Column, Rows
+from horovod_runner.errors import DataError
+
+ImageLayout: TypeAlias = Literal["HWC", "CHW"]
+_JPEG = b"\xff\xd8\xff"
+_CHANNELS = {"RGB": 3, "GRAY": 1}
+_SPARK_FIELDS = ("data", "height", "width", "nChannels")
+_PILLOW_MODES = {"RGB": "RGB", "GRAY": "L"}
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a column of images becomes: uint8 pixels from 0 to 255.
+
+    The column holds encoded images (JPEG, PNG and the other formats that Pillow reads), or Spark's
+    image schema. A batch has the shape (rows, height, width, channels) in layout "HWC", and (rows,
+    channels, height, width) in layout "CHW".
+
+    Args:
+        height: in pixels; images of another size are resized, without keeping their proportions.
+        width: in pixels.
+        mode: "RGB" (3 channels) or "GRAY" (1 channel).
+        cache: keep the decoded images on local disk, height x width x channels bytes per image.
+            Nothing is decoded from the second epoch on.
+        layout: "HWC" or "CHW". None: "CHW" in ``to_torch`` and ``to_torch_dataset``, and "HWC" in
+            ``batches`` and ``to_tf``. Torch and NumPy get "CHW" without a copy: tensors are in
+            torch's ``channels_last`` memory format.
+
+    Raises:
+        ValueError: ``height`` or ``width`` is below 1, or ``mode`` or ``layout`` is unknown.
+    """
+
+    height: int
+    width: int
+    mode: Literal["RGB", "GRAY"] = "RGB"
+    cache: bool = False
+    layout: ImageLayout | None = None
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ValueError(f"height and width must be 1 or more, not {self.height}, {self.width}")
+        if self.mode not in _CHANNELS:
+            raise ValueError(f"mode must be 'RGB' or 'GRAY', not {self.mode!r}")
+        if self.layout not in (None, "HWC", "CHW"):
+            raise ValueError(f"layout must be 'HWC', 'CHW' or None, not {self.layout!r}")
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of a decoded image: (height, width, channels)."""
+        return self.height, self.width, _CHANNELS[self.mode]
+
+    def decode(self, encoded: Sequence[Any], name: str) -> Array:
+        """Decode images, on as many threads as this rank has cores.
+
+        Args:
+            encoded: the bytes of the images.
+            name: name of the column, for error messages.
+
+        Returns:
+            uint8 array of shape (rows, height, width, channels).
+
+        Raises:
+            DataError: a cell is not an image; the message names its row.
+        """
+        pixels = np.empty((len(encoded), *self.shape), np.uint8)
+
+        def work(number: int) -> None:
+            where = f"row {number} of {name!r}"
+            image = _decode(encoded[number], self.mode, where, self.shape[:2])
+            pixels[number] = self._resized(image)
+
+        _on_threads(work, len(encoded))
+        return pixels
+
+    def from_spark(self, cells: Sequence[Any], sizes: Array, name: str) -> Array:
+        """Convert images in Spark's schema, whose bytes are blue, green and red as in OpenCV.
+
+        Args:
+            cells: the field ``data`` of each row.
+            sizes: height, width and nChannels, shape (rows, 3).
+            name: name of the column, for error messages.
+
+        Returns:
+            uint8 array of shape (rows, height, width, channels).
+
+        Raises:
+            DataError: an image has another number of bytes than its size requires.
+        """
+        pixels = np.empty((len(cells), *self.shape), np.uint8)
+
+        def work(number: int) -> None:
+            data, (height, width, channels) = cells[number], sizes[number].tolist()
+            if len(data) != height * width * channels or channels not in (1, 3, 4):
+                raise DataError(
+                    f"row {number} of {name!r} has {len(data)} bytes for {height} x {width} pixels "
+                    f"of {channels} channels: the image is damaged, or its type is not 8-bit with "
+                    "1, 3 or 4 channels"
+                )
+            image = np.frombuffer(data, np.uint8).reshape(height, width, channels)
+            image = image[..., 2::-1] if channels >= 3 else np.repeat(image, 3, axis=2)
+            if self.mode == "GRAY":  # the weights of ITU-R 601, as in Pillow
+                image = (image @ np.array([0.299, 0.587, 0.114])).round()[..., None]
+            pixels[number] = self._resized(np.ascontiguousarray(image, np.uint8))
+
+        _on_threads(work, len(cells))
+        return pixels
+
+    def _resized(self, image: Array) -> Array:
+        if image.shape == self.shape:
+            return image
+        pillow = _pillow()
+        flat = image if self.mode == "RGB" else image[..., 0]
+        size = (self.width, self.height)
+        resized = pillow.fromarray(flat).resize(size, pillow.Resampling.BILINEAR)
+        return np.asarray(resized).reshape(self.shape)
+
+
+def image_columns(name: str, columns: Mapping[str, Column]) -> list[str]:
+    """The columns that hold the images called ``name``: one, or the fields of Spark's schema.
+
+    Raises:
+        DataError: there are no images of that name.
+    """
+    if name in columns and columns[name].kind == "bytes":
+        return [name]
+    fields = [f"{name}.{field}" for field in _SPARK_FIELDS]
+    if all(field in columns for field in fields):
+        return fields
+    what = (
+        f"this one holds {columns[name].kind} values"
+        if name in columns
+        else f"the columns are {', '.join(columns)}"
+    )
+    raise DataError(
+        f"column {name!r} holds no images: images are encoded, in a binary column, or in Spark's "
+        f"image schema; {what}"
+    )
+
+
+def decode_rows(image: Image, name: str, rows: Mapping[str, Rows]) -> Array:
+    """Decode the images of some rows.
+
+    Returns:
+        uint8 array of shape (rows, height, width, channels).
+    """
+    if name in rows:
+        return image.decode(rows[name].views(), name)
+    data, *sizes = (rows[f"{name}.{field}"] for field in _SPARK_FIELDS)
+    return image.from_spark(data.views(), np.stack([size.values for size in sizes], axis=1), name)
+
+
+def decode_unresized(
+    encoded: Sequence[Any], shape: tuple[int, ...], dtype: str, name: str
+) -> Array:
+    """Decode images that all have one known shape.
+
+    Args:
+        encoded: the bytes of the images.
+        shape: shape of an image, (height, width) or (height, width, channels).
+        dtype: NumPy type of the pixels.
+        name: name of the column, for error messages.
+
+    Raises:
+        DataError: a cell is not an image, or the image has another shape.
+    """
+    pixels = np.empty((len(encoded), *shape), dtype)
+    mode = "RGB" if shape[2:] == (3,) and dtype == "uint8" else None
+
+    def work(number: int) -> None:
+        where = f"row {number} of {name!r}"
+        image = _decode(encoded[number], mode, where)
+        if image.shape not in {shape, (*shape, 1)}:
+            raise DataError(
+                f"{where} is an image of shape {image.shape}, and the dataset's schema says "
+                f"{shape}: write the images in one size, or leave the column out"
+            )
+        pixels[number] = image.reshape(shape)
+
+    _on_threads(work, len(encoded))
+    return pixels
+
+
+def _decode(
+    encoded: Any, mode: str | None, where: str, at_least: tuple[int, int] | None = None
+) -> Array:
+    """Decode one image to shape (height, width, channels).
+
+    Args:
+        encoded: its bytes.
+        mode: "RGB" or "GRAY"; None keeps the image's mode.
+        where: row and column, for error messages.
+        at_least: height and width; a JPEG may be decoded to any size that is not below.
+    """
+    data = memoryview(encoded)
+    simplejpeg = _simplejpeg()
+    if simplejpeg is not None and mode is not None and bytes(data[:3]) == _JPEG:
+        height, width = at_least or (0, 0)
+        try:
+            pixels: Array = simplejpeg.decode_jpeg(
+                data, colorspace=mode, min_height=height, min_width=width
+            )
+        except ValueError as error:
+            raise DataError(
+                f"{where} is not a complete JPEG image: {error}. Leave that row out, or replace "
+                "the image"
+            ) from error
+        return pixels
+    pillow = _pillow()
+    try:
+        with pillow.open(io.BytesIO(data)) as opened:
+            image = np.asarray(opened if mode is None else opened.convert(_PILLOW_MODES[mode]))
+    except OSError as error:
+        raise DataError(
+            f"{where} is not a complete image: {error}. Leave that row out, or replace the image"
+        ) from error
+    return image.reshape(*image.shape[:2], -1)
+
+
+def _on_threads(work: Callable[[int], None], count: int) -> None:
+    """Call ``work`` with 0 to ``count`` - 1; decoders release Python's global lock."""
+    threads = min(_threads(), max(1, count // 8))
+    if threads == 1:
+        _call_all(work, range(count))
+        return
+    parts = [range(first, count, threads) for first in range(threads)]
+    for done in [_pool().submit(_call_all, work, part) for part in parts]:
+        done.result()
+
+
+def _call_all(work: Callable[[int], None], numbers: range) -> None:
+    for number in numbers:
+        work(number)
+
+
+@cache
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def _threads() -> int:
+    return int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0)))
+
+
+@cache
+def _pillow() -> Any:
+    try:
+        from PIL import Image as Pillow
+    except ImportError as error:
+        raise DataError(
+            f"decoding images requires Pillow ({error}): pip install 'horovod_runner[images]'"
+        ) from error
+    return Pillow
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_threads(), thread_name_prefix="horovod_runner-images")

@@ -1,0 +1,195 @@
+"""Parquet files as the ranks read them: row groups to Arrow batches.
+
+`listing` finds the files on the driver and counts their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from horovod_runner.data.read.readers import ArrowReader
+from horovod_runner.errors import DataError
+
+_BATCH_BYTES = 2 << 20
+_BUFFER_BYTES = 1 << 17
+_MIN_ROWS, _MAX_ROWS = 1 << 8, 1 << 16
+
+
+@dataclass(frozen=True)
+class File:
+    """One Parquet file.
+
+    Attributes:
+        path: in its filesystem's form.
+        constants: columns that are not in the file, with one value for all rows.
+        kept: a bit for each row, packed by 8: whether the row counts. None: all rows count.
+        names: column names in the file mapped to names in the dataset, where they differ.
+        version: changes with the file, see :func:`version_of`.
+    """
+
+    path: str
+    constants: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    kept: bytes | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+
+    def table(self, rows: pa.RecordBatch | pa.Table, first: int) -> pa.Table:
+        """Turn rows of the file into rows of the dataset.
+
+        Args:
+            rows: rows of the file.
+            first: number of the first of them in the file.
+        """
+        table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+        table = table.rename_columns([self.names.get(name, name) for name in table.column_names])
+        for name, value in self.constants.items():
+            table = table.append_column(name, pa.repeat(value, len(table)))
+        if self.kept is None:
+            return table
+        # Starts at a whole byte: bits before the first row are cut off below.
+        bits = np.unpackbits(
+            np.frombuffer(self.kept, np.uint8)[first // 8 :],
+            count=first % 8 + len(table),
+            bitorder="little",
+        )
+        return table.filter(pa.array(bits[first % 8 :].astype(bool)))
+
+    def names_in_file(self, names: Sequence[str]) -> list[str]:
+        """The names that the dataset's columns have in this file, without constants."""
+        renamed = {name: name_in_file for name_in_file, name in self.names.items()}
+        heads = [(name.partition(".")[0], name) for name in names]
+        return [
+            renamed[head] + name[len(head) :] if head in renamed else name
+            for head, name in heads
+            if head not in self.constants
+        ]
+
+
+@dataclass(frozen=True)
+class Files(ArrowReader):
+    """Parquet files as the ranks read them.
+
+    Attributes:
+        filesystem: fsspec's.
+        files: sorted by path.
+        parts: for each unit, file numbers with the numbers of the row groups to read.
+        filter: which rows are read; None reads all.
+        filter_columns: columns that the filter needs.
+    """
+
+    filesystem: Any
+    files: list[File]
+    parts: list[list[tuple[int, list[int]]]]
+    filter: Any
+    filter_columns: Sequence[str]
+
+    def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a unit, some thousand at a time.
+
+        Raises:
+            DataError: a file cannot be read, or changed since the run began.
+        """
+        needed = [*names, *(name for name in self.filter_columns if name not in names)]
+        for number, groups in self.parts[unit]:
+            file = self.files[number]
+            self._check_version(file)
+            try:
+                for table in read_groups(self.filesystem, file, groups, needed):
+                    kept = table if self.filter is None else table.filter(self.filter)
+                    yield from kept.to_batches()
+            except (pa.ArrowException, OSError, EOFError) as error:
+                raise DataError(
+                    f"{file.path} cannot be read (row groups {groups}): {error}. The file may be "
+                    "damaged: write it again, or leave it out"
+                ) from error
+            self._check_version(file)
+
+    def _check_version(self, file: File) -> None:
+        if version_of(self.filesystem, file.path) != file.version:
+            raise DataError(
+                f"{file.path} was changed or removed since the run began, so its rows are not "
+                "those that the batches were planned with. Train on a copy that nobody writes to"
+            )
+
+
+def read_groups(
+    filesystem: Any, file: File, groups: Sequence[int], names: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield row groups of a file, some thousand rows at a time.
+
+    Args:
+        filesystem: fsspec's.
+        file: the file.
+        groups: numbers of the row groups.
+        names: columns of the dataset.
+    """
+    names = file.names_in_file(names)
+    footer = footer_of(filesystem, file.path, file.version)
+    starts = np.cumsum([0, *group_rows(footer)])
+    with opened(filesystem, file.path) as handle:
+        # Without a buffer Arrow holds whole row groups. On a remote filesystem each column would
+        # fill its buffer with small requests, one after the other.
+        buffer = _BUFFER_BYTES if _is_local(filesystem) else 0
+        parquet = pq.ParquetFile(handle, metadata=footer, buffer_size=buffer)
+        for group in groups:
+            first = int(starts[group])
+            # Units are read by threads of our own: Arrow's threads would wait for each other.
+            for batch in parquet.iter_batches(
+                _batch_rows(footer.row_group(group), names),
+                row_groups=[group],
+                columns=names,
+                use_threads=False,
+            ):
+                yield file.table(batch, first)
+                first += batch.num_rows
+
+
+@lru_cache(maxsize=64)
+def footer_of(filesystem: Any, path: str, version: str) -> Any:
+    """A file's metadata; cached, as it is large for a file with a thousand row groups."""
+    with opened(filesystem, path) as handle:
+        return pq.ParquetFile(handle).metadata
+
+
+def group_rows(footer: Any) -> list[int]:
+    """The number of rows of each row group."""
+    return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+
+
+def opened(filesystem: Any, path: str) -> Any:
+    """Open a file for reading, with Arrow's own faster code for local files."""
+    return pa.OSFile(path, "rb") if _is_local(filesystem) else filesystem.open(path, "rb")
+
+
+def _is_local(filesystem: Any) -> bool:
+    return "file" in filesystem.protocol
+
+
+def _batch_rows(group: Any, names: Sequence[str]) -> int:
+    """The number of rows that take about two megabytes."""
+    heads = {name.partition(".")[0] for name in names}
+    columns = (group.column(number) for number in range(group.num_columns))
+    size = sum(
+        column.total_uncompressed_size
+        for column in columns
+        if column.path_in_schema.partition(".")[0] in heads
+    )
+    return int(min(max(_BATCH_BYTES * group.num_rows // max(1, size), _MIN_ROWS), _MAX_ROWS))
+
+
+def version_of(filesystem: Any, path: str) -> str:
+    """A text that changes when a file does, from its filesystem's metadata; empty if it is gone."""
+    try:
+        filesystem.invalidate_cache(filesystem._parent(path))
+        info = filesystem.info(path)
+    except FileNotFoundError:
+        return ""
+    known = ("size", "ETag", "etag", "mtime", "LastModified", "last_modified", "md5Hash")
+    return repr([(name, str(info[name])) for name in known if name in info])

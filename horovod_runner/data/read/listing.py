@@ -1,0 +1,268 @@
+"""Finds Parquet files on the driver: their schema, and the rows that pass a filter."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from horovod_runner.data.read.files import (
+    File,
+    Files,
+    footer_of,
+    group_rows,
+    opened,
+    read_groups,
+    version_of,
+)
+from horovod_runner.errors import DataError
+
+_UNITS = 64  # enough for all ranks of a host to take part in packing
+Filter: TypeAlias = Any | Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
+
+
+def find(
+    path: str | Sequence[str],
+    *,
+    columns: Sequence[str] | None = None,
+    filter_: Filter | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    fill_null: Mapping[str, Any] | None = None,
+    ragged: Sequence[str] = (),
+) -> Files:
+    """Find Parquet files and count their rows.
+
+    Args:
+        path: a file, a folder (Hive partitions become columns), a glob pattern, or several; on
+            any filesystem of fsspec.
+        columns: which columns are wanted; None for all.
+        filter_: an expression of pyarrow.dataset, or tuples as in pyarrow.parquet.
+        storage_options: options for fsspec.
+        fill_null: values that replace nulls, by column.
+        ragged: lists that are not vectors.
+
+    Raises:
+        DataError: there are no such files, they cannot be read, or their columns differ.
+    """
+    import fsspec
+
+    paths = [path] if isinstance(path, str) else list(path)
+    filesystem, _ = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))
+    partitions: dict[str, dict[str, str]] = {}  # the values in the path of each file
+    for pattern in paths:
+        stripped = filesystem._strip_protocol(pattern)
+        if any(letter in stripped for letter in "*?["):
+            partitions.update((file, {}) for file in filesystem.glob(stripped))
+        elif filesystem.isdir(stripped):
+            files = [file for file in filesystem.find(stripped) if not _is_hidden(file, stripped)]
+            partitions.update((file, _partitions(file[len(stripped) :])) for file in files)
+        elif filesystem.exists(stripped):
+            partitions[stripped] = {}
+    if not partitions:
+        raise DataError(
+            f"there is no Parquet file at {', '.join(paths)}: check the path, and that this "
+            "machine can read it"
+        )
+    names = {name for values in partitions.values() for name in values}
+    types = {name: _type_of([v.get(name, "") for v in partitions.values()]) for name in names}
+    described = [
+        File(
+            file,
+            {name: pa.scalar(text).cast(types[name]) for name, text in sorted(values.items())},
+        )
+        for file, values in sorted(partitions.items())
+    ]
+    return select(inspect(filesystem, described, filter_), columns, fill_null, ragged)
+
+
+def select(
+    files: Files,
+    columns: Sequence[str] | None,
+    fill_null: Mapping[str, Any] | None,
+    ragged: Sequence[str],
+) -> Files:
+    """Apply the user's choice of columns to some files; see :func:`find`."""
+    schema = _only(files.schema, columns)
+    return replace(files, schema=schema, fill_null=fill_null or {}, ragged=ragged)
+
+
+def _is_hidden(file: str, folder: str) -> bool:
+    """Whether Spark or Petastorm wrote the file beside the data."""
+    return any(part.startswith(("_", ".")) for part in file[len(folder) :].split("/"))
+
+
+def _partitions(path: str) -> dict[str, str]:
+    """The values in a path of Hive's form: ``.../year=2024/...``."""
+    pairs = [part.partition("=") for part in path.split("/")[:-1] if "=" in part]
+    return {name: unquote(value) for name, _, value in pairs}
+
+
+def _type_of(texts: Sequence[str]) -> pa.DataType:
+    return pa.int64() if all(text.lstrip("-").isdigit() for text in texts) else pa.string()
+
+
+def inspect(filesystem: Any, files: Sequence[File], filter_: Filter | None = None) -> Files:
+    """Read the schema of some files, and count the rows that pass a filter.
+
+    Raises:
+        DataError: a file cannot be read, or its columns differ from the first file's.
+    """
+    expression = _expression(filter_)
+    groups, schema, inspected = [], None, []
+    needed: list[str] = []
+    for number, file in enumerate(files):
+        file = replace(file, version=version_of(filesystem, file.path))  # noqa: PLW2901
+        try:
+            footer = footer_of(filesystem, file.path, file.version)
+            rows = group_rows(footer)
+            plain = footer.schema.to_arrow_schema().remove_metadata()
+            file_schema = file.table(plain.empty_table(), 0).schema
+            needed = _needed(expression, file_schema)
+            if expression is not None or file.kept is not None:
+                possible = _possible(filesystem, file, len(rows), expression, file_schema)
+                rows = [
+                    _count(filesystem, file, group, expression, needed) if group in possible else 0
+                    for group in range(len(rows))
+                ]
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{file.path} cannot be read as Parquet: {error}. If it is another kind of file, "
+                "name the Parquet files by a pattern: 'folder/*.parquet'"
+            ) from error
+        if schema is not None and file_schema != schema:
+            raise DataError(
+                f"{file.path} has other columns than {files[0].path}: "
+                f"{_difference(schema, file_schema)}. Write the files with one schema, or pass "
+                "them as datasets of their own"
+            )
+        schema = file_schema
+        inspected.append(file)
+        groups += [(number, group, count) for group, count in enumerate(rows)]
+    assert schema is not None  # noqa: S101 - there is a file
+    parts, units = _units(groups)
+    content = repr([(file.path.rpartition("/")[2], file.version) for file in inspected])
+    content += repr(groups) + str(expression)
+    fingerprint = hashlib.blake2b(content.encode(), digest_size=8).hexdigest()
+    return Files(
+        filesystem,
+        inspected,
+        parts,
+        expression,
+        needed,
+        schema=schema,
+        units=units,
+        fingerprint=fingerprint,
+    )
+
+
+def _expression(filter_: Filter | None) -> pc.Expression | None:
+    if filter_ is None or isinstance(filter_, pc.Expression):
+        return filter_
+    try:
+        return pq.filters_to_expression(filter_)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"the filter {filter_!r} is neither an expression of pyarrow.dataset nor tuples as in "
+            f"pyarrow.parquet, such as [('year', '>=', 2024)]: {error}"
+        ) from error
+
+
+def _needed(expression: pc.Expression | None, schema: pa.Schema) -> list[str]:
+    """The columns that a filter may use; an expression shows them only in its text."""
+    text = "" if expression is None else str(expression)
+    if "FieldPath(" in text:  # a column by its number
+        return list(schema.names)
+    return [name for name in schema.names if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+
+
+def _possible(
+    filesystem: Any, file: File, groups: int, expression: pc.Expression | None, schema: pa.Schema
+) -> set[int]:
+    """The row groups that may have rows that pass the filter, by their statistics."""
+    if expression is None:
+        return set(range(groups))
+    import pyarrow.dataset as ds
+
+    constants = ds.scalar(True)
+    for name, value in file.constants.items():
+        constants &= ds.field(name) == value
+    try:
+        schema.empty_table().filter(expression)
+        if file.names:  # statistics use the names in the file
+            return set(range(groups))
+        with opened(filesystem, file.path) as handle:
+            whole = ds.ParquetFileFormat().make_fragment(handle, partition_expression=constants)
+            return {group.id for group in whole.subset(expression, schema=schema).row_groups}
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise DataError(
+            f"the filter {expression} cannot be applied to {', '.join(schema.names)} of "
+            f"{file.path}: {error}. Check its column names and the types of its values"
+        ) from error
+
+
+def _count(
+    filesystem: Any,
+    file: File,
+    group: int,
+    expression: pc.Expression | None,
+    names: Sequence[str],
+) -> int:
+    """The number of rows of a row group that count."""
+    tables = read_groups(filesystem, file, [group], names)
+    return sum(len(table if expression is None else table.filter(expression)) for table in tables)
+
+
+def _units(
+    groups: Sequence[tuple[int, int, int]],
+) -> tuple[list[list[tuple[int, list[int]]]], list[int]]:
+    """Join consecutive row groups into units of similar size.
+
+    Args:
+        groups: file number, number of the row group, and its rows.
+
+    Returns:
+        For each unit its row groups by file, and its rows.
+    """
+    target = -(-sum(rows for _, _, rows in groups) // _UNITS)
+    parts: list[list[tuple[int, list[int]]]] = []
+    units: list[int] = []
+    for file, group, rows in groups:
+        if not rows:
+            continue
+        if not units or units[-1] >= target:
+            parts.append([])
+            units.append(0)
+        if parts[-1] and parts[-1][-1][0] == file:
+            parts[-1][-1][1].append(group)
+        else:
+            parts[-1].append((file, [group]))
+        units[-1] += rows
+    return parts, units
+
+
+def _only(schema: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    if columns is None:
+        return schema
+    if isinstance(columns, str):
+        raise TypeError(f"columns must be a list of column names, not {columns!r}")
+    names = {name.partition(".")[0] for name in columns}
+    missing = names - set(schema.names)
+    if missing:
+        raise DataError(
+            f"there is no column {', '.join(map(repr, sorted(missing)))}: the columns are "
+            f"{', '.join(schema.names)}"
+        )
+    return pa.schema([field for field in schema if field.name in names])
+
+
+def _difference(first: pa.Schema, other: pa.Schema) -> str:
+    odd = [f"{f.name} is {f.type}" for f in other if f not in first]
+    missing = [f"{f.name} ({f.type}) is missing" for f in first if f.name not in other.names]
+    return "; ".join([*odd, *missing]) or "they have another order"

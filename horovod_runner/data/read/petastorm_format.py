@@ -1,0 +1,223 @@
+"""Petastorm datasets read without Petastorm: Parquet files whose cells its codecs encoded.
+
+    _common_metadata --Unischema--> codec of each column
+    *.parquet        --Files-----> cells --codecs--> columns of numbers
+
+Nothing is unpickled, and no row is decoded on its own. Predicates, ngrams and transforms need
+Petastorm's own code: see `petastorm_reader`.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from horovod_runner.data.pack import images, npy
+from horovod_runner.data.read.files import Files
+from horovod_runner.data.read.readers import ArrowReader
+from horovod_runner.errors import DataError
+
+_KEY = b"dataset-toolkit.unischema.v1"
+_NUMBER_KINDS = "biuf"
+
+
+@dataclass(frozen=True)
+class Codec:
+    """How the cells of a column are encoded, from the dataset's Unischema.
+
+    Attributes:
+        codec: class name of Petastorm's codec; empty if there is none.
+        dtype: name of the NumPy type, or of another class.
+        shape: shape of an array; None stands for any size.
+    """
+
+    codec: str
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+
+    @property
+    def is_image(self) -> bool:
+        """Whether cells are images of one size, which are decoded when they are packed."""
+        return self.codec == "CompressedImageCodec" and None not in self.shape
+
+    def decode(self, array: pa.Array, name: str) -> pa.Array:
+        """Decode the cells of a column to numbers.
+
+        Raises:
+            DataError: a cell does not fit the schema, or there are nulls.
+        """
+        if self.codec in ("NdarrayCodec", "CompressedNdarrayCodec") or self.is_image:
+            _refuse_nulls(array, name)
+        if self.codec in ("NdarrayCodec", "CompressedNdarrayCodec"):
+            if self.codec == "CompressedNdarrayCodec":
+                array = pa.array([_unzipped(cell, name) for cell in array.to_pylist()])
+            return npy.decode(array, name, ragged=self.shape == (None,))
+        if self.is_image:
+            shape = tuple(size or 0 for size in self.shape)
+            pixels = images.decode_unresized(_views(array), shape, self.dtype, name)
+            return npy.fixed_lists(pixels.ravel(), shape)
+        # Spark has no unsigned and no 8-bit numbers, so they are stored as wider ones.
+        if self.shape == () and (dtype := _number_dtype(self.dtype)) is not None:
+            return array.cast(pa.from_numpy_dtype(dtype))
+        return array
+
+
+def _refuse_nulls(array: pa.Array, name: str) -> None:
+    if array.null_count:
+        raise DataError(
+            f"column {name!r} has nulls ({array.null_count} of {len(array)} rows), and no value "
+            "can replace an array: leave those rows out with filter="
+        )
+
+
+def _number_dtype(name: str) -> np.dtype[Any] | None:
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        return None
+    return dtype if dtype.kind in _NUMBER_KINDS else None
+
+
+def _views(array: pa.Array) -> list[memoryview]:
+    return [memoryview(cell.as_buffer()).cast("B") for cell in array]
+
+
+def _unzipped(cell: bytes, name: str) -> bytes:
+    try:
+        with zipfile.ZipFile(io.BytesIO(cell)) as archive:
+            return archive.read(archive.namelist()[0])
+    except (zipfile.BadZipFile, IndexError) as error:
+        raise DataError(
+            f"column {name!r} has a cell that is not a complete compressed array: {error}. It was "
+            "cut or damaged when it was written"
+        ) from error
+
+
+@dataclass(frozen=True)
+class PetastormFiles(ArrowReader):
+    """The files of a Petastorm dataset as the ranks read them.
+
+    Attributes:
+        files: the Parquet files.
+        codecs: by column.
+    """
+
+    files: Files
+    codecs: Mapping[str, Codec]
+
+    def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a unit, decoded.
+
+        Raises:
+            DataError: an array has another shape than the first one of its column.
+        """
+        for batch in self.files.read(unit, names):
+            decoded = _decoded(batch, self.codecs)
+            for field in decoded.schema:
+                expected = self.schema.field(field.name).type
+                if field.type != expected:
+                    raise DataError(
+                        f"column {field.name!r} has arrays of {field.type} and of {expected}: "
+                        "arrays of several dimensions must have one shape. Leave the column out, "
+                        "or write arrays of one shape"
+                    )
+            yield decoded
+
+
+def _decoded(batch: pa.RecordBatch, codecs: Mapping[str, Codec]) -> pa.RecordBatch:
+    none = Codec("", "")
+    arrays = [
+        codecs.get(name, none).decode(array, name)
+        for name, array in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+
+
+def decoding(files: Files, codecs: Mapping[str, Codec]) -> PetastormFiles:
+    """Make a reader that decodes some files.
+
+    Raises:
+        DataError: a cell does not fit the schema.
+    """
+    first = next((batch for batch in files.read(0, files.schema.names) if batch.num_rows), None)
+    assert first is not None  # noqa: S101 - a unit has rows
+    decoded = _decoded(first, codecs).schema
+    schema = pa.schema([decoded.field(name) for name in files.schema.names])
+    return PetastormFiles(
+        files,
+        codecs,
+        schema=schema,
+        units=files.units,
+        fingerprint=files.fingerprint,
+        fill_null=files.fill_null,
+        ragged=files.ragged,
+    )
+
+
+def codecs_of(filesystem: Any, folder: str) -> dict[str, Codec] | None:
+    """Read the codecs from a dataset's Unischema.
+
+    Returns:
+        The codecs by column; None without a Unischema, as in datasets of make_spark_converter.
+
+    Raises:
+        DataError: the Unischema cannot be read.
+    """
+    try:
+        with filesystem.open(f"{folder}/_common_metadata", "rb") as handle:
+            metadata = pq.read_schema(handle).metadata or {}
+    except FileNotFoundError:
+        return None
+    if _KEY not in metadata:
+        return None
+    try:
+        schema = _InertUnpickler(io.BytesIO(metadata[_KEY])).load()
+        fields = schema.state["_fields"]
+        return {name: _codec(*field.arguments[1:4]) for name, field in fields.items()}
+    except (pickle.UnpicklingError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"the Unischema of {folder} cannot be read: {error}. If Petastorm itself can read it, "
+            "pass one of predicate, ngram and transform_spec, which read with Petastorm"
+        ) from error
+
+
+def _codec(dtype: Any, shape: Any, codec: Any) -> Codec:
+    return Codec("" if codec is None else type(codec).__name__, dtype.__name__, tuple(shape))
+
+
+class _Placeholder:
+    """Stands for an object of any class: keeps its constructor's arguments and its state."""
+
+    arguments: tuple[Any, ...]
+    state: Any = None
+
+    def __new__(cls, *arguments: Any) -> _Placeholder:
+        self = super().__new__(cls)
+        self.arguments = arguments
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _InertUnpickler(pickle.Unpickler):
+    """Reads a pickle without importing or calling anything that it names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a placeholder class."""
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _class(name)
+
+
+@cache
+def _class(name: str) -> type[_Placeholder]:
+    return type(name, (_Placeholder,), {})

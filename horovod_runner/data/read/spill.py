@@ -1,0 +1,159 @@
+"""Spill: sends DataFrames to the ranks through the barrier job, without shared storage.
+
+    DataFrames --union, repartition--> barrier tasks --> a piece on each rank's local disk
+
+Each rank then has rows of its own, and the batches depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from horovod_runner.data.read.pieces import Piece, PieceWriter, join
+from horovod_runner.data.read.readers import Deferred, Pieces, name_in_errors
+from horovod_runner.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def combine(dataframes: Mapping[str, DataFrame], size: int) -> DataFrame:
+    """Combine DataFrames to one with ``size`` partitions, the rows spread evenly.
+
+    It has one struct column for each DataFrame. In each row one of them is set, the others are
+    null.
+    """
+    from pyspark.sql import functions
+
+    whole: DataFrame | None = None
+    for name, dataframe in dataframes.items():
+        columns = [
+            functions.struct(*(dataframe[_quoted(column)] for column in dataframe.columns)).alias(
+                other
+            )
+            if other == name
+            else functions.lit(None).cast(_struct_type(dataframes[other])).alias(other)
+            for other in dataframes
+        ]
+        part = dataframe.select(*columns)
+        whole = part if whole is None else whole.union(part)
+    assert whole is not None  # noqa: S101 - there is a DataFrame
+    # One row of nulls: Spark starts no tasks for a DataFrame that it knows to be empty.
+    nulls = [
+        functions.lit(None).cast(_struct_type(dataframes[name])).alias(name) for name in dataframes
+    ]
+    return whole.union(whole.sparkSession.range(1).select(*nulls)).repartition(size)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _struct_type(dataframe: DataFrame) -> object:
+    from pyspark.sql.types import StructType
+
+    return StructType(dataframe.schema.fields)
+
+
+def receive_rows(
+    names: Sequence[str], folder: Path, number: int, batches: Iterator[pa.RecordBatch]
+) -> dict[str, bytes]:
+    """Write a task's rows of each dataset to this host's disk.
+
+    Args:
+        names: the datasets' names.
+        folder: the run's folder on this host.
+        number: the task's number.
+        batches: the task's rows, as :func:`combine` combined them.
+
+    Returns:
+        The description of each piece, by the dataset's name.
+
+    Raises:
+        DataError: a column has nulls, or the disk has too little room.
+    """
+    examples: dict[str, bytes] = {}
+    writers = {name: PieceWriter(folder, number, f"{name}-{number}") for name in names}
+    try:
+        for batch in batches:
+            for name, writer in writers.items():
+                column = batch.column(batch.schema.get_field_index(name))
+                rows = column.filter(pc.is_valid(column)) if column.null_count else column
+                if len(rows):
+                    with name_in_errors(name):
+                        writer.append(pa.RecordBatch.from_struct_array(rows))
+                    if name not in examples:
+                        examples[name] = _encoded(pa.RecordBatch.from_struct_array(rows[:1]))
+        return {
+            name: msgspec.msgpack.encode(_Description(writer.finish(), examples.get(name, b"")))
+            for name, writer in writers.items()
+        }
+    except OSError as error:
+        raise DataError(
+            f"the rows of rank {number} could not be written to {folder}: {error}. Free space "
+            "there, or set TMPDIR to a folder on another disk"
+        ) from error
+    finally:
+        for writer in writers.values():
+            writer.close()
+
+
+class _Description(msgspec.Struct):
+    """What the other ranks learn about one rank's rows.
+
+    Attributes:
+        piece: the piece on that rank's disk.
+        example: its first row as an Arrow stream, for ranks that have no rows; empty if it has no
+            rows either.
+    """
+
+    piece: Piece
+    example: bytes
+
+
+def _encoded(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    encoded: bytes = sink.getvalue().to_pybytes()
+    return encoded
+
+
+@dataclass(frozen=True)
+class Spilled(Deferred):
+    """A DataFrame whose rows go to the ranks' disks; what the driver knows of it.
+
+    Attributes:
+        name: the dataset's name.
+        schema: the DataFrame's Arrow schema.
+    """
+
+    name: str
+    schema: pa.Schema
+
+    def resolve(
+        self, rank: int, descriptions: Sequence[bytes], folder: Path
+    ) -> tuple[Pieces, list[int]]:
+        """This rank's rows, and the number of rows of each rank."""
+        decoded = [msgspec.msgpack.decode(encoded, type=_Description) for encoded in descriptions]
+        pieces = [description.piece for description in decoded]
+        whole = join(pieces, self.schema, folder)
+        counts = [piece.rows for piece in pieces]
+        piece = pieces[rank]
+        if not piece.rows and any(counts):
+            # A rank without rows takes part with a row of another rank, all of it padding.
+            example = next(description.example for description in decoded if description.example)
+            with PieceWriter(folder, rank, f"{self.name}-{rank}-example") as writer:
+                for batch in pa.ipc.open_stream(example):
+                    writer.append(batch)
+                piece = writer.finish()
+        units = [piece.rows] if piece.rows else []
+        names = [piece.name] * len(units)
+        return Pieces(folder, names, units, whole.fingerprint, whole.all_columns), counts

@@ -1,0 +1,170 @@
+"""One attempt as the driver sees it: launch, supervise, and turn the end into a value or an error.
+
+Everything happens in the thread that called ``run``: output lands in the right notebook cell, and
+Ctrl-C is heard at once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from threading import Event
+from typing import Any
+
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.driver.intake import Intake
+from horovod_runner.driver.supervisor import Supervisor
+from horovod_runner.errors import LaunchError, SerializationError
+from horovod_runner.launchers.launcher import Launch, Launcher, LaunchLostError, TaskLostError
+from horovod_runner.results import failures
+from horovod_runner.sinks import Sink
+from horovod_runner.wire import messages
+from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.job import Job, Outcome, Record
+
+_UNCOMPARED = (
+    "weight_check: the ranks' weights were never compared. The callbacks of horovod_runner.keras "
+    "and horovod_runner.lightning do it at the end of each epoch; in a loop of your own call "
+    "horovod_runner.check_weights(model, epoch) there, on every rank."
+)
+
+
+class Driver:
+    """One attempt of a run.
+
+    Args:
+        job: what to run.
+        launcher: where.
+        sink: shows and records what comes back.
+        cancelled: set, with a call of :meth:`wake` after it, to end the attempt.
+        archive: takes the checkpoints; None where there is no place for them.
+        dataframes: DataFrames whose rows are sent to the tasks with the launch, by dataset name.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        launcher: Launcher,
+        sink: Sink,
+        cancelled: Event,
+        archive: Archive | None = None,
+        *,
+        dataframes: Mapping[str, Any] = {},
+    ) -> None:
+        self._job = job
+        self._dataframes = dataframes
+        self._launcher = launcher
+        self._sink = sink
+        self._cancelled = cancelled
+        self._intake = Intake(sink, archive)
+        self._wake: Callable[[], None] = lambda: None
+        self._supervisor: Supervisor | None = None
+
+    def run(self) -> Any:
+        """Run the job to its end; returns rank 0's value.
+
+        Raises:
+            Exception: the user's own, from the first rank that failed.
+            RankFailedError: a rank died without an exception.
+            LaunchError: the ranks could not be started, or Spark ended them.
+            HangError: the ranks made no progress for too long.
+            CancelledError: another thread asked for it.
+            GpuError: a host has too few GPUs.
+            SerializationError: rank 0's value cannot be loaded here.
+        """
+        with Channel(self._launcher.channel_host, self._job.size) as channel:
+            launch = self._launcher.launch(
+                self._job, channel.address, channel.wake, self._dataframes
+            )
+            supervisor = Supervisor(self._job, channel, launch, self._intake, self._cancelled)
+            self._supervisor, self._wake = supervisor, channel.wake
+            try:
+                supervisor.run()
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt):
+                    self._sink.notice("interrupted: ending all ranks")
+                supervisor.call_off()
+                raise
+            reported = list(supervisor.failed.values())
+            outcomes = self._outcomes(launch, supervisor)
+            for outcome in outcomes:
+                if outcome.record is not None:
+                    reported = self._replay(outcome.record, supervisor)
+            codes = {outcome.rank: outcome.exit_code for outcome in outcomes}
+            self._sink.ranks(supervisor.roster.infos(codes))
+        return self._result(outcomes, supervisor, reported)
+
+    def wake(self) -> None:
+        """Make the attempt look at ``cancelled``; for other threads."""
+        self._wake()
+
+    def show_stacks(self) -> None:
+        """Print all ranks' Python stacks; for other threads. Nothing happens before the launch."""
+        if self._supervisor is not None:
+            self._supervisor.show_stacks()
+            self._wake()
+
+    def _outcomes(self, launch: Launch, supervisor: Supervisor) -> list[Outcome]:
+        try:
+            return launch.outcomes()
+        except LaunchError as error:
+            if isinstance(error, LaunchLostError):
+                raise LaunchError(str(error)) from None
+            if supervisor.problem is not None:
+                raise supervisor.problem from None
+            if isinstance(error, TaskLostError):
+                roster = supervisor.roster
+                raise failures.lost_error(
+                    [error.task], roster.slots, roster.pids, str(error)
+                ) from None
+            raise
+
+    def _replay(self, record: Record, supervisor: Supervisor) -> list[int]:
+        """Take in what the stand-in kept; returns the ranks that failed, in order."""
+        supervisor.say_unreachable()
+        supervisor.roster.set_slots(record.slots)
+        if record.controller is not None:
+            self._sink.controller(record.controller)
+        if record.problem and supervisor.problem is None:
+            # Over the launcher's connection.
+            supervisor.problem = pickle.loads(record.problem)  # noqa: S301
+        for message in record.kept:
+            if isinstance(message, str):
+                self._sink.notice(message)
+            elif isinstance(message, messages.Report):
+                self._sink.reports([message])
+            else:
+                self._intake.take(message)
+        if record.cut:
+            self._sink.notice(
+                f"{record.cut} characters of what the ranks printed were too many to keep: the "
+                "first ones are missing above, and are in the executors' logs"
+            )
+        return record.failed
+
+    def _result(self, outcomes: list[Outcome], supervisor: Supervisor, reported: list[int]) -> Any:
+        if supervisor.problem is not None:
+            raise supervisor.problem
+        for outcome in outcomes:
+            if outcome.lost and outcome.rank >= 0:  # else its problem says it all
+                self._sink.notice(
+                    f"the driver lost touch with rank {outcome.rank}: its last {outcome.lost} "
+                    "batches of messages are missing here"
+                )
+        if not all(outcome.ok for outcome in outcomes):
+            raise failures.run_error(outcomes, reported)
+        detached = any(outcome.record for outcome in outcomes)
+        checked = supervisor.sync.compared or detached or self._job.size == 1
+        if self._job.options.debug_config.weight_check is not None and not checked:
+            self._sink.notice(_UNCOMPARED)
+        if len(outcomes) < self._job.size:
+            raise LaunchError(f"Spark ran {len(outcomes)} tasks instead of {self._job.size}")
+        first = next(outcome for outcome in outcomes if outcome.rank == 0)
+        assert first.worker is not None  # noqa: S101 - it is ok
+        try:
+            return pickle.loads(first.worker.value)  # noqa: S301 - over the launcher's connection
+        except Exception as error:
+            raise SerializationError(
+                f"main returned a value that cannot be loaded on the driver: {error}. A package "
+                "that the ranks have is missing or older here; return plain values or arrays."
+            ) from error

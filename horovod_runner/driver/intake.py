@@ -1,0 +1,135 @@
+"""Passes what the ranks send to the sinks and to the checkpoint archive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.sinks import Sink
+from horovod_runner.wire import messages
+from horovod_runner.wire.slots import RankInfo
+
+#: What a rank sends that is neither about its life nor for the other ranks.
+Content = (
+    messages.Output
+    | messages.Log
+    | messages.Began
+    | messages.FilePart
+    | messages.Saved
+    | messages.Unsaved
+    | messages.Fetch
+)
+
+
+class Observer(Protocol):
+    """Receives what the ranks send, and what the supervisor has to say."""
+
+    def take(self, message: Content) -> messages.Fetched | None:
+        """Receive a rank's message; returns the answer to a Fetch.
+
+        Raises:
+            ValueError: no rank of this run sends such a message.
+        """
+
+    def reports(self, reports: Sequence[messages.Report]) -> None:
+        """Receive reports of one rank."""
+
+    def notice(self, text: str) -> None:
+        """Receive a text for the user."""
+
+    def controller(self, name: messages.Controller) -> None:
+        """Receive what Horovod coordinates with."""
+
+    def ranks(self, ranks: list[RankInfo]) -> None:
+        """Receive where the ranks are, once all have started."""
+
+    def idle(self) -> None:
+        """Called at least once a second."""
+
+
+class Intake:
+    """The driver's observer.
+
+    Args:
+        sink: shows and records.
+        archive: takes the checkpoints and the timeline; None where there is no place for them.
+    """
+
+    def __init__(self, sink: Sink, archive: Archive | None) -> None:
+        self._sink = sink
+        self._archive = archive
+        self.reports = sink.reports
+        self.notice = sink.notice
+        self.controller = sink.controller
+        self.ranks = sink.ranks
+        self.idle = sink.idle
+
+    def take(self, message: Content) -> messages.Fetched | None:
+        """As :class:`Observer`. A checkpoint that cannot be written does not end the training."""
+        match message:
+            case messages.Output():
+                self._sink.output(message.rank, message.stream, message.text)
+            case messages.Log():
+                self._sink.log(message.rank, message.text)
+            case messages.Began():
+                self._sink.began(message.rank)
+            case messages.Fetch():
+                return self._fetch(message)
+            case messages.FilePart():
+                self._take_part(message)
+            case messages.Saved():
+                self._take_saved(message)
+            case messages.Unsaved():
+                self._warn_unsaved(f"the checkpoint of step {message.step}", message.reason)
+        return None
+
+    def _take_part(self, message: messages.FilePart) -> None:
+        if self._archive is None:
+            return
+        try:
+            timeline = self._archive.part(message)
+        except OSError as error:
+            if message.name == "timeline":
+                self._sink.notice(f"Horovod's timeline could not be written: {error}")
+            else:
+                self._warn_unsaved(message.name, str(error))
+            return
+        if timeline is not None:
+            self._sink.notice(f"Horovod's timeline: {timeline}")
+
+    def _take_saved(self, message: messages.Saved) -> None:
+        if self._archive is None:
+            return
+        try:
+            saved = self._archive.saved(message.marker)
+        except OSError as error:
+            self._warn_unsaved("a checkpoint", str(error))
+            return
+        if saved is not None:
+            self._sink.checkpoint(saved)
+            warning = self._archive.metric_warning(message.marker)
+            if warning:
+                self._sink.notice(warning)
+
+    def _warn_unsaved(self, what: str, why: str) -> None:
+        latest = None if self._archive is None else self._archive.latest
+        there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
+        self._sink.notice(
+            f"{what} could not be written: {why}. The training goes on; {there}. Free space, or "
+            "set checkpoint_dir to another place."
+        )
+
+    def _fetch(self, message: messages.Fetch) -> messages.Fetched:
+        if self._archive is None:
+            return no_archive(message)
+        return self._archive.fetch(message)
+
+
+def no_archive(message: messages.Fetch) -> messages.Fetched:
+    """The answer where no checkpoint of the driver's machine can be read."""
+    problem = (
+        "the ranks reach neither the driver nor its folder of checkpoints: set checkpoint_dir to a "
+        "folder or URL that driver and executors share."
+    )
+    return messages.Fetched(message.name, message.offset, problem=problem)

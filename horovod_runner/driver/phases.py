@@ -1,0 +1,211 @@
+"""The states of an attempt: what each one waits for, until when, and what ends it.
+
+    STARTING -> GATHERING -> RUNNING -------------------------> SETTLING -> OVER
+        |           |          |-> FAILING ----.                   ^
+     SILENT      DETACHED      `-> AWAITING_CAUSE -> STOPPING -----|
+                                                     CALLED_OFF ---|
+                                                     ABANDONED ----'
+
+`TABLE` has every transition. Pure: the supervisor reports events, and acts on the new state.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+GATHER_SECONDS: Final = 120.0  # between the first task's hello and the last one's
+_CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their errors
+_TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
+STOP_SECONDS: Final = 10.0
+_CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
+
+
+class State(Enum):
+    """Where an attempt is."""
+
+    STARTING = auto()
+    SILENT = auto()
+    GATHERING = auto()
+    DETACHED = auto()
+    RUNNING = auto()
+    AWAITING_CAUSE = auto()
+    FAILING = auto()
+    STOPPING = auto()
+    CALLED_OFF = auto()
+    ABANDONED = auto()
+    SETTLING = auto()
+    OVER = auto()
+
+
+class Event(Enum):
+    """What moves an attempt from one state to another."""
+
+    HELLO = auto()  # a task has reported
+    PLACED = auto()  # all tasks have reported, and have their ranks
+    UNREACHABLE = auto()  # the tasks run, and cannot reach this process
+    SECONDARY = auto()  # a rank failed because another one went away
+    FAILURE = auto()  # a rank failed by itself
+    PROBLEM = auto()  # the run cannot go on: a lost rank, a hang, ranks that do not fit
+    ALL_LOST = auto()  # no task is left that could end by itself
+    CALL_OFF = auto()  # the caller cancelled or interrupted the run
+    UNHEARD = auto()  # the same, where no task would hear of it
+    LAUNCH_ENDED = auto()  # the launcher says that all tasks have ended
+    ALL_LEFT = auto()  # the last message of every task has arrived
+    TIMEOUT = auto()  # the state has lasted for as long as it may
+
+
+class Row(NamedTuple):
+    """What is known of a state.
+
+    Attributes:
+        waits_for: in words.
+        seconds: how long it may last; None without limit, or by the launcher's own limit.
+        then: the next state, by event. Other events change nothing.
+    """
+
+    waits_for: str
+    seconds: float | None
+    then: Mapping[Event, State]
+
+
+_BEFORE_RANKS = {
+    Event.FAILURE: State.FAILING,
+    Event.PROBLEM: State.STOPPING,
+    Event.LAUNCH_ENDED: State.SETTLING,
+}
+_ENDING = {Event.ALL_LOST: State.ABANDONED, Event.LAUNCH_ENDED: State.SETTLING}
+
+TABLE: Final[Mapping[State, Row]] = {
+    State.STARTING: Row(
+        "the first task to report",
+        None,  # Launch.expected
+        {
+            Event.HELLO: State.GATHERING,
+            Event.UNREACHABLE: State.SILENT,
+            Event.TIMEOUT: State.STOPPING,
+            Event.UNHEARD: State.ABANDONED,
+            **_BEFORE_RANKS,
+        },
+    ),
+    State.SILENT: Row(
+        "a task to report after all, or the end of a launch that does without the driver",
+        None,
+        {Event.HELLO: State.GATHERING, Event.UNHEARD: State.ABANDONED, **_BEFORE_RANKS},
+    ),
+    State.GATHERING: Row(
+        "all tasks to report",
+        GATHER_SECONDS,
+        {
+            Event.PLACED: State.RUNNING,
+            Event.UNREACHABLE: State.DETACHED,
+            Event.TIMEOUT: State.STOPPING,
+            Event.CALL_OFF: State.CALLED_OFF,
+            **_BEFORE_RANKS,
+        },
+    ),
+    State.DETACHED: Row(
+        "the end of a launch whose ranks do without the driver",
+        None,
+        {Event.UNHEARD: State.ABANDONED, Event.LAUNCH_ENDED: State.SETTLING},
+    ),
+    State.RUNNING: Row(
+        "main to return on all ranks",
+        None,
+        {
+            Event.SECONDARY: State.AWAITING_CAUSE,
+            Event.FAILURE: State.FAILING,
+            Event.PROBLEM: State.STOPPING,
+            Event.CALL_OFF: State.CALLED_OFF,
+            Event.LAUNCH_ENDED: State.SETTLING,
+        },
+    ),
+    State.AWAITING_CAUSE: Row(
+        "the rank whose end other ranks have noticed",
+        _CAUSE_SECONDS,
+        {
+            Event.FAILURE: State.FAILING,
+            Event.PROBLEM: State.STOPPING,
+            Event.TIMEOUT: State.STOPPING,
+            Event.CALL_OFF: State.CALLED_OFF,
+            Event.LAUNCH_ENDED: State.SETTLING,
+        },
+    ),
+    State.FAILING: Row(
+        "other ranks that fail in the same way",
+        _TOGETHER_SECONDS,
+        {
+            Event.FAILURE: State.FAILING,
+            Event.PROBLEM: State.STOPPING,
+            Event.TIMEOUT: State.STOPPING,
+            Event.CALL_OFF: State.CALLED_OFF,
+            Event.UNHEARD: State.ABANDONED,
+            Event.LAUNCH_ENDED: State.SETTLING,
+        },
+    ),
+    State.STOPPING: Row(
+        "the ranks to end, as they were told",
+        None,
+        {Event.CALL_OFF: State.CALLED_OFF, Event.UNHEARD: State.ABANDONED, **_ENDING},
+    ),
+    State.CALLED_OFF: Row(
+        "the ranks to end, as the caller wants",
+        STOP_SECONDS,
+        {Event.TIMEOUT: State.ABANDONED, **_ENDING},
+    ),
+    State.ABANDONED: Row(
+        "the launcher to end the tasks by force",
+        _CANCEL_SECONDS,
+        {Event.TIMEOUT: State.OVER, Event.LAUNCH_ENDED: State.SETTLING},
+    ),
+    State.SETTLING: Row(
+        "the last messages of tasks that outlive their launch",
+        STOP_SECONDS,
+        {Event.ALL_LEFT: State.OVER, Event.TIMEOUT: State.OVER},
+    ),
+    State.OVER: Row("nothing", None, {}),
+}
+
+#: The states in which all ranks have been told to end.
+ENDING: Final = frozenset(
+    {State.STOPPING, State.CALLED_OFF, State.ABANDONED, State.SETTLING, State.OVER}
+)
+
+
+class Phase:
+    """The state of one attempt, and until when it may last.
+
+    Args:
+        clock: the current time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.state = State.STARTING
+        #: The moment by which the state has to end; None without limit.
+        self.until: float | None = None
+
+    def on(self, event: Event, seconds: float | None = None) -> bool:
+        """Move to the next state; False where the event changes nothing in this one.
+
+        Args:
+            event: what has happened.
+            seconds: how long the next state may last; by default what the table says.
+        """
+        target = TABLE[self.state].then.get(event)
+        if target is None:
+            return False
+        self.state = target
+        self.extend(TABLE[target].seconds if seconds is None else seconds)
+        return True
+
+    def extend(self, seconds: float | None) -> None:
+        """Let the state last so long from now on; None: without limit."""
+        self.until = None if seconds is None else self._clock() + seconds
+
+    @property
+    def ending(self) -> bool:
+        """Whether all ranks have been told to end."""
+        return self.state in ENDING

@@ -1,0 +1,148 @@
+"""Who takes part in an attempt: the tasks that reported, their ranks, and the ranks' processes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+
+from horovod_runner.common.text import ranks_text
+from horovod_runner.driver import placement
+from horovod_runner.host import software
+from horovod_runner.host.pmi import process_mapping
+from horovod_runner.wire import messages
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.slots import RankInfo, Slot
+
+
+class Roster:
+    """The tasks and ranks of one attempt.
+
+    Args:
+        job: what they run.
+        notice: takes what the user should know.
+
+    Attributes:
+        hellos: what the tasks reported, by task.
+        slots: each rank's, in the order of ranks; empty until all tasks have reported.
+        ranks: the rank of each task.
+        pids: the process id of each rank's worker, once it runs.
+        mpi_values: what the ranks' MPI processes have published for each other.
+    """
+
+    def __init__(self, job: Job, notice: Callable[[str], None]) -> None:
+        self._job = job
+        self._notice = notice
+        self.hellos: dict[int, messages.Hello] = {}
+        self.slots: list[Slot] = []
+        self.ranks: dict[int, int] = {}
+        self.pids: dict[int, int] = {}
+        self.mpi_values: dict[str, str] = {}
+        self._fenced: set[int] = set()
+        self._cold: dict[int, str] = {}
+        self._why_controller = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tasks have reported."""
+        return len(self.hellos) == self._job.size
+
+    @property
+    def missing(self) -> list[int]:
+        """The tasks that have not reported."""
+        return sorted(set(range(self._job.size)) - set(self.hellos))
+
+    def choose_controller(self) -> messages.Controller:
+        """What Horovod coordinates with; also compares versions, and warns where they differ.
+
+        Raises:
+            LaunchError: the hosts' software does not fit together.
+        """
+        hosts = {hello.offer.hostname: hello.software for hello in self.hellos.values()}
+        for warning in software.compare(self._job.software, hosts, self._job.main):
+            self._notice(warning)
+        controller, self._why_controller = software.choose_controller(self._job.controller, hosts)
+        return controller
+
+    def place(self, controller: messages.Controller) -> Iterator[messages.Assignment]:
+        """Give each task its rank, and yield what it is to be told.
+
+        Raises:
+            GpuError: a host has too few GPUs.
+            LaunchError: hosts cannot reach each other.
+        """
+        offers = [hello.offer for hello in self.hellos.values()]
+        self.set_slots(placement.assign(offers, self._job.options.gpus_per_rank))
+        if controller == "gloo":
+            for warning in placement.short_of_ports(self.slots, offers):
+                self._notice(warning)
+        first = self.hellos[0]
+        pieces = {
+            name: [self.hellos[slot.task].pieces[name] for slot in self.slots]
+            for name in first.pieces
+        }
+        space, mapping = secrets.token_hex(8), process_mapping(self.slots)
+        hosts = {host: at for at, host in enumerate(dict.fromkeys(s.host for s in self.slots))}
+        for slot in self.slots:
+            yield messages.Assignment(
+                slot,
+                first.rendezvous,
+                first.offer.address,
+                first.master_port,
+                pieces,
+                controller,
+                space,
+                mapping,
+                hosts[slot.host],
+            )
+
+    def set_slots(self, slots: list[Slot]) -> None:
+        """Take over where the ranks are."""
+        self.slots = slots
+        self.ranks = {slot.task: slot.rank for slot in slots}
+
+    def started(self, message: messages.Started) -> bool:
+        """Take in that a rank's worker runs; whether that was news."""
+        if message.rank in self.pids:
+            return False
+        self.pids[message.rank] = message.pid
+        if message.cold:
+            self._cold[message.rank] = message.cold
+        return True
+
+    @property
+    def all_started(self) -> bool:
+        """Whether the workers of all ranks run."""
+        return len(self.pids) == self._job.size
+
+    def describe(self) -> str:
+        """A table of the ranks for people, and how they coordinate."""
+        return f"{placement.describe(self.slots, self.pids)}\n{self._why_controller}"
+
+    def describe_start(self) -> str:
+        """Whether the workers were forked from preloaded processes, and why some were not."""
+        if not self._cold:
+            return "start: warm"
+        reasons = "; ".join(sorted(set(self._cold.values())))
+        return f"start: cold on {ranks_text(sorted(self._cold))} ({reasons})"
+
+    def infos(self, exit_codes: Mapping[int, int | None]) -> list[RankInfo]:
+        """The ranks for sinks, with the exit codes of those that have ended."""
+        return [
+            RankInfo(
+                slot.rank,
+                slot.hostname,
+                self.pids.get(slot.rank),
+                tuple(slot.gpus),
+                exit_codes.get(slot.rank),
+            )
+            for slot in self.slots
+        ]
+
+    def fence(self, message: messages.Fence) -> bool:
+        """Take in that a rank's MPI waits at a fence; whether all do with it."""
+        self.mpi_values |= message.values
+        self._fenced.add(message.rank)
+        if len(self._fenced) < self._job.size:
+            return False
+        self._fenced.clear()
+        return True

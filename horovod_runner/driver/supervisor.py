@@ -1,0 +1,391 @@
+"""Supervises one attempt: answers the tasks, watches over the ranks, and ends them together.
+
+Used by the driver, and by its stand-in on an executor. The states of an attempt are in `phases`,
+its tasks and ranks in `roster`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from threading import Event as Flag
+from typing import Final, cast
+
+from horovod_runner.common.text import ranks_text
+from horovod_runner.driver.intake import Content, Observer
+from horovod_runner.driver.liveness import Liveness
+from horovod_runner.driver.phases import GATHER_SECONDS, Event, Phase, State
+from horovod_runner.driver.roster import Roster
+from horovod_runner.driver.sync_check import SyncCheck
+from horovod_runner.driver.watchdog import Watchdog
+from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
+from horovod_runner.launchers.launcher import Launch, TaskLostError
+from horovod_runner.results.failures import lost_error
+from horovod_runner.wire import messages
+from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.job import Job
+
+_TICK_SECONDS: Final = 1.0
+
+
+class Supervisor:
+    """One attempt, from the launch of its tasks to the last message of the last one.
+
+    Args:
+        job: what the ranks run.
+        channel: connects the tasks to this process.
+        launch: the launch of the tasks.
+        observer: receives what the ranks send.
+        cancelled: set, with a call of :meth:`Channel.wake` after it, to end the attempt.
+
+    Attributes:
+        phase: the state of the attempt.
+        roster: who takes part.
+        sync: the comparison of the ranks' weights.
+        problem: why the attempt cannot succeed, where that is no rank's failure.
+        failed: the ranks that failed by themselves, by task, in the order of their reports.
+    """
+
+    def __init__(
+        self, job: Job, channel: Channel, launch: Launch, observer: Observer, cancelled: Flag
+    ) -> None:
+        self._job = job
+        self._channel = channel
+        self._launch = launch
+        self._observer = observer
+        self._cancelled = cancelled
+        self.phase = Phase()
+        self.roster = Roster(job, observer.notice)
+        self.sync = SyncCheck(job.size)
+        self.problem: HorovodRunnerError | None = None
+        self.failed: dict[int, int] = {}
+        self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
+        self._liveness = Liveness()
+        self._watchdog = Watchdog(
+            job, observer.notice, lambda: self._send_all(messages.ShowStacks())
+        )
+        self._stacks_wanted = Flag()
+        self._launched_at = time.monotonic()
+        self._tick_at = 0.0
+        self._lost: set[int] = set()
+        self._ended = 0  # tasks that have sent their last message
+        self._unexplained = 0  # broken connections of tasks that had not
+        self._said_unreachable = False
+
+    def run(self) -> None:
+        """Supervise until all tasks have ended and their last messages have arrived.
+
+        Raises:
+            CancelledError: another thread asked for it.
+            HorovodRunnerError: all tasks were lost, and the launcher does not end.
+        """
+        while not self._launch.finished and self.phase.state is not State.OVER:
+            if self._cancelled.is_set() and not self.phase.ending:
+                raise CancelledError(f"run {self._job.run_id} was cancelled: all ranks are gone")
+            self._step()
+        if not self._launch.finished:
+            raise self.problem or LaunchError("Spark did not stop the job within the time limit")
+        self._settle()
+
+    def call_off(self) -> None:
+        """End an attempt that the caller gave up; all ranks have ended when this returns."""
+        self._end(
+            Event.CALL_OFF if self.roster.hellos else Event.UNHEARD, "the driver gave the run up"
+        )
+        while not self._launch.finished and self.phase.state is not State.OVER:
+            self._step()
+
+    def show_stacks(self) -> None:
+        """Print all ranks' Python stacks; for other threads, with a wake of the channel after."""
+        self._stacks_wanted.set()
+
+    def say_unreachable(self) -> None:
+        """Say, once, that the ranks do without this process."""
+        if self._said_unreachable:
+            return
+        self._said_unreachable = True
+        address = self._channel.address
+        self._observer.notice(
+            f"executors cannot reach this process at {address.host}:{address.port}. The ranks run "
+            "in detached mode: what they print is shown at the end of the run, and until then is "
+            "in the executors' logs. For live output set HOROVOD_RUNNER_DRIVER_HOST to an address "
+            "of this machine that executors reach, and let TCP connections through."
+        )
+
+    def _step(self) -> None:
+        """Wait for messages or for something to be due, and handle it."""
+        if self._stacks_wanted.is_set():
+            self._stacks_wanted.clear()
+            if self._said_unreachable:
+                self._observer.notice("the ranks cannot be asked for their stacks from here")
+            else:
+                self._watchdog.show_stacks()
+        tick = self._tick_at if self.roster.hellos else None
+        until = self._launch.expected if self.phase.state is State.STARTING else self.phase.until
+        abandoned = self.phase.state is State.ABANDONED
+        again = time.monotonic() + _TICK_SECONDS if abandoned else None
+        moments = [moment for moment in (until, tick, again) if moment is not None]
+        timeout = max(0.0, min(moments) - time.monotonic()) if moments else None
+        state = self.phase.state
+        for task, batch in self._channel.batches(timeout):
+            self._take_in(task, batch)
+        self._observer.idle()
+        now = time.monotonic()
+        if until is not None and now > until and self.phase.state is state:
+            self._on_timeout(now)
+        if tick is not None and now >= tick:
+            self._tick_at = now + _TICK_SECONDS
+            self._tick()
+        if abandoned and not self._launch.finished:
+            # Again: Spark may not have known the job yet when it was asked to cancel it.
+            self._launch.cancel()
+
+    def _on_timeout(self, now: float) -> None:
+        """The state has lasted for as long as it may."""
+        if self.phase.until is not None and now <= self.phase.until:
+            return  # it began anew with the last messages
+        match self.phase.state:
+            case State.STARTING if self._launch.running:
+                self.phase.on(Event.UNREACHABLE)
+                self.say_unreachable()
+            case State.STARTING:
+                self.problem = self._launch.late
+                self._end(Event.TIMEOUT, "no task started in time")  # for those that yet come
+                self._launch.cancel()
+            case State.GATHERING if self._launch.running:
+                self._detach()
+            case State.GATHERING:
+                missing = self.roster.missing
+                self.problem = LaunchError(
+                    f"{len(missing)} of {self._job.size} tasks did not report within "
+                    f"{GATHER_SECONDS:.0f} s of the first (tasks {missing[:10]}): their executors "
+                    f"cannot reach the driver at {self._channel.address.host}, or start very "
+                    "slowly."
+                )
+                self._end(Event.TIMEOUT, "some tasks did not report")
+                self._launch.cancel()
+            case State.AWAITING_CAUSE if self._liveness.suspicious:
+                # The cause may be a lost rank, which sends nothing.
+                self.phase.extend(_TICK_SECONDS)
+            case State.AWAITING_CAUSE | State.FAILING:
+                ranks = list((self.failed or self._secondary).values())
+                self._end(Event.TIMEOUT, f"{ranks_text(ranks)} failed")
+            case _:
+                self._end(Event.TIMEOUT, "")
+
+    def _tick(self) -> None:
+        """Once a second: is every task still there, and do the ranks make progress?"""
+        # A task that ends closes its connection. Any other end of a connection is unexplained.
+        if self._channel.broken - self._ended > self._unexplained:
+            self._unexplained = self._channel.broken - self._ended
+            self._liveness.suspect()
+        lost = self._liveness.tick()
+        if lost:
+            self._on_lost(lost)
+        if self._lost and not self._liveness.present:
+            # Spark waits two minutes for an executor that went away without a word.
+            self._end(Event.ALL_LOST, "")
+        if not self.phase.ending and (hang := self._watchdog.tick()):
+            self.fail(hang, "no progress")
+
+    def _on_lost(self, lost: Iterable[int]) -> None:
+        self._lost |= set(lost)
+        if not self.phase.ending:
+            error = lost_error(sorted(self._lost), self.roster.slots, self.roster.pids)
+            self.fail(error, "a rank was lost")
+
+    def fail(self, problem: HorovodRunnerError, reason: str = "") -> None:
+        """End the attempt for a reason that is no rank's failure."""
+        self.problem = problem
+        self._end(Event.PROBLEM, reason)
+
+    def _end(self, event: Event, reason: str) -> None:
+        """Move to a state in which the ranks end, and do what it asks for."""
+        told = self.phase.ending
+        if not self.phase.on(event):
+            return
+        if not told:
+            self._send_all(messages.Stop(reason))
+        if self.phase.state is State.ABANDONED:
+            self._launch.cancel()
+
+    def _settle(self) -> None:
+        """Wait for tasks that outlive their launch: Spark does not wait for those it cancels."""
+        for task, batch in self._channel.batches(0):
+            self._take_in(task, batch)
+        try:
+            self._launch.outcomes()
+        except TaskLostError as error:
+            self._liveness.leave(error.task)  # it will not be heard of any more
+        except LaunchError:
+            pass
+        if self._liveness.present:
+            self._end(Event.LAUNCH_ENDED, "the launch has ended")
+        else:
+            self.phase.on(Event.LAUNCH_ENDED)
+        while self._liveness.present and self.phase.state is State.SETTLING:
+            self._step()
+        self.phase.on(Event.ALL_LEFT)
+
+    def _take_in(self, task: int, batch: list[messages.FromRank]) -> None:
+        if set(map(type, batch)) == {messages.Report}:  # there may be very many
+            self._on_reports(task, cast("list[messages.Report]", batch))
+            return
+        for message in batch:
+            self._handle(task, message)
+
+    def _handle(self, task: int, message: messages.FromRank) -> None:
+        if isinstance(message, messages.Report):
+            self._on_reports(task, [message])
+            return
+        if isinstance(message, messages.Hello) and task in self.roster.hellos:
+            self._on_rerun(task)
+            return
+        if self.phase.state is State.DETACHED and not isinstance(message, messages.Hello):
+            return  # the last words to this process
+        self._liveness.heard(task)
+        match message:
+            case messages.Hello():
+                self._on_hello(task, message)
+            case messages.Ended():
+                self._on_ended(task, message)
+            case messages.Failed(rank=-1):  # before it was given a rank
+                self._on_failed(task, message)
+            case messages.Alive() | messages.Stalled() | messages.Stacks():
+                if task in self.roster.ranks:
+                    self._watchdog.handle(self.roster.ranks[task], message)
+            case _ if message.rank != self.roster.ranks.get(task):
+                self._channel.dropped += 1  # no task speaks for another's rank
+            case _:
+                self._handle_own(task, message)
+
+    def _handle_own(self, task: int, message: messages.FromRank) -> None:
+        """Handle what a rank sends about itself."""
+        match message:
+            case messages.Started():
+                self._on_started(message)
+            case messages.Weights():
+                self._on_weights(message)
+            case messages.Fence():
+                if self.roster.fence(message):
+                    self._send_all(messages.Fenced())
+            case messages.Lookup():
+                self._channel.send(task, messages.MpiValues(self.roster.mpi_values))
+            case messages.Failed():
+                self._on_failed(task, message)
+            case _:
+                self._on_content(task, cast("Content", message))
+
+    def _on_reports(self, task: int, reports: list[messages.Report]) -> None:
+        if self.phase.state is State.DETACHED:
+            return
+        self._liveness.heard(task)
+        rank = self.roster.ranks.get(task)
+        valid = [report for report in reports if report.rank == rank]
+        self._channel.dropped += len(reports) - len(valid)
+        if valid:
+            self._observer.reports(valid)
+
+    def _on_content(self, task: int, message: Content) -> None:
+        live = isinstance(message, messages.Output | messages.Log | messages.Began)
+        if not live and message.rank != 0:
+            self._channel.dropped += 1  # only rank 0 saves and loads
+            return
+        try:
+            answer = self._observer.take(message)
+        except ValueError:
+            self._channel.dropped += 1
+            return
+        if answer is not None:
+            self._channel.send(task, answer)
+
+    def _on_hello(self, task: int, hello: messages.Hello) -> None:
+        if hello.offer.task != task:
+            self._channel.dropped += 1
+        elif self.phase.ending:
+            self._channel.send(task, messages.Stop("this run is over"))
+        elif self.phase.state is State.DETACHED:
+            self._channel.send(task, messages.Detach())
+        else:
+            self.roster.hellos[task] = hello
+            self._channel.send(task, messages.Welcome())
+            # Tasks that first write rows to disk may take longer.
+            waited = time.monotonic() - self._launched_at if hello.pieces else 0.0
+            self.phase.on(Event.HELLO, GATHER_SECONDS + 4 * waited)
+            if self.roster.complete and self.phase.state is State.GATHERING:
+                self._place()
+
+    def _place(self) -> None:
+        try:
+            controller = self.roster.choose_controller()
+            self._observer.controller(controller)
+            assignments = list(self.roster.place(controller))
+        except HorovodRunnerError as error:
+            self.fail(error, "the ranks cannot be placed")
+            return
+        for assignment in assignments:
+            self._channel.send(assignment.slot.task, assignment)
+        self.phase.on(Event.PLACED)
+
+    def _on_rerun(self, task: int) -> None:
+        """Spark lost an executor and runs the stage again: never train twice without saying so."""
+        self._channel.send(task, messages.Stop("this run has already started"))
+        if not self.phase.ending:
+            self._on_lost(self._liveness.most_silent() or [task])
+
+    def _on_started(self, message: messages.Started) -> None:
+        if not self.roster.started(message):
+            return
+        self._watchdog.started(message.rank)
+        if self.roster.all_started:
+            self._observer.ranks(self.roster.infos({}))
+            if self._job.size > 1:
+                self._observer.notice(self.roster.describe())
+            if self._job.options.cluster_config.preload_frameworks:
+                self._observer.notice(self.roster.describe_start())
+
+    def _on_weights(self, message: messages.Weights) -> None:
+        if self.phase.ending:
+            return
+        if self._job.options.debug_config.weight_check is None:
+            self._channel.dropped += 1  # nobody asked
+            return
+        try:
+            self.sync.take(message)
+        except SyncError as error:
+            self.fail(error, "the ranks' weights differ")
+
+    def _on_failed(self, task: int, message: messages.Failed) -> None:
+        if self.phase.ending or task in self.failed:
+            return
+        if message.secondary:
+            self._secondary[task] = message.rank
+            self.phase.on(Event.SECONDARY)
+            return
+        self.failed[task] = message.rank
+        self.phase.on(Event.FAILURE)
+        if len(self.failed) == self._job.size:
+            self._end(Event.TIMEOUT, "all ranks failed")  # there is nobody to wait for
+
+    def _on_ended(self, task: int, message: messages.Ended) -> None:
+        missing = message.sent - self._channel.received(task) + 1
+        if missing > 0:
+            self._observer.notice(
+                f"{missing} batches of messages from task {task} were lost on the way"
+            )
+        self._channel.send(task, messages.Taken())
+        self._ended += 1
+        self._liveness.leave(task)
+        if task in self.roster.ranks:
+            self._watchdog.ended(self.roster.ranks[task])
+
+    def _detach(self) -> None:
+        """Some tasks cannot reach this process: all do without it."""
+        self.say_unreachable()
+        self.phase.on(Event.UNREACHABLE)
+        self._send_all(messages.Detach())
+        self.roster.hellos.clear()
+        self._liveness = Liveness()
+
+    def _send_all(self, message: messages.FromDriver) -> None:
+        self._channel.send_all(self.roster.hellos, message)

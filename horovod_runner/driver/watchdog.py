@@ -1,0 +1,102 @@
+"""Asks the ranks for their Python stacks, warns of a hang, and makes the HangError.
+
+Whether a run hangs is decided in `hangs`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from horovod_runner.common import stacks
+from horovod_runner.driver.hangs import HangWatch
+from horovod_runner.errors import HangError
+from horovod_runner.wire import messages
+from horovod_runner.wire.job import Job
+
+_ANSWER_SECONDS = 4.0
+
+
+class Watchdog:
+    """Watches the ranks of one attempt for hangs.
+
+    Args:
+        job: what the ranks run.
+        notice: shows a text to the user: warnings, and stacks that were requested.
+        ask: asks all ranks for their stacks.
+    """
+
+    def __init__(self, job: Job, notice: Callable[[str], None], ask: Callable[[], None]) -> None:
+        self._job = job
+        self._timeout = job.options.debug_config.hang_timeout
+        self._notice = notice
+        self._ask = ask
+        self._hang = HangWatch(self._timeout, job.stall_seconds)
+        self._running: set[int] = set()
+        self._stacks: dict[int, str] = {}
+        self._show_at: float | None = None
+
+    def started(self, rank: int) -> None:
+        """Record that a rank's worker process runs."""
+        self._running.add(rank)
+        self._hang.started(rank)
+
+    def ended(self, rank: int) -> None:
+        """Record that a rank has ended."""
+        self._running.discard(rank)
+        self._hang.ended(rank)
+
+    def handle(self, rank: int, message: messages.FromRank) -> None:
+        """Handle an Alive, Stalled or Stacks message of a rank."""
+        now = time.monotonic()
+        match message:
+            case messages.Alive():
+                self._hang.alive(rank, message, now)
+            case messages.Stalled():
+                self._hang.stalled(message.stalls, now)
+            case messages.Stacks():
+                self._hang.shown(rank, message.text)
+                self._stacks[rank] = message.text
+
+    def show_stacks(self) -> None:
+        """Request all ranks' stacks, to print them."""
+        self._stacks.clear()
+        self._show_at = time.monotonic() + _ANSWER_SECONDS
+        self._ask()
+
+    def tick(self) -> HangError | None:
+        """Do what is due; returns the error if the run has to end."""
+        now = time.monotonic()
+        if self._show_at is not None and (
+            self._running <= self._stacks.keys() or now >= self._show_at
+        ):
+            self._show_at = None
+            shown = {rank: self._stacks.get(rank, "") for rank in self._running}
+            self._notice(stacks.show(shown) or "no rank is running: there is no stack to show")
+        match self._hang.step(now):
+            case "look":
+                self._ask()
+            case "warn":
+                self._notice(self._warning(now))
+            case "end":
+                return self._error(now)
+        return None
+
+    def _warning(self, now: float) -> str:
+        timeout = self._timeout
+        outlook = (
+            "hang_timeout is None: the run may wait for ever"
+            if timeout is None
+            else f"the run ends at {timeout:g} s (hang_timeout)"
+        )
+        return (
+            f"no progress for {self._hang.seconds(now):.0f} s: "
+            f"{self._hang.describe(self._job.size)}; {outlook}\n{self._hang.places()}"
+        )
+
+    def _error(self, now: float) -> HangError:
+        return HangError(
+            f"the ranks made no progress for {self._hang.seconds(now):.0f} s: "
+            f"{self._hang.describe(self._job.size)}. {self._hang.advice()} If this was not a "
+            f"hang, raise hang_timeout (it is {self._timeout:g} s).\n\n{self._hang.stacks()}"
+        )

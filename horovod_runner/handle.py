@@ -1,0 +1,227 @@
+"""One run under way: what `HorovodRunner.run` executes, and `HorovodRunner.start` returns."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.driver.attempts import run_attempts
+from horovod_runner.driver.stand_in import StandIn
+from horovod_runner.errors import CancelledError
+from horovod_runner.launchers.local import LocalLauncher
+from horovod_runner.launchers.sessions import find_session
+from horovod_runner.launchers.spark import SparkLauncher
+from horovod_runner.options import Options
+from horovod_runner.prepare.datasets import find_datasets
+from horovod_runner.prepare.make_job import make_job
+from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.registry import Registration
+from horovod_runner.results.run import Run, Status, Timings, plain_params
+from horovod_runner.sinks.fan_out import FanOut
+from horovod_runner.sinks.progress import Progress
+from horovod_runner.sinks.terminal import TerminalSink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from horovod_runner.driver.driver import Driver
+    from horovod_runner.launchers.launcher import Launcher
+    from horovod_runner.wire.job import Job
+
+
+class RunHandle:
+    """A run that was started by :meth:`HorovodRunner.start`; like a future.
+
+    All methods may be called from any thread.
+
+    Args:
+        options: what the user chose.
+        main: the function to run on every rank.
+        kwargs: its arguments.
+        begun: called with the run's record as soon as there is one.
+        ended: called with this handle when the run has ended.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        main: Callable[..., Any],
+        kwargs: Mapping[str, Any],
+        begun: Callable[[Run], None],
+        ended: Callable[[RunHandle], None],
+    ) -> None:
+        self._options = options
+        self._main = main
+        self._kwargs = kwargs
+        self._begun = begun
+        self._ended = ended
+        self._timings = Timings(time.time())
+        self._cancelled = threading.Event()
+        self._driver: Driver | None = None
+        self._future: Future[Any] = Future()
+        #: The record of the run (status, attempts, metrics, logs, checkpoints); None until the job
+        #: has been made.
+        self.run: Run | None = None
+
+    def start(self) -> RunHandle:
+        """Execute the run in a thread of its own; returns this handle."""
+        threading.Thread(target=self._work, name="horovod_runner-run").start()
+        return self
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the end of the run, and return rank 0's value.
+
+        Args:
+            timeout: seconds to wait; None waits without limit.
+
+        Raises:
+            TimeoutError: the run has not ended within ``timeout``. It goes on.
+            Exception: whatever :meth:`HorovodRunner.run` would have raised.
+        """
+        return self._future.result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the run, and return its exception; None where it ended well.
+
+        Args:
+            timeout: seconds to wait; None waits without limit.
+
+        Raises:
+            TimeoutError: the run has not ended within ``timeout``. It goes on.
+        """
+        return self._future.exception(timeout)
+
+    def done(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._future.done()
+
+    def cancel(self) -> None:
+        """End all ranks. :meth:`result` then raises CancelledError; an ended run stays as it is."""
+        self._cancelled.set()
+        if self._driver is not None:
+            self._driver.wake()
+
+    @property
+    def status(self) -> Status:
+        """Whether the run is "running", "finished", "failed" or "cancelled"."""
+        if self.run is not None:
+            return self.run.status
+        if not self.done():
+            return "running"
+        return "cancelled" if isinstance(self.exception(), CancelledError) else "failed"
+
+    @property
+    def metrics(self) -> pa.Table:
+        """All reports so far as a table, as :attr:`Run.metrics`; requires pyarrow and NumPy."""
+        return (self.run or Run("", self._options.np)).metrics
+
+    def dump_stacks(self) -> None:
+        """Print every rank's Python stacks, within seconds; nothing happens before ranks run."""
+        if self._driver is not None:
+            self._driver.show_stacks()
+
+    def execute(self) -> Any:
+        """Run to the end in the calling thread; returns rank 0's value.
+
+        Raises:
+            Exception: as :meth:`HorovodRunner.run` says.
+        """
+        self._future.set_running_or_notify_cancel()
+        try:
+            value = self._execute()
+        except BaseException as error:
+            self._ended(self)
+            self._future.set_exception(error)
+            raise
+        self._ended(self)
+        self._future.set_result(value)
+        return value
+
+    def _work(self) -> None:
+        with suppress(BaseException):  # the future has it, for whoever asks
+            self.execute()
+
+    def _execute(self) -> Any:
+        options = self._options
+        launcher = self._launcher()
+        size = launcher.slots(max(0, options.np) or -options.np)
+        datasets = find_datasets(self._kwargs)
+        job = make_job(self._main, {**self._kwargs, **datasets.shards}, size, options)
+        archive = Archive(job.run_id, options)
+        params = plain_params(options.np, self._kwargs)
+        run = Run(job.run_id, options.np, params, timings=self._timings, _archive=archive)
+        # The archive first: a folder that cannot be used is reported before any data are packed.
+        with archive, datasets.prepared(job, launcher, options) as (job, dataframes):
+            weakref.finalize(run, archive.discard)
+            self.run = run
+            self._begun(run)
+            name = getattr(self._main, "__qualname__", type(self._main).__qualname__)
+            with Registration(run, name, launcher.where, self.cancel) as entry:
+                return self._supervise(
+                    run, job, launcher, dataframes=dataframes, archive=archive, entry=entry
+                )
+
+    def _supervise(
+        self,
+        run: Run,
+        job: Job,
+        launcher: Launcher,
+        *,
+        dataframes: Mapping[str, Any],
+        archive: Archive,
+        entry: Registration,
+    ) -> Any:
+        """Run the job to its end, and pass what happens to the sinks."""
+        progress = Progress() if self._options.progress else None
+        terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
+        ours = [recorder, entry, terminal, *([progress] if progress is not None else [])]
+        sink = FanOut(ours, self._options.sinks, terminal.notice)
+        sink.begin(run)
+        status: Status = "failed"
+        try:
+            value = run_attempts(
+                job,
+                launcher,
+                sink,
+                recorder,
+                archive=archive,
+                dataframes=dataframes,
+                cancelled=self._cancelled,
+                entered=self._enter,
+            )
+            status = "finished"
+            return value
+        except (CancelledError, KeyboardInterrupt) as error:
+            status = "cancelled"
+            recorder.failed(error)
+            raise
+        finally:
+            recorder.ended(status)
+            sink.end(run)
+            sink.close()
+
+    def _enter(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def _launcher(self) -> Launcher:
+        cluster = self._options.cluster_config
+        if self._options.np < 0:
+            return LocalLauncher()
+        if cluster.launcher == "slurm":
+            from horovod_runner.launchers.slurm import SlurmLauncher
+
+            return SlurmLauncher(cluster.slot_timeout)
+        return SparkLauncher(
+            cluster.spark or find_session(),
+            cluster.slot_timeout,
+            TerminalSink(1).notice,
+            self._cancelled,
+            StandIn,
+            profile=cluster.resource_profile,
+        )

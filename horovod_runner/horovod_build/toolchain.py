@@ -1,0 +1,261 @@
+"""Finds frameworks, compilers, MPI, CUDA and NCCL, for `horovod-runner install` and `doctor`.
+
+Frameworks are imported in a child process. An import here would cost seconds and gigabytes, and a
+broken framework may abort the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+FRAMEWORKS = ("torch", "tensorflow")
+
+_PROBES = {
+    "torch": "import torch; version, cuda = torch.__version__, torch.version.cuda",
+    "tensorflow": (
+        "import tensorflow as tf; version = tf.__version__;"
+        "info = tf.sysconfig.get_build_info();"
+        "cuda = info.get('cuda_version') if info.get('is_cuda_build') else None"
+    ),
+}
+_MARK = "horovod_runner:"  # before each answer of a probe: frameworks print other lines
+# The names of Horovod's functions hvd.<name>_built().
+CAPABILITIES = ("gloo", "mpi", "nccl", "cuda", "ddl", "ccl", "rocm")
+
+
+@dataclass(frozen=True)
+class Horovod:
+    """Horovod's library for a framework as it loads in this environment.
+
+    Attributes:
+        version: its version.
+        built: those of :data:`CAPABILITIES` that it was built with.
+        error: the last line of the error if it does not load; None if it loads.
+    """
+
+    version: str = ""
+    built: tuple[str, ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A deep learning framework as it imports in this environment.
+
+    Attributes:
+        name: "torch" or "tensorflow".
+        version: its version, with any local suffix ("2.13.0+cpu").
+        cuda: the CUDA version that it was built for; None for a CPU build.
+        error: the last line of the import error if it does not import; None if it does.
+        horovod: Horovod's library for it; None unless requested.
+    """
+
+    name: str
+    version: str
+    cuda: str | None = None
+    error: str | None = None
+    horovod: Horovod | None = None
+
+
+def distribution_version(name: str) -> str | None:
+    """The installed version of a distribution; None if it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None:
+    """Import a framework in a child process and return its versions.
+
+    Args:
+        name: "torch" or "tensorflow".
+        with_horovod: also load Horovod's library for it.
+
+    Returns:
+        The framework, with ``error`` set if it does not import; None if it is not installed.
+    """
+    installed = next(
+        (v for d in (name, f"{name}-cpu", f"{name}-gpu") if (v := distribution_version(d))), None
+    )
+    if installed is None:
+        return None
+    code = f"import json; {_PROBES[name]}\n"
+    code += f"print('\\n{_MARK}' + json.dumps([version, cuda]), flush=True)\n"
+    if with_horovod:
+        calls = ",".join(f"'{c}': hvd.{c}_built()" for c in CAPABILITIES)
+        code += f"import horovod, horovod.{name} as hvd\nbuilt = {{{calls}}}\n"
+        code += "built = [name for name in built if built[name]]\n"
+        code += f"print('\\n{_MARK}' + json.dumps([horovod.__version__, built]))"
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    probe = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    lines = probe.stderr.strip().splitlines() or [f"exit code {probe.returncode}"]
+    marked = [line for line in probe.stdout.splitlines() if line.startswith(_MARK)]
+    answers = [json.loads(line.removeprefix(_MARK)) for line in marked]
+    if not answers or (probe.returncode and not with_horovod):
+        return Framework(name, installed, error=lines[-1])
+    horovod = None
+    if with_horovod:
+        if probe.returncode:
+            horovod = Horovod(error=lines[-1])
+        else:
+            release, built = answers[1]
+            horovod = Horovod(release, tuple(built))
+    version, cuda = answers[0]
+    return Framework(name, version, cuda, horovod=horovod)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program outside Python: its path and the version that it prints."""
+
+    path: str
+    version: str
+
+
+def find_tool(
+    *candidates: str, version_flag: str = "--version", path: str | None = None
+) -> Tool | None:
+    """The first candidate that exists and prints its version; None if there is none.
+
+    Args:
+        candidates: names or paths of programs.
+        version_flag: the option that prints the version.
+        path: folders to search, as in PATH; None means :func:`tool_path`.
+    """
+    for candidate in candidates:
+        program = shutil.which(candidate, path=path or tool_path())
+        if program is None:
+            continue
+        command = [program, version_flag]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            match = re.search(r"\d+(\.\d+)+", answer.stdout + answer.stderr)
+            return Tool(program, match.group() if match else "unknown")
+    return None
+
+
+def tool_path(*, scripts_first: bool = True) -> str:
+    """PATH with the scripts folder of this Python environment, even if it is not activated.
+
+    Args:
+        scripts_first: put that folder first; otherwise last.
+    """
+    scripts = sysconfig.get_path("scripts")
+    others = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    others = [entry for entry in others if os.path.realpath(entry) != os.path.realpath(scripts)]
+    return os.pathsep.join([scripts, *others] if scripts_first else [*others, scripts])
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI to build against.
+
+    Attributes:
+        package: True for the mpich package of this environment, which needs no ``mpirun``. False
+            for the system's MPI.
+        version: its version.
+        library: the folder of the mpich package's library; None for the system's MPI.
+    """
+
+    package: bool
+    version: str
+    library: Path | None = None
+
+
+def find_mpich() -> Mpi | None:
+    """The mpich package of this environment; None if it is not installed."""
+    try:
+        distribution = metadata.distribution("mpich")
+    except metadata.PackageNotFoundError:
+        return None
+    for file in distribution.files or ():
+        if file.name.startswith("libmpi.so"):
+            library = Path(os.path.realpath(str(distribution.locate_file(file)))).parent
+            return Mpi(True, distribution.version, library)
+    return None
+
+
+def find_system_mpi() -> Mpi | None:
+    """The MPI whose compiler wrapper is on PATH, other than the mpich package's; None without."""
+    path = tool_path(scripts_first=False)
+    compiler = find_tool("mpicxx", "mpic++", path=path)
+    if compiler is None:
+        return None
+    # The wrapper's --version prints the compiler's version.
+    launcher = find_tool("mpirun", "mpiexec", path=path)
+    return Mpi(False, (launcher or compiler).version)
+
+
+def find_compiler() -> Tool | None:
+    """The C++ compiler that CMake would use: ``$CXX``, otherwise c++, g++ or clang++."""
+    return find_tool(*filter(None, [os.environ.get("CXX")]), "c++", "g++", "clang++")
+
+
+def find_java() -> Tool | None:
+    """The Java that Spark would use: from ``$JAVA_HOME``, otherwise from PATH."""
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home, "bin", "java"))] if home else []
+    return find_tool(*candidates, "java", version_flag="-version")
+
+
+def find_cuda_home() -> Path | None:
+    """The folder of the CUDA toolkit: ``$CUDA_HOME``, that of nvcc on PATH, or /usr/local/cuda."""
+    named = [os.environ.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
+    nvcc = shutil.which("nvcc")
+    beside_nvcc = str(Path(nvcc).resolve().parent.parent) if nvcc else None
+    for home in (*named, beside_nvcc, "/usr/local/cuda"):
+        # A script called nvcc may be a wrapper without a toolkit, so check for the headers too.
+        if home and Path(home, "bin/nvcc").exists() and Path(home, "include/cuda.h").exists():
+            return Path(home)
+    return None
+
+
+def cuda_version(home: Path) -> str:
+    """The CUDA version of a toolkit, from its header ("13.0"). It is "0.0" if that has none."""
+    text = (home / "include" / "cuda.h").read_text(errors="replace")
+    match = re.search(r"#define\s+CUDA_VERSION\s+(\d+)", text)
+    number = int(match.group(1)) if match else 0
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+@dataclass(frozen=True)
+class Nccl:
+    """NCCL's header folder and shared library."""
+
+    include: Path
+    library: Path
+    version: str
+
+
+def find_nccl() -> Nccl | None:
+    """NCCL from ``$HOROVOD_NCCL_HOME``, torch's nvidia-nccl wheel, or the system; else None."""
+    home = os.environ.get("HOROVOD_NCCL_HOME")
+    roots = [Path(home)] if home else []
+    roots += [Path(entry, "nvidia", "nccl") for entry in sys.path if entry]
+    roots += [Path("/usr"), Path("/usr/local")]
+    for root in roots:
+        header = root / "include" / "nccl.h"
+        if not header.exists():
+            continue
+        for folder in ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu"):
+            for library in sorted(root.glob(f"{folder}/libnccl.so*")):
+                return Nccl(header.parent, library, _nccl_version(header))
+    return None
+
+
+def _nccl_version(header: Path) -> str:
+    text = header.read_text(errors="replace")
+    parts = [re.search(rf"#define\s+NCCL_{p}\s+(\d+)", text) for p in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(match.group(1) if match else "?" for match in parts)

@@ -1,0 +1,106 @@
+"""Lists a host's GPUs and pins a rank to its GPU.
+
+Horovod code calls ``torch.cuda.set_device(hvd.local_rank())`` or
+``set_visible_devices(gpus[hvd.local_rank()])``. Both need all GPUs of the host's ranks to be
+visible, in local_rank order. Code without such a call must not use the first GPU on all ranks. So
+all are visible, and the rank's device becomes the current one when torch or TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.wire.slots import Slot
+
+if TYPE_CHECKING:
+    from horovod_runner.options import Pinning
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, in the notation of CUDA_VISIBLE_DEVICES.
+
+    Reads that variable, or nvidia-smi's list if it is not set; empty without either.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        devices = [device.strip() for device in named.split(",")]
+        # CUDA ignores the first invalid entry and all that follow; "-1" and "" hide all.
+        valid = []
+        for device in devices:
+            if not device or device.startswith("-"):
+                break
+            valid.append(device)
+        return tuple(valid)
+    return tuple(index for index, _ in list_gpus())
+
+
+def list_gpus() -> list[tuple[str, str]]:
+    """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without an NVIDIA driver."""
+    import subprocess  # not at the top: workers import this module, and list no GPUs
+
+    command = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if answer.returncode:
+        return []
+    rows = [line.split(", ", 1) for line in answer.stdout.splitlines() if ", " in line]
+    return [(index, rest) for index, rest in rows]
+
+
+def identified_gpus() -> tuple[str, ...]:
+    """:func:`visible_gpus` by UUID, which identifies a device on the whole host.
+
+    In a container or job step with a single GPU the index is always "0". A GPU whose UUID is not
+    known keeps its index.
+    """
+    uuids = {index: rest.rpartition(", ")[2] for index, rest in list_gpus()}
+    return tuple(uuids.get(device, device) for device in visible_gpus())
+
+
+def environment(slot: Slot, pinning: Pinning) -> dict[str, str]:
+    """The environment variables that show a rank its GPUs; empty on a host without GPUs."""
+    if not slot.host_gpus:
+        return {}
+    shown = slot.gpus if pinning == "mask" else slot.host_gpus
+    variables = {
+        "CUDA_VISIBLE_DEVICES": ",".join(shown),
+        "HOROVOD_RUNNER_DEVICE": str(shown.index(slot.gpus[0])),
+    }
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        # nvidia-smi and Spark's discovery script number the devices in this order.
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return variables
+
+
+def pin_on_import() -> None:
+    """Make this rank's device the current one as soon as torch or TensorFlow is imported."""
+    device = os.environ.get("HOROVOD_RUNNER_DEVICE")
+    if device is None:
+        return
+    import wrapt
+
+    index = int(device)
+    wrapt.register_post_import_hook(lambda torch: pin_torch(torch, index), "torch")
+    wrapt.register_post_import_hook(lambda tf: pin_tensorflow(tf, index), "tensorflow")
+
+
+def pin_torch(torch: Any, index: int) -> None:
+    """Make a GPU torch's current device."""
+    if torch.version.cuda is None:
+        return
+    # Queued until CUDA starts: an import must not allocate GPU memory or prevent a later fork.
+    torch.cuda._lazy_call(lambda: torch.cuda.set_device(index))
+
+
+def pin_tensorflow(tensorflow: Any, index: int) -> None:
+    """Make a GPU the only one that TensorFlow sees.
+
+    Raises:
+        RuntimeError: TensorFlow has initialized its GPUs already.
+    """
+    devices = tensorflow.config.list_physical_devices("GPU")
+    if index < len(devices):
+        tensorflow.config.set_visible_devices(devices[index], "GPU")

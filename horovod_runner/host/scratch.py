@@ -1,0 +1,191 @@
+"""A run's scratch folder on a host: private to the user, and removed at the end of the run.
+
+    <temporary files>/horovod_runner-<user id>/<run id>/
+
+Every process that uses the folder holds a shared lock on it, which the kernel releases with the
+process. The last process removes the folder. After a crash the next run on this host removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from horovod_runner.errors import DataError
+
+VARIABLE = "HOROVOD_RUNNER_DATA"
+_LOCK, _LIMIT = "in-use", "limit"
+_RESERVE_BYTES = 1 << 30
+
+
+class RunFolder:
+    """A run's folder on this host: a context manager, usable in several processes at once.
+
+    Args:
+        run_id: the run's.
+        parent: the folder to create it in, which other users may share; None for the folder of
+            temporary files.
+        limit: how many bytes it may hold; None for all free space except 1 GiB (or a twentieth of
+            the disk, if that is less).
+        lock: the descriptor of its lock, if this process has inherited it.
+
+    Attributes:
+        path: the folder; it exists inside the context.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        parent: Path | None = None,
+        *,
+        limit: int | None = None,
+        lock: int | None = None,
+    ) -> None:
+        self._root = _root(parent or Path(tempfile.gettempdir()))
+        self.path = self._root / run_id
+        self._limit = limit
+        self._lock = lock
+
+    def __enter__(self) -> RunFolder:
+        _make_private(self._root)
+        sweep(self._root)
+        while self._lock is None:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            self._lock = _lock(self.path, fcntl.LOCK_SH)
+        if self._limit is not None:
+            (self.path / _LIMIT).write_text(str(self._limit))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # another process still uses it
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.release()
+        with suppress(OSError):  # it holds another run's folder
+            self._root.rmdir()
+
+    @property
+    def lock(self) -> int:
+        """The descriptor of its lock: a process that inherits it keeps the folder alive."""
+        assert self._lock is not None  # noqa: S101 - used inside the context only
+        return self._lock
+
+    def release(self) -> None:
+        """Close this process's descriptor of the lock, and keep the folder.
+
+        For folders whose lock another process has inherited.
+        """
+        os.close(self.lock)
+
+
+def remove_left(run_id: str) -> None:
+    """Remove a run's folder on this host if all processes that used it were killed."""
+    folder = RunFolder(run_id)
+    if folder.path.is_dir():
+        with folder:
+            pass
+
+
+def check_room(folder: Path, size: int) -> None:
+    """Check that a run's folder may grow by ``size`` bytes.
+
+    Raises:
+        DataError: that would exceed the run's limit or the free space of the disk.
+    """
+    path, disk = folder / _LIMIT, shutil.disk_usage(folder)
+    needs = f"a dataset needs another {size / 1e6:.1f} MB in {folder}"
+    if path.exists():
+        limit, used = int(path.read_text()), _used(folder)
+        if used + size > limit:
+            raise DataError(
+                f"{needs}, but the run may use {limit / 1e6:.1f} MB on a host and already uses "
+                f"{used / 1e6:.1f} MB. Raise disk_limit (DataConfig), or read fewer columns."
+            )
+    room = disk.free - (0 if path.exists() else min(_RESERVE_BYTES, disk.total // 20))
+    if size > room:
+        raise DataError(
+            f"{needs}, but only {max(0, room) / 1e6:.1f} MB are free there. Free space, or set "
+            "TMPDIR to a folder on another disk (on the executors: spark.executorEnv.TMPDIR)."
+        )
+
+
+def _used(folder: Path) -> int:
+    size = 0
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):
+            size += path.stat().st_blocks * 512
+    return size
+
+
+def sweep(root: Path) -> list[Path]:
+    """Remove the folders that crashed runs left behind, and return them."""
+    removed = []
+    for path in root.iterdir():
+        with suppress(OSError):
+            lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+                removed.append(path)
+    return removed
+
+
+def _lock(path: Path, kind: int) -> int | None:
+    """Lock a folder; None if it has been removed meanwhile."""
+    try:
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, kind)
+        if os.fstat(descriptor).st_nlink:  # 0 if it was removed while this process waited
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _root(parent: Path) -> Path:
+    return parent / f"horovod_runner-{os.getuid()}"
+
+
+def _make_private(root: Path) -> None:
+    """Create the user's folder. In a shared folder, another user may have taken its name.
+
+    Raises:
+        DataError: it cannot be created, or others can read or write it.
+    """
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = root.lstat()
+    except OSError as error:
+        raise DataError(
+            f"the scratch folder {root} could not be created: {error}. Free space or fix the "
+            "permissions there, or set TMPDIR to another folder."
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise DataError(
+            f"{root} is not a private folder of this user: another user may have created it. "
+            "Remove it, or set TMPDIR to another folder."
+        )
+
+
+def scratch_folder() -> Path:
+    """The run's folder on this host, in a rank that has one; otherwise the temporary files'."""
+    return Path(os.environ.get(VARIABLE) or tempfile.gettempdir())
+
+
+def temporary_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:
+    """A new folder in :func:`scratch_folder`, removed at the end of its context.
+
+    Args:
+        purpose: the first part of its name.
+    """
+    return tempfile.TemporaryDirectory(prefix=f"{purpose}-", dir=scratch_folder())

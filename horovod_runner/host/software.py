@@ -1,0 +1,170 @@
+"""Compares the versions of Python packages on the driver and on the ranks' hosts.
+
+Tasks report their versions in their first message. The driver compares them before it starts any
+worker.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+
+from horovod_runner.errors import LaunchError
+from horovod_runner.options import CpuCollectives
+from horovod_runner.wire.messages import Controller
+
+_FRAMEWORKS = ("horovod", "torch", "tensorflow", "keras")
+_PACKAGES = frozenset((*_FRAMEWORKS, "cloudpickle", "numpy", "horovod_runner"))
+# The wheel that Horovod is built with for MPI; such a Horovod requires it.
+_MPICH = "mpich"
+_DIST_INFO = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)\.dist-info$")
+_ALIASES = {"tensorflow_cpu": "tensorflow", "tensorflow_gpu": "tensorflow"}
+
+Software = Mapping[str, str]
+
+
+def installed(path: Sequence[str] = ()) -> dict[str, str]:
+    """The versions of Python and of the packages that matter here.
+
+    They are read from the names of folders: importlib.metadata takes far longer.
+
+    Args:
+        path: the folders to search; empty for ``sys.path``.
+    """
+    versions = {"python": platform.python_version()}
+    mpich, built = "", False
+    for entry in path or sys.path:
+        try:
+            names = os.listdir(entry or ".")
+        except OSError:
+            continue
+        for name in names:
+            match = _DIST_INFO.match(name)
+            if match:
+                package = match["name"].lower()
+                package = _ALIASES.get(package, package)
+                if package == "horovod" and package not in versions:
+                    built = _requires_mpich(os.path.join(entry, name))
+                if package in _PACKAGES:
+                    versions.setdefault(package, match["version"])
+                elif package == _MPICH:
+                    mpich = mpich or match["version"]
+    if built and mpich:
+        versions[_MPICH] = mpich
+    return versions
+
+
+def _requires_mpich(folder: str) -> bool:
+    try:
+        with open(os.path.join(folder, "METADATA"), encoding="utf-8") as file:
+            return f"\nRequires-Dist: {_MPICH}" in file.read()
+    except OSError:
+        return False
+
+
+def choose_controller(
+    wanted: CpuCollectives, hosts: Mapping[str, Software]
+) -> tuple[Controller, str]:
+    """Choose the library for CPU collectives; also returns a line that explains the choice.
+
+    Args:
+        wanted: the option ``cpu_collectives``.
+        hosts: the versions on each host, by hostname.
+
+    Raises:
+        LaunchError: MPI is wanted, and a host lacks it or has another version.
+    """
+    if wanted == "gloo":
+        return "gloo", "controller: Gloo (cpu_collectives='gloo')"
+    versions = {on_host.get(_MPICH, ""): host for host, on_host in hosts.items()}
+    if len(versions) == 1 and "" not in versions:
+        return "mpi", f"controller: MPI (MPICH {next(iter(versions))})"
+    remedy = "pip install mpich, then horovod-runner install"
+    if "" in versions:
+        why = f"the Horovod of {versions['']} was not built with the mpich package: {remedy}"
+    else:
+        listed = ", ".join(f"{version} on {host}" for version, host in versions.items())
+        why = f"the hosts have different versions of mpich ({listed}): {remedy} on each"
+    if wanted == "mpi":
+        raise LaunchError(
+            f"cpu_collectives='mpi' is not possible: {why}. Or leave cpu_collectives out."
+        )
+    return "gloo", f"controller: Gloo; {why}. MPI reduces several times as fast on CPUs"
+
+
+def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> list[str]:
+    """Warn about versions that may not work together, in one line each.
+
+    Args:
+        driver: the versions on the driver.
+        hosts: the versions on each host, by hostname; empty ones are skipped.
+        main: the pickled function, which contains the names of the modules that it imports.
+
+    Raises:
+        LaunchError: the versions of Python, horovod_runner or horovod cannot work together.
+    """
+    warnings = []
+    for host, on_host in hosts.items():
+        if not on_host:
+            continue
+        _refuse(host, on_host, driver)
+        for package in _FRAMEWORKS:
+            if package in driver and package not in on_host and package.encode() in main:
+                remedy = (
+                    "horovod-runner install"
+                    if package == "horovod"
+                    else f"pip install {package}=={driver[package].partition('+')[0]}"
+                )
+                warnings.append(
+                    f"host {host} has no {package}, which main seems to use: run there: {remedy}"
+                )
+        # Pickled arrays and functions of a later major version do not load in an earlier one.
+        for package in ("cloudpickle", "numpy"):
+            if _major(on_host, package) != _major(driver, package):
+                warnings.append(
+                    f"host {host} has {_version(on_host, package)} and the driver has "
+                    f"{_version(driver, package)}: objects pickled by one may not load in the "
+                    "other. Install the same major version."
+                )
+    for package in _FRAMEWORKS:
+        versions = {on_host[package]: host for host, on_host in hosts.items() if package in on_host}
+        if len(versions) > 1 and package.encode() in main:
+            listed = ", ".join(f"{version} on {host}" for version, host in versions.items())
+            if package == "horovod":
+                raise LaunchError(
+                    f"the ranks' hosts have different versions of horovod: {listed}. Their "
+                    "protocols differ: run horovod-runner install on each host."
+                )
+            warnings.append(f"the ranks' hosts have different versions of {package}: {listed}")
+    return warnings
+
+
+def _refuse(host: str, on_host: Software, driver: Software) -> None:
+    python = on_host.get("python", driver["python"])
+    if _minor(python) != _minor(driver["python"]):
+        raise LaunchError(
+            f"host {host} runs Python {python} and the driver {driver['python']}: a function "
+            "pickled by one minor version does not load in another. Set spark.pyspark.python (or "
+            f"PYSPARK_PYTHON) to a Python {_minor(driver['python'])} on every host."
+        )
+    here, there = driver.get("horovod_runner"), on_host.get("horovod_runner")
+    if here and there and here != there:  # without a version it was shipped with --py-files
+        raise LaunchError(
+            f"host {host} has horovod_runner {there} and the driver {here}: install the same "
+            "version on every host."
+        )
+
+
+def _version(software: Software, package: str) -> str:
+    return f"{package} {software[package]}" if package in software else f"no {package}"
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _major(software: Software, package: str) -> str:
+    return software.get(package, "").partition(".")[0]

@@ -1,0 +1,135 @@
+"""Detached mode: the tasks of a barrier job run without the driver, which they cannot reach.
+
+A stand-in for the driver starts on task 0's host. All tasks enter and leave detached mode together:
+two barriers of Spark, which take about a second each.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from horovod_runner.errors import LaunchError
+from horovod_runner.host import network
+from horovod_runner.wire.job import Job, Record
+from horovod_runner.wire.transport import ChannelAddress
+
+# Longer than tasks that do reach the driver may wait there for the other tasks.
+_MEET_SECONDS = 300.0
+
+
+class StandIn(Protocol):
+    """The driver's stand-in (driver/stand_in.py)."""
+
+    address: ChannelAddress
+
+    def close(self) -> Record:
+        """Stop supervising, once all ranks have ended."""
+
+
+class Detached:
+    """One task's part in detached mode: a context that gives the address of the stand-in.
+
+    Args:
+        job: what is run.
+        task: Spark's BarrierTaskContext.
+        make_stand_in: starts the stand-in, given the job and an address of this host.
+
+    Attributes:
+        record: on task 0, after the context: what the stand-in kept for the driver. None elsewhere.
+    """
+
+    def __init__(self, job: Job, task: Any, make_stand_in: Callable[[Job, str], StandIn]) -> None:
+        self.record: Record | None = None
+        self._job = job
+        self._task = task
+        self._make_stand_in = make_stand_in
+        self._stand_in: StandIn | None = None
+
+    def __enter__(self) -> ChannelAddress:
+        if self._task.attemptNumber() > 0:
+            # Only the driver knows whether the ranks began, and it cannot be asked: never train
+            # twice.
+            raise LaunchError(
+                "Spark started this task again, and the driver cannot be reached to ask whether "
+                "the run had begun. Set HOROVOD_RUNNER_DRIVER_HOST to an address of the driver "
+                "that the executors reach."
+            )
+        text = ""
+        if self._task.partitionId() == 0:
+            self._stand_in = self._make_stand_in(self._job, self._own_address())
+            text = _encode(self._stand_in.address)
+        try:
+            return _decode(self._gather(text, _MEET_SECONDS)[0])
+        except BaseException:
+            self._close()
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._gather("", None)  # the ranks of other tasks still need the stand-in
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        if self._stand_in is not None:
+            self.record = self._stand_in.close()
+
+    def _own_address(self) -> str:
+        """The address of this host that the other tasks' hosts see."""
+        names = [info.address.rpartition(":")[0] for info in self._task.getTaskInfos()]
+        others = [name for name in names if name != names[0]]
+        try:
+            return network.address_towards((others or names)[0])
+        except OSError:  # this host cannot resolve the name
+            return socket.gethostbyname(socket.gethostname())
+
+    def _gather(self, text: str, seconds: float | None) -> list[str]:
+        """Exchange texts with all tasks, through Spark's barrier.
+
+        Args:
+            text: this task's.
+            seconds: the time limit; None waits without limit.
+
+        Returns:
+            The texts of all tasks, in order.
+
+        Raises:
+            LaunchError: not all tasks came; Spark then ends the whole job.
+        """
+        texts: list[str] = []
+        errors: list[Exception] = []
+
+        def gather() -> None:
+            try:
+                texts.extend(self._task.allGather(text))
+            except Exception as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=gather, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if errors:
+            raise errors[0]
+        if not texts:
+            raise LaunchError(
+                f"not all {self._job.size} tasks met within {seconds:.0f} s to run in detached "
+                "mode, without the driver: some tasks may reach the driver, and others not. Set "
+                "HOROVOD_RUNNER_DRIVER_HOST to an address of the driver that all executors reach."
+            )
+        return texts
+
+
+def _encode(address: ChannelAddress) -> str:
+    fields = asdict(address).items()
+    return json.dumps({k: v.decode() if isinstance(v, bytes) else v for k, v in fields})
+
+
+def _decode(text: str) -> ChannelAddress:
+    fields = json.loads(text).items()
+    return ChannelAddress(**{k: v.encode() if k.endswith("_key") else v for k, v in fields})

@@ -1,0 +1,64 @@
+"""Reads Spark's errors: which task was lost, or what went wrong in a line or two."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from horovod_runner.launchers.launcher import TaskLostError
+
+# "...barrier task ResultTask(7, 3) finished unsuccessfully.\nExecutorLostFailure (executor 1 ..."
+_LOST_TASK = re.compile(
+    r"barrier task \w+\(\d+, (?P<task>\d+)\) finished unsuccessfully\.\s*"
+    r"(?P<reason>ExecutorLostFailure.*|.*Python worker exited unexpectedly.*)"
+)
+
+
+def lost_task(error: BaseException) -> TaskLostError | None:
+    """The lost task that ended the job, with Spark's reason; None if the error is another one."""
+    lost = _LOST_TASK.search(str(error))
+    if lost is None:
+        return None
+    return TaskLostError(int(lost["task"]), f"Spark says: {lost['reason'].strip()}.")
+
+
+def explain(error: BaseException) -> str:
+    """Spark's error in a line or two, with what to do where that is known."""
+    text = str(error)
+    if "No module named 'horovod_runner'" in text:
+        return (
+            "the executors' Python has no horovod_runner. Install it there (pip install "
+            "horovod_runner on every host), or name the Python that has it: PYSPARK_PYTHON "
+            "(with Spark Connect, in the server's environment), spark.pyspark.python."
+        )
+    if "PYTHON_VERSION_MISMATCH" in text:
+        return (
+            "the executors run another minor version of Python than the "
+            f"{sys.version_info[0]}.{sys.version_info[1]} here, and PySpark requires the same. "
+            "Name one that fits by PYSPARK_PYTHON (with Spark Connect, in the server's "
+            "environment), or start this process with theirs."
+        )
+    if "Channel closed" in text or "closed channel" in text:  # by this process
+        return "the session was stopped in the middle of the run."
+    closed = re.search(r'^\s*details = "(.*)"$', text, re.MULTILINE)
+    if closed:  # gRPC's
+        return (
+            f"the connection to the Spark Connect server has ended: {closed.group(1)} "
+            "Was the session stopped?"
+        )
+    summary = _first_lines(text) or type(error).__name__
+    return f"{summary.rstrip('.')}. The executors' logs in Spark's UI say more."
+
+
+def _first_lines(text: str) -> str:
+    """The first line of an error that says something, and the exception under it."""
+    # Py4J's first line only says that something went wrong in the JVM.
+    lines = [line.strip(": ") for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("An error occurred while calling")]
+    shown = lines[:1]
+    errors = re.findall(r"^(\w[\w.]*(?:Error|Exception): .*)$", text, re.MULTILINE)
+    of_python = [line for line in errors if not line.startswith(("org.", "java.", "py4j."))]
+    for line in of_python[-1:] or errors[:1]:
+        if line not in "".join(shown):
+            shown.append(line)
+    return "; ".join(shown)

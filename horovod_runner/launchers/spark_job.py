@@ -1,0 +1,205 @@
+"""Runs the barrier job of a Spark launch, on a classic session or on Spark Connect."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from horovod_runner.common.spark_session import map_in_arrow, spark_context
+from horovod_runner.errors import LaunchError, SlotError
+from horovod_runner.launchers import connect
+from horovod_runner.launchers.launcher import LaunchLostError
+from horovod_runner.launchers.spark_errors import explain, lost_task
+from horovod_runner.wire.job import Job, Outcome
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger(__name__)
+_HELLO_SECONDS = 30.0  # from a task's start to its Hello; a Python worker may start slowly
+_OUTCOME_SCHEMA = "outcome binary"
+
+
+class SparkLaunch:
+    """One barrier job under way. A thread waits for it.
+
+    Args:
+        spark: the session.
+        job: what to run.
+        task: the body of a task, for ``mapInArrow``.
+        wake: called when the Spark job has ended.
+        dataframes: DataFrames whose rows are sent to the tasks, by dataset name.
+        profile: the resources of a task; None for the application's settings.
+    """
+
+    late: SlotError | None = None
+    # A SparkContext counts slots exactly, so the tasks start as soon as other jobs let them.
+    expected: float | None = None
+    running = False
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        task: Callable[..., Any],
+        wake: Callable[[], None],
+        dataframes: Mapping[str, DataFrame],
+        *,
+        profile: ResourceProfile | None,
+    ) -> None:
+        self._profile = profile
+        self._spark = spark
+        self._job = job
+        self._dataframes = dataframes
+        self._task = task
+        self._wake = wake
+        self._outcomes: list[Outcome] = []
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        thread = _inheriting_thread(spark)(target=self._run)
+        thread.daemon = True
+        thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._name_job()
+            self._outcomes = [
+                msgspec.msgpack.decode(bytes(row.outcome), type=Outcome) for row in self._collect()
+            ]
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+            self._wake()
+
+    def _name_job(self) -> None:
+        text = f"HorovodRunner np={self._job.size}"
+        context = self._spark.sparkContext
+        context.setJobGroup(self._job.run_id, text, interruptOnCancel=True)
+
+    def _collect(self) -> list[Any]:
+        """Run the Spark job; returns its rows."""
+        return self._barrier_job().collect()  # type: ignore[no-any-return]
+
+    def _barrier_job(self) -> DataFrame:
+        """The barrier job as a DataFrame; nothing runs yet."""
+        size = self._job.size
+        if self._dataframes:
+            from horovod_runner.data.read import spill
+
+            tasks = spill.combine(self._dataframes, size)
+        else:
+            tasks = self._spark.range(0, size, 1, size)
+        # Spark 3.5 has no such argument.
+        profile = {} if self._profile is None else {"profile": self._profile}
+        return map_in_arrow(tasks, self._task, _OUTCOME_SCHEMA, barrier=True, **profile)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the Spark job has ended."""
+        return self._done.is_set()
+
+    def outcomes(self) -> list[Outcome]:
+        """How the ranks ended.
+
+        Raises:
+            TaskLostError: an executor was lost.
+            LaunchError: Spark ended the job before the ranks ended.
+        """
+        if self._error is None:
+            return self._outcomes
+        # Spark's text is a hundred lines of Java: it goes to the log, not into the error.
+        _log.debug("Spark ended the job of run %s", self._job.run_id, exc_info=self._error)
+        if isinstance(self._error, LaunchError):
+            raise self._error
+        lost = lost_task(self._error)
+        if lost is not None:
+            raise lost
+        raise LaunchError(
+            f"Spark ended the barrier job of run {self._job.run_id}: {explain(self._error)}"
+        ) from None
+
+    def cancel(self) -> None:
+        """Cancel the Spark job. Spark then kills its tasks, and the workers end with them."""
+        self._spark.sparkContext.cancelJobGroup(self._job.run_id)
+
+
+class ConnectLaunch(SparkLaunch):
+    """One barrier job that a Connect server runs for this process.
+
+    Args:
+        late: the error to raise if no task has started within ``seconds``.
+        seconds: the time limit for the first task.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        task: Callable[..., Any],
+        wake: Callable[[], None],
+        dataframes: Mapping[str, DataFrame],
+        *,
+        profile: ResourceProfile | None,
+        late: SlotError,
+        seconds: float,
+    ) -> None:
+        self.late = late
+        self._start_by = time.monotonic() + seconds
+        self._tag = f"horovod_runner-{job.run_id}"
+        self._tags = {*spark.getTags(), self._tag}
+        self._progress = connect.TaskProgress(spark, job.size, wake)
+        super().__init__(spark, job, task, wake, dataframes, profile=profile)
+        endpoint = connect.server_endpoint(spark)
+        if endpoint is not None:
+            connect.ServerWatch(endpoint, self._done, self._lost_server)
+
+    def _name_job(self) -> None:
+        for tag in self._tags:  # a tag belongs to the thread that sets it
+            self._spark.addTag(tag)
+
+    def _collect(self) -> list[Any]:
+        with self._progress:
+            return super()._collect()
+
+    def _lost_server(self, reason: str) -> None:
+        self._error = LaunchLostError(reason)
+        self._done.set()
+        self._wake()
+
+    @property
+    def running(self) -> bool:  # type: ignore[override]
+        """Whether Spark has reported that all tasks have started."""
+        return self._progress.started is not None
+
+    @property
+    def expected(self) -> float | None:  # type: ignore[override]
+        """By when a task should have said Hello; None if Spark does not report task starts."""
+        if self._progress.started is not None:
+            return self._progress.started + _HELLO_SECONDS
+        return self._start_by if self._progress.known else None
+
+    def cancel(self) -> None:
+        """Have the server cancel the job."""
+        # In a thread: the client retries for ten minutes if the server does not answer.
+        threading.Thread(target=self._interrupt, daemon=True).start()
+
+    def _interrupt(self) -> None:
+        with suppress(Exception):  # the session or the server has ended, and the job with it
+            self._spark.interruptTag(self._tag)
+
+
+def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
+    """The class of threads that inherit the caller's job properties (pool, description)."""
+    if spark_context(spark) is None:
+        return threading.Thread  # Spark Connect has no such properties
+    from pyspark import InheritableThread
+
+    return InheritableThread  # type: ignore[no-any-return]

@@ -1,0 +1,100 @@
+"""Runs in a task of the Spark barrier job: runs the rank, and returns its outcome as a row."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from horovod_runner.host.python_path import user_path, without_spark_core
+from horovod_runner.launchers import detached
+from horovod_runner.task.task import TaskSetup, run_rank, stderr_echo
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.transport import ChannelAddress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def run_task(
+    job: Job,
+    address: ChannelAddress,
+    batches: Iterator[pa.RecordBatch],
+    *,
+    echo: bool,
+    make_stand_in: Callable[[Job, str], detached.StandIn] | None,
+    dataframes: tuple[str, ...],
+) -> Iterator[pa.RecordBatch]:
+    """The body of one task, for ``mapInArrow``.
+
+    Args:
+        job: what to run.
+        address: the driver's channel.
+        batches: the task's rows of the DataFrames; without DataFrames, a row with its number.
+        echo: whether the executor's log gets what the rank prints.
+        make_stand_in: starts the driver's stand-in, for detached mode; None: there is none.
+        dataframes: the names of the datasets whose rows come with the task.
+    """
+    from pyspark import BarrierTaskContext
+
+    context = BarrierTaskContext.get()
+    receive_rows = None
+    if dataframes:
+        receive_rows = _receiver(dataframes, context.partitionId(), batches)
+    else:
+        for _ in batches:
+            pass  # the context knows the task's number too
+    resources = context.resources()
+    without_driver = None
+    if make_stand_in is not None:
+        without_driver = detached.Detached(job, context, make_stand_in)
+    setup = TaskSetup(
+        context.partitionId(),
+        path=[*without_spark_core(sys.path), *user_path(job.path)],
+        # Not os.environ: Spark itself sets OMP_NUM_THREADS there.
+        user_environment=job.environment,
+        task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
+        echo=stderr_echo if echo else None,
+        detached=without_driver,
+        receive_rows=receive_rows,
+        # Spark's daemon of Python workers, which the executor ends with the session. This process
+        # may end after an idle minute.
+        owner=os.getppid(),
+    )
+    outcome = run_rank(job, address, setup)
+    if without_driver is not None:
+        outcome = msgspec.structs.replace(outcome, record=without_driver.record)
+    yield _one_row(msgspec.msgpack.encode(outcome))
+
+
+def _receiver(
+    dataframes: tuple[str, ...], task: int, batches: Iterator[pa.RecordBatch]
+) -> Callable[[Path], dict[str, bytes]]:
+    """A function that writes the task's rows to a folder; see TaskSetup."""
+    from horovod_runner.data.read import spill
+
+    @cache  # the rank may start a second time, in detached mode: the rows can be read only once
+    def receive(folder: Path) -> dict[str, bytes]:
+        return spill.receive_rows(dataframes, folder, task, batches)
+
+    return receive
+
+
+def _one_row(value: bytes) -> pa.RecordBatch:
+    """A batch of one row with one binary column.
+
+    Made from buffers: ``pa.array`` would import pandas, half a second in a fresh Python worker.
+    """
+    import pyarrow as pa
+
+    offsets = struct.pack("=ii", 0, len(value))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(value)]
+    return pa.RecordBatch.from_arrays(
+        [pa.Array.from_buffers(pa.binary(), 1, buffers)], names=["outcome"]
+    )

@@ -1,0 +1,354 @@
+"""The options of a run: one frozen object, from the constructor to the rank.
+
+A new option is a field here and a line of code where it acts. The command line makes its options
+from the same fields: see `commands.run_options`.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
+
+Verbosity = Literal["all", "log_callback_only"]
+StartedBy = Literal["spark", "slurm"]
+Pinning = Literal["current", "mask"]
+CpuCollectives = Literal["auto", "gloo", "mpi"]
+Mode = Literal["min", "max"]
+ReportRanks = Literal[0, "all"]
+WeightCheck = Literal["epoch"]
+
+DEFAULT_HANG_SECONDS: Final = 1800.0  # as long as torch.distributed waits for a collective
+STALL_WARN_SECONDS: Final = 60  # after which Horovod itself warns
+STALL_CHECK: Final = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+
+
+# Before the classes: their defaults are checked as this module is loaded.
+
+
+def _set(options: object, name: str, value: object) -> None:
+    """Store a normalized value while a frozen object is being made."""
+    object.__setattr__(options, name, value)
+
+
+def _whole(name: str, value: object, least: int, note: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}; {note}")
+
+
+def _check_modules(ship_modules: object) -> None:
+    if not isinstance(ship_modules, Iterable):
+        raise TypeError(f"ship_modules must be a list of modules, not {ship_modules!r}")
+    for module in ship_modules:
+        if not isinstance(module, ModuleType):
+            raise TypeError(
+                f"ship_modules must hold modules, not {type(module).__name__}: "
+                "import mymodule, then ship_modules=[mymodule]"
+            )
+
+
+def _timeline_path(timeline: str | os.PathLike[str]) -> Path:
+    path = Path(timeline).absolute()
+    if not path.parent.is_dir():
+        raise ValueError(f"timeline={os.fspath(timeline)!r}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise ValueError(f"timeline={os.fspath(timeline)!r} is a folder; name a file")
+    return path
+
+
+def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ValueError(f"{name} must be one of {listed}, not {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """Which checkpoints of a run are kept.
+
+    Args:
+        num_to_keep: how many checkpoints to keep; None keeps all of them.
+        metric: keep the best ones by this metric, and the latest one in any case. None keeps the
+            latest ones.
+        mode: whether a low ("min") or a high ("max") value of ``metric`` is good.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
+    """
+
+    num_to_keep: int | None = 3
+    metric: str | None = None
+    mode: Mode = "min"
+
+    def __post_init__(self) -> None:
+        _one_of("mode", self.mode, get_args(Mode))
+        if self.num_to_keep is not None:
+            _whole("num_to_keep", self.num_to_keep, 1, "None keeps all")
+        if self.metric is not None and not isinstance(self.metric, str):
+            kind = type(self.metric).__name__
+            raise TypeError(f"metric must be the name of a metric, not {kind}")
+        if self.mode != "min" and self.metric is None:
+            raise ValueError(
+                f"mode={self.mode!r} ranks checkpoints by a metric: name it, metric='accuracy'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where the rows of a run's datasets are cached.
+
+    Args:
+        shared_dir: a folder that the driver and all executors share (NFS, ``/dbfs``). DataFrames
+            are written there once, and the batches do not depend on the number of ranks. None:
+            their rows go to the ranks' own disks, unless all ranks are on this machine.
+        disk_limit: how many bytes the datasets of a run may take on each host's disk. None: all
+            that is free except 1 GiB (or a twentieth of the disk, if that is less).
+
+    Raises:
+        ValueError: ``shared_dir`` is not a folder, or ``disk_limit`` is below 0.
+    """
+
+    shared_dir: str | os.PathLike[str] | None = None
+    disk_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.shared_dir is not None:
+            if not Path(self.shared_dir).is_dir():
+                raise ValueError(
+                    f"shared_dir does not exist or is not a directory: {self.shared_dir}"
+                )
+            _set(self, "shared_dir", Path(self.shared_dir).absolute())
+        if self.disk_limit is not None and self.disk_limit < 0:
+            raise ValueError(f"disk_limit is in bytes and cannot be {self.disk_limit}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """How ranks are started, and what they reach each other with.
+
+    Args:
+        launcher: what starts the ranks of ``np`` >= 0: "spark", or "slurm" inside a Slurm
+            allocation. Slurm needs no Spark; a slot is then a task of the allocation.
+        spark: the Spark session for ``np`` >= 0; None takes the active one, or creates one.
+        slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits only
+            in the application's first 30 s, and on ``local[n]`` not at all.
+        resource_profile: what a task of the barrier job takes (Spark's stage-level scheduling, from
+            4.0 on); None takes the application's settings.
+        gpu_pinning: "current" shows a rank all GPUs of its host's ranks in local_rank order and
+            makes its own the current device; "mask" shows it its own alone.
+        cpu_collectives: what Horovod coordinates and reduces with on CPUs: "mpi" (MPICH), "gloo",
+            or "auto", which is MPI where every host's Horovod has it.
+        ship_modules: your own modules that the executors lack. What ``main`` uses of them is
+            pickled with it.
+        preload_frameworks: keep a process on each host that has imported the frameworks that
+            ``main`` imported. The ranks of the next run are forked from it within milliseconds. It
+            runs none of your code. It ends with the session, after ten minutes without a run, or
+            when memory is short. Linux only; not under Slurm.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range.
+    """
+
+    launcher: StartedBy = "spark"
+    spark: SparkSession | None = field(default=None, repr=False)
+    slot_timeout: float | None = None
+    resource_profile: ResourceProfile | None = field(default=None, repr=False)
+    gpu_pinning: Pinning = "current"
+    cpu_collectives: CpuCollectives = "auto"
+    ship_modules: Sequence[ModuleType] = ()
+    preload_frameworks: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("launcher", self.launcher, get_args(StartedBy))
+        _one_of("gpu_pinning", self.gpu_pinning, get_args(Pinning))
+        _one_of("cpu_collectives", self.cpu_collectives, get_args(CpuCollectives))
+        if self.slot_timeout is not None and self.slot_timeout < 0:
+            raise ValueError(f"slot_timeout is in seconds and cannot be {self.slot_timeout}")
+        _check_modules(self.ship_modules)
+        _set(self, "ship_modules", tuple(self.ship_modules))
+        if not isinstance(self.preload_frameworks, bool):
+            kind = type(self.preload_frameworks).__name__
+            raise TypeError(f"preload_frameworks must be True or False, not {kind}")
+        if self.preload_frameworks and self.launcher == "slurm":
+            raise ValueError(
+                "preload_frameworks=True keeps a process on each host for the next run, and Slurm "
+                "ends all processes that a step leaves behind: leave it out with launcher='slurm'"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugConfig:
+    """Which mistakes a run looks for, and what it records.
+
+    Args:
+        hang_timeout: seconds without progress after which the run ends with a HangError. An earlier
+            warning says which ranks wait for which. None never ends it.
+        weight_check: "epoch" compares the ranks' weights after each epoch, and fails the run where
+            they differ (:func:`horovod_runner.check_weights`).
+        report_ranks: whose calls of ``report`` are recorded: rank 0's, or "all".
+        timeline: a file on this machine for Horovod's timeline.
+        warn_pickle_bytes: warn above this pickled size of ``main`` and its arguments, and name the
+            largest part.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    hang_timeout: float | None = DEFAULT_HANG_SECONDS
+    weight_check: WeightCheck | None = None
+    report_ranks: ReportRanks = 0
+    timeline: str | os.PathLike[str] | None = None
+    warn_pickle_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if self.hang_timeout is not None and not self.hang_timeout > 0:
+            raise ValueError(
+                f"hang_timeout is in seconds, above 0, and cannot be {self.hang_timeout}; None "
+                "never ends a run"
+            )
+        _one_of("weight_check", self.weight_check, (None, *get_args(WeightCheck)))
+        _one_of("report_ranks", self.report_ranks, get_args(ReportRanks))
+        if self.timeline is not None:
+            _set(self, "timeline", _timeline_path(self.timeline))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """All options of a run; the arguments of :class:`~horovod_runner.HorovodRunner`."""
+
+    np: int
+    driver_log_verbosity: Verbosity = "log_callback_only"
+    gpus_per_rank: float | None = None
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    checkpoint_dir: str | os.PathLike[str] | None = None
+    resume: bool = False
+    max_restarts: int = 0
+    progress: bool = True
+    sinks: Sequence[Any] = ()  # of horovod_runner.sinks.Sink
+    checkpoint_config: CheckpointConfig = CheckpointConfig()
+    data_config: DataConfig = DataConfig()
+    cluster_config: ClusterConfig = ClusterConfig()
+    debug_config: DebugConfig = DebugConfig()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.np, bool) or not isinstance(self.np, int):
+            raise TypeError(f"np must be an int, not {type(self.np).__name__}")
+        _one_of("driver_log_verbosity", self.driver_log_verbosity, get_args(Verbosity))
+        gpus = self.gpus_per_rank
+        if gpus is not None and (gpus < 0 or (gpus > 1 and gpus != int(gpus))):
+            raise ValueError(
+                f"gpus_per_rank must be 0, a fraction below 1, or a whole number, not {gpus}"
+            )
+        for name, value in self.env.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise TypeError(f"env must map str to str; {name!r} maps to {value!r}")
+        _set(self, "env", dict(self.env))
+        self._check_checkpoint_dir()
+        _whole("max_restarts", self.max_restarts, 0, "0 restarts nothing")
+        _set(self, "sinks", tuple(self.sinks))
+        for name, kind in GROUPS.items():
+            if not isinstance(getattr(self, name), kind):
+                given = type(getattr(self, name)).__name__
+                raise TypeError(f"{name} must be a {kind.__name__}(...), not {given}")
+
+    def _check_checkpoint_dir(self) -> None:
+        folder = self.checkpoint_dir
+        if folder is not None:
+            if not isinstance(folder, (str, os.PathLike)):
+                kind = type(folder).__name__
+                raise TypeError(f"checkpoint_dir must be a path or a URL, not {kind}")
+            if not os.fspath(folder):
+                raise ValueError("checkpoint_dir is empty: name a folder or a URL, or leave it out")
+            _set(self, "checkpoint_dir", os.fspath(folder))
+        elif self.resume:
+            raise ValueError(
+                "resume=True resumes from the checkpoints in checkpoint_dir, and none is given: "
+                "name the folder or URL that the earlier run wrote to"
+            )
+
+    @property
+    def stream_output(self) -> bool:
+        """Whether everything that the ranks print is shown on the driver."""
+        return self.np < 0 or self.driver_log_verbosity == "all"
+
+    @property
+    def stall_check_seconds(self) -> int:
+        """Seconds that a collective may wait before Horovod's stall inspector reports it.
+
+        It reports a tensor that it knows from earlier steps after up to three times as long.
+        """
+        timeout = self.debug_config.hang_timeout
+        if timeout is None:
+            return STALL_WARN_SECONDS
+        return max(1, min(STALL_WARN_SECONDS, int(timeout / 6)))
+
+    def for_ranks(self) -> Options:
+        """The same options without the objects that exist only on the driver."""
+        cluster = replace(self.cluster_config, spark=None, resource_profile=None, ship_modules=())
+        return replace(self, sinks=(), cluster_config=cluster)
+
+
+#: The groups among the options, by the names of their arguments.
+GROUPS: Final[Mapping[str, type[Any]]] = {
+    "checkpoint_config": CheckpointConfig,
+    "data_config": DataConfig,
+    "cluster_config": ClusterConfig,
+    "debug_config": DebugConfig,
+}
+
+
+def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their own names, such as ``hang_timeout``, as arguments of HorovodRunner.
+
+    Raises:
+        TypeError: there is no option of a name.
+    """
+    arguments: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    home = {each.name: group for group, kind in GROUPS.items() for each in fields(kind)}
+    flat = {each.name for each in fields(Options)}
+    for name, value in options.items():
+        if name in flat:
+            arguments[name] = value
+        elif name in home:
+            groups.setdefault(home[name], {})[name] = value
+        else:
+            raise TypeError(f"there is no option {name!r}")
+    for group, values in groups.items():
+        given = arguments.get(group)
+        arguments[group] = GROUPS[group](**values) if given is None else replace(given, **values)
+    return arguments
+
+
+def default_of(name: str) -> Any:
+    """The default of an option; None for one that has to be given."""
+    group = next((kind for kind in GROUPS.values() if name in _names(kind)), Options)
+    default = next(option.default for option in fields(group) if option.name == name)
+    return None if default is MISSING else default
+
+
+def _names(kind: type[Any]) -> set[str]:
+    return {option.name for option in fields(kind)}
+
+
+def warn_deprecated(np: int) -> None:
+    """Warn of ``np=0``, for the caller of HorovodRunner."""
+    if np == 0:
+        warnings.warn(
+            "np=0 (all slots) is deprecated: the number of slots depends on which executors have "
+            "registered. Give the number of ranks.",
+            DeprecationWarning,
+            stacklevel=3,
+        )

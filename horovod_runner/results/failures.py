@@ -1,0 +1,201 @@
+"""Builds the error of a failed run from the outcomes of its ranks; pure functions."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+
+from horovod_runner.common.text import ranks_text
+from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError, RankFailedError
+from horovod_runner.task.process import describe_exit
+from horovod_runner.wire.job import Outcome
+from horovod_runner.wire.slots import Slot
+
+# Modules whose name differs from the name that pip uses.
+_DISTRIBUTIONS = {
+    "PIL": "Pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+    "yaml": "PyYAML",
+}
+
+
+def first_failed(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Outcome:
+    """Return the outcome that caused the failure of the run; at least one rank has failed.
+
+    Args:
+        outcomes: the outcomes of all ranks.
+        reported: the ranks that failed before the driver stopped anything, in the order of their
+            reports. Ranks that failed only because another rank was gone are not among them.
+    """
+    failed = [outcome for outcome in outcomes if not outcome.ok]
+    by_rank = {outcome.rank: outcome for outcome in failed}
+    for rank in reported:
+        if rank in by_rank:
+            return by_rank[rank]
+    not_stopped = [outcome for outcome in failed if not outcome.stopped]
+    primary = [o for o in not_stopped if o.worker is None or not o.worker.secondary]
+    return min(primary or not_stopped or failed, key=lambda outcome: outcome.rank)
+
+
+def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception:
+    """Return the exception to raise for a failed run.
+
+    If a rank raised an exception that can be unpickled here, that is the result. Its ``__cause__``
+    is a :class:`~horovod_runner.errors.RankFailedError` with the remote traceback and the details.
+
+    Args:
+        outcomes: as in :func:`first_failed`.
+        reported: as in :func:`first_failed`.
+    """
+    first = first_failed(outcomes, reported)
+    if first.problem:
+        host = f" on {first.hostname}" if first.hostname else ""
+        kind = DataError if first.in_data else LaunchError
+        return kind(f"task {first.task} of {len(outcomes)}{host}: {first.problem}")
+    returned = [outcome for outcome in outcomes if outcome.ok]
+    if returned and first.worker is not None and first.worker.secondary:
+        return _early_return(returned, first, outcomes, reported)
+    error = _load(first)
+    cause = RankFailedError(
+        _describe(first, outcomes, reported) + _advice(error, first),
+        rank=first.rank,
+        host=first.hostname,
+        pid=first.pid,
+        exit_code=first.exit_code,
+    )
+    if error is None:
+        return cause
+    error.__cause__ = cause
+    error.add_note(f"[raised on {_where(first, len(outcomes))}; its traceback is above]")
+    return error
+
+
+def _early_return(
+    returned: Sequence[Outcome],
+    first: Outcome,
+    outcomes: Sequence[Outcome],
+    reported: Sequence[int],
+) -> RankFailedError:
+    """Return the exception for ranks that waited for others whose ``main`` had returned."""
+    waiting = ranks_text([outcome.rank for outcome in outcomes if not outcome.ok])
+    return RankFailedError(
+        f"{ranks_text([outcome.rank for outcome in returned])} returned from main while {waiting} "
+        "still waited in a collective: the ranks did not do the same number of steps. Give all "
+        "ranks the same number of batches (drop_last does not ensure that for shards of unequal "
+        "length), or call hvd.join() on the ranks that finish first.\n\n"
+        f"{_describe(first, outcomes, reported)}",
+        rank=returned[0].rank,
+        host=returned[0].hostname,
+        pid=returned[0].pid,
+        exit_code=0,
+    )
+
+
+def lost_error(
+    tasks: Sequence[int], slots: Sequence[Slot], pids: Mapping[int, int], said: str = ""
+) -> HorovodRunnerError:
+    """Return the exception for tasks that the driver lost contact with.
+
+    Args:
+        tasks: the numbers of the lost tasks.
+        slots: the slots of all ranks; empty if they were not assigned yet.
+        pids: the workers' process ids by rank.
+        said: the launcher's description of the loss; empty if it has none.
+    """
+    lost = [slot for slot in slots if slot.task in tasks]
+    why = (
+        f"{said or 'The driver no longer receives messages from it.'} Either its executor was "
+        "killed (memory, preemption, a node that went down), or the network to it is cut. Look at "
+        "the executor's log in Spark's UI."
+    )
+    if not lost:
+        return LaunchError(f"task {tasks[0]} was lost before its rank could start. {why}")
+    first = lost[0]
+    rest = [slot.rank for slot in lost[1:]]
+    others = f" (with it {ranks_text(rest)})" if rest else ""
+    pid = pids.get(first.rank)
+    gpus = f", GPU {','.join(first.gpus)}" if first.gpus else ""
+    return RankFailedError(
+        f"rank {first.rank} of {first.size} on {first.hostname} (pid {pid}{gpus}) was lost{others}."
+        f" {why}",
+        rank=first.rank,
+        host=first.hostname,
+        pid=pid,
+    )
+
+
+def _load(outcome: Outcome) -> Exception | None:
+    if outcome.worker is None or not outcome.worker.value:
+        return None
+    try:
+        error = pickle.loads(outcome.worker.value)  # noqa: S301 - from Spark's own connection
+    except Exception:
+        return None
+    return error if isinstance(error, Exception) else None
+
+
+def _advice(error: Exception | None, outcome: Outcome) -> str:
+    """Return what to do about a module that is missing on the rank's host; empty otherwise."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    package = error.name.partition(".")[0]
+    if package == "horovod":
+        remedy = "Build it there: horovod-runner install"
+    else:
+        remedy = (
+            f"Install it there: pip install {_DISTRIBUTIONS.get(package, package)}. If it is your "
+            f"own module, send it with the run: ClusterConfig(ship_modules=[{package}]), "
+            f"horovod-runner run --ship-modules {package}"
+        )
+    return f"\n\nThe Python of {outcome.hostname} has no module {error.name}. {remedy}."
+
+
+def _where(outcome: Outcome, size: int) -> str:
+    gpu = f", GPU {','.join(outcome.gpus)}" if outcome.gpus else ""
+    return f"rank {outcome.rank} of {size} on {outcome.hostname} (pid {outcome.pid}{gpu})"
+
+
+def _describe(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:
+    parts = [f"{_where(first, len(outcomes))} failed: {_reason(first)}"]
+    others = _same_failures(first, outcomes, reported)
+    if others:
+        parts[0] += f"\n{others}"
+    if first.worker is not None and first.worker.traceback:
+        parts.append(f"Traceback on rank {first.rank}:\n{_indent(first.worker.traceback)}")
+    if first.tail:
+        lines = "\n".join(first.tail)
+        parts.append(f"The last lines that rank {first.rank} printed:\n{_indent(lines)}")
+    return "\n\n".join(parts)
+
+
+def _reason(outcome: Outcome) -> str:
+    worker, code = outcome.worker, outcome.exit_code
+    if worker is None:
+        # Also a clean exit: os._exit(0) before main returned leaves no outcome.
+        ended = describe_exit(code) if code is not None else "no exit code"
+        verb = "was" if ended.startswith("killed") else "ended with"
+        return f"its process {verb} {ended} before main returned"
+    if worker.error_type == "SystemExit":
+        return f"main called sys.exit, exit code {code}"
+    lines = worker.traceback.strip().splitlines()
+    return lines[-1] if lines else worker.error_type
+
+
+def _same_failures(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:
+    """Return a line that lists the ranks with the same failure; empty if there are none."""
+    # A rank that ended by a signal without a report may have been stopped by its task.
+    same = [
+        outcome.rank
+        for outcome in outcomes
+        if outcome is not first
+        and (outcome.rank in reported or outcome.worker is not None)
+        and _reason(outcome) == _reason(first)
+    ]
+    return f"The same failure: {ranks_text(same)}." if same else ""
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.rstrip().splitlines())

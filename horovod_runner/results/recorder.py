@@ -1,0 +1,87 @@
+"""Records output, reports, attempts and status of a run in ``runner.last_run``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from horovod_runner.results.run import Attempt, Line, Run, Status
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.wire.slots import RankInfo
+
+if TYPE_CHECKING:
+    from horovod_runner.wire.messages import Controller, Report
+
+_KEPT_CHARACTERS = 16 << 20
+
+
+class Recorder(Sink):
+    """Records the events of a run in a :class:`Run`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._characters = 0
+        self._attempt = 1
+
+    def attempt(self, number: int) -> None:
+        """As in :class:`~horovod_runner.sinks.Sink`, like the methods below."""
+        self._attempt = number
+        run, now = self._run, time.time()
+        latest = run.latest_checkpoint
+        resumed_from = None if latest is None else latest.step
+        run.attempts.append(Attempt(number, now, resumed_from=resumed_from))
+        run.timings.launched = run.timings.launched or now
+
+    def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
+        self._keep(rank, stream, text)
+
+    def log(self, rank: int, text: str) -> None:
+        self._keep(rank, "log", text)
+
+    def notice(self, text: str) -> None:
+        self._keep(-1, "notice", text)
+
+    def _keep(
+        self, rank: int, stream: Literal["stdout", "stderr", "log", "notice"], text: str
+    ) -> None:
+        run = self._run
+        with run._lock:
+            run._lines.append(Line(time.time(), rank, stream, text))
+            self._characters += len(text)
+            while self._characters > _KEPT_CHARACTERS:
+                cut = len(run._lines.popleft().text)
+                self._characters -= cut
+                run.logs_cut += cut
+
+    def controller(self, name: Controller) -> None:
+        self._run.controller = name
+
+    def ranks(self, ranks: list[RankInfo]) -> None:
+        self._run.ranks = ranks
+
+    def began(self, rank: int) -> None:
+        timings = self._run.timings
+        timings.first_line = timings.first_line or time.time()
+
+    def reports(self, reports: Sequence[Report]) -> None:
+        timings = self._run.timings
+        if timings.first_report is None:
+            timings.first_report = time.time()
+        self._run._metrics.extend(reports, self._attempt)
+
+    def failed(self, error: BaseException) -> None:
+        """Record that the current attempt has failed."""
+        attempt = self._run.attempts[-1] if self._run.attempts else None
+        if attempt is not None:
+            lines = str(error).strip().splitlines() or [""]
+            attempt.error = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
+            attempt.ended = time.time()
+
+    def ended(self, status: Status) -> None:
+        """Record that the run has ended."""
+        run = self._run
+        run.timings.end = time.time()
+        for attempt in run.attempts[-1:]:
+            attempt.ended = attempt.ended or run.timings.end
+        run.status = status

@@ -1,0 +1,291 @@
+"""Lists the runs of this user on this machine, and stops them: ``horovod-runner ps`` and ``stop``.
+
+    <state>/horovod_runner/runs/<run id>.json    the run's entry; deleted when the run ends
+                                <run id>.stop    a FIFO: writing to it cancels the run
+
+<state> is ``$XDG_STATE_HOME`` or ~/.local/state. An environment variable marks the processes of a
+run, so processes that a killed driver left behind are listed as well.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import psutil
+
+from horovod_runner.common.text import align_columns
+from horovod_runner.results.run import Run
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.warm.protocol import NO_RUN
+from horovod_runner.wire.job_file import RUN_VARIABLE
+from horovod_runner.wire.slots import RankInfo
+
+_GRACE_SECONDS = 5.0
+_STOP, _CLOSE = b"x", b"."
+
+
+class Entry(msgspec.Struct):
+    """The file that a driver writes about its run.
+
+    Attributes:
+        main: the name of the function.
+        where: "local", a Spark master, or "slurm job 12".
+        host, pid: host name and process id of the driver.
+        created: when the driver's process was created, in seconds since the epoch: the system
+            reuses process ids.
+        began: when the run began, in seconds since the epoch.
+        ranks: (rank, host, process id) of all ranks, once they have started.
+    """
+
+    run_id: str
+    main: str
+    np: int
+    where: str
+    host: str
+    pid: int
+    created: float
+    began: float
+    ranks: list[tuple[int, str, int | None]] = []
+
+    @property
+    def alive(self) -> bool | None:
+        """Whether the driver runs; None if it is on another host."""
+        if self.host != socket.gethostname():
+            return None
+        with suppress(psutil.Error):
+            return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
+        return False
+
+
+def folder() -> Path:
+    """Return the folder of the entries."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state, "horovod_runner", "runs")
+
+
+class Registration(Sink):
+    """Keeps a run listed while it lasts; use it as a context manager.
+
+    If the entry cannot be written (a read-only home folder), the run goes on unlisted.
+
+    Args:
+        run: the run.
+        main: the name of the function.
+        where: as in :class:`Entry`.
+        cancel: ends the run; called in another thread.
+    """
+
+    def __init__(self, run: Run, main: str, where: str, cancel: Callable[[], None]) -> None:
+        self._entry = Entry(
+            run.run_id,
+            main,
+            run.np,
+            where,
+            socket.gethostname(),
+            os.getpid(),
+            psutil.Process().create_time(),
+            run.timings.queued,
+        )
+        self._cancel = cancel
+        self._path: Path | None = None
+
+    def __enter__(self) -> Registration:
+        path = None
+        try:
+            entries = folder()
+            entries.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = entries / f"{self._entry.run_id}.json"
+            self._write(path)
+            fifo = path.with_suffix(".stop")
+            os.mkfifo(fifo, 0o600)
+            # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
+            self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, RuntimeError):  # RuntimeError: Path.home() finds no home folder
+            if path is not None:
+                _forget(self._entry.run_id)
+            return self
+        self._path = path
+        self._thread = threading.Thread(
+            target=self._listen, name="horovod_runner-stop", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._path is None:
+            return
+        os.write(self._fifo, _CLOSE)
+        self._thread.join()
+        os.close(self._fifo)
+        with suppress(OSError):
+            _forget(self._entry.run_id)
+
+    def _listen(self) -> None:
+        poller = select.poll()  # select() cannot handle descriptors above 1023
+        poller.register(self._fifo, select.POLLIN)
+        while True:
+            poller.poll()
+            command = os.read(self._fifo, 1)
+            if command == _CLOSE:
+                return
+            if command == _STOP:
+                self._cancel()
+
+    def _write(self, path: Path) -> None:
+        partial = path.with_suffix(".part")
+        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(msgspec.json.encode(self._entry))
+        partial.replace(path)
+
+    def ranks(self, ranks: list[RankInfo]) -> None:
+        """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""
+        if self._path is not None:
+            self._entry.ranks = [(rank.rank, rank.host, rank.pid) for rank in ranks]
+            with suppress(OSError):
+                self._write(self._path)
+
+
+class ListedRun(msgspec.Struct):
+    """A run, or the remains of one.
+
+    Attributes:
+        entry: the file that its driver wrote; None if only processes are left.
+        alive: whether its driver runs; None if the driver is on another host.
+        processes: ids of the run's processes on this machine, without its driver.
+    """
+
+    run_id: str
+    entry: Entry | None
+    alive: bool | None
+    processes: list[int]
+
+
+def find() -> list[ListedRun]:
+    """Return all runs of this user, oldest first."""
+    entries = {entry.run_id: entry for entry in _entries()}
+    processes = _processes()
+    runs = []
+    for run_id in sorted(entries.keys() | processes.keys()):
+        entry = entries.get(run_id)
+        alive = False if entry is None else entry.alive
+        pids = sorted(process.pid for process in processes.get(run_id, ()))
+        if entry is not None and alive is False and not pids:
+            _forget(run_id)  # its driver was killed, and no process is left
+            continue
+        runs.append(ListedRun(run_id, entry, alive, pids))
+    return sorted(runs, key=lambda run: run.entry.began if run.entry else 0.0)
+
+
+def _entries() -> Iterable[Entry]:
+    for path in folder().glob("*.json"):
+        with suppress(OSError, msgspec.MsgspecError):
+            yield msgspec.json.decode(path.read_bytes(), type=Entry)
+
+
+def _processes() -> dict[str, list[psutil.Process]]:
+    """Return this user's processes that belong to a run, by run id."""
+    by_run: dict[str, list[psutil.Process]] = {}
+    callers = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.pid in callers or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if process.uids().real != os.getuid():  # root could read the processes of others
+                continue
+            run_id = process.environ().get(RUN_VARIABLE)
+            if run_id and run_id != NO_RUN:
+                by_run.setdefault(run_id, []).append(process)
+    return by_run
+
+
+def _forget(run_id: str) -> None:
+    for suffix in ("json", "stop", "part"):
+        (folder() / f"{run_id}.{suffix}").unlink(missing_ok=True)
+
+
+def table(runs: Iterable[ListedRun]) -> str:
+    """Format runs as a table for people, one line per run."""
+    rows = [["run", "main", "np", "where", "driver", "since", "processes here"]]
+    for run in runs:
+        entry = run.entry
+        pids = ", ".join(map(str, run.processes)) or "-"
+        if entry is None:
+            rows.append([run.run_id, "?", "?", "?", "gone or elsewhere", "?", pids])
+            continue
+        gone = " (gone)" if run.alive is False else ""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.began))
+        driver = f"{entry.host}:{entry.pid}{gone}"
+        rows.append([run.run_id, entry.main, str(entry.np), entry.where, driver, since, pids])
+    return align_columns(rows)
+
+
+def as_json(runs: Iterable[ListedRun]) -> str:
+    """Format runs as JSON."""
+    return msgspec.json.format(msgspec.json.encode(list(runs))).decode()
+
+
+def stop(run: ListedRun, seconds: float) -> str:
+    """End a run: first through its driver if that runs, then by signals to what is left here.
+
+    Args:
+        run: the run to end.
+        seconds: how long the driver may take.
+
+    Returns:
+        Why the run has not ended; empty if it has.
+    """
+    entry = run.entry
+    if entry is not None and run.alive is None and not run.processes:
+        return f"its driver is on {entry.host}: run this command there"
+    if run.alive and _ask_driver(run.run_id):
+        deadline = time.monotonic() + seconds
+        path = folder() / f"{run.run_id}.json"
+        while path.exists():
+            if time.monotonic() > deadline:
+                assert entry is not None  # noqa: S101 - a driver that runs has written an entry
+                return (
+                    f"its driver (process {entry.pid}) did not end it within {seconds:g} s: set "
+                    "--timeout to wait longer"
+                )
+            time.sleep(0.05)
+    _end(_processes().get(run.run_id, []))
+    if entry is None or not run.alive:
+        _forget(run.run_id)
+    remaining = [str(process.pid) for process in _processes().get(run.run_id, [])]
+    return f"processes that do not end: {', '.join(remaining)}" if remaining else ""
+
+
+def _ask_driver(run_id: str) -> bool:
+    try:
+        fifo = os.open(folder() / f"{run_id}.stop", os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:  # the run is ending right now
+        return False
+    with open(fifo, "wb", buffering=0) as file:
+        file.write(_STOP)
+    return True
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGCONT)  # a stopped process does not act on SIGTERM
+                process.send_signal(number)
+        _, processes = psutil.wait_procs(processes, timeout=_GRACE_SECONDS)
+        if not processes:
+            return

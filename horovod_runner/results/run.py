@@ -1,0 +1,179 @@
+"""The record of a run: ``runner.last_run``, readable while the run goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.results.metrics_table import Metrics
+from horovod_runner.wire.slots import RankInfo
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+    import pyarrow as pa
+
+    from horovod_runner.checkpoints.archive import Archive
+    from horovod_runner.wire.messages import Controller
+
+Status = Literal["running", "finished", "failed", "cancelled"]
+
+
+class Line(NamedTuple):
+    """A text that the run printed.
+
+    Attributes:
+        time: when it arrived at the driver, in seconds since the epoch.
+        rank: the rank that printed it; -1 for the runner's notices.
+        stream: "stdout", "stderr", "log" for ``log_to_driver``, or "notice" for the runner.
+        text: a piece of output, or a whole message.
+    """
+
+    time: float
+    rank: int
+    stream: Literal["stdout", "stderr", "log", "notice"]
+    text: str
+
+
+@dataclass
+class Attempt:
+    """One launch of all ranks.
+
+    Attributes:
+        number: 1 for the first launch, plus 1 for each restart.
+        started: in seconds since the epoch.
+        ended: in seconds since the epoch; None while the attempt runs.
+        resumed_from: the step of the latest checkpoint when the attempt began; None if there was no
+            checkpoint.
+        error: the error in one line; empty if the attempt did not fail.
+    """
+
+    number: int
+    started: float
+    ended: float | None = None
+    resumed_from: int | None = None
+    error: str = ""
+
+
+@dataclass
+class Timings:
+    """The times of a run's events, in seconds since the epoch; None for an event to come.
+
+    Attributes:
+        queued: ``run`` was called.
+        launched: the launch of the first attempt began.
+        first_line: the first rank called ``main``.
+        first_report: the first report arrived at the driver.
+        end: all ranks had ended.
+    """
+
+    queued: float
+    launched: float | None = None
+    first_line: float | None = None
+    first_report: float | None = None
+    end: float | None = None
+
+
+@dataclass
+class Run:
+    """The record of one run.
+
+    Attributes:
+        run_id: the id in the names of the run's checkpoints and in Spark's UI.
+        np: the argument ``np`` of HorovodRunner.
+        params: ``np``, and the arguments of ``main`` that are numbers, strings or None.
+        status: "running", "finished", "failed" or "cancelled".
+        attempts: the launches, in order.
+        ranks: the ranks of the last attempt; empty until all have started.
+        controller: the library that Horovod coordinates and reduces with on CPUs, "gloo" or "mpi";
+            None until the ranks are placed.
+        timings: the times of the run's events.
+        logs_cut: the number of characters that were removed from :attr:`logs` to save memory.
+    """
+
+    run_id: str
+    np: int
+    params: Mapping[str, Any] = field(default_factory=dict)
+    status: Status = "running"
+    attempts: list[Attempt] = field(default_factory=list)
+    ranks: list[RankInfo] = field(default_factory=list)
+    controller: Controller | None = None
+    timings: Timings = field(default_factory=lambda: Timings(time.time()))
+    logs_cut: int = 0
+    _metrics: Metrics = field(default_factory=Metrics, repr=False)
+    _lines: deque[Line] = field(default_factory=deque, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _archive: Archive | None = field(default=None, repr=False)
+
+    @property
+    def metrics(self) -> pa.Table:
+        """All reports as a table; requires pyarrow and NumPy.
+
+        One row per report: the columns rank, attempt, step, epoch, time, and one per metric, null
+        if the report lacks it.
+        """
+        return self._metrics.table()
+
+    @property
+    def latest_metrics(self) -> dict[str, float | int]:
+        """The latest value of each metric of rank 0."""
+        return dict(self._metrics.latest.get(0, {}))
+
+    @property
+    def dropped_reports(self) -> dict[int, int]:
+        """By rank, the number of reports that have no row in :attr:`metrics`: there were too many.
+
+        Ranks that lost no report are not listed.
+        """
+        return {rank: count for rank, count in self._metrics.dropped.items() if count}
+
+    @property
+    def logs(self) -> list[Line]:
+        """What ranks and runner printed: the last 16 million characters."""
+        with self._lock:
+            return list(self._lines)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The complete checkpoints that still exist, oldest first."""
+        return [] if self._archive is None else self._archive.checkpoints
+
+    @property
+    def best_checkpoint(self) -> Checkpoint | None:
+        """The best checkpoint by ``CheckpointConfig(metric=)``; the latest if no metric is set."""
+        return None if self._archive is None else self._archive.best
+
+    @property
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The latest complete checkpoint; None if there is none."""
+        checkpoints = self.checkpoints
+        return checkpoints[-1] if checkpoints else None
+
+    def plot(self, *names: str, rank: int = 0) -> matplotlib.figure.Figure:
+        """Draw metrics by step, with marks at restarts; requires matplotlib.
+
+        Args:
+            names: the metrics to draw; if none is named, the first 20.
+            rank: the rank whose reports are drawn.
+
+        Returns:
+            A figure with one panel per metric.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: a metric in ``names`` was not reported.
+        """
+        from horovod_runner.results.plot import plot
+
+        resumed = {attempt.number: attempt.resumed_from for attempt in self.attempts}
+        return plot(self._metrics.series(rank), names, f"np={self.np}, {self.status}", resumed)
+
+
+def plain_params(np: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``np`` and the arguments of ``main`` that are plain numbers, strings or None."""
+    plain = (bool, int, float, str, type(None))
+    return {"np": np, **{name: value for name, value in kwargs.items() if type(value) in plain}}

@@ -1,0 +1,183 @@
+"""Passes each event of a run to all sinks: the built-in ones directly, the user's in threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from horovod_runner.sinks.sink import Sink
+
+if TYPE_CHECKING:
+    from horovod_runner.checkpoints.checkpoint import Checkpoint
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.messages import Controller, Report
+    from horovod_runner.wire.slots import RankInfo
+
+_CLOSE_SECONDS: Final = 30.0
+_IDLE_SECONDS: Final = 1.0
+_LAST_SECONDS: Final = 5.0
+_MAX_QUEUED: Final = 100_000  # events
+# Events that may overflow a queue; all others are few, and are never dropped.
+_FREQUENT: Final = ("report", "output", "log")
+
+
+class FanOut(Sink):
+    """Passes each event to all sinks.
+
+    Args:
+        direct: the runner's sinks, called in the calling thread.
+        threaded: the user's sinks, each called in a separate thread.
+        notice: called with a message for the user when a threaded sink fails or is too slow.
+    """
+
+    def __init__(
+        self, direct: Sequence[Sink], threaded: Iterable[Sink], notice: Callable[[str], None]
+    ) -> None:
+        self._direct = direct
+        self._threads = [_SinkThread(sink, notice) for sink in threaded]
+
+    def begin(self, run: Run) -> None:
+        """As in :class:`Sink`, like all methods below."""
+        self._pass_on("begin", run)
+
+    def attempt(self, number: int) -> None:
+        self._pass_on("attempt", number)
+
+    def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
+        self._pass_on("output", rank, stream, text)
+
+    def log(self, rank: int, text: str) -> None:
+        self._pass_on("log", rank, text)
+
+    def notice(self, text: str) -> None:
+        self._pass_on("notice", text)
+
+    def controller(self, name: Controller) -> None:
+        self._pass_on("controller", name)
+
+    def ranks(self, ranks: list[RankInfo]) -> None:
+        self._pass_on("ranks", ranks)
+
+    def began(self, rank: int) -> None:
+        self._pass_on("began", rank)
+
+    def reports(self, reports: Sequence[Report]) -> None:
+        for sink in self._direct:
+            sink.reports(reports)
+        for thread in self._threads:
+            for report in reports:
+                thread.put("report", (report,))
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        self._pass_on("checkpoint", checkpoint)
+
+    def idle(self) -> None:
+        for sink in self._direct:
+            sink.idle()
+
+    def end(self, run: Run) -> None:
+        self._pass_on("end", run)
+
+    def _pass_on(self, event: str, *arguments: Any) -> None:
+        for sink in self._direct:
+            getattr(sink, event)(*arguments)
+        for thread in self._threads:
+            thread.put(event, arguments)
+
+    def close(self) -> None:
+        """Wait until the user's sinks have handled all events, for at most half a minute."""
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.close()
+        for thread in self._threads:
+            thread.wait(deadline)
+
+
+class _SinkThread:
+    """Calls one sink in a separate thread: the sink may be slow, wait for a server, or fail."""
+
+    def __init__(self, sink: Sink, notice: Callable[[str], None]) -> None:
+        self._sink = sink
+        self._name = type(sink).__name__
+        self._notice = notice
+        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._dropped = 0
+        self._thread = threading.Thread(
+            target=self._work, name=f"horovod_runner-sink-{self._name}", daemon=True
+        )
+        try:
+            self._call("prepare", ())
+        except Exception as error:
+            self._give_up("prepare", error)
+        self._thread.start()
+
+    def put(self, event: str, arguments: tuple[Any, ...]) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            if len(self._events) >= _MAX_QUEUED and event in _FREQUENT:
+                self._dropped += 1
+                return
+            self._events.append((event, arguments))
+            self._changed.notify()
+
+    def _work(self) -> None:
+        idle_called = True
+        while True:
+            with self._changed:
+                while not self._events:
+                    if self._closed:
+                        return
+                    if not self._changed.wait(None if idle_called else _IDLE_SECONDS):
+                        break
+                event, arguments = self._events.popleft() if self._events else ("idle", ())
+            idle_called = event in ("idle", "end")
+            try:
+                self._call(event, arguments)
+            except Exception as error:
+                self._give_up(event, error)
+                return
+
+    def _call(self, event: str, arguments: tuple[Any, ...]) -> None:
+        method = getattr(self._sink, event, None)
+        if method is not None:
+            method(*arguments)
+
+    def _give_up(self, event: str, error: Exception) -> None:
+        self._notice(
+            f"the sink {self._name} failed in {event}() and receives nothing more of this run: "
+            f"{type(error).__name__}: {error}"
+        )
+        with self._changed:
+            self._closed = True
+            self._events.clear()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def wait(self, deadline: float) -> None:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            with self._changed:
+                queued = len(self._events)
+                kept = [event for event in self._events if event[0] not in _FREQUENT]
+                self._events = deque(kept)
+            self._notice(
+                f"the sink {self._name} is still busy {_CLOSE_SECONDS:.0f} s after the end of the "
+                f"run: {queued - len(kept)} reports and lines are dropped. It handles the other "
+                "events for as long as this process lives. It is slower than reports arrive: "
+                "report less often"
+            )
+            self._thread.join(_LAST_SECONDS)
+        elif self._dropped:
+            self._notice(
+                f"the sink {self._name} was too slow: {self._dropped} reports and lines were "
+                "dropped. Report less often"
+            )

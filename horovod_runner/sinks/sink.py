@@ -1,0 +1,82 @@
+"""The base class of all sinks: one method for each kind of event of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+if TYPE_CHECKING:
+    from horovod_runner.checkpoints.checkpoint import Checkpoint
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.messages import Controller, Report
+    from horovod_runner.wire.slots import RankInfo
+
+
+class Sink:
+    """Receives what the ranks of a run send back. Override the methods you need; all do nothing.
+
+        class Slack(Sink):
+            def report(self, report):
+                if report.epoch is not None:
+                    post(f"epoch {report.epoch}: {dict(report.metrics)}")
+
+        HorovodRunner(np=4, sinks=[Slack()]).run(main)
+
+    Each sink in ``sinks=[...]`` is called in a separate thread, one call after the other (except
+    :meth:`prepare`). If a method raises, a notice says so once and the sink receives nothing more.
+    The run continues.
+    """
+
+    def prepare(self) -> None:
+        """The first call, in the thread that calls ``run``: for state that is bound to a thread."""
+
+    def begin(self, run: Run) -> None:
+        """The run begins; ``run`` is the object that ``runner.last_run`` returns."""
+
+    def attempt(self, number: int) -> None:
+        """All ranks are about to be launched; ``number`` is 1 at first, and grows by restarts."""
+
+    def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
+        """A rank printed a piece of text."""
+
+    def log(self, rank: int, text: str) -> None:
+        """A rank called ``log_to_driver``."""
+
+    def notice(self, text: str) -> None:
+        """The runner itself has a message for the user."""
+
+    def controller(self, name: Controller) -> None:
+        """Horovod coordinates and reduces on CPUs with ``name``: "gloo" or "mpi"."""
+
+    def ranks(self, ranks: list[RankInfo]) -> None:
+        """Where the ranks run, once all have started; called again with their exit codes."""
+
+    def began(self, rank: int) -> None:
+        """A rank calls its ``main``."""
+
+    def report(self, report: Report) -> None:
+        """A rank called ``report``.
+
+        The report has ``rank``, ``metrics``, ``step``, ``epoch``, ``total_steps`` and ``time``.
+        """
+
+    def reports(self, reports: Sequence[Report]) -> None:
+        """Several reports of one rank arrived together; calls :meth:`report` with each."""
+        for report in reports:
+            self.report(report)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is complete."""
+
+    def idle(self) -> None:
+        """Nothing arrived for a second: time to send buffered data.
+
+        The runner's built-in sinks get this call after each poll, at least once a second.
+        """
+
+    def end(self, run: Run) -> None:
+        """The run has ended; ``run.status`` says how. This is the last call."""
+
+
+#: The names of a sink's methods.
+EVENTS: Final = tuple(name for name in vars(Sink) if not name.startswith("_"))

@@ -1,0 +1,126 @@
+"""The state of a training between ``spmd.start`` and ``spmd.end``, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from horovod_runner.errors import LaunchError, RankFailedError, is_secondary
+from horovod_runner.spmd.peers import Peers
+from horovod_runner.spmd.trainers import Trainer
+
+if TYPE_CHECKING:
+    from horovod_runner.host.rendezvous import Rendezvous
+
+Framework = Literal["torch", "tensorflow", "keras"]
+# A rank that survives a failure may notice it before the rank that failed has reported the cause.
+_CAUSE_SECONDS = 2.0
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    """What a failed rank sends to the others."""
+
+    rank: int
+    hostname: str
+    pid: int
+    text: str
+
+
+@dataclass
+class Session:
+    """A training between ``start`` and ``end``.
+
+    Attributes:
+        peers: all ranks of the program.
+        trainers: the ranks that train.
+        trainer: this rank's entry in ``trainers``; None if it does not train.
+        horovod: the Horovod module that was started here; None if none was.
+        rendezvous: the rendezvous server that this rank opened; None on all other ranks.
+        environment_before: the earlier values of changed environment variables; None for a variable
+            that was not set.
+    """
+
+    peers: Peers
+    trainers: list[Trainer] = field(default_factory=list)
+    trainer: Trainer | None = None
+    horovod: Any = None
+    rendezvous: Rendezvous | None = None
+    environment_before: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def use_gpus(self) -> bool:
+        """Whether the training runs on GPUs."""
+        return self.trainers[0].device is not None
+
+    def gather(self, value: Any) -> list[Any]:
+        """Exchange a msgspec struct with a ``problem`` field; returns those of all ranks.
+
+        Raises:
+            LaunchError: a rank has a problem. All ranks raise it.
+        """
+        values = [
+            msgspec.msgpack.decode(data, type=type(value))
+            for data in self.peers.allgather(msgspec.msgpack.encode(value))
+        ]
+        # Each problem with the first rank that has it.
+        problems = {v.problem: rank for rank, v in reversed([*enumerate(values)]) if v.problem}
+        if problems:
+            listed = "; ".join(f"rank {rank}: {problem}" for problem, rank in problems.items())
+            raise LaunchError(f"the training cannot start. {listed}")
+        return values
+
+    def set_environment(self, variables: Mapping[str, str | None]) -> None:
+        """Set environment variables until :meth:`close`; None removes a variable."""
+        for name, value in variables.items():
+            self.environment_before[name] = os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    def fail(self, error: BaseException) -> None:
+        """End the session on a rank that has failed, and tell the other ranks.
+
+        Raises:
+            RankFailedError: this rank failed only because another one had.
+        """
+        cause = self.peers.failure(_CAUSE_SECONDS) if is_secondary(error) else None
+        if cause is None and not isinstance(error, RankFailedError):  # all ranks know of that one
+            text = "".join(traceback.format_exception(error)).strip()
+            failure = _Failure(self.peers.rank, socket.gethostname(), os.getpid(), text)
+            self.peers.fail(msgspec.msgpack.encode(failure))
+        self.close(together=False)
+        if cause is not None:
+            raise peer_error(cause)
+
+    def close(self, *, together: bool) -> None:
+        """Stop Horovod, restore the environment, and disconnect from the other ranks.
+
+        Args:
+            together: whether all ranks do so now, and none has failed.
+        """
+        if self.horovod is not None:
+            self.horovod.shutdown()
+        if self.rendezvous is not None:
+            self.rendezvous.close()
+        for name, value in self.environment_before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self.peers.close(together=together)
+
+
+def peer_error(failure: bytes) -> RankFailedError:
+    """Return the error to raise here for another rank's failure."""
+    failed = msgspec.msgpack.decode(failure, type=_Failure)
+    return RankFailedError(
+        f"rank {failed.rank} of the program, on {failed.hostname}, failed:\n{failed.text}",
+        rank=failed.rank,
+        host=failed.hostname,
+        pid=failed.pid,
+    )

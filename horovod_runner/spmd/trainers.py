@@ -1,0 +1,189 @@
+"""Chooses the ranks that train, their GPUs, and the network they use; pure functions.
+
+One rank trains for each GPU of its host. Without GPUs all ranks train, or ``ranks_per_host`` of
+each host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from horovod_runner.driver import placement
+from horovod_runner.errors import LaunchError
+from horovod_runner.wire.slots import Offer, Slot
+
+
+class Interface(msgspec.Struct, frozen=True):
+    """A network interface of a host: its name, IPv4 address and netmask."""
+
+    name: str
+    address: str
+    netmask: str
+
+    @property
+    def network(self) -> ipaddress.IPv4Network:
+        """The network that is reached through the interface."""
+        return ipaddress.IPv4Network(f"{self.address}/{self.netmask}", strict=False)
+
+
+class Member(msgspec.Struct, frozen=True):
+    """How a rank of the program describes itself to the others.
+
+    Attributes:
+        rank: its number in the program.
+        host: as :attr:`horovod_runner.wire.slots.Offer.host`.
+        hostname: the host's name for people.
+        gpus: the GPUs that the rank sees, in CUDA's order, by ids that are unique on the host.
+        interfaces: the interfaces of its host, without loopback.
+        chosen: the name of the interface to use (HOROVOD_GLOO_IFACE); empty if the user set none.
+        default: the address of the host's default route; empty without one.
+        problem: why the rank cannot take part; empty if it can.
+    """
+
+    rank: int
+    host: str
+    hostname: str
+    gpus: tuple[str, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    chosen: str = ""
+    default: str = ""
+    problem: str = ""
+
+
+class Trainer(NamedTuple):
+    """A rank of the program that trains.
+
+    Attributes:
+        rank: its number in the program.
+        device: the index of its GPU among the GPUs that it sees; None on CPUs.
+        slot: its place in Horovod.
+    """
+
+    rank: int
+    device: int | None
+    slot: Slot
+
+
+def choose_trainers(members: Sequence[Member], ranks_per_host: int | None = None) -> list[Trainer]:
+    """Choose the ranks that train.
+
+    Args:
+        members: all ranks of the program.
+        ranks_per_host: the maximum number of ranks that train on each host; None sets no limit.
+
+    Returns:
+        The trainers in the order of their Horovod ranks.
+
+    Raises:
+        LaunchError: the hosts have no network in common.
+    """
+    devices = _devices(members)
+    use_gpus = any(device is not None for device in devices.values())
+    chosen: list[Member] = []
+    on_host: dict[str, int] = {}
+    for member in members:
+        idle = use_gpus and devices[member.rank] is None
+        if idle or on_host.get(member.host, 0) == (ranks_per_host or len(members)):
+            continue
+        on_host[member.host] = on_host.get(member.host, 0) + 1
+        chosen.append(member)
+    interfaces = _common_network(chosen)
+    offers = [
+        Offer(
+            task=member.rank,
+            host=member.host,
+            hostname=member.hostname,
+            address=interfaces[member.host].address,
+            interface=interfaces[member.host].name,
+        )
+        for member in chosen
+    ]
+    slots = placement.assign(offers, gpus_per_rank=0)
+    return [Trainer(slot.task, devices[slot.task], slot) for slot in slots]
+
+
+def _devices(members: Sequence[Member]) -> dict[int, int | None]:
+    """Assign to each rank the first GPU it sees that no earlier rank has; None if there is none."""
+    taken: set[tuple[str, str]] = set()
+    devices: dict[int, int | None] = {}
+    for member in members:
+        free = [i for i, gpu in enumerate(member.gpus) if (member.host, gpu) not in taken]
+        devices[member.rank] = free[0] if free else None
+        if free:
+            taken.add((member.host, member.gpus[free[0]]))
+    return devices
+
+
+LOOPBACK = Interface("lo", "127.0.0.1", "255.0.0.0")
+
+
+def _common_network(members: Sequence[Member]) -> dict[str, Interface]:
+    """Return the interface of each host by which it reaches the other hosts.
+
+    Raises:
+        LaunchError: the hosts have no network in common.
+    """
+    hosts = {member.host: member for member in members}
+    if len(hosts) == 1:
+        (only,) = hosts
+        return {only: LOOPBACK}
+    first = next(iter(hosts.values()))
+    if all(member.chosen for member in hosts.values()):
+        return {host: _chosen_interface(member) for host, member in hosts.items()}
+    for interface in first.interfaces:
+        same_network = _on_all(
+            {host: _in_network(member, interface) for host, member in hosts.items()}
+        )
+        # A bridge for containers has the same address on all hosts, and leads each to itself.
+        if same_network and len({i.address for i in same_network.values()}) == len(hosts):
+            return same_network
+    # Routed networks, where each host is in a different one.
+    routed = _on_all({host: _with_address(m, m.default) for host, m in hosts.items()})
+    if routed:
+        return routed
+    listed = "; ".join(
+        f"{member.hostname}: {', '.join(f'{i.name} {i.address}' for i in member.interfaces)}"
+        for member in hosts.values()
+    )
+    raise LaunchError(
+        f"the {len(hosts)} hosts have no network in common ({listed}). Set HOROVOD_GLOO_IFACE on "
+        "each host to the interface by which it reaches the others."
+    )
+
+
+def _on_all(interfaces: dict[str, Interface | None]) -> dict[str, Interface]:
+    """Return the interfaces by host; empty if a host has none."""
+    present = {host: interface for host, interface in interfaces.items() if interface is not None}
+    return present if len(present) == len(interfaces) else {}
+
+
+def _chosen_interface(member: Member) -> Interface:
+    for interface in member.interfaces:
+        if interface.name == member.chosen:
+            return interface
+    names = ", ".join(interface.name for interface in member.interfaces)
+    raise LaunchError(
+        f"HOROVOD_GLOO_IFACE={member.chosen} is set on {member.hostname}, which has no such "
+        f"interface with an IPv4 address. Set it to one of: {names}."
+    )
+
+
+def _in_network(member: Member, interface: Interface) -> Interface | None:
+    return next((i for i in member.interfaces if i.network == interface.network), None)
+
+
+def _with_address(member: Member, address: str) -> Interface | None:
+    return next((i for i in member.interfaces if i.address == address), None)
+
+
+def address_towards(this: Member, other: Member) -> str:
+    """Return the address by which a rank reaches another one.
+
+    Raises:
+        LaunchError: their hosts have no network in common.
+    """
+    return _common_network([other, this])[other.host].address

@@ -1,0 +1,108 @@
+"""Before training: the task offers its host to the driver, and is assigned a slot."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from horovod_runner.host import gpus, network
+from horovod_runner.task.orders import CalledOffError, DetachError, receive
+from horovod_runner.wire import messages
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.messages import Assignment
+from horovod_runner.wire.slots import Offer
+from horovod_runner.wire.transport import ChannelAddress
+
+REACH_SECONDS = 30.0  # for the driver's first answer
+
+
+class MeetingPoints(NamedTuple):
+    """Where the ranks find each other. All of them are on task 0's host, which runs rank 0.
+
+    Attributes:
+        rendezvous: ``host:port/token`` of Horovod's rendezvous server; empty with a single rank.
+        master_port: a port that is held free for torch.distributed's TCPStore.
+    """
+
+    rendezvous: str = ""
+    master_port: int = 0
+
+
+@contextmanager
+def meeting_points(task: int, address: str, size: int) -> Iterator[MeetingPoints]:
+    """Open the meeting points on task 0; empty ones on all other tasks.
+
+    Args:
+        task: this task's number.
+        address: this host's IPv4 address.
+        size: the number of ranks.
+    """
+    if task != 0:
+        yield MeetingPoints()
+        return
+    from horovod_runner.host.rendezvous import Rendezvous  # here: only task 0 needs asyncio
+
+    with ExitStack() as stack:
+        rendezvous = ""
+        if size > 1:
+            server = Rendezvous(address, size)
+            stack.callback(server.close)
+            rendezvous = server.address
+        held = stack.enter_context(network.hold_port(address))
+        yield MeetingPoints(rendezvous, held.getsockname()[1])
+
+
+def make_offer(
+    job: Job, address: ChannelAddress, task: int, task_gpus: tuple[str, ...] = ()
+) -> Offer:
+    """Describe this task's host to the driver.
+
+    Args:
+        job: the run's.
+        address: the driver's channel; decides which network interface is offered.
+        task: this task's number.
+        task_gpus: the GPUs that Spark gave this task.
+    """
+    own_address = network.address_towards(address.host)
+    look_for_gpus = not task_gpus and job.options.gpus_per_rank != 0
+    return Offer(
+        task=task,
+        host=network.host_id(),
+        hostname=socket.gethostname(),
+        address=own_address,
+        interface=network.interface_of(own_address),
+        task_gpus=task_gpus,
+        host_gpus=gpus.visible_gpus() if look_for_gpus else (),
+        ports=network.port_count(),
+    )
+
+
+def await_assignment(link: Link, address: ChannelAddress) -> Assignment:
+    """Wait until the driver has heard all tasks and assigns this one a slot.
+
+    Raises:
+        CalledOffError: the driver stopped the rank, or cannot be reached.
+        DetachError: the driver orders all tasks into detached mode.
+    """
+    deadline = time.monotonic() + REACH_SECONDS
+    reached = False
+    while True:
+        for message in receive(link, 0.5):
+            reached = True
+            if isinstance(message, Assignment):
+                return message
+            if isinstance(message, messages.Detach):
+                raise DetachError
+        if not reached and time.monotonic() > deadline:
+            link.mark_lost()
+            raise CalledOffError(
+                f"the driver did not answer at {address.host}:{address.port} within "
+                f"{REACH_SECONDS:.0f} s. The likely cause is a firewall between executors and "
+                "driver, or a wrong spark.driver.host (in detached mode, where task 0 supervises "
+                "the ranks: a firewall between the executors). Open all TCP ports between them, or "
+                "correct spark.driver.host."
+            )

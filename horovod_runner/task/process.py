@@ -1,0 +1,306 @@
+"""Starts a worker process, and ends it together with everything that it started.
+
+    task                                     worker
+      job file      ------ fd, read ------>  what to run
+      outcome file  <----- fd, write ------  how it ended
+      pipe          <----- framed messages   log_to_driver
+      pipe          <----- framed messages   reports: the worker never waits for room
+      pipe          <----- framed messages   pieces of checkpoints
+      pipe          <----- stacks            on request
+      socket        <----> startup requests of its MPI
+      pipes         <----- stdout, stderr
+      lifeline      ------ order ----------> its guard, which ends it
+
+What a worker wrote before it died stays readable: files and pipes outlive it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import IO, Final
+
+from horovod_runner.common.temporary import unnamed_file
+from horovod_runner.errors import LaunchError
+from horovod_runner.host.python_path import without_spark_core
+from horovod_runner.warm.client import ForkedGuard, ForkServer, NotForkedError
+from horovod_runner.wire import job_file
+from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
+from horovod_runner.worker import guard
+
+TERM_GRACE_SECONDS: Final = 2.0
+PIPE_BYTES: Final = 1 << 20
+_GUARD_SECONDS = 10.0
+# The user's function must not see secrets and ports of Spark and Py4J, and a run that a rank of
+# another run starts must not connect to that run's ranks.
+_WITHHELD = (
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "PYTHON_WORKER_FACTORY_SECRET",
+    "PYTHON_WORKER_FACTORY_PORT",
+    "PYSPARK_GATEWAY_SECRET",
+    "PYSPARK_GATEWAY_PORT",
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+)
+# Set if an MPI started this process. A rank's MPI gets its answers from the task (host/pmi.py).
+_WITHHELD_MPI = ("PMI_", "PMIX_")
+
+
+class WorkerProcess:
+    """A worker process and its guard, ``python -m horovod_runner.worker.main``; use as a context.
+
+    The task's child is the guard, which forks the worker. Both are forked from the owner's fork
+    server instead if there is one that fits.
+
+    Args:
+        job: what to run.
+        environment: variables beside those that this process passes on.
+        directory: the working directory; None for this process's.
+        mpi: whether the worker's MPI gets a socket for its startup requests.
+        owner: the process whose fork server to use; None always starts a new interpreter.
+        meanwhile: called once a second while the start waits for the fork server. An exception from
+            it ends the start.
+
+    Attributes:
+        stdout, stderr, messages, reports, file_parts, stacks: pipes to read, non-blocking.
+        pid_pipe: becomes readable when :attr:`pid` is known.
+        pmi: the socket for the startup requests of the worker's MPI; None without MPI.
+        fork_server: the owner's fork server, which may not exist; None without an owner.
+        cold_reason: why the worker was not forked from it; empty if it was, or without an owner.
+
+    Raises:
+        LaunchError: the job file cannot be written.
+        OSError: the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        job: WorkerJob,
+        environment: Mapping[str, str],
+        directory: str | None = None,
+        *,
+        mpi: bool = False,
+        owner: int | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        variables = {**inherited_environment(), **environment}
+        self.fork_server: ForkServer | None = None
+        self.cold_reason = ""
+        with ExitStack() as ours, ExitStack() as theirs:
+            stdout, stderr, *arguments = self._open(job, ours, theirs)
+            inherited = list(arguments)
+            self.pmi: socket.socket | None = None
+            if mpi:
+                self.pmi, worker_pmi = socket.socketpair()
+                ours.enter_context(self.pmi)
+                theirs.enter_context(worker_pmi)
+                inherited.append(worker_pmi.fileno())
+                variables[job_file.PMI_VARIABLE] = str(worker_pmi.fileno())
+            guard_process: subprocess.Popen[bytes] | ForkedGuard | None = None
+            if owner is not None:
+                self.fork_server = ForkServer(owner, job.path, variables, directory)
+                try:
+                    guard_process = self.fork_server.fork([stdout, stderr, *inherited], meanwhile)
+                except NotForkedError as error:
+                    self.cold_reason = str(error)
+            if guard_process is None:
+                streams = (stdout, stderr)
+                guard_process = _start(arguments, streams, inherited, variables, directory)
+            self._process = guard_process
+            self._exit_descriptor = _exit_descriptor(guard_process)
+            self._ours = ours.pop_all()
+        self._pid: int | None = None
+        pipes = (self.messages, self.reports, self.file_parts, self.stacks)
+        for descriptor in (self.stdout, self.stderr, *pipes):
+            os.set_blocking(descriptor, False)
+            _enlarge(descriptor)
+
+    def _open(self, job: WorkerJob, ours: ExitStack, theirs: ExitStack) -> list[int]:
+        """Open the files and pipes; returns the worker's ends, as worker.main expects them."""
+        job_data = theirs.enter_context(unnamed_file("job"))
+        _write_job(job_data, job)
+        self._outcome_file = ours.enter_context(unnamed_file("outcome"))
+        self.stdout, stdout = _pipe(ours, theirs)
+        self.stderr, stderr = _pipe(ours, theirs)
+        self.messages, messages = _pipe(ours, theirs)
+        self.reports, reports = _pipe(ours, theirs)
+        self.file_parts, file_parts = _pipe(ours, theirs)
+        self.stacks, stacks = _pipe(ours, theirs)
+        self.pid_pipe, pid_pipe = _pipe(ours, theirs)
+        lifeline, lifeline_write = os.pipe()
+        self._lifeline: int | None = lifeline_write
+        theirs.callback(os.close, lifeline)
+        ours.callback(self.kill)
+        files = (job_data.fileno(), self._outcome_file.fileno())
+        return [stdout, stderr, *files, messages, reports, file_parts, stacks, lifeline, pid_pipe]
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id; waits for it. The guard's if the guard never forked a worker."""
+        if self._pid is None:
+            self._pid = int(os.read(self.pid_pipe, 20) or self._process.pid)
+        return self._pid
+
+    @property
+    def exit_descriptor(self) -> int | None:
+        """Becomes readable when all has ended; None where the system has no pidfds."""
+        return self._exit_descriptor
+
+    @property
+    def exit_code(self) -> int | None:
+        """The worker's exit code, negative for a signal; None until it and its children ended."""
+        return self._process.poll()
+
+    def outcome(self) -> WorkerOutcome | None:
+        """What the worker wrote to its outcome file; None if that is not complete."""
+        outcome = job_file.read(self._outcome_file.fileno())
+        return outcome if isinstance(outcome, WorkerOutcome) else None
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the worker's whole process group."""
+        self._order(guard.TERMINATE)
+
+    def show_stacks(self) -> None:
+        """Ask the worker for its Python stacks; they arrive in :attr:`stacks`."""
+        self._order(guard.SHOW_STACKS)
+
+    def _order(self, order: bytes) -> None:
+        if self._lifeline is not None:
+            with suppress(BrokenPipeError):
+                os.write(self._lifeline, order)
+
+    def kill(self) -> None:
+        """Kill the worker and everything that it started."""
+        if self._lifeline is not None:
+            os.close(self._lifeline)
+            self._lifeline = None
+
+    def close(self) -> None:
+        """End all processes and close all descriptors. May be called twice."""
+        if self._exit_descriptor is not None:
+            os.close(self._exit_descriptor)
+            self._exit_descriptor = None
+        if self._outcome_file.closed:
+            return
+        if self.exit_code is None:
+            self.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(TERM_GRACE_SECONDS)
+        self.kill()
+        try:
+            self._process.wait(_GUARD_SECONDS)
+        except subprocess.TimeoutExpired:  # the guard itself is stopped
+            self._process.kill()
+            self._process.wait()
+        self._pid = self.pid  # while the pipe is open
+        if self.exit_code == -signal.SIGKILL:  # maybe the guard's: then it has killed nobody
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)
+        self._ours.close()
+
+
+def _start(
+    arguments: Iterable[int],
+    streams: tuple[int, int],
+    inherited: Sequence[int],
+    variables: Mapping[str, str],
+    directory: str | None,
+) -> subprocess.Popen[bytes]:
+    """Start a guard in a new interpreter.
+
+    Args:
+        arguments: the descriptors that worker.main expects as its arguments.
+        streams: the descriptors of its standard output and error.
+        inherited: all other descriptors that it inherits.
+        variables: its environment.
+        directory: its working directory; None for this process's.
+    """
+    stdout, stderr = streams
+    return subprocess.Popen(
+        job_file.command("horovod_runner.worker.main", *map(str, arguments), directory=directory),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=variables,
+        cwd=directory,
+        pass_fds=inherited,
+        start_new_session=True,
+    )
+
+
+def _exit_descriptor(process: subprocess.Popen[bytes] | ForkedGuard) -> int | None:
+    """A descriptor that becomes readable when a process ends; None without pidfds."""
+    if isinstance(process, ForkedGuard):
+        return os.dup(process.pidfd)
+    try:
+        return os.pidfd_open(process.pid)
+    except (AttributeError, OSError):
+        return None  # not Linux, or a kernel before 5.3
+
+
+def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
+    read, write = os.pipe()
+    readers.callback(os.close, read)
+    writers.callback(os.close, write)
+    return read, write
+
+
+def _write_job(file: IO[bytes], job: WorkerJob) -> None:
+    try:
+        job_file.write(file.fileno(), job)
+    except OSError as error:
+        raise LaunchError(
+            f"the {len(job.main)} bytes of main and its arguments could not be written to "
+            f"{tempfile.gettempdir()}: {error}. Free space there, or set TMPDIR to another folder."
+        ) from error
+
+
+def inherited_environment() -> dict[str, str]:
+    """The environment variables that this process passes on to its workers."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _WITHHELD and not name.startswith(_WITHHELD_MPI)
+    }
+    if "PYTHONPATH" in variables:
+        entries = variables["PYTHONPATH"].split(os.pathsep)
+        variables["PYTHONPATH"] = os.pathsep.join(without_spark_core(entries))
+    return variables
+
+
+def _enlarge(descriptor: int) -> None:
+    """Enlarge a pipe, so that the worker need not wait while this process is scheduled out."""
+    try:
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    except (ImportError, AttributeError, OSError):
+        return  # not Linux, or the user's limit for pipes is reached
+
+
+def describe_exit(code: int) -> str:
+    """An exit code in words, with its usual cause."""
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+    usual = {
+        "SIGKILL": "often the out-of-memory killer: check the host's memory",
+        "SIGABRT": "Horovod aborts like this when a rank fails inside hvd.init()",
+        "SIGSEGV": "a crash in native code",
+        "SIGBUS": "a memory-mapped file was truncated, or /dev/shm is full",
+        "SIGTERM": "another process asked it to end, perhaps a resource manager",
+        "SIGILL": "native code built for another processor",
+    }.get(name)
+    return f"killed by {name}" + (f" ({usual})" if usual else "")

@@ -1,0 +1,334 @@
+"""Forwards all that a worker writes to the driver, and carries out the driver's orders.
+
+A single loop, which never waits for the driver while the worker could be waiting for the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import zmq
+
+from horovod_runner.task.activity import Activity
+from horovod_runner.task.lines import LineSplitter
+from horovod_runner.task.mpi_socket import MpiSocket
+from horovod_runner.task.orders import LOST_DRIVER
+from horovod_runner.task.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
+from horovod_runner.task.stall_reader import StallReader
+from horovod_runner.wire import framing, messages
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.messages import FromDriver
+
+_READ_BYTES = 64 << 10
+_TAIL_LINES = 30
+_TAIL_LINE_CHARACTERS = 2000
+_POLL_MS = 100
+_BEAT_MS = 1000
+# Reports are read at fixed intervals: a training loop that reports every step must not wake this
+# process every step. The interval is shorter when the pipe fills.
+_REPORTS_SECONDS = 0.1
+_REPORTS_SOON_SECONDS = 0.01
+_REPORTS_MANY_BYTES = PIPE_BYTES // 8
+# With this many batches that the driver has not taken, reports stay in their pipe.
+_MAX_WAITING = 32
+# The same for pieces of checkpoints: ZeroMQ's queue is full then, and spooling them to disk would
+# save no time.
+_MAX_WAITING_FILE_PARTS = 2
+_ACTIVITY_SECONDS = 5.0  # between two measurements of the worker's activity
+_STACKS_SECONDS = 2.0  # until the worker's stacks begin to arrive; a tenth of it for the rest
+
+
+class Relay:
+    """Reads a worker's pipes, sends their content to the driver, and ends the worker when ordered.
+
+    Args:
+        job: the run's.
+        assignment: the rank's slot.
+        link: the task's end of the message channel.
+        worker: the worker process.
+        echo: called with each line that the rank prints, prefixed with the rank; None echoes none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        assignment: messages.Assignment,
+        link: Link,
+        worker: WorkerProcess,
+        echo: Callable[[str], None] | None,
+    ) -> None:
+        self._slot = assignment.slot
+        self._link = link
+        self._worker = worker
+        self._unspooled: deque[bytes] = deque()  # batches that a full disk has no room for
+        # The beginning of a message whose end the worker has not written yet, by pipe.
+        self._partial = {
+            pipe: bytearray() for pipe in (worker.messages, worker.reports, worker.file_parts)
+        }
+        self._reports_at: float | None = None  # when to read reports; None: as soon as some arrive
+        self._file_parts_paused = False
+        self._kill_at: float | None = None
+        self._stopped = False
+        self._problem = ""
+        self._activity: Activity | None = None
+        self._activity_seconds = min(_ACTIVITY_SECONDS, job.stall_seconds / 2)
+        self._stall_reader = StallReader()
+        self._stacks = b""
+        self._stacks_until: float | None = None
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._echo = echo
+        self._stream_output = job.options.stream_output
+        self._streams = {
+            worker.stdout: LineSplitter("stdout", hold=job.size > 1),
+            worker.stderr: LineSplitter("stderr", hold=job.size > 1),
+        }
+        self._open = {worker.stdout, worker.stderr, worker.stacks, *self._partial}
+        self._mpi: MpiSocket | None = None
+        if worker.pmi is not None:
+            self._mpi = MpiSocket(worker.pmi, assignment, self._queue)
+        self._poller = self._make_poller()
+
+    def _make_poller(self) -> zmq.Poller:
+        poller = zmq.Poller()
+        poller.register(self._link.socket, self._link.wanted)
+        for descriptor in (*self._open, self._link.monitor, self._worker.pid_pipe):
+            poller.register(descriptor, zmq.POLLIN)
+        if self._mpi is not None:
+            poller.register(self._mpi.fileno(), zmq.POLLIN)
+        if self._worker.exit_descriptor is not None:
+            poller.register(self._worker.exit_descriptor, zmq.POLLIN)
+        return poller
+
+    def run(self) -> None:
+        """Forward until the worker has ended and all that it wrote is queued for the driver."""
+        while self._worker.exit_code is None:
+            # While the disk is full the worker's pipes must fill: what is read must not be lost.
+            self._obey(self._wait_for_room() if self._unspooled else self._forward_ready())
+            if self._link.lost and not self._problem:
+                self._problem = LOST_DRIVER
+                self._end_worker()
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self._worker.kill()
+        for descriptor in tuple(self._open):
+            self._read_rest(descriptor)
+        for stream in self._streams.values():
+            self._print(stream, b"", final=True)
+        while self._unspooled:
+            self._spool()
+            self._link.wait(_POLL_MS / 1000)
+
+    def outcome(self) -> Outcome:
+        """How the rank ended. Also sends Failed if the worker died before it could."""
+        exit_code = self._worker.exit_code
+        worker_outcome = self._worker.outcome()
+        if worker_outcome is not None:
+            exit_code = worker_outcome.exit_code
+        elif exit_code is not None:
+            self._queue(messages.Failed(self._slot.rank, exit_code))
+        return Outcome(
+            self._slot.task,
+            self._slot.rank,
+            self._slot.hostname,
+            self._worker.pid,
+            exit_code,
+            self._slot.gpus,
+            worker_outcome,
+            list(self._tail),
+            self._problem,
+            stopped=self._stopped,
+        )
+
+    def _wait_for_room(self) -> list[FromDriver]:
+        """Try again to spool; returns the driver's orders."""
+        orders = self._link.wait(_POLL_MS / 1000)
+        self._spool()
+        return orders
+
+    def _forward_ready(self) -> list[FromDriver]:
+        """Wait for anything to happen, and forward what is there; returns the driver's orders."""
+        self._poller.modify(self._link.socket, self._link.wanted)
+        self._pause_file_parts(self._link.waiting >= _MAX_WAITING_FILE_PARTS)
+        ready = dict(self._poller.poll(self._poll_timeout()))
+        if self._worker.pid_pipe in ready:
+            self._worker_started()
+        self._read_ready(self._open & ready.keys())
+        if self._mpi is not None and self._mpi.fileno() in ready:
+            self._keep_mpi(self._mpi.read())
+        if self._link.monitor in ready:
+            self._link.observe()
+        self._send_heartbeat()
+        self._send_stacks()
+        self._link.flush()
+        return self._link.receive()
+
+    def _worker_started(self) -> None:
+        self._poller.unregister(self._worker.pid_pipe)
+        pid = self._worker.pid
+        self._queue(messages.Started(self._slot.rank, pid, self._worker.cold_reason))
+        self._activity = Activity(pid, self._activity_seconds)
+
+    def _obey(self, orders: Iterable[FromDriver]) -> None:
+        for order in orders:
+            if isinstance(order, messages.Stop):
+                self._end_worker()
+            elif isinstance(order, messages.ShowStacks):
+                self._stacks, self._stacks_until = b"", time.monotonic() + _STACKS_SECONDS
+                self._worker.show_stacks()
+            elif isinstance(order, messages.Fenced) and self._mpi is not None:
+                self._keep_mpi(self._mpi.fenced())
+            elif isinstance(order, messages.MpiValues) and self._mpi is not None:
+                self._keep_mpi(self._mpi.values(order.values))
+
+    def _end_worker(self) -> None:
+        if self._kill_at is None:
+            if self._worker.outcome() is None:  # otherwise the worker is about to exit by itself
+                self._stopped = True
+                self._worker.terminate()
+            self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
+
+    def _poll_timeout(self) -> int:
+        """How long to wait for something to happen, in milliseconds."""
+        has_deadline = self._kill_at is not None or self._stacks_until is not None
+        soon = has_deadline or self._link.disconnected or self._worker.exit_descriptor is None
+        longest = _POLL_MS if soon else _BEAT_MS
+        if self._reports_at is None or self._link.waiting >= _MAX_WAITING:
+            return longest
+        return min(longest, max(0, round((self._reports_at - time.monotonic()) * 1000)))
+
+    def _send_heartbeat(self) -> None:
+        if self._activity is not None:
+            self._activity.measure()
+            self._link.beat(self._activity.heartbeat())
+
+    def _send_stacks(self) -> None:
+        if self._stacks_until is not None and time.monotonic() > self._stacks_until:
+            self._queue(messages.Stacks(self._stacks.decode(errors="replace")))
+            self._stacks_until = None
+
+    def _pause_file_parts(self, pause: bool) -> None:
+        if pause != self._file_parts_paused and self._worker.file_parts in self._open:
+            self._file_parts_paused = pause
+            self._poller.modify(self._worker.file_parts, 0 if pause else zmq.POLLIN)
+
+    def _keep_mpi(self, in_use: bool) -> None:
+        if not in_use and self._mpi is not None:
+            self._poller.unregister(self._mpi.fileno())
+            self._mpi = None
+
+    def _read_ready(self, ready: set[int]) -> None:
+        for descriptor in ready:
+            if descriptor == self._worker.reports:
+                self._poller.unregister(descriptor)  # from now on it is read by the clock
+                self._reports_at = 0.0
+            elif self._read(descriptor) is None:
+                self._leave(descriptor)
+        if self._reports_at is not None and time.monotonic() >= self._reports_at:
+            self._read_reports()
+
+    def _read_reports(self) -> None:
+        """Empty the pipe of reports, unless the driver is behind."""
+        pipe, total = self._worker.reports, 0
+        while self._link.waiting < _MAX_WAITING and total < PIPE_BYTES:
+            count = self._read(pipe)
+            if count is None:
+                self._leave(pipe)
+            if pipe not in self._open:
+                return
+            if not count:
+                break
+            total += count
+            self._link.flush()
+        if total:
+            many = total >= _REPORTS_MANY_BYTES
+            pause = _REPORTS_SOON_SECONDS if many else _REPORTS_SECONDS
+            self._reports_at = time.monotonic() + pause
+        elif self._link.waiting < _MAX_WAITING:
+            self._reports_at = None  # no reports at the moment: wait for the pipe itself
+            self._poller.register(pipe, zmq.POLLIN)
+
+    def _read(self, descriptor: int) -> int | None:
+        """Read once: the number of bytes, 0 if there are none yet, None at the end of the pipe."""
+        try:
+            data = os.read(descriptor, PIPE_BYTES if descriptor in self._partial else _READ_BYTES)
+        except BlockingIOError:
+            return 0
+        if not data:
+            return None
+        if descriptor == self._worker.stacks:
+            self._stacks += data
+            if self._stacks_until is not None:  # complete soon: faulthandler writes it in one go
+                self._stacks_until = time.monotonic() + _STACKS_SECONDS / 10
+        elif descriptor in self._partial:
+            self._touch()
+            self._forward(descriptor, data)
+        else:
+            self._print(self._streams[descriptor], data)
+        return len(data)
+
+    def _read_rest(self, descriptor: int) -> None:
+        """Read what the ended worker left in a pipe, and no more: others may still write to it."""
+        left = PIPE_BYTES
+        while left > 0 and (count := self._read(descriptor)):
+            left -= count
+
+    def _leave(self, descriptor: int) -> None:
+        """Stop reading a pipe."""
+        self._open.discard(descriptor)
+        if descriptor == self._worker.reports:
+            self._reports_at = None
+        with suppress(KeyError):  # not registered at the moment
+            self._poller.unregister(descriptor)
+
+    def _forward(self, pipe: int, data: bytes) -> None:
+        """Queue the complete messages of a pipe."""
+        partial = self._partial[pipe]
+        partial += data
+        try:
+            end = framing.complete(partial)
+        except ValueError:
+            # Only a worker that overwrites its own memory writes this; its output still counts.
+            partial.clear()
+            self._leave(pipe)
+            return
+        if end:
+            self._queue_batch(bytes(partial[:end]))
+            del partial[:end]
+
+    def _print(self, stream: LineSplitter, data: bytes, *, final: bool = False) -> None:
+        """Forward output, and look for stall warnings in it."""
+        text, lines = stream.feed(data, final=final)
+        self._tail.extend(line[:_TAIL_LINE_CHARACTERS] for line in lines)
+        stalls, others = self._stall_reader.feed(lines)
+        if stalls:
+            self._queue(messages.Stalled(stalls))
+        if others:
+            self._touch()
+        if text and self._stream_output:
+            self._queue(messages.Output(self._slot.rank, stream.name, text))
+        if self._echo is not None:
+            for line in lines:
+                self._echo(f"[{self._slot.rank}] {line}")
+
+    def _touch(self) -> None:
+        if self._activity is not None:
+            self._activity.touch()
+
+    def _queue(self, message: messages.Message) -> None:
+        self._queue_batch(framing.frame(messages.encode(message)))
+
+    def _queue_batch(self, batch: bytes) -> None:
+        self._unspooled.append(batch)
+        self._spool()
+
+    def _spool(self) -> None:
+        while self._unspooled:
+            try:
+                self._link.put_batch(self._unspooled[0])
+            except OSError:
+                return  # the disk is full: tried again when something has been sent
+            self._unspooled.popleft()

@@ -1,0 +1,278 @@
+"""Runs one rank of a job: meets the driver, starts the worker process, reports the outcome.
+
+Runs in a Spark task, in a Slurm task or in a thread of the driver; never in the worker process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from horovod_runner.errors import DataError, HorovodRunnerError
+from horovod_runner.host import gpus, limits, rank_environment, software
+from horovod_runner.host.pmi import segments
+from horovod_runner.host.scratch import VARIABLE, RunFolder, remove_left
+from horovod_runner.task import meeting, transfer
+from horovod_runner.task.orders import DetachError, stay_alive
+from horovod_runner.task.process import WorkerProcess
+from horovod_runner.task.relay import Relay
+from horovod_runner.wire import messages
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.job_file import LEFT_VARIABLE, RUN_VARIABLE, CheckpointPlan, WorkerJob
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.messages import Assignment
+from horovod_runner.wire.slots import Slot
+from horovod_runner.wire.transport import ChannelAddress
+
+_DETACH_SECONDS = 10.0  # without an answer, before the tasks switch to detached mode
+_DRAIN_SECONDS = 30.0  # without any progress
+_TIMELINE = "HOROVOD_TIMELINE"
+
+
+@dataclass(frozen=True)
+class TaskSetup:
+    """What the launcher passes to one task, beside the job.
+
+    Attributes:
+        task: the task's number, 0 to size - 1.
+        path: the worker's ``sys.path``.
+        user_environment: the variables that count as set by the user.
+        task_gpus: the GPUs that Spark gave this task.
+        directory: the worker's working directory; None for this process's.
+        echo: called with each line that the rank prints; None prints nothing here.
+        detached: how the tasks continue when the driver cannot be reached: all of them enter this
+            context, get the address of the driver's stand-in, and leave it together. None: they
+            fail instead.
+        receive_rows: writes the DataFrame rows that came with the task to a folder, and returns
+            their metadata by dataset name. None: no rows come with the task.
+        owner: the process on this host that ends with the session; a fork server ends with it.
+            None: no fork server may be kept.
+    """
+
+    task: int
+    path: list[str]
+    user_environment: Mapping[str, str]
+    task_gpus: tuple[str, ...] = ()
+    directory: str | None = None
+    echo: Callable[[str], None] | None = None
+    detached: AbstractContextManager[ChannelAddress] | None = None
+    receive_rows: Callable[[Path], dict[str, bytes]] | None = None
+    owner: int | None = None
+
+
+def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
+    """Run one rank, from the first message to the driver to the worker's end.
+
+    Whatever the rank itself does is in the outcome; it is never raised.
+
+    Args:
+        job: what to run.
+        address: the driver's channel.
+        setup: where this task runs.
+
+    Raises:
+        LaunchError: the driver cannot be reached, and the tasks could not meet without it.
+    """
+    with ExitStack() as stack:  # the run's scratch folder survives the switch to detached mode
+        try:
+            return _run_with(job, address, setup, stack)
+        except DetachError:
+            assert setup.detached is not None  # noqa: S101 - only then is it raised
+        with setup.detached as stand_in:
+            return _run_with(job, stand_in, replace(setup, detached=None), stack)
+
+
+def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitStack) -> Outcome:
+    """Run one rank with the driver, or its stand-in, at an address.
+
+    Raises:
+        DetachError: the tasks must switch to detached mode.
+    """
+    link = Link(address, setup.task)
+    try:
+        # Before Hello: the driver starts all ranks once all tasks have said Hello, so a task that
+        # says it must be able to take part.
+        if setup.detached is not None and not link.reaches(_DETACH_SECONDS):
+            raise DetachError
+        try:
+            folder = stack.enter_context(_scratch(job)) if _needs_scratch(job) else None
+            outcome = _RankTask(job, address, setup, link, folder).run()
+        except DetachError:
+            raise
+        except Exception as error:
+            # Reported at once: other ranks may already wait for this one in a collective.
+            link.put(messages.Failed(-1, 1, type(error).__name__))
+            outcome = Outcome(
+                setup.task,
+                hostname=socket.gethostname(),
+                problem=str(error) if isinstance(error, HorovodRunnerError) else repr(error),
+                in_data=isinstance(error, DataError),
+            )
+        return msgspec.structs.replace(outcome, lost=_drain(link, setup.task))
+    finally:
+        link.close()
+
+
+def _needs_scratch(job: Job) -> bool:
+    return bool(job.data or job.checkpoints.resume) or _wants_timeline(job)
+
+
+def _scratch(job: Job) -> RunFolder:
+    return RunFolder(job.run_id, limit=job.options.data_config.disk_limit)
+
+
+def _wants_timeline(job: Job) -> bool:
+    return job.options.debug_config.timeline is not None
+
+
+class _RankTask:
+    """The steps of one rank: meet, fetch, run the worker.
+
+    Args:
+        job: what to run.
+        address: of the channel that ``link`` is connected to.
+        setup: where this task runs.
+        link: this task's end of the channel.
+        folder: the run's scratch folder on this host; None where the job needs none.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        address: ChannelAddress,
+        setup: TaskSetup,
+        link: Link,
+        folder: RunFolder | None,
+    ) -> None:
+        self._job = job
+        self._address = address
+        self._setup = setup
+        self._link = link
+        self._folder = None if folder is None else folder.path
+
+    def run(self) -> Outcome:
+        """Run the rank to its end.
+
+        Raises:
+            DetachError: the tasks must switch to detached mode.
+        """
+        job, setup = self._job, self._setup
+        pieces = self._receive_rows()
+        offer = meeting.make_offer(job, self._address, setup.task, setup.task_gpus)
+        with meeting.meeting_points(setup.task, offer.address, job.size) as points:
+            versions = software.installed(setup.path)
+            hello = messages.Hello(offer, points.rendezvous, points.master_port, versions, pieces)
+            self._link.put(hello)
+            assignment = meeting.await_assignment(self._link, self._address)
+            checkpoints = self._fetch_checkpoint(assignment.slot)
+            outcome = self._run_worker(assignment, checkpoints)
+            remove_left(job.run_id)
+            return outcome
+
+    def _receive_rows(self) -> dict[str, bytes]:
+        """Store the DataFrame rows that came with the task; returns their metadata."""
+        if self._setup.receive_rows is None or self._folder is None:
+            return {}
+        return self._setup.receive_rows(self._folder)
+
+    def _fetch_checkpoint(self, slot: Slot) -> CheckpointPlan:
+        """The job's checkpoint plan; on rank 0 with a checkpoint that is readable on this host."""
+        plan = self._job.checkpoints
+        if slot.rank == 0 and plan.resume and self._folder is not None:
+            return transfer.fetch_checkpoint(plan, self._link, self._folder)
+        return plan
+
+    def _run_worker(self, assignment: Assignment, checkpoints: CheckpointPlan) -> Outcome:
+        """Start the worker process, forward all that it writes, and return how it ended."""
+        job, setup, slot = self._job, self._setup, assignment.slot
+        timeline = self._timeline_file()
+        with WorkerProcess(
+            self._worker_job(assignment, checkpoints),
+            self._worker_variables(assignment, timeline),
+            setup.directory,
+            mpi=assignment.controller == "mpi",
+            owner=setup.owner if job.options.cluster_config.preload_frameworks else None,
+            meanwhile=lambda: stay_alive(self._link),
+        ) as worker:
+            relay = Relay(job, assignment, self._link, worker, setup.echo)
+            relay.run()
+            if timeline is not None and slot.rank == 0:
+                transfer.send_timeline(timeline, self._link)
+            outcome = relay.outcome()
+            if worker.fork_server is not None and outcome.worker is not None:
+                worker.fork_server.keep(outcome.worker.imported)
+            return outcome
+
+    def _timeline_file(self) -> Path | None:
+        if _wants_timeline(self._job) and self._folder is not None:
+            return self._folder / "timeline.json"
+        return None
+
+    def _worker_job(self, assignment: Assignment, checkpoints: CheckpointPlan) -> WorkerJob:
+        """What the worker process reads from its job file."""
+        job, slot = self._job, assignment.slot
+        return WorkerJob(
+            rank=slot.rank,
+            size=slot.size,
+            options=job.options,
+            main=job.main,
+            path=self._setup.path,
+            argv=list(job.argv),
+            data=job.data,
+            pieces=assignment.pieces,
+            attempt=job.attempt,
+            checkpoints=checkpoints,
+            sparkdl=job.sparkdl,
+            sources=job.sources,
+        )
+
+    def _worker_variables(self, assignment: Assignment, timeline: Path | None) -> dict[str, str]:
+        """The worker's environment variables, beside those that it inherits."""
+        slot = assignment.slot
+        variables = rank_environment.worker_variables(
+            slot,
+            assignment,
+            limits.available_cores(),
+            _gpu_variables(self._job, slot),
+            self._setup.user_environment,
+        )
+        variables[RUN_VARIABLE] = self._job.run_id
+        if self._folder is not None:
+            variables[VARIABLE] = str(self._folder)
+        if timeline is not None:  # all ranks must ask for one; only rank 0 writes it
+            variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
+        if assignment.controller == "mpi":
+            variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment))
+        return variables
+
+
+def _gpu_variables(job: Job, slot: Slot) -> dict[str, str]:
+    if job.options.gpus_per_rank == 0:
+        return {"CUDA_VISIBLE_DEVICES": ""}
+    return gpus.environment(slot, job.options.cluster_config.gpu_pinning)
+
+
+def _drain(link: Link, task: int) -> int:
+    """Wait until the driver has taken all messages; returns the number of batches it has not."""
+    expected = link.sent + link.waiting
+    link.put(messages.Ended(task, expected))
+    sent, deadline = link.sent, time.monotonic() + _DRAIN_SECONDS
+    while time.monotonic() < deadline and not link.lost:
+        if any(isinstance(message, messages.Taken) for message in link.wait(0.5)):
+            return 0
+        if link.sent > sent:
+            sent, deadline = link.sent, time.monotonic() + _DRAIN_SECONDS
+    return link.waiting
+
+
+def stderr_echo(line: str) -> None:
+    """Print a line on this process's stderr; in Spark that is the executor's log."""
+    print(line, file=sys.stderr, flush=True)

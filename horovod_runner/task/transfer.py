@@ -1,0 +1,97 @@
+"""Copies files between a task and the driver: the checkpoint to resume from, and the timeline."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from horovod_runner.errors import CheckpointError
+from horovod_runner.task.orders import receive
+from horovod_runner.wire import messages
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.marker import Marker
+
+_FETCH_SECONDS = 60.0  # for the driver to verify a checkpoint and send a piece of it
+_PIECE_BYTES = 1 << 20
+_MAX_WAITING = 32  # pieces that the driver has not taken yet
+
+
+def fetch_checkpoint(plan: CheckpointPlan, link: Link, folder: Path) -> CheckpointPlan:
+    """Make the checkpoint that rank 0 resumes from readable on this host.
+
+    It is copied from the driver only where this host does not see the checkpoint folder.
+
+    Args:
+        plan: where checkpoints are, and which ones to resume from, the latest first.
+        link: this task's end of the message channel.
+        folder: the run's scratch folder on this host.
+
+    Returns:
+        The plan, with the path of the copy if there is one.
+
+    Raises:
+        CheckpointError: the driver has no complete checkpoint, or does not answer.
+        CalledOffError: the driver stopped the rank.
+    """
+    # Imported here: few tasks resume from anything.
+    from horovod_runner.checkpoints import checkpoint, folders
+
+    if checkpoint.has_probe(folders.open_folder(plan.folder), plan.token):
+        return plan
+    problems = []
+    for marker in plan.resume:
+        problem = _fetch(marker, link, folder)
+        if not problem:
+            return plan._replace(fetched=str(folder / marker.name))
+        problems.append(problem)
+    raise CheckpointError(
+        f"none of the {len(problems)} checkpoints in {plan.folder} could be fetched from the "
+        f"driver: {' '.join(problems)}"
+    )
+
+
+def _fetch(marker: Marker, link: Link, folder: Path) -> str:
+    """Copy a checkpoint to this host, piece by piece; returns the problem, or an empty text."""
+    offset = 0
+    with (folder / marker.name).open("wb") as file:
+        while offset < marker.size:
+            link.put(messages.Fetch(0, marker.name, offset))
+            answer = _await_piece(link, marker.name, offset)
+            if answer.problem or not answer.data:
+                return answer.problem or f"{marker.name} was cut short at {offset} bytes."
+            file.write(answer.data)
+            offset += len(answer.data)
+    return ""
+
+
+def _await_piece(link: Link, name: str, offset: int) -> messages.Fetched:
+    deadline = time.monotonic() + _FETCH_SECONDS
+    while time.monotonic() < deadline:
+        for message in receive(link, 0.5):
+            if not isinstance(message, messages.Fetched):
+                continue
+            if (message.name, message.offset) == (name, offset):
+                return message
+    problem = f"the driver sent no piece of {name} within {_FETCH_SECONDS:.0f} s."
+    return messages.Fetched(name, offset, problem=problem)
+
+
+def send_timeline(path: Path, link: Link) -> None:
+    """Send Horovod's timeline to the driver, also after the worker was killed.
+
+    Args:
+        path: the file that Horovod wrote; it does not exist if ``main`` never called hvd.init().
+        link: this task's end of the message channel.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        offset = 0
+        while data := file.read(_PIECE_BYTES):
+            link.put(messages.FilePart(0, "timeline", offset, data))
+            offset += len(data)
+            while link.waiting >= _MAX_WAITING and not link.lost:
+                link.wait(0.1)

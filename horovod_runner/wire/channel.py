@@ -1,0 +1,244 @@
+r"""The encrypted message channel between the driver and the ranks' hosts.
+
+    worker --pipe--> Link (spool) --ZeroMQ, CURVE--> Channel --> Driver
+                        ^                               |
+                        +-------- Assignment, Stop -----+
+
+Both ends authenticate with a key pair made for this run. A connection without the keys fails the
+handshake and is counted. Messages travel in batches of frames, so many small ones cost little.
+
+Memory is bounded on both ends. ZeroMQ's queues hold a few batches. Messages that the driver has not
+received yet wait in the rank's spool, which moves to disk when it grows.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import msgspec
+import zmq
+
+from horovod_runner.errors import ChannelError
+from horovod_runner.wire import messages
+from horovod_runner.wire.framing import frame
+from horovod_runner.wire.messages import FromDriver, FromRank
+from horovod_runner.wire.transport import (
+    PART_BYTES,
+    ChannelAddress,
+    recv_event,
+    routing_id,
+    set_heartbeat,
+)
+
+_QUEUED_BATCHES = 64  # on the driver, over all ranks; 64 MiB of a checkpoint
+_ENCRYPTION_BYTES = 1 << 10  # far more than CURVE adds to a part
+_OTHER_DESCRIPTORS = 512  # Python's, Spark's and the user's
+_HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Channel:
+    """The driver's end.
+
+    Args:
+        host: the IPv4 address or name by which the ranks reach this machine. If it is an address
+            of this machine that others can reach, the channel listens on it only, otherwise on all
+            addresses.
+        size: the number of ranks; bounds how many batches of each rank are queued.
+
+    Attributes:
+        address: for the ranks.
+        refused: failed handshakes: missing or wrong keys.
+        dropped: batches with the right keys that were not valid messages or came from no task of
+            the run. The caller adds the messages that it drops.
+        broken: connections that broke off or were closed.
+
+    Raises:
+        ChannelError: no socket could be opened on ``host``, or the limit of open files is too low.
+    """
+
+    def __init__(self, host: str, size: int) -> None:
+        # Imported late: it loads asyncio, which takes long, and only a run needs it.
+        from zmq.auth.thread import ThreadAuthenticator
+
+        _make_room(size)
+        self.refused = 0
+        self.dropped = 0
+        self.broken = 0
+        self._received = dict.fromkeys(range(size), 0)
+        self._tasks = {routing_id(task): task for task in range(size)}
+        server_public, server_secret = zmq.curve_keypair()
+        client_public, client_secret = zmq.curve_keypair()
+        self._context = zmq.Context()
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(
+            domain="*", credentials_provider=_OneKey(client_public)
+        )
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.curve_server = True
+        self._socket.curve_publickey = server_public
+        self._socket.curve_secretkey = server_secret
+        self._socket.rcvhwm = max(2, _QUEUED_BATCHES // max(1, size))
+        self._socket.linger = 0
+        self._socket.maxmsgsize = PART_BYTES + _ENCRYPTION_BYTES
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        set_heartbeat(self._socket)
+        self._monitor = self._socket.get_monitor_socket(
+            _HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+        )
+        # In a separate thread: all of ZeroMQ stalls when these events are not read, and the
+        # receiving thread may be busy with a slow terminal.
+        self._counter = threading.Thread(
+            target=self._count_events, name="horovod_runner-events", daemon=True
+        )
+        self._counter.start()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._wake_lock = threading.Lock()
+        self._poller = zmq.Poller()
+        for source in (self._socket, self._wake_read):
+            self._poller.register(source, zmq.POLLIN)
+        try:
+            port = self._bind(host)
+        except (zmq.ZMQError, OSError) as error:
+            self.close()
+            raise ChannelError(
+                f"no socket could be opened on {host} for the ranks' messages: {error}. "
+                "Set spark.driver.host (on Spark Connect: HOROVOD_RUNNER_DRIVER_HOST) to an "
+                "address of this machine."
+            ) from error
+        self.address = ChannelAddress(host, port, server_public, client_public, client_secret)
+
+    def _bind(self, host: str) -> int:
+        address = socket.gethostbyname(host)
+        if address.startswith("127.") and host not in (address, "localhost"):
+            # Many systems map the machine's name to loopback; other hosts get its real address.
+            address = "0.0.0.0"  # noqa: S104 - CURVE protects it
+        try:
+            self._socket.bind(f"tcp://{address}:*")
+        except zmq.ZMQError:
+            # An address in front of this machine (a Kubernetes service, NAT): listen on all.
+            self._socket.bind("tcp://0.0.0.0:*")
+        endpoint = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return int(endpoint.rsplit(":", 1)[1])
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def receive(self, timeout: float | None = None) -> Iterator[tuple[int, FromRank]]:
+        """Yield the messages that have arrived, each with the number of its task.
+
+        Waits at most ``timeout`` seconds (None: without limit) for a message or :meth:`wake`.
+        """
+        for task, batch in self.batches(timeout):
+            for message in batch:
+                yield task, message
+
+    def batches(self, timeout: float | None = None) -> Iterator[tuple[int, list[FromRank]]]:
+        """Like :meth:`receive`, with the messages of one batch in one list."""
+        ready = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
+        if self._wake_read in ready:
+            os.read(self._wake_read, 4096)
+        if self._socket in ready:
+            yield from self._take()
+
+    def _take(self) -> Iterator[tuple[int, list[FromRank]]]:
+        for _ in range(256):  # then return to the caller, who has other work
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                task = self._tasks[parts[0]]
+                batch = parts[1] if len(parts) == 2 else b"".join(parts[1:])
+                decoded = messages.decode_batch(batch)
+            except (KeyError, ValueError, msgspec.MsgspecError):
+                self.dropped += 1
+                continue
+            self._received[task] += 1
+            yield task, decoded
+
+    def received(self, task: int) -> int:
+        """How many batches a task has sent."""
+        return self._received[task]
+
+    def _count_events(self) -> None:
+        while (event := recv_event(self._monitor)) != zmq.EVENT_MONITOR_STOPPED:
+            if event == zmq.EVENT_DISCONNECTED:
+                self.broken += 1
+            else:
+                self.refused += 1
+
+    def send(self, task: int, message: FromDriver) -> None:
+        """Send to one task. Does nothing if the task has gone."""
+        self.send_all([task], message)
+
+    def send_all(self, tasks: Iterable[int], message: FromDriver) -> None:
+        """Send the same message to several tasks."""
+        batch = frame(messages.encode(message))
+        for task in tasks:
+            # These messages are few: only a task that reads nothing has a full queue.
+            with suppress(zmq.Again):
+                self._socket.send_multipart([routing_id(task), batch], zmq.NOBLOCK)
+
+    def wake(self) -> None:
+        """Make :meth:`receive` return. Safe to call from other threads."""
+        with self._wake_lock:
+            if not self._socket.closed:  # a closed descriptor's number may be in use again
+                with suppress(BlockingIOError):  # the pipe is full, so it is awake already
+                    os.write(self._wake_write, b"w")
+
+    def close(self) -> None:
+        """Close the socket, the threads and the descriptors. May be called twice."""
+        if self._socket.closed:
+            return
+        self._socket.disable_monitor()
+        self._counter.join()
+        self._monitor.close(linger=0)
+        with self._wake_lock:
+            self._socket.close(linger=200)  # ms, for the last Taken and Stop
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        self._authenticator.stop()
+        self._context.term()
+
+
+def _make_room(size: int) -> None:
+    """Raise the limit of open files so that each rank can connect.
+
+    Raises:
+        ChannelError: the hard limit is too low.
+    """
+    needed = size + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise ChannelError(
+                f"the driver needs about {needed} open files for {size} ranks, and the limit of "
+                f"this process is {hard}: raise it (ulimit -n {needed}, or LimitNOFILE in systemd)"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+class _OneKey:
+    """Accepts the one client key of this run."""
+
+    def __init__(self, public_key: bytes) -> None:
+        self._public_key = public_key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return key == self._public_key

@@ -1,0 +1,127 @@
+"""A run as it travels: the Job that every task receives, and the Outcome of each rank.
+
+Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--> driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
+from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, WorkerOutcome
+from horovod_runner.wire.messages import (
+    Began,
+    Controller,
+    Log,
+    Output,
+    Report,
+    Saved,
+    Unsaved,
+)
+from horovod_runner.wire.slots import Slot
+
+
+@dataclass(frozen=True)
+class Job:
+    """One launch of a run, as every task receives it.
+
+    Attributes:
+        run_id: the run's id in messages and in Spark's UI.
+        size: the number of ranks.
+        options: the user's, without the objects that exist only on the driver.
+        main: the pickled function and its keyword arguments.
+        environment: the user's variables for the workers; they take precedence over our defaults.
+        path: the driver's ``sys.path``.
+        argv: the driver's ``sys.argv``, for functions that read flags.
+        controller: the library that coordinates CPU collectives, from the option or from the user's
+            variables.
+        software: versions of packages on the driver.
+        data: the pickled readers of the datasets; empty if there are none.
+        attempt: 1-based number of this launch within the run.
+        checkpoints: where checkpoints go, and which ones to resume from.
+        sparkdl: whether ``import sparkdl`` gives this package's module on the ranks.
+        sources: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
+    """
+
+    run_id: str
+    size: int
+    options: Options
+    main: bytes = field(repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    path: tuple[str, ...] = ()
+    argv: tuple[str, ...] = field(default=(), repr=False)
+    controller: CpuCollectives = "auto"
+    software: Mapping[str, str] = field(default_factory=dict)
+    data: bytes = field(default=b"", repr=False)
+    attempt: int = 1
+    checkpoints: CheckpointPlan = NO_CHECKPOINTS
+    sparkdl: bool = False
+    sources: dict[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def stall_seconds(self) -> int:
+        """Seconds that a collective may wait before the ranks' stacks are read.
+
+        A value that the user set in the environment takes precedence.
+        """
+        given = self.environment.get(STALL_CHECK, "")
+        return int(given) if given.isdigit() and int(given) else STALL_WARN_SECONDS
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A run in detached mode, as the stand-in (driver/stand_in.py) recorded it.
+
+    Attributes:
+        slots: where the ranks were placed; empty if they could not be.
+        kept: messages for the driver to replay, in order; a plain text is a notice for the user.
+        cut: characters dropped from the start of the output, which was too long to keep.
+        problem: the pickled error that ended the run; empty without one.
+        controller: the library that coordinated CPU collectives; None if no ranks were placed.
+        failed: the ranks that failed by themselves, in the order of their reports.
+    """
+
+    slots: list[Slot]
+    kept: list[Began | Output | Log | Report | Saved | Unsaved | str]
+    cut: int = 0
+    problem: bytes = b""
+    controller: Controller | None = None
+    failed: list[int] = []
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How one rank ended, as its task reports it through the launcher.
+
+    Attributes:
+        rank: -1 if the task ended before it was given one.
+        exit_code: the worker's, negative for a signal; None if no worker was started. If the worker
+            was killed while it exited, the code that it meant to exit with.
+        worker: the worker's report; None if it died without one.
+        tail: the last lines that the rank printed.
+        problem: why no worker was started, or why the task ended it; empty otherwise.
+        in_data: whether the problem is in the data that came with the task.
+        stopped: the driver ordered the task to end the worker, so its error is not the cause.
+        lost: how many batches of messages the driver did not receive.
+        record: of a run in detached mode, from task 0 only.
+    """
+
+    task: int
+    rank: int = -1
+    hostname: str = ""
+    pid: int | None = None
+    exit_code: int | None = None
+    gpus: tuple[str, ...] = ()
+    worker: WorkerOutcome | None = None
+    tail: list[str] = []
+    problem: str = ""
+    in_data: bool = False
+    stopped: bool = False
+    lost: int = 0
+    record: Record | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether ``main`` returned on this rank."""
+        return self.worker is not None and self.worker.ok

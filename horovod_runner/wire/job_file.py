@@ -1,0 +1,180 @@
+"""The files between a task, its worker and its fork server: the job file and the outcome file.
+
+They are pickles in unnamed files, between a process and its child: whoever writes them already runs
+as the user. A worker has loaded pickle in any case; importing another codec would double its start.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from typing import Any, Final, NamedTuple
+
+from horovod_runner.common.descriptors import write_all
+from horovod_runner.options import CheckpointConfig, Options
+from horovod_runner.wire.marker import Marker
+
+# The socket over which a worker's MPICH sends its PMI requests (host/pmi.py).
+PMI_VARIABLE: Final = "PMI_FD"
+# The files that a worker's guard removes after the worker's end.
+LEFT_VARIABLE: Final = "HOROVOD_RUNNER_LEFT"
+# The run that a process belongs to, for results/registry.py and for people who look.
+RUN_VARIABLE: Final = "HOROVOD_RUNNER_RUN"
+
+
+class CheckpointPlan(NamedTuple):
+    """Where a run's checkpoints go, and which ones it resumes from.
+
+    Attributes:
+        folder: the path or URL.
+        token: the run's id; also names the probe file that shows a host that it sees the folder.
+        attempt: 1-based number of this launch within the run.
+        next_number: the sequence number of the next checkpoint in the folder.
+        config: which checkpoints to keep.
+        lineage: whether retention also covers the checkpoints that earlier runs left in the folder.
+        resume: the checkpoints to resume from, the latest first; empty for a new training.
+        fetched: the path of the first intact one of them, if it was copied from the driver; empty
+            otherwise.
+    """
+
+    folder: str
+    token: str
+    attempt: int = 1
+    next_number: int = 1
+    config: CheckpointConfig = CheckpointConfig(num_to_keep=None)
+    lineage: bool = False
+    resume: tuple[Marker, ...] = ()
+    fetched: str = ""
+
+
+NO_CHECKPOINTS = CheckpointPlan("", "")
+
+
+class WorkerJob(NamedTuple):
+    """The job of one worker, read from its job file.
+
+    Attributes:
+        rank, size: Horovod's.
+        options: the user's.
+        main: the pickled function and its keyword arguments.
+        path: the worker's ``sys.path``.
+        argv: the worker's ``sys.argv``.
+        data: the pickled readers of its datasets; empty if there are none.
+        pieces: see messages.Assignment.
+        attempt: 1-based number of this launch within the run.
+        checkpoints: where they go, and which ones to resume from.
+        sparkdl: whether ``import sparkdl`` gives this package's module.
+        sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
+    """
+
+    rank: int
+    size: int
+    options: Options
+    main: bytes
+    path: list[str]
+    argv: list[str]
+    data: bytes = b""
+    pieces: dict[str, list[bytes]] | None = None
+    attempt: int = 1
+    checkpoints: CheckpointPlan = NO_CHECKPOINTS
+    sparkdl: bool = False
+    sources: dict[str, str] | None = None
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank's reports are recorded."""
+        return self.options.debug_config.report_ranks in ("all", self.rank)
+
+
+class WorkerOutcome(NamedTuple):
+    """How ``main`` ended on one rank, written to its outcome file.
+
+    Attributes:
+        ok: ``main`` returned.
+        exit_code: the code that the worker will exit with.
+        value: rank 0's pickled return value, or the pickled exception; may be empty.
+        error_type: the exception's qualified type.
+        traceback: the formatted traceback, without this package's stack frames.
+        secondary: the error only says that another rank went away.
+        imported: the modules that the worker imported, in order; empty unless
+            ``preload_frameworks`` asks for them.
+    """
+
+    ok: bool
+    exit_code: int
+    value: bytes = b""
+    error_type: str = ""
+    traceback: str = ""
+    secondary: bool = False
+    imported: tuple[str, ...] = ()
+
+
+class Preparation(NamedTuple):
+    """What a fork server reads at its start.
+
+    Attributes:
+        owner: the process id of the session; the server ends with it.
+        path: its ``sys.path``.
+        modules: the modules to import.
+        parent, name: the folder of its socket.
+        idle_seconds: the server ends after this time without a request.
+    """
+
+    owner: int
+    path: list[str]
+    modules: list[str]
+    parent: str
+    name: str
+    idle_seconds: float
+
+
+class Forking(NamedTuple):
+    """What a worker that is forked from a fork server replaces in itself.
+
+    Attributes:
+        environment: all variables.
+        directory: the working directory.
+    """
+
+    environment: dict[str, str]
+    directory: str
+
+
+def command(module: str, *arguments: str, directory: str | None = None) -> list[str]:
+    """The command line that starts one of our modules.
+
+    Args:
+        module: its name.
+        arguments: of the module.
+        directory: the process's working directory; None for this process's. Python's ``-P`` keeps
+            files there from hiding libraries, unless this package itself is imported from there.
+    """
+    home = os.path.abspath(f"{os.path.realpath(__file__)}/../../..")
+    safe = os.path.realpath(directory or ".") != home
+    return [sys.executable, *(["-P"] if safe else []), "-m", module, *arguments]
+
+
+def write(descriptor: int, content: WorkerJob | WorkerOutcome | Preparation | Forking) -> None:
+    """Pickle ``content`` into a file.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    write_all(descriptor, pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+
+
+def read(descriptor: int) -> Any:
+    """Read what :func:`write` wrote; None if it is incomplete."""
+    # With offsets: both processes share the descriptor's position, which is at the file's end.
+    size = os.fstat(descriptor).st_size
+    data = bytearray()
+    while len(data) < size:
+        piece = os.pread(descriptor, size - len(data), len(data))
+        if not piece:
+            break
+        data += piece
+    try:
+        return pickle.loads(data)  # noqa: S301 - see above
+    except Exception:
+        return None

@@ -1,0 +1,369 @@
+"""The typed messages of the channel. A message that does not fit its type is not decoded.
+
+On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
+
+    rank to driver: Hello, Started, Began, Output, Log, Report, FilePart, Saved, Unsaved, Fetch,
+                    Weights, Fence, Lookup, Alive, Stalled, Stacks, Failed, Ended
+    driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from horovod_runner.wire.framing import unframe
+from horovod_runner.wire.marker import Marker
+from horovod_runner.wire.slots import Offer, Slot
+
+#: What Horovod calls the library that coordinates its CPU collectives.
+Controller = Literal["gloo", "mpi"]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
+
+
+class Hello(Message, frozen=True):
+    """A task has started, and describes its host.
+
+    Attributes:
+        rendezvous: ``host:port/token`` of Horovod's rendezvous server; empty except from task 0.
+        master_port: a port held free for torch.distributed's TCPStore; 0 except from task 0.
+        software: versions of packages, which must fit the driver's and those of the other hosts.
+        pieces: for each DataFrame that came through the barrier job, metadata of this task's rows.
+    """
+
+    offer: Offer
+    rendezvous: str = ""
+    master_port: int = 0
+    software: dict[str, str] = {}
+    pieces: dict[str, bytes] = {}
+
+
+class Started(Message, frozen=True):
+    """The worker of a rank is running.
+
+    Attributes:
+        cold: why it was not forked from a fork server; empty if it was, or without such a server.
+    """
+
+    rank: int
+    pid: int
+    cold: str = ""
+
+
+class Began(Message, frozen=True):
+    """A rank is about to call ``main``."""
+
+    rank: int
+
+
+class Output(Message, frozen=True):
+    """Text that a rank printed: whole lines, except in the last piece and in runs of one rank."""
+
+    rank: int
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+
+class Log(Message, frozen=True):
+    """The argument of a ``log_to_driver`` call."""
+
+    rank: int
+    text: str
+
+
+class Report(Message, frozen=True, gc=False):
+    """The arguments of a ``report`` call.
+
+    Attributes:
+        metrics: numbers by name; NaN and infinity are allowed.
+        time: of the call, in seconds since the Unix epoch, by the clock of the rank's host.
+        left_out: how many earlier reports of this rank were dropped because the pipe was full.
+        total_steps: the number of steps of the whole training; None if the call did not say.
+    """
+
+    rank: int
+    metrics: Mapping[str, int | float]
+    step: _Int64 | None = None
+    epoch: _Int64 | None = None
+    time: float = 0.0
+    left_out: int = 0
+    total_steps: _Int64 | None = None
+
+
+class FilePart(Message, frozen=True):
+    """A piece of a file that is copied to the driver's machine. Pieces arrive in order.
+
+    Attributes:
+        name: a checkpoint's file name, or "timeline".
+        offset: where the piece begins, in bytes.
+    """
+
+    rank: int
+    name: str
+    offset: int
+    data: bytes
+
+
+class Saved(Message, frozen=True):
+    """A checkpoint is complete: in its folder, or in the file parts sent before this message."""
+
+    rank: int
+    marker: Marker
+
+
+class Unsaved(Message, frozen=True):
+    """A checkpoint could not be written. Earlier ones are unharmed."""
+
+    rank: int
+    step: int
+    reason: str
+
+
+class Fetch(Message, frozen=True):
+    """Requests a piece of a checkpoint that only the driver can read. The answer is Fetched."""
+
+    rank: int
+    name: str
+    offset: int
+
+
+class Weights(Message, frozen=True):
+    """Digests of a rank's weights, for ``check_weights``. All ranks are compared with rank 0.
+
+    Attributes:
+        names: of the variables; empty except from rank 0.
+        digests: of their values, in the same order.
+        epoch: the epoch that has just ended; None if the call named none.
+    """
+
+    rank: int
+    names: list[str]
+    digests: list[bytes]
+    epoch: _Int64 | None = None
+
+
+class Fence(Message, frozen=True):
+    """A rank's MPI has reached a PMI barrier. The answer, once all ranks have, is Fenced.
+
+    Attributes:
+        values: the key-value pairs that it publishes to the other ranks.
+    """
+
+    rank: int
+    values: dict[str, str] = {}
+
+
+class Lookup(Message, frozen=True):
+    """Requests the key-value pairs that all ranks published. The answer is MpiValues."""
+
+    rank: int
+
+
+class Alive(Message, frozen=True):
+    """A heartbeat, sent every second. A task that sends nothing counts as lost.
+
+    Attributes:
+        quiet: seconds since the worker last printed or reported something.
+        idle: the part of ``quiet`` in which the worker did not compute either, in seconds.
+        frozen: the worker is stopped (SIGSTOP, or a debugger).
+    """
+
+    quiet: float = 0.0
+    idle: float = 0.0
+    frozen: bool = False
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """A collective that some ranks have entered and others have not.
+
+    Attributes:
+        tensor: Horovod's name for the tensor, after its operation: "allreduce.grad.fc1".
+        missing: the ranks that have not entered.
+    """
+
+    tensor: str
+    missing: tuple[int, ...]
+
+
+class Stalled(Message, frozen=True):
+    """Stalled collectives that Horovod's stall inspector printed; repeated while they last."""
+
+    stalls: list[Stall]
+
+
+class Stacks(Message, frozen=True):
+    """A rank's Python stacks, as faulthandler writes them; empty if the worker did not answer."""
+
+    text: str
+
+
+class Failed(Message, frozen=True):
+    """A rank failed. Sent at once; its result arrives later, through the launcher.
+
+    Attributes:
+        exit_code: the worker's exit code, negative for a signal.
+        error_type: the exception's type; empty if the worker died without one.
+        secondary: the error only says that another rank went away.
+    """
+
+    rank: int
+    exit_code: int
+    error_type: str = ""
+    secondary: bool = False
+
+
+class Ended(Message, frozen=True):
+    """A rank's last message.
+
+    Attributes:
+        sent: how many batches it sent before this one.
+    """
+
+    task: int
+    sent: int
+
+
+class Welcome(Message, frozen=True):
+    """The driver has received the task's Hello. It sends the Assignment when all tasks are up."""
+
+
+class Detach(Message, frozen=True):
+    """Some tasks cannot reach the driver: all tasks switch to detached mode."""
+
+
+class Assignment(Message, frozen=True):
+    """A rank's slot, and how it meets the other ranks.
+
+    Attributes:
+        slot: this task's slot only. With all slots, 1000 ranks would receive a million.
+        rendezvous: ``host:port/token`` of Horovod's rendezvous server; empty with a single rank.
+        master_address, master_port: for torch.distributed.
+        pieces: for each DataFrame that came through the barrier job, metadata of each rank's rows,
+            in the order of ranks.
+        controller: the library with which Horovod coordinates and reduces on CPUs.
+        space: the name of the ranks' PMI key-value space; unique to the run.
+        mapping: which ranks share a host, in MPICH's format.
+        host: the index of the slot's host.
+    """
+
+    slot: Slot
+    rendezvous: str
+    master_address: str
+    master_port: int
+    pieces: dict[str, list[bytes]] = {}
+    controller: Controller = "gloo"
+    space: str = ""
+    mapping: str = ""
+    host: int = 0
+
+
+class Fetched(Message, frozen=True):
+    """A piece of a checkpoint.
+
+    Attributes:
+        data: empty at the end of the file.
+        problem: why the piece cannot be sent; empty otherwise.
+    """
+
+    name: str
+    offset: int
+    data: bytes = b""
+    problem: str = ""
+
+
+class Fenced(Message, frozen=True):
+    """All ranks have reached the PMI barrier."""
+
+
+class MpiValues(Message, frozen=True):
+    """The key-value pairs that all ranks have published so far."""
+
+    values: dict[str, str]
+
+
+class ShowStacks(Message, frozen=True):
+    """Requests the worker's Python stacks. The answer is Stacks."""
+
+
+class Stop(Message, frozen=True):
+    """End the worker now."""
+
+    reason: str
+
+
+class Taken(Message, frozen=True):
+    """The driver has received everything up to Ended."""
+
+
+FromRank = (
+    Hello
+    | Started
+    | Began
+    | Output
+    | Log
+    | Report
+    | FilePart
+    | Saved
+    | Unsaved
+    | Fetch
+    | Weights
+    | Fence
+    | Lookup
+    | Alive
+    | Stalled
+    | Stacks
+    | Failed
+    | Ended
+)
+FromDriver = (
+    Welcome | Detach | Assignment | Fetched | Fenced | MpiValues | ShowStacks | Stop | Taken
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+_from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
+_T = TypeVar("_T")
+
+
+encode: Final[Callable[[Message], bytes]] = _encoder.encode
+"""Encode a message as bytes."""
+
+
+def decode_from_rank(data: bytes) -> FromRank:
+    """Decode a message from a rank.
+
+    Raises:
+        msgspec.DecodeError: it is not a rank's message.
+    """
+    return _decode(_from_rank, data)
+
+
+def decode_batch(batch: bytes) -> list[FromRank]:
+    """Decode a batch of frames from a rank; raises as decode_from_rank and unframe do."""
+    decode = _from_rank.decode
+    try:
+        return [decode(data) for data in unframe(batch)]
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
+
+
+def decode_from_driver(data: bytes) -> FromDriver:
+    """Decode a message from the driver.
+
+    Raises:
+        msgspec.DecodeError: it is not a driver's message.
+    """
+    return _decode(_from_driver, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
+    try:
+        return decoder.decode(data)
+    except RecursionError as error:  # deeply nested lists in a field that no type asks for
+        raise msgspec.DecodeError("nested too deeply") from error

@@ -1,0 +1,67 @@
+"""The rank that this process runs: what `main` and the functions that it calls know about it.
+
+Every rank imports this at its start: import nothing heavy here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from horovod_runner.checkpoints.saver import Saver
+    from horovod_runner.wire.job_file import CheckpointPlan
+    from horovod_runner.worker.pipe import Pipe
+    from horovod_runner.worker.reporter import Reporter
+
+
+@dataclass(repr=False, eq=False)  # without these methods the class is made in half the time
+class RankContext:
+    """One rank.
+
+    Attributes:
+        rank: its number.
+        size: the number of ranks.
+        attempt: 1-based number of this launch within the run.
+        pipe: sends messages to the driver.
+        reporter: sends reports to the driver.
+        checkpoints: where checkpoints go, and which ones to resume from.
+        file_parts: the descriptor of the pipe that takes checkpoints to the driver's machine.
+        weight_check: whether the ranks' weights are compared.
+        readers: the pickled readers of the datasets, by the name of the argument; may be empty.
+        pieces: see messages.Assignment.
+        saver: writes checkpoints; None before the first one.
+    """
+
+    rank: int
+    size: int
+    attempt: int
+    pipe: Pipe
+    reporter: Reporter
+    checkpoints: CheckpointPlan
+    file_parts: int
+    weight_check: bool = False
+    readers: bytes = b""
+    pieces: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    saver: Saver | None = None
+
+    def finish(self) -> None:
+        """Wait until everything that ``main`` reported and saved has been sent or written."""
+        self.reporter.finish()
+        if self.saver is not None:
+            self.saver.close()
+
+
+_current: RankContext | None = None
+
+
+def enter(rank: RankContext) -> None:
+    """Make a rank the one of this process."""
+    global _current  # noqa: PLW0603 - a process runs one rank
+    _current = rank
+
+
+def current() -> RankContext | None:
+    """The rank of this process; None outside a rank, for instance in a test of ``main``."""
+    return _current

@@ -1,0 +1,80 @@
+"""Records which frameworks a worker imports, so that the next run can preload them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from horovod_runner.worker import environ_watch
+
+#: What a fork server may import: packages that look up nothing about a rank when they are imported,
+#: and no modules of the user's.
+FRAMEWORKS: Final = frozenset(
+    {
+        "horovod.tensorflow",
+        "horovod.torch",
+        "keras",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "scipy",
+        "sklearn",
+        "tensorflow",
+        "torch",
+        "torch._dynamo",  # torch imports it for the first optimizer; takes longer than torch itself
+        "torchvision",
+    }
+)
+# Variables that C libraries read when they are loaded, which Python cannot observe.
+_READ_BY_LIBRARIES = ("KMP_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "TF_NUM_")
+_ADVICE = "Set it with HorovodRunner(env={{{name!r}: ...}}), which comes before any import"
+
+
+class ImportsWatch:
+    """Watches a worker's imports and environment variables from its construction on.
+
+    Args:
+        forked: whether the worker was forked from a fork server.
+        notify: called with a text for the user.
+    """
+
+    def __init__(self, *, forked: bool, notify: Callable[[str], None]) -> None:
+        self._notify = notify
+        self._forked = forked
+        # What the fork server's imports looked for, and did not find.
+        self._missed = frozenset(environ_watch.missed)
+        # The first variable that main set, and the frameworks that were imported by then.
+        self._first: tuple[str, list[str]] | None = None
+        environ_watch.watch(self._on_set)
+
+    def _on_set(self, name: str) -> None:
+        if environ_watch.importing(FRAMEWORKS):
+            return  # a framework sets it by itself, in every process
+        self._first = self._first or (name, _imported_frameworks())
+        if self._forked and (name in self._missed or name.startswith(_READ_BY_LIBRARIES)):
+            self._notify(
+                f"HorovodRunner: main sets {name} too late: this rank was forked with its "
+                f"frameworks imported (preload_frameworks=True). {_ADVICE.format(name=name)}"
+            )
+
+    def preloadable(self) -> tuple[str, ...]:
+        """The frameworks that the next run can preload, in the order of their import.
+
+        Those that were imported after ``main`` had set a variable are left out, with a notice.
+        """
+        imported = _imported_frameworks()
+        if self._first is None:
+            return tuple(imported)
+        name, earlier = self._first
+        later = [module for module in imported if module not in earlier]
+        if later:
+            self._notify(
+                f"HorovodRunner: main sets {name} before it imports {', '.join(later)}, so "
+                f"preload_frameworks=True does not preload them. {_ADVICE.format(name=name)}"
+            )
+        return tuple(earlier)
+
+
+def _imported_frameworks() -> list[str]:
+    return [name for name in sys.modules if name in FRAMEWORKS]

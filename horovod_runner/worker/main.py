@@ -1,0 +1,268 @@
+"""The process of one rank: ``python -m horovod_runner.worker.main`` with eight descriptors.
+
+    environment (set by the task) -> forked from its guard -> sys.path and __main__
+        -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
+
+The descriptors are inherited, and their numbers are no secret. This process holds no key of the
+channel. What every rank needs is imported here, everything else where it is used: every job waits
+for these imports.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import pickle
+import sys
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from horovod_runner.errors import is_secondary
+from horovod_runner.host import gpus
+from horovod_runner.wire import job_file, messages
+from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
+from horovod_runner.worker import api, context, guard, redirect
+from horovod_runner.worker.context import RankContext
+from horovod_runner.worker.pipe import Pipe
+from horovod_runner.worker.reporter import Reporter
+
+if TYPE_CHECKING:
+    from horovod_runner.worker.imports_watch import ImportsWatch
+
+DESCRIPTORS: Final = 8
+# Their stack frames are left out at the start of a traceback.
+_OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "script.py"))
+
+
+def run_worker(arguments: list[str], status: int | None = None) -> int:
+    """Run the rank; returns the exit code.
+
+    Args:
+        arguments: the descriptors of the job file, the outcome file, the pipes for messages,
+            reports, checkpoints and stacks, and the guard's two (:func:`guard.fork`).
+        status: see :func:`guard.fork`; not None in a worker that a fork server forked.
+    """
+    job_input, outcome_file, *pipes, stacks = _fork_from_guard(arguments, status)
+    _set_up_streams(stacks)
+    job: WorkerJob = job_file.read(job_input)
+    os.close(job_input)
+    rank = _enter_rank(job, outcome_file, pipes)
+    _set_up_python(job)
+    imports = _watch_imports(job, forked=status is not None)
+    outcome = _call_main(job, rank)
+    if imports is not None:
+        outcome = outcome._replace(imported=imports.preloadable())
+    # On a failed rank too: the next attempt resumes from what it has saved.
+    rank.finish()
+    _end_timeline()
+    outcome = _write_outcome(outcome_file, outcome)
+    if not outcome.ok:
+        # At once, before the errors that follow on other ranks: this process takes time to exit.
+        rank.pipe.send(
+            messages.Failed(job.rank, outcome.exit_code, outcome.error_type, outcome.secondary)
+        )
+    return outcome.exit_code
+
+
+def _fork_from_guard(arguments: list[str], status: int | None) -> list[int]:
+    """Return in the worker, with its six descriptors; this process becomes its guard."""
+    *worker, lifeline, pid_pipe = map(int, arguments)
+    pmi = os.environ.get(job_file.PMI_VARIABLE)
+    inherited = worker if pmi is None else [*worker, int(pmi)]
+    leftovers = filter(None, os.environ.pop(job_file.LEFT_VARIABLE, "").split(os.pathsep))
+    guard.fork(lifeline, pid_pipe, (0, 1, 2, *inherited), list(leftovers), status)
+    for descriptor in inherited:
+        os.set_inheritable(descriptor, False)
+    return worker
+
+
+def _set_up_streams(stacks: int) -> None:
+    """Have stacks written on request and after a crash, and printed lines written at once."""
+    faulthandler.enable()  # a crash in native code still shows Python's stack
+    os.set_blocking(stacks, False)  # half a stack is better than a worker that waits
+    faulthandler.register(guard.STACKS_SIGNAL, file=stacks)
+    # By lines as on a terminal: what a rank printed before it died has left its buffers.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # The task reads UTF-8, whatever the locale is.
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankContext:
+    """Make the job's rank the one of this process.
+
+    Args:
+        job: the job.
+        outcome_file: a descriptor; the file also serves as a lock.
+        pipes: the descriptors of the pipes for messages, reports and checkpoints.
+    """
+    message_pipe, report_pipe, file_parts = pipes
+    rank = RankContext(
+        rank=job.rank,
+        size=job.size,
+        attempt=job.attempt,
+        pipe=Pipe(message_pipe, lock_file=outcome_file),
+        reporter=Reporter(job.rank, report_pipe, job.reports),
+        checkpoints=job.checkpoints,
+        file_parts=file_parts,
+        weight_check=job.options.debug_config.weight_check is not None,
+        readers=job.data,
+        pieces=job.pieces or {},
+    )
+    context.enter(rank)
+    return rank
+
+
+def _set_up_python(job: WorkerJob) -> None:
+    """Make this interpreter look to ``main`` like one that runs the user's script."""
+    sys.path[:] = job.path
+    sys.argv[:] = job.argv
+    # An empty one in place of this module, for what comes from the user's.
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    gpus.pin_on_import()
+    redirect.keras_on_import()
+    if job.sparkdl:
+        from horovod_runner import sparkdl
+
+        sparkdl.install_where_missing()
+
+
+def _watch_imports(job: WorkerJob, *, forked: bool) -> ImportsWatch | None:
+    """Record which frameworks ``main`` imports, if the next run is to preload them."""
+    if not job.options.cluster_config.preload_frameworks:
+        return None
+    from horovod_runner.worker.imports_watch import ImportsWatch
+
+    def notify(text: str) -> None:
+        if job.rank == 0:  # the text is the same on all ranks
+            api.log_to_driver(text)
+
+    return ImportsWatch(forked=forked, notify=notify)
+
+
+def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
+    """Call the user's function, and pickle what it returns or raises."""
+    try:
+        function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
+        _share_globals(function)
+        rank.pipe.send(messages.Began(job.rank))
+        value = function(**kwargs)
+    except BaseException as error:
+        _show_sources(job.sources or {})
+        return _exited(error) if isinstance(error, SystemExit) else _failed(error, 1)
+    try:
+        # Only rank 0's value is returned: on other ranks it need not even be picklable.
+        pickled = _pickle(value) if job.rank == 0 else b""
+    except Exception as error:
+        name = f"{type(value).__module__}.{type(value).__qualname__}"
+        text = (
+            f"main returned a value of type {name} on rank 0, which cannot be pickled "
+            f"({type(error).__name__}: {error}). Return plain values, arrays or a state_dict."
+        )
+        kind = "horovod_runner.errors.SerializationError"
+        return WorkerOutcome(False, 1, error_type=kind, traceback=text)
+    return WorkerOutcome(True, 0, pickled)
+
+
+def _end_timeline() -> None:
+    """Have Horovod complete its timeline: at exit it may leave out the last events."""
+    for name in ("horovod.torch", "horovod.tensorflow"):
+        horovod = sys.modules.get(name)
+        if horovod is not None and os.environ.get("HOROVOD_TIMELINE"):
+            with suppress(Exception):  # already shut down, and its timeline complete
+                if horovod.is_initialized():
+                    horovod.stop_timeline()
+
+
+def _write_outcome(descriptor: int, outcome: WorkerOutcome) -> WorkerOutcome:
+    """Write the outcome file; returns what was written, which is an error if the disk is full."""
+    try:
+        job_file.write(descriptor, outcome)
+    except OSError as error:
+        outcome = _no_room(outcome, error)
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        job_file.write(descriptor, outcome)
+    return outcome
+
+
+def _no_room(outcome: WorkerOutcome, error: OSError) -> WorkerOutcome:
+    """An outcome without a value, for a disk without room for what ``main`` returned or raised."""
+    # Not tempfile.gettempdir(): it looks for another folder once this one is full.
+    folder = os.environ.get("TMPDIR", "the system's folder for temporary files")
+    text = (
+        f"{outcome.traceback}\nThe {len(outcome.value)} bytes that main returned or raised could "
+        f"not be written to {folder}: {error}. Free space there, or set TMPDIR to another folder."
+    )
+    kind = outcome.error_type or "OSError"
+    return WorkerOutcome(False, outcome.exit_code or 1, b"", kind, text.strip())
+
+
+def _pickle(value: object) -> bytes:
+    import cloudpickle
+
+    return cloudpickle.dumps(value)  # type: ignore[no-any-return]
+
+
+def _share_globals(function: Any) -> None:
+    """Make the globals of ``main`` importable from ``__main__``, if ``main`` comes from there.
+
+    So that ``pickle`` and ``torch.save`` find classes defined in a notebook or script.
+    """
+    if getattr(function, "__module__", None) == "__main__":
+        for name, value in getattr(function, "__globals__", {}).items():
+            if not name.startswith("__"):
+                setattr(sys.modules["__main__"], name, value)
+
+
+def _show_sources(sources: Mapping[str, str]) -> None:
+    """Give tracebacks the source code that is in no file: the cells of a notebook."""
+    import linecache
+
+    for name, text in sources.items():
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+
+
+def _exited(error: SystemExit) -> WorkerOutcome:
+    """The outcome of ``sys.exit`` in main: 0 and None are success, as in any script."""
+    if error.code is None or error.code == 0:
+        return WorkerOutcome(True, 0, _pickle(None))
+    code = error.code if isinstance(error.code, int) else 1
+    return _failed(error, code)
+
+
+def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
+    """The outcome of an exception in main."""
+    kind = type(error)
+    traceback_ = error.__traceback__
+    while traceback_ is not None and traceback_.tb_frame.f_code.co_filename in _OWN_FILES:
+        traceback_ = traceback_.tb_next
+    import traceback
+
+    text = "".join(traceback.format_exception(kind, error, traceback_))
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return WorkerOutcome(False, exit_code, _pickle_error(error), name, text, is_secondary(error))
+
+
+def _pickle_error(error: BaseException) -> bytes:
+    """The pickled exception; empty if it cannot be pickled, or must not be raised on the driver.
+
+    SystemExit and KeyboardInterrupt must not.
+    """
+    if not isinstance(error, Exception):
+        return b""
+    try:
+        pickled = _pickle(error)
+        pickle.loads(pickled)  # noqa: S301 - some exceptions can be pickled but not loaded
+    except Exception:
+        return b""
+    return pickled
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(sys.argv[1:]))

@@ -1,0 +1,48 @@
+"""The worker's pipe for messages to the driver. The task reads it and sends them on.
+
+A write costs microseconds. What was written is delivered even if the worker is killed right after.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+
+from horovod_runner.common.descriptors import write_all
+from horovod_runner.wire import messages
+from horovod_runner.wire.framing import frame
+
+
+class Pipe:
+    """The worker's end of the pipe.
+
+    Args:
+        descriptor: the pipe's.
+        lock_file: the descriptor of a file that this process and its forks share, for locking.
+    """
+
+    def __init__(self, descriptor: int, lock_file: int) -> None:
+        self._descriptor = descriptor
+        self._lock_file = lock_file
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        # Another thread may have held the lock at the moment of the fork.
+        self._lock = threading.Lock()
+
+    def send(self, message: messages.Message) -> None:
+        """Send a message. Waits if the pipe is full."""
+        self.send_batch(frame(messages.encode(message)))
+
+    def send_batch(self, batch: bytes) -> None:
+        """Send framed messages. Waits if the pipe is full."""
+        # Only short writes to a pipe are atomic. The lock separates threads, the lock file
+        # processes (a DataLoader's workers).
+        with self._lock:
+            fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
+            try:
+                write_all(self._descriptor, batch)
+            finally:
+                fcntl.lockf(self._lock_file, fcntl.LOCK_UN)

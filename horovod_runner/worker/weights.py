@@ -1,0 +1,88 @@
+"""Hashes a rank's weights, so that the driver can compare those of all ranks.
+
+No collective is involved: a rank that checks more often than others cannot hang.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from horovod_runner.wire.messages import Weights
+
+_DIGEST_BYTES = 8
+
+
+def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:
+    """The message with the hashes of a rank's weights.
+
+    Args:
+        model: a torch module or a Keras model, whose trainable weights count; or tensors, arrays
+            and variables, in a dict or a list.
+        rank: the rank's number; only rank 0 sends the names.
+        epoch: the epoch that has ended; None if it is not known.
+
+    Raises:
+        TypeError: ``model`` holds something that is not a tensor, or no weights.
+    """
+    names, digests = [], []
+    for name, value in _named(model):
+        names.append(name)
+        # Short: it finds accidents, and need not withstand attacks.
+        digests.append(hashlib.blake2b(_bytes(name, value), digest_size=_DIGEST_BYTES).digest())
+    if not names:
+        raise TypeError(f"check_weights was given a {type(model).__qualname__} without any weights")
+    return Weights(rank, names if rank == 0 else [], digests, epoch)
+
+
+def _named(model: Any) -> list[tuple[str, Any]]:
+    """The weights of a model or a container, with their names."""
+    if hasattr(model, "trainable_variables"):  # before torch: on torch, Keras models have both
+        return [(_name(variable), variable) for variable in model.trainable_variables]
+    if hasattr(model, "named_parameters"):
+        return list(model.named_parameters())
+    if isinstance(model, Mapping):
+        return [tensor for name, value in model.items() for tensor in _inside(str(name), value)]
+    if isinstance(model, (list, tuple)):
+        named = ((_name(value) or str(index), value) for index, value in enumerate(model))
+        return [tensor for name, value in named for tensor in _inside(name, value)]
+    raise TypeError(
+        f"check_weights compares the weights of a torch module or a Keras model, or tensors in a "
+        f"dict or a list, not a {type(model).__qualname__}"
+    )
+
+
+def _inside(name: str, value: Any) -> list[tuple[str, Any]]:
+    """A tensor itself, or the tensors of a nested model or container."""
+    nested = hasattr(value, "trainable_variables") or hasattr(value, "named_parameters")
+    if not (nested or isinstance(value, (Mapping, list, tuple))):
+        return [(name, value)]
+    return [(f"{name}/{inner}", tensor) for inner, tensor in _named(value)]
+
+
+def _name(value: Any) -> str:
+    for attribute in ("path", "name"):
+        name = getattr(value, attribute, None)
+        if isinstance(name, str):
+            return name
+    return ""
+
+
+def _bytes(name: str, value: Any) -> Any:
+    """The bytes of a tensor's elements."""
+    # A Keras variable holds a tensor in `value`; for TensorFlow variables, `value` is a method.
+    inner = getattr(value, "value", None)
+    tensor = value if inner is None or callable(inner) else inner
+    if hasattr(tensor, "detach"):
+        import torch
+
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy()
+    array = tensor.numpy() if hasattr(tensor, "numpy") else tensor
+    if not hasattr(array, "tobytes"):
+        raise TypeError(
+            f"check_weights cannot compare {name!r}, a {type(value).__qualname__}: it requires "
+            "tensors, arrays and variables"
+        )
+    return array.tobytes()

@@ -1,0 +1,25 @@
+"""Tests of our patches on Horovod's release, which comes from pip's package index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from horovod_runner.horovod_build import patching, source
+
+
+def test_every_patch_applies_to_the_release_and_changes_it(tmp_path: Path) -> None:
+    root = source.fetch(tmp_path)
+    for patch in patching.read_patches(source.PATCHES):
+        files = {root / hunk.path for hunk in patching.hunks(patch)}
+        before = {file: file.read_bytes() for file in files}
+        patching.apply(patch, root)
+        assert {file: file.read_bytes() for file in files} != before, patch.name
+
+
+def test_the_overlay_replaces_files_of_the_release(tmp_path: Path) -> None:
+    root = source.fetch(tmp_path)
+    files = [file for file in source.OVERLAY.rglob("*") if file.is_file()]
+    replaced = [root / file.relative_to(source.OVERLAY) for file in files]
+    assert all(file.is_file() for file in replaced)  # Horovod has files of these names
+    source.apply_patches(root)
+    assert [file.read_bytes() for file in replaced] == [file.read_bytes() for file in files]

@@ -1,0 +1,115 @@
+"""When a process may be forked, and what a fork server refuses."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from horovod_runner.driver.placement import assign
+from horovod_runner.host import gpus, limits, rank_environment
+from horovod_runner.warm import protocol, server
+from horovod_runner.wire.messages import Assignment, Controller
+from horovod_runner.wire.slots import Offer
+
+
+def unfit(folder: Path, body: str, prelude: str = "") -> str:
+    """Why a fork server cannot fork after the import of a module; runs in a separate process."""
+    (folder / "imported.py").write_text(textwrap.dedent(body))
+    code = f"""
+import sys
+sys.path.insert(0, {str(folder)!r})
+from horovod_runner.warm import server
+{prelude}
+print(server._import(["imported"])[1] or server._unfit())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True
+    )
+    return done.stdout.strip()
+
+
+INSTALLED = "import sysconfig; sysconfig.get_path = lambda name: '/'"
+
+
+def test_a_process_with_one_thread_and_no_device_is_fit(tmp_path: Path) -> None:
+    assert unfit(tmp_path, "import numpy, pandas, pyarrow", INSTALLED) == ""
+
+
+def test_a_failed_import_is_reported(tmp_path: Path) -> None:
+    problem = unfit(tmp_path, "raise ImportError('no libcudart')")
+    assert problem == "the fork server cannot import imported: ImportError('no libcudart')"
+
+
+def test_an_import_that_reads_a_ranks_variable_is_refused(tmp_path: Path) -> None:
+    problem = unfit(tmp_path, "import os; rank = os.environ.get('LOCAL_RANK', 0)", INSTALLED)
+    assert problem == "the import of imported reads LOCAL_RANK, which only a rank has"
+
+
+def test_variables_that_imports_set_are_known(tmp_path: Path) -> None:
+    body = "import os; os.environ['SET_BY_AN_IMPORT'] = '1'"
+    prelude = "print(server._import(['imported'])[0])"
+    assert unfit(tmp_path, body, f"{INSTALLED}; {prelude}") == "{'SET_BY_AN_IMPORT': '1'}"
+
+
+@pytest.mark.parametrize(("size", "controller"), [(1, "gloo"), (4, "gloo"), (4, "mpi")])
+def test_a_fork_server_has_no_variable_that_differs_between_ranks_or_runs(
+    size: int, controller: Controller
+) -> None:
+    def variables_of(rank: int, run: str) -> dict[str, str]:
+        offers = [Offer(t, "h", "h", "10.0.0.1", "e", host_gpus=("0", "1")) for t in range(size)]
+        slot = assign(offers, 0.5)[rank]
+        assignment = Assignment(slot, f"10.0.0.1:{run}", "10.0.0.1", int(run), {}, controller)
+        visible = gpus.environment(slot, "mask")
+        return rank_environment.worker_variables(slot, assignment, 8, visible, {})
+
+    one, other = variables_of(0, "4711"), variables_of(size - 1, "4712")
+    differs = {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+    assert differs <= protocol.RANK_VARIABLES
+
+
+def test_threads_that_a_fork_would_lose_are_refused(tmp_path: Path) -> None:
+    body = """
+    import threading
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    """
+    problem = unfit(tmp_path, body, INSTALLED)
+    assert problem.startswith("the imports started threads that a fork would lose: python")
+
+
+def test_open_devices_are_refused(tmp_path: Path) -> None:
+    body = "import os; os.open('/dev/zero', os.O_RDONLY)"
+    problem = unfit(tmp_path, body, f"{INSTALLED}; server._DEVICES = ('/dev/zero',)")
+    assert problem == "the imports opened /dev/zero: an open device cannot be forked"
+
+
+def test_modules_that_are_not_installed_are_refused(tmp_path: Path) -> None:
+    assert unfit(tmp_path, "") == (
+        f"the imports include {tmp_path}/imported.py, which is not an installed package and may "
+        "change"
+    )
+
+
+def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not limits.memory_is_short()
+    monkeypatch.setattr(limits, "_SHORT_SHARE", 1.1)
+    assert limits.memory_is_short()
+
+
+def test_a_fork_server_and_its_clients_must_belong_to_the_same_user(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uid = os.getuid()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.send(protocol.END)
+        assert server._answer(ours, "").ends
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+        for check in (protocol.check_peer, lambda peer: server._answer(peer, "")):
+            with pytest.raises(ValueError, match=f"the other end belongs to user {uid}, not"):
+                check(ours)

@@ -1,0 +1,63 @@
+"""The package's structure: rooms, layers and sizes are what CONTRIBUTING.md and the docs say."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "horovod_runner"
+FILES = sorted(PACKAGE.rglob("*.py"))
+ROOMS = sorted({path.parent for path in FILES} - {PACKAGE})
+FILE_LINES, FUNCTION_LINES, ROOM_FILES = 400, 60, 12
+
+
+def layers() -> list[list[str]]:
+    """The layers of setup.cfg, the highest first; those of one layer side by side."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    text = config["importlinter:contract:rooms"]["layers"]
+    return [
+        [name.strip().removeprefix("horovod_runner.") for name in line.split("|")]
+        for line in text.strip().splitlines()
+    ]
+
+
+def test_the_docs_show_the_layers_of_the_import_contract() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## Layers")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
+    assert [re.findall(r"`(\w+)`", row) for row in rows] == layers()
+
+
+def test_every_module_and_room_has_a_place_in_the_layers() -> None:
+    named = {name for layer in layers() for name in layer}
+    top = {path.stem for path in PACKAGE.glob("*.py")} | {
+        path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
+    }
+    assert named == top - {"__init__"}
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(PACKAGE)))
+def test_a_room_says_what_it_holds_and_has_at_most_a_dozen_files(room: Path) -> None:
+    text = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert text
+    assert "import" in text  # what may be imported, or what must not
+    assert len([path for path in room.glob("*.py") if path.stem != "__init__"]) <= ROOM_FILES
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_files_and_functions_are_short_or_say_why(file: Path) -> None:
+    text = file.read_text()
+    tree = ast.parse(text)
+    explained = "Long because" in (ast.get_docstring(tree) or "")
+    assert len(text.splitlines()) <= FILE_LINES or explained
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = node.end_lineno - body[0].lineno + 1 if body and node.end_lineno else 0
+            assert lines <= FUNCTION_LINES, f"{node.name} has {lines} lines"

@@ -1,0 +1,99 @@
+"""The states of an attempt, walked through by their table."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_runner.driver.phases import ENDING, TABLE, Event, Phase, State
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def way_to(target: State) -> list[Event]:
+    """The shortest sequence of events that leads to a state."""
+    ways: dict[State, list[Event]] = {State.STARTING: []}
+    queue = [State.STARTING]
+    for state in queue:
+        for event, after in TABLE[state].then.items():
+            if after not in ways:
+                ways[after] = [*ways[state], event]
+                queue.append(after)
+    return ways[target]
+
+
+def phase_in(state: State, clock: Clock) -> Phase:
+    phase = Phase(clock)
+    for event in way_to(state):
+        assert phase.on(event)
+    assert phase.state is state
+    return phase
+
+
+def test_every_state_has_a_row_and_can_be_reached() -> None:
+    assert set(TABLE) == set(State)
+    for state in State:
+        way_to(state)
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("event", Event)
+def test_an_event_does_what_the_table_says(state: State, event: Event) -> None:
+    clock = Clock()
+    phase = phase_in(state, clock)
+    until = phase.until
+    clock.now += 1
+    target = TABLE[state].then.get(event)
+    assert phase.on(event) == (target is not None)
+    assert phase.state is (target or state)
+    if target is None:
+        assert phase.until == until
+    else:
+        seconds = TABLE[target].seconds
+        assert phase.until == (None if seconds is None else clock.now + seconds)
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_leads_to_the_end(state: State) -> None:
+    clock = Clock()
+    phase = phase_in(state, clock)
+    phase.on(Event.LAUNCH_ENDED)
+    phase.on(Event.ALL_LEFT)
+    assert phase.state is State.OVER
+
+
+@pytest.mark.parametrize("state", [state for state in State if TABLE[state].seconds is not None])
+def test_a_state_that_lasts_for_a_limited_time_says_what_follows(state: State) -> None:
+    assert {Event.TIMEOUT, Event.PLACED} & set(TABLE[state].then)
+    assert TABLE[state].waits_for
+
+
+@pytest.mark.parametrize("state", sorted(ENDING, key=lambda state: state.value))
+def test_ranks_that_were_told_to_end_never_go_on(state: State) -> None:
+    assert set(TABLE[state].then.values()) <= ENDING
+    assert phase_in(state, Clock()).ending
+
+
+def test_a_caller_can_give_up_in_every_state() -> None:
+    for state in State:
+        then = TABLE[state].then
+        over = state in {State.CALLED_OFF, State.ABANDONED, State.SETTLING, State.OVER}
+        assert over or {Event.CALL_OFF, Event.UNHEARD} & set(then), state
+
+
+def test_a_limit_can_be_given_and_extended() -> None:
+    clock = Clock()
+    phase = Phase(clock)
+    assert phase.until is None
+    phase.on(Event.HELLO, 7.0)
+    assert phase.until == 107.0
+    clock.now = 106.0
+    phase.extend(5.0)
+    assert phase.until == 111.0

@@ -1,0 +1,232 @@
+"""Ranks that cannot reach the driver: tasks are threads; driver, deputy and workers are real."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from horovod_runner import GpuError, HangError, LaunchError, log_to_driver, report, save_checkpoint
+from horovod_runner.checkpoints import checkpoint
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.driver import phases, stand_in, supervisor
+from horovod_runner.driver.driver import Driver
+from horovod_runner.driver.stand_in import StandIn
+from horovod_runner.launchers.detached import Detached
+from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
+from horovod_runner.options import DebugConfig, Options
+from horovod_runner.prepare.make_job import make_job
+from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.run import Run
+from horovod_runner.sinks.terminal import TerminalSink
+from horovod_runner.task.task import TaskSetup, run_rank
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.transport import ChannelAddress
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod_runner.task.task._DETACH_SECONDS", 0.5)
+    row = phases.TABLE[phases.State.GATHERING]._replace(seconds=1.0)
+    monkeypatch.setitem(phases.TABLE, phases.State.GATHERING, row)
+    monkeypatch.setattr(supervisor, "GATHER_SECONDS", 1.0)
+
+
+class Meeting:
+    """Where threads meet, as Spark's barrier tasks do."""
+
+    def __init__(self, size: int) -> None:
+        self.told = [""] * size
+        self.barrier = threading.Barrier(size)
+
+    def task(self, number: int, attempt: int = 0) -> Any:
+        def gather(text: str) -> list[str]:
+            self.told[number] = text
+            self.barrier.wait()
+            heard = list(self.told)
+            self.barrier.wait()
+            return heard
+
+        return SimpleNamespace(
+            partitionId=lambda: number,
+            attemptNumber=lambda: attempt,
+            getTaskInfos=lambda: [SimpleNamespace(address="127.0.0.1:1")],
+            allGather=gather,
+        )
+
+
+class Blind(LocalLauncher):
+    """Starts ranks of which some cannot reach the driver."""
+
+    def __init__(self, blind: set[int]) -> None:
+        self._blind = blind
+
+    def launch(
+        self,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        dataframes: Mapping[str, Any],
+    ) -> LocalLaunch:
+        return BlindLaunch(job, address, wake, self._blind)
+
+
+class BlindLaunch(LocalLaunch):
+    running = True
+
+    def __init__(
+        self, job: Job, address: ChannelAddress, wake: Callable[[], None], blind: set[int]
+    ) -> None:
+        self._blind = blind
+        self._meeting = Meeting(job.size)
+        super().__init__(job, address, wake)
+
+    def _run(self, task: int) -> None:
+        detached = Detached(self._job, self._meeting.task(task), StandIn)
+        setup = TaskSetup(task, self._path, self._environment, detached=detached)
+        # Port 1 of this host: nobody listens.
+        address = replace(self._address, port=1) if task in self._blind else self._address
+        outcome = run_rank(self._job, address, setup)
+        self._outcomes.append(msgspec.structs.replace(outcome, record=detached.record))
+        self._wake()
+
+
+def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
+    chosen = Options(
+        np=-size,
+        gpus_per_rank=options.get("gpus_per_rank", 0),
+        debug_config=DebugConfig(hang_timeout=options.get("hang_timeout")),
+    )
+    job = make_job(main, {}, size, chosen)
+    archive = options.get("archive")
+    if archive is not None:
+        job = replace(job, run_id=options["run_id"], checkpoints=archive.plan(1))
+    sink = options.get("sink") or TerminalSink(size)
+    return Driver(job, Blind(blind), sink, threading.Event(), archive).run()
+
+
+def talk() -> int:
+    print("printed")
+    log_to_driver(f"logged {os.environ['RANK']}")
+    return 10 + int(os.environ["RANK"])
+
+
+@pytest.mark.parametrize("blind", [{0, 1}, {0}, {1}])
+def test_ranks_that_cannot_reach_the_driver_run_all_the_same(
+    blind: set[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(talk, blind) == 10
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == [
+        "[0] printed",
+        "[1] printed",
+        "logged 0",
+        "logged 1",
+    ]
+    assert captured.err.count("executors cannot reach this process at 127.0.0.1:") == 1
+    assert "HOROVOD_RUNNER_DRIVER_HOST" in captured.err
+    table = [line.split()[1] for line in captured.err.splitlines()[-4:]]
+    assert table == ["rank", "0", "1", "controller:"]
+
+
+def test_all_that_reach_the_driver_need_no_deputy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(talk, set()) == 10
+    assert "cannot reach" not in capsys.readouterr().err
+
+
+def test_a_failing_rank_ends_the_others_without_the_driver() -> None:
+    def main() -> None:
+        if os.environ["RANK"] == "1":
+            raise KeyError("the true cause")
+        threading.Event().wait()
+
+    with pytest.raises(KeyError, match="the true cause") as caught:
+        run(main, {0, 1, 2}, size=3)
+    assert "rank 1 of 3" in str(caught.value.__cause__)
+
+
+def test_gpus_that_are_too_few_are_told_without_the_driver() -> None:
+    with pytest.raises(GpuError, match="at gpus_per_rank=32"):
+        run(print, {0, 1}, gpus_per_rank=32)
+
+
+def test_a_hang_ends_without_the_driver() -> None:
+    def main() -> None:
+        threading.Event().wait()
+
+    with pytest.raises(HangError, match=r"threading\.py"):
+        run(main, {0, 1}, hang_timeout=1.0)
+
+
+def test_output_beyond_the_limit_is_cut_in_front_and_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stand_in, "_KEPT_CHARACTERS", 1000)
+
+    def main() -> None:
+        for number in range(100):
+            log_to_driver(f"{number:100}")
+
+    run(main, {0}, size=1)
+    captured = capsys.readouterr()
+    assert [int(line) for line in captured.out.splitlines()] == list(range(90, 100))
+    assert "9000 characters of what the ranks printed were too many" in captured.err
+
+
+def test_reports_come_to_the_driver_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stand_in, "_KEPT_REPORTS", 100)
+
+    def main() -> None:
+        for step in range(1000):
+            report(loss=float(step), step=step)
+
+    recorder = Recorder(Run("test", 1))
+    run(main, {0}, size=1, sink=recorder)
+    metrics = recorder._run._metrics
+    assert 50 <= len(metrics) <= 100
+    assert len(metrics) + metrics.dropped[0] >= 1000 - 2 * (1000 // len(metrics))
+    assert recorder._run.timings.first_line is not None
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_checkpoints_are_kept_where_the_ranks_see_the_folder(
+    tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if not seen:
+        monkeypatch.setattr(checkpoint, "write_probe", lambda folder, token: None)
+
+    def main() -> None:
+        save_checkpoint(b"state", 7)
+
+    run_id = "0a1b2c3d"
+    with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path)) as archive:
+        run(main, {0}, size=1, run_id=run_id, archive=archive)
+    assert [each.step for each in archive.checkpoints] == ([7] if seen else [])
+    told = "the checkpoint of step 7 could not be written: the ranks reach neither the driver"
+    assert (told in capsys.readouterr().err) is not seen
+
+
+def test_a_task_that_spark_starts_again_never_goes_on_alone() -> None:
+    with pytest.raises(LaunchError, match="started this task again"):
+        Detached(
+            Job("test", 1, Options(np=1), b""), Meeting(1).task(0, attempt=1), StandIn
+        ).__enter__()
+
+
+def test_tasks_that_do_not_all_meet_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod_runner.launchers import detached
+
+    monkeypatch.setattr(detached, "_MEET_SECONDS", 0.1)
+    meeting = Meeting(2)
+    with pytest.raises(LaunchError, match="not all 2 tasks met"):
+        Detached(Job("test", 2, Options(np=2), b""), meeting.task(0), StandIn).__enter__()
+    meeting.barrier.abort()
