@@ -1,7 +1,7 @@
 """One attempt as the driver sees it: launch, supervise, and turn the end into a value or an error.
 
 Everything happens in the thread that called ``run``: output lands in the right notebook cell, and
-Ctrl-C is heard at once.
+Ctrl-C takes effect at once.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Driver:
         if supervisor.problem is not None:
             raise supervisor.problem
         for outcome in outcomes:
-            if outcome.lost and outcome.rank >= 0:  # else its problem says it all
+            if outcome.lost and outcome.rank >= 0:  # otherwise its problem says so
                 self._sink.notice(
                     f"the driver lost touch with rank {outcome.rank}: its last {outcome.lost} "
                     "batches of messages are missing here"

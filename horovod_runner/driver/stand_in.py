@@ -71,12 +71,12 @@ class StandIn:
         try:
             self._supervisor.run()
         except HorovodRunnerError:
-            pass  # all are lost: Spark says so, sooner or later
+            pass  # all ranks are lost: Spark reports it to the driver
         except Exception as error:
             self._supervisor.fail(LaunchError(f"the supervisor beside rank 0 failed: {error!r}"))
 
     def close(self) -> Record:
-        """Leave, when all ranks have ended; returns what the driver is to know."""
+        """Stop supervising once all ranks have ended; returns the record for the driver."""
         self._launch.finished = True
         self._channel.wake()
         self._thread.join()
@@ -93,7 +93,7 @@ class StandIn:
 
 
 class _StartedElsewhere:
-    """The launch, as far as the stand-in needs one: the driver started the tasks."""
+    """Takes the place of the launch: the driver started the tasks."""
 
     late = None
     expected = None
@@ -104,7 +104,7 @@ class _StartedElsewhere:
         """Do nothing: the tasks hear the channel's Stop, and end by themselves."""
 
     def outcomes(self) -> list[Outcome]:
-        """None: the driver gets them, through Spark."""
+        """Return none: the driver gets them, through Spark."""
         return []
 
 
@@ -161,7 +161,7 @@ class Keeper:
             self._keep_report(report)
 
     def _keep_report(self, report: Report) -> None:
-        """Of very many every second one, of those every second one in turn, and so on."""
+        """Keep a report; above the limit drop every second one, then every second of the rest."""
         self._seen += 1
         if self._seen % self._every:
             self._left_out += 1 + report.left_out

@@ -150,7 +150,8 @@ class Supervisor:
                 self.say_unreachable()
             case State.STARTING:
                 self.problem = self._launch.late
-                self._end(Event.TIMEOUT, "no task started in time")  # for those that yet come
+                # A task that reports later is told to stop, too.
+                self._end(Event.TIMEOUT, "no task started in time")
                 self._launch.cancel()
             case State.GATHERING if self._launch.running:
                 self._detach()
@@ -216,7 +217,7 @@ class Supervisor:
         try:
             self._launch.outcomes()
         except TaskLostError as error:
-            self._liveness.leave(error.task)  # it will not be heard of any more
+            self._liveness.leave(error.task)  # it sends nothing more
         except LaunchError:
             pass
         if self._liveness.present:
@@ -242,7 +243,7 @@ class Supervisor:
             self._on_rerun(task)
             return
         if self.phase.state is State.DETACHED and not isinstance(message, messages.Hello):
-            return  # the last words to this process
+            return  # sent before the task detached
         self._liveness.heard(task)
         match message:
             case messages.Hello():
