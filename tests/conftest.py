@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +168,13 @@ class Ranks:
         """Horovod has the mpich package's MPI on one leg alone."""
         if "mpich" not in software.installed():
             pytest.skip("Horovod was built without the mpich package")
+
+    @staticmethod
+    def needs_tensorflow() -> None:
+        """Horovod is built for torch alone on the second leg; without an import of TensorFlow."""
+        horovod = Path(find_spec("horovod").origin or "").parent  # type: ignore[union-attr]
+        if not list(horovod.glob("tensorflow/mpi_lib*.so")):
+            pytest.skip("Horovod was built without TensorFlow")
 
     def runner(self, size: int, **options: Any) -> HorovodRunner:
         # What sets variables needs a fork server of its own; so does another number of threads.

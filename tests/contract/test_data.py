@@ -363,6 +363,8 @@ def test_evaluate_gives_every_rank_the_mean_over_all_rows(ranks: Ranks, framewor
         assert list(means) == ["label", "is_small"]
         return gathered.numpy().tolist()  # type: ignore[no-any-return]
 
+    if framework == "tensorflow":
+        ranks.needs_tensorflow()
     first, second = ranks.run(2, main, valid=dataset(ranks, table()))
     assert first == second
     assert first == pytest.approx([(ROWS - 1) / 2, 10 / ROWS])
