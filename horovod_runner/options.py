@@ -149,8 +149,8 @@ class ClusterConfig:
             makes its own the current device; "mask" shows it its own alone.
         cpu_collectives: what Horovod coordinates and reduces with on CPUs: "mpi" (MPICH), "gloo",
             or "auto", which is MPI where every host's Horovod has it.
-        ship_modules: your own modules that the executors lack. What ``main`` uses of them is
-            pickled with it.
+        ship_modules: your own modules that the executors lack. Their functions and classes
+            are pickled with ``main``.
         preload_frameworks: keep a process on each host that has imported the frameworks that
             ``main`` imported. The ranks of the next run are forked from it within milliseconds. It
             runs none of your code. It ends with the session, after ten minutes without a run, or

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner.checkpoints import checkpoint, folders, formats
+from horovod_runner.common.connected import connected_library
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.job_file import CheckpointPlan
@@ -117,15 +117,14 @@ def _broadcast() -> Callable[[bytes, int], bytes]:
     Its arguments are ``data``, which is read on rank 0 only, and ``count``, the number of bytes,
     which must be the same on all ranks.
     """
-    for name in ("horovod.torch", "horovod.tensorflow"):
-        horovod = sys.modules.get(name)
-        if horovod is not None and horovod.is_initialized():
-            return _by_torch(horovod) if name == "horovod.torch" else _by_tensorflow(horovod)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available():
-        distributed = torch.distributed
-        if distributed.is_initialized():
-            return _by_torch_distributed(torch)
+    connected = connected_library()
+    if connected is not None:
+        name, module = connected
+        return {
+            "horovod.torch": _by_torch,
+            "horovod.tensorflow": _by_tensorflow,
+            "torch": _by_torch_distributed,
+        }[name](module)
     raise RuntimeError(
         "load_checkpoint broadcasts from rank 0, and the ranks are not connected yet: call "
         "hvd.init() before it (or torch.distributed.init_process_group())"

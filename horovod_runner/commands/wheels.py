@@ -13,12 +13,12 @@ write access to the folder decides what its users install, as with any package i
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from horovod_runner.checkpoints.checkpoint import file_sha256
 from horovod_runner.checkpoints.folders import Folder, LocalFolder, RemoteFolder, local_path
 from horovod_runner.errors import InstallError
 
@@ -64,7 +64,7 @@ def fetch(wheels: str, key: str, folder: Path) -> Path | None:
             f"{wheels}/{key}/{digest}/{name} could not be copied ({type(error).__name__}: "
             f"{error}). {remedy}"
         ) from error
-    received = sha256(copy)
+    received = file_sha256(copy)
     if received != digest:
         copy.unlink()
         raise InstallError(
@@ -83,7 +83,7 @@ def publish(wheels: str, key: str, wheel: Path, say: Callable[[str], None]) -> N
         wheel: the wheel to copy.
         say: called with the line that reports the result.
     """
-    digest = sha256(wheel)
+    digest = file_sha256(wheel)
     part = wheel.with_name(f".{digest}.part")
     try:
         shutil.copyfile(wheel, part)
@@ -96,12 +96,6 @@ def publish(wheels: str, key: str, wheel: Path, say: Callable[[str], None]) -> N
         say(f"copied the wheel to {wheels} for other hosts")
     finally:
         part.unlink(missing_ok=True)
-
-
-def sha256(file: Path) -> str:
-    """The SHA-256 digest of a file, in hexadecimal."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _open(wheels: str, inside: str) -> Folder:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from horovod_runner.common.connected import connected_library
 from horovod_runner.data.feed.feed import Feed
 
 if TYPE_CHECKING:
@@ -127,15 +128,14 @@ def _no_gradients() -> AbstractContextManager[Any]:
 
 def _allreduce() -> Callable[[Totals], Totals]:
     """A sum over all ranks, by what ``main`` has initialised."""
-    for name in ("horovod.torch", "horovod.tensorflow"):
-        horovod = sys.modules.get(name)
-        if horovod is not None and horovod.is_initialized():
-            return _by_torch(horovod) if name == "horovod.torch" else _by_tensorflow(horovod)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available():
-        distributed = torch.distributed
-        if distributed.is_initialized():
-            return _by_torch_distributed(torch)
+    connected = connected_library()
+    if connected is not None:
+        name, module = connected
+        return {
+            "horovod.torch": _by_torch,
+            "horovod.tensorflow": _by_tensorflow,
+            "torch": _by_torch_distributed,
+        }[name](module)
     raise RuntimeError(
         "evaluate adds up what the ranks measured, and they cannot reach each other yet: call "
         "hvd.init() before it"

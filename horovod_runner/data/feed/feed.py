@@ -68,7 +68,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a feed is made of.
+    """The parts of a feed.
 
     Attributes:
         options: the user's.

@@ -203,7 +203,7 @@ class Order:
 
 
 class PerRankOrder:
-    """The rows of every batch of a dataset of which each rank has rows of its own.
+    """The rows of every batch of a dataset that is split among the ranks.
 
     Args:
         counts: rows of each rank.
