@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         HorovodRunnerError,
         InstallError,
         LaunchError,
+        PredictionError,
         RankFailedError,
         SerializationError,
         SlotError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         DebugConfig,
     )
     from horovod_runner.runner import HorovodRunner
+    from horovod_runner.scoring.predict import predict
     from horovod_runner.worker.api import (
         check_weights,
         current_attempt,
@@ -59,6 +61,7 @@ __all__ = [
     "HorovodRunnerError",
     "InstallError",
     "LaunchError",
+    "PredictionError",
     "RankFailedError",
     "RunHandle",
     "SerializationError",
@@ -68,6 +71,7 @@ __all__ = [
     "current_attempt",
     "load_checkpoint",
     "log_to_driver",
+    "predict",
     "report",
     "save_checkpoint",
 ]
@@ -83,6 +87,7 @@ _HOMES = {
     "current_attempt": "worker.api",
     "load_checkpoint": "worker.api",
     "log_to_driver": "worker.api",
+    "predict": "scoring.predict",
     "report": "worker.api",
     "save_checkpoint": "worker.api",
 }

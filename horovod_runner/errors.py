@@ -3,6 +3,7 @@
     HorovodRunnerError (RuntimeError)
     ├── SlotError          the cluster has too few slots
     ├── DataError          a dataset cannot be read, packed or made into tensors
+    ├── PredictionError    a model failed on a batch, or its outputs do not fit
     ├── CheckpointError    a checkpoint cannot be read, or its folder cannot be used
     ├── GpuError           a host has too few GPUs for its ranks
     ├── SerializationError main or its arguments cannot be sent to the ranks
@@ -49,6 +50,10 @@ class SlotError(HorovodRunnerError):
 
 class DataError(HorovodRunnerError):
     """A dataset cannot be read, packed or made into tensors."""
+
+
+class PredictionError(HorovodRunnerError):
+    """A model failed on a batch of rows, or its outputs do not fit the wanted columns."""
 
 
 class CheckpointError(HorovodRunnerError):

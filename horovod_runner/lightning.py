@@ -32,6 +32,9 @@ else:
     import lightning.pytorch as lightning
     from lightning.pytorch.strategies import ParallelStrategy
 
+#: The package that is used: lightning.pytorch, or pytorch_lightning.
+framework: Any = lightning
+
 _FILE = "lightning.ckpt"
 _OPS = {
     **{"mean": hvd.Average, "avg": hvd.Average, "sum": hvd.Sum},

@@ -30,6 +30,17 @@ def spark_context(spark: SparkSession) -> Any:
         return None
 
 
+def is_on_this_machine(spark: SparkSession) -> bool:
+    """Whether the session's tasks run on this machine: classic Spark on ``local[n]``."""
+    context = spark_context(spark)
+    return context is not None and _is_local(context)
+
+
+def _is_local(context: Any) -> bool:
+    master = str(context.master)
+    return master.startswith("local") and not master.startswith("local-cluster")
+
+
 def map_in_arrow(
     dataframe: DataFrame, function: Callable[[Any], Any], schema: str, **options: Any
 ) -> DataFrame:
@@ -37,13 +48,13 @@ def map_in_arrow(
 
     PySpark 4 warns about pandas 3 at every call, although Arrow batches involve no pandas.
     """
-    with _current_python(dataframe.sparkSession), warnings.catch_warnings():
+    with current_python(dataframe.sparkSession), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return dataframe.mapInArrow(function, schema, **options)
 
 
 @contextmanager
-def _current_python(spark: SparkSession) -> Iterator[None]:
+def current_python(spark: SparkSession) -> Iterator[None]:
     """On ``local[n]``, make Spark run this interpreter, unless the user has set another one.
 
     By default Spark runs the first ``python3`` on PATH. If this environment was not activated, that
@@ -51,7 +62,7 @@ def _current_python(spark: SparkSession) -> Iterator[None]:
     """
     context = spark_context(spark)
     chosen = "PYSPARK_PYTHON" in os.environ or conf_of(spark, "spark.pyspark.python")
-    if context is None or chosen or not context.master.startswith("local"):
+    if context is None or chosen or not _is_local(context):
         yield
         return
     before = context.pythonExec

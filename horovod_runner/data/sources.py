@@ -255,11 +255,23 @@ class DataFrameSource(Source):
         from horovod_runner.data.read import staging
 
         if shared is None:
-            return Spilled(name, staging.arrow_schema(self.dataframe))
+            return Spilled(name, staging.bounded_schema(self.dataframe))
         staged = staging.stage(self.dataframe, shared)
         if not staged.units:
             raise DataError("it has no rows: check the query")
         return staged
+
+
+class Staged(Source):
+    """Rows that were packed before the run, in a folder that the ranks can read."""
+
+    def __init__(self, pieces: Reader) -> None:
+        self._pieces = pieces
+
+    def _prepare(self, name: str, shared: Path | None) -> Prepared:
+        if not self._pieces.units:
+            raise DataError("it has no rows: check the query")
+        return self._pieces
 
 
 def source_of(value: object) -> Source | None:

@@ -12,6 +12,7 @@ import io
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
@@ -78,17 +79,24 @@ def pickle_for_ranks(value: object, ship_modules: Sequence[types.ModuleType] = (
         RefusedError: it would arrive broken.
         Exception: whatever cloudpickle raises.
     """
-    registered = cloudpickle.list_registry_pickle_by_value()
-    shipped = [module for module in ship_modules if module.__name__ not in registered]
     file = io.BytesIO()
+    with by_value(ship_modules):
+        _Pickler(file, protocol=5).dump(value)
+    return file.getvalue()
+
+
+@contextmanager
+def by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
+    """Make cloudpickle pickle the functions and classes of some modules by value."""
+    registered = cloudpickle.list_registry_pickle_by_value()
+    shipped = [module for module in modules if module.__name__ not in registered]
     for module in shipped:
         cloudpickle.register_pickle_by_value(module)
     try:
-        _Pickler(file, protocol=5).dump(value)
+        yield
     finally:
         for module in shipped:
             cloudpickle.unregister_pickle_by_value(module)
-    return file.getvalue()
 
 
 def find_culprit(

@@ -40,7 +40,7 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
     Raises:
         DataError: a column cannot become a tensor, has nulls, or there is too little room.
     """
-    schema = arrow_schema(dataframe)
+    schema = bounded_schema(dataframe)
     pieces = []
     # mapInArrow looks columns up by name, and a dot in a name means a field of a struct to it.
     names = dataframe.columns
@@ -53,29 +53,41 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
     return join(sorted(pieces, key=lambda piece: piece.number), schema, folder)
 
 
-def arrow_schema(dataframe: DataFrame) -> pa.Schema:
-    """Convert a DataFrame's schema to Arrow.
+def bounded_schema(dataframe: DataFrame) -> pa.Schema:
+    """Convert the schema of a DataFrame that ranks will read to Arrow.
 
     Raises:
         DataError: a column cannot become a tensor, two columns have one name, or the DataFrame is
             a stream.
     """
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
-
-    counts = Counter(dataframe.columns)  # read once: over Spark Connect it may be a request
-    twice = sorted(name for name, count in counts.items() if count > 1)
-    if twice:
-        raise DataError(f"two columns are called {', '.join(map(repr, twice))}: rename one")
     if dataframe.isStreaming:
         raise DataError(
             "it is a streaming DataFrame, which has no end: write it to a table, and pass that"
         )
+    schema = arrow_schema(dataframe)
+    column_types.columns_of(schema)
+    return schema
+
+
+def arrow_schema(dataframe: DataFrame) -> pa.Schema:
+    """Convert a DataFrame's schema to Arrow.
+
+    Raises:
+        DataError: Arrow has no such type, or two columns have one name.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
+
+    spark_schema = dataframe.schema  # read once: over Spark Connect it is a request
+    counts = Counter(field.name for field in spark_schema)
+    twice = sorted(name for name, count in counts.items() if count > 1)
+    if twice:
+        raise DataError(f"two columns are called {', '.join(map(repr, twice))}: rename one")
     # Spark 4.1 requires a time zone. Timestamps become int64 whatever it is.
     parameters = inspect.signature(to_arrow_schema).parameters
     options = {"timezone": "UTC"} if "timezone" in parameters else {}
     fields = []
-    for field in dataframe.schema:
+    for field in spark_schema:
         try:
             fields += to_arrow_schema(StructType([field]), **options)
         except Exception as error:  # pyspark's classes differ from release to release
@@ -84,9 +96,7 @@ def arrow_schema(dataframe: DataFrame) -> pa.Schema:
                 f"tensor, as Spark cannot convert it to Arrow ({error}): leave it out, or turn "
                 "it into numbers, lists of numbers, text or bytes first"
             ) from error
-    schema = pa.schema(fields)
-    column_types.columns_of(schema)
-    return schema
+    return pa.schema(fields)
 
 
 def write_piece(

@@ -1,0 +1,90 @@
+"""LightningEstimator and LightningModel: Lightning modules in Spark ML."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from horovod_runner.data.feed.options import Framework
+from horovod_runner.ml.estimator import HorovodEstimator
+from horovod_runner.ml.model import TrainedModel
+from horovod_runner.ml.params import EstimatorOptions, declare, with_accessors
+from horovod_runner.ml.plan import Trained, TrainingPlan
+from horovod_runner.runner import HorovodRunner
+from horovod_runner.scoring.torch_models import TorchKind
+
+
+class LightningOptions(EstimatorOptions, total=False):
+    """The arguments of a LightningEstimator."""
+
+    trainer_options: Mapping[str, Any]
+
+
+class LightningModel(TrainedModel):
+    """A trained Lightning module; ``getModel()`` returns it."""
+
+    _files = ("model",)
+
+    def _kind(self) -> TorchKind:
+        return TorchKind("module")
+
+    def _write_file(self, name: str, path: Path) -> None:
+        self._kind().write(self.getOrDefault(name), path, ())
+
+    def _read_file(self, name: str, path: Path) -> Any:
+        return torch.load(path, map_location="cpu", weights_only=False)
+
+
+@with_accessors
+class LightningEstimator(HorovodEstimator):
+    """Trains a Lightning module on a DataFrame, as Horovod ranks.
+
+    The module's ``training_step`` gets a dict of tensors by column name, and makes its own loss and
+    optimizer: ``optimizer``, ``loss`` and ``metrics`` are not used. ``transform`` calls its
+    ``forward`` with the features.
+
+    Args:
+        params: the Params, by name: see ``explainParams()``.
+
+    Raises:
+        TypeError: there is no such Param, or a value has the wrong type.
+    """
+
+    framework: Framework = "torch"
+    trainer_options = declare("trainer_options", "further arguments of lightning.Trainer")
+
+    def __init__(self, **params: Unpack[LightningOptions]) -> None:
+        super().__init__(params)
+
+    def _needs(self) -> tuple[str, ...]:
+        return ("model",)
+
+    def _train(self) -> Callable[..., Trained | None]:
+        from horovod_runner.ml.lightning_training import train
+
+        return train
+
+    def _trained_objects(self) -> dict[str, Any]:
+        return {
+            "model": self.getOrDefault("model"),
+            "trainer_options": dict(self.value_of("trainer_options") or {}),
+        }
+
+    def _try(self, first: Mapping[str, Any], plan: TrainingPlan) -> None:
+        model = self.getOrDefault("model")
+        if not hasattr(model, "training_step"):
+            raise TypeError(f"model must be a Lightning module, not {type(model).__name__}")
+
+    def _model_of(self, trained: Trained, runner: HorovodRunner) -> LightningModel:
+        module = copy.deepcopy(self.getOrDefault("model")).cpu()
+        module.load_state_dict(torch.load(io.BytesIO(trained.weights), weights_only=True))
+        model = LightningModel()
+        model.history, model.run = trained.history, runner.last_run
+        model._set(model=module.eval())
+        self._copy_columns(model)
+        return model

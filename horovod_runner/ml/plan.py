@@ -1,0 +1,74 @@
+"""What an estimator sends to its ranks beside the model and the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """How the ranks train; the Params of the estimator have the same names.
+
+    Attributes:
+        features: the model's inputs, by name: a column, or columns side by side.
+        labels: the label columns.
+        weight: the column of the rows' weights; None without one.
+        options: of the feeds: images, dtypes, pad_ragged, transform.
+        steps: of an epoch; None for all rows.
+        val_steps: of a validation; None for all rows.
+        saves: whether each epoch ends with a checkpoint.
+    """
+
+    features: Mapping[str, str | list[str]]
+    labels: Sequence[str]
+    weight: str | None
+    options: Mapping[str, Any]
+    loss: Any
+    loss_weights: Sequence[float] | None
+    metrics: Mapping[str, Callable[..., Any]]
+    batch_size: int
+    val_batch_size: int
+    epochs: int
+    steps: int | None
+    val_steps: int | None
+    shuffle: bool
+    seed: int
+    callbacks: Sequence[Any]
+    compression: Any
+    backward_passes: int
+    learning_rate: float | None
+    verbose: int
+    saves: bool
+
+    @property
+    def columns(self) -> dict[str, str | list[str]]:
+        """The parts of a batch: the features, the labels, and the weight where there is one."""
+        parts = {**self.features, **{f"label {name}": name for name in self.labels}}
+        return parts if self.weight is None else {**parts, "weight of the row": self.weight}
+
+    def feed(self, *, shuffle: bool, batch_size: int) -> dict[str, Any]:
+        """Arguments of ``Shard.to_torch`` and ``Shard.to_tf``."""
+        return {
+            "batch_size": batch_size,
+            "columns": self.columns,
+            "shuffle": shuffle,
+            "seed": self.seed,
+            **self.options,
+        }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What rank 0 returns.
+
+    Attributes:
+        weights: the state of the trained model.
+        history: the metrics of each epoch, by name.
+    """
+
+    weights: Any
+    history: Mapping[str, Sequence[float]]

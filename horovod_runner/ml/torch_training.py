@@ -1,0 +1,348 @@
+"""The function that the ranks of a TorchEstimator run: a training loop of PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from horovod_runner.data.feed.feed import Feed
+from horovod_runner.data.shard import Shard
+from horovod_runner.ml.plan import Trained, TrainingPlan
+from horovod_runner.scoring.torch_models import caller
+from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
+
+_CLASS_LOSSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
+
+
+@dataclass
+class _Batch:
+    """One batch on this rank.
+
+    Attributes:
+        inputs: the model's inputs, by name.
+        labels: one tensor for each label.
+        weight: the rows' weights; None without a column of weights.
+        share: this rank's real rows times the number of ranks, over the real rows of all ranks:
+            with it the average over the ranks is the mean over all rows.
+    """
+
+    inputs: dict[str, Any]
+    labels: list[torch.Tensor]
+    weight: torch.Tensor | None
+    share: float
+
+
+def train(
+    *,
+    plan: TrainingPlan,
+    model: torch.nn.Module,
+    optimizer: Any,
+    train: Shard,
+    valid: Shard | None = None,
+) -> Trained | None:
+    """Train a module on this rank.
+
+    Args:
+        plan: how.
+        model: the module; the optimizer holds its parameters, or is a function of them.
+        optimizer: an optimizer, or a function from parameters to an optimizer.
+        train: the rows to train with.
+        valid: the rows to validate with.
+
+    Returns:
+        The trained weights, on rank 0; None on other ranks.
+    """
+    hvd.init()
+    device = torch.device("cuda", torch.cuda.current_device()) if _has_gpu() else "cpu"
+    if _has_gpu():
+        torch.cuda.manual_seed(plan.seed)
+    torch.manual_seed(plan.seed + hvd.rank())  # ranks drop out different units
+    model.to(device)
+    inner = make_optimizer(model, optimizer, plan.learning_rate)
+    history: dict[str, list[float]] = {}
+    done = _resume(model, inner, history)
+    outer = _distributed(model, inner, plan)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(inner, root_rank=0)
+    batches = train.to_torch(**plan.feed(shuffle=plan.shuffle, batch_size=plan.batch_size))
+    checks = None
+    if valid is not None:
+        checks = valid.to_torch(**plan.feed(shuffle=False, batch_size=plan.val_batch_size))
+    steps = len(batches) if plan.steps is None else min(plan.steps, len(batches))
+    batches.skip(done * len(batches))
+    for epoch in range(done, plan.epochs):
+        model.train()
+        sums = _epoch(
+            plan, model, outer, islice(_batches(plan, batches), steps), epoch=epoch, steps=steps
+        )
+        numbers = _means(sums)
+        if checks is not None:
+            model.eval()
+            with torch.no_grad():
+                sums = _measure(plan, model, islice(_batches(plan, checks), plan.val_steps))
+            numbers.update({f"val_{name}": value for name, value in _means(sums).items()})
+        for name, value in numbers.items():
+            history.setdefault(name, []).append(value)
+        _end_epoch(plan, model, inner, history, numbers, epoch=epoch, steps=steps)
+    if hvd.rank():
+        return None
+    saved = io.BytesIO()
+    torch.save(model.cpu().state_dict(), saved)
+    return Trained(saved.getvalue(), history)
+
+
+def _has_gpu() -> bool:
+    return bool(torch.cuda.is_available())
+
+
+def make_optimizer(model: torch.nn.Module, optimizer: Any, learning_rate: float | None) -> Any:
+    """The optimizer of a model.
+
+    Raises:
+        TypeError: it is neither an optimizer nor a function that returns one.
+        ValueError: it holds the parameters of another model, in several groups.
+    """
+    made = optimizer
+    if not isinstance(made, torch.optim.Optimizer):
+        made = optimizer(model.parameters()) if callable(optimizer) else None
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(
+            "optimizer must be an optimizer of torch, or a function from the model's parameters to "
+            f"one, lambda parameters: torch.optim.SGD(parameters, lr=0.1), not {optimizer!r}"
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    if not held <= own:
+        if len(made.param_groups) > 1:
+            raise ValueError(
+                "optimizer holds the parameters of another model than model, in "
+                f"{len(made.param_groups)} groups: pass a function from the model's parameters to "
+                "an optimizer instead"
+            )
+        settings = {name: v for name, v in made.param_groups[0].items() if name in made.defaults}
+        made = type(made)(model.parameters(), **settings)
+    if learning_rate is not None:
+        for group in made.param_groups:
+            group["lr"] = learning_rate
+    return made
+
+
+def _distributed(model: torch.nn.Module, optimizer: Any, plan: TrainingPlan) -> Any:
+    compression = plan.compression
+    if compression is None or isinstance(compression, str):
+        compression = getattr(hvd.Compression, compression or "none")
+    return hvd.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=compression,
+        backward_passes_per_step=plan.backward_passes,
+    )
+
+
+def _resume(model: torch.nn.Module, optimizer: Any, history: dict[str, list[float]]) -> int:
+    """Load the checkpoint to resume from; returns the number of epochs that are done."""
+    loaded = load_checkpoint()
+    if loaded is None:
+        return 0
+    model.load_state_dict(loaded.state["model"])
+    optimizer.load_state_dict(loaded.state["optimizer"])
+    history.update(loaded.state["history"])
+    return int(loaded.state["epoch"])
+
+
+def _batches(plan: TrainingPlan, feed: Feed[Any]) -> Iterator[_Batch]:
+    """The batches of the next epoch, without rows that only pad the last ones."""
+    real = torch.tensor([feed.real_rows(step) for step in range(len(feed))], dtype=torch.float64)
+    if hvd.size() > 1:
+        real = hvd.allreduce(real, op=hvd.Sum, name="horovod_runner.ml.rows")
+    for step, parts in enumerate(feed):
+        rows = feed.real_rows(step)
+        share = rows * hvd.size() / float(real[step])
+        # A rank without rows takes part with a row that counts nothing.
+        values = [part[: max(1, rows)] for part in parts]
+        inputs = dict(zip(plan.features, values, strict=False))
+        behind = values[len(inputs) :]
+        weight = behind.pop() if plan.weight is not None else None
+        yield _Batch(inputs, behind, weight, share)
+
+
+def _epoch(
+    plan: TrainingPlan,
+    model: torch.nn.Module,
+    optimizer: Any,
+    batches: Iterator[_Batch],
+    *,
+    epoch: int,
+    steps: int,
+) -> dict[str, torch.Tensor]:
+    """Train with some batches; returns the sums of the metrics over rows."""
+    call = caller(model)
+    sums: dict[str, torch.Tensor] = {}
+    for step, batch in enumerate(batches):
+        begins = step % plan.backward_passes == 0
+        if begins:
+            optimizer.zero_grad()
+        outputs = as_list(call(batch.inputs))
+        loss = total_loss(plan, outputs, batch.labels, batch.weight)
+        (loss * batch.share).backward()
+        if (step + 1) % plan.backward_passes == 0 or step + 1 == steps:
+            optimizer.step()
+        _add(sums, plan, outputs, batch, loss)
+        if plan.verbose and step % 10 == 9:
+            done = epoch * steps + step + 1
+            report(step=done, epoch=epoch + 1, total_steps=plan.epochs * steps, loss=loss.detach())
+    return sums
+
+
+def _measure(
+    plan: TrainingPlan, model: torch.nn.Module, batches: Iterator[_Batch]
+) -> dict[str, torch.Tensor]:
+    """Compute loss and metrics of some batches; returns their sums over rows."""
+    call = caller(model)
+    sums: dict[str, torch.Tensor] = {}
+    for batch in batches:
+        outputs = as_list(call(batch.inputs))
+        loss = total_loss(plan, outputs, batch.labels, batch.weight)
+        _add(sums, plan, outputs, batch, loss)
+    return sums
+
+
+def _add(
+    sums: dict[str, torch.Tensor],
+    plan: TrainingPlan,
+    outputs: Sequence[torch.Tensor],
+    batch: _Batch,
+    loss: torch.Tensor,
+) -> None:
+    rows = len(batch.labels[0]) if batch.share else 0
+    values: dict[str, Any] = {"loss": loss.detach()}
+    with torch.no_grad():
+        label = fitted_label(plan.loss, outputs[0], batch.labels[0])
+        values.update({name: metric(outputs[0], label) for name, metric in plan.metrics.items()})
+    for name, value in {**values, "": 1.0}.items():
+        added = torch.as_tensor(value).detach().double().cpu() * rows
+        sums[name] = sums[name] + added if name in sums else added
+
+
+def _means(sums: dict[str, torch.Tensor]) -> dict[str, float]:
+    """The means over the rows of all ranks."""
+    names = sorted(sums)
+    totals = torch.stack([sums[name] for name in names])
+    if hvd.size() > 1:
+        totals = hvd.allreduce(totals, op=hvd.Sum, name="horovod_runner.ml.metrics")
+    by_name = dict(zip(names, totals.tolist(), strict=True))
+    rows = by_name.pop("")
+    return {name: total / rows for name, total in by_name.items()}
+
+
+def _end_epoch(
+    plan: TrainingPlan,
+    model: torch.nn.Module,
+    optimizer: Any,
+    history: dict[str, list[float]],
+    numbers: dict[str, float],
+    *,
+    epoch: int,
+    steps: int,
+) -> None:
+    check_weights(model, epoch + 1)
+    done = (epoch + 1) * steps
+    report(step=done, epoch=epoch + 1, total_steps=plan.epochs * steps, **numbers)
+    if plan.saves:
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "history": history,
+            "epoch": epoch + 1,
+        }
+        save_checkpoint(state, done, numbers)
+    for callback in plan.callbacks:
+        callback.on_epoch_end(epoch, dict(numbers))
+
+
+def as_list(outputs: Any) -> list[torch.Tensor]:
+    """The outputs of a model, which may be a tensor, a tuple or a dict of tensors."""
+    if isinstance(outputs, torch.Tensor):
+        return [outputs]
+    return list(outputs.values() if hasattr(outputs, "values") else outputs)
+
+
+def total_loss(
+    plan: TrainingPlan,
+    outputs: Sequence[torch.Tensor],
+    labels: Sequence[torch.Tensor],
+    weight: torch.Tensor | None,
+) -> torch.Tensor:
+    """The weighted sum of the losses of all outputs.
+
+    Raises:
+        ValueError: the model has another number of outputs than there are labels.
+    """
+    if len(outputs) != len(labels):
+        raise ValueError(
+            f"the model returns {len(outputs)} outputs for {len(labels)} labels: label_cols must "
+            "name one label for each output"
+        )
+    losses = plan.loss if isinstance(plan.loss, list | tuple) else [plan.loss] * len(outputs)
+    scales = plan.loss_weights or [1.0] * len(outputs)
+    parts = [
+        scale * _loss(loss, output, fitted_label(loss, output, label), weight)
+        for loss, scale, output, label in zip(losses, scales, outputs, labels, strict=True)
+    ]
+    return torch.stack(parts).sum()
+
+
+def _loss(
+    loss: Callable[..., Any],
+    output: torch.Tensor,
+    label: torch.Tensor,
+    weight: torch.Tensor | None,
+) -> torch.Tensor:
+    if weight is None:
+        value: torch.Tensor = loss(output, label)
+        return value
+    by_row = unreduced(loss)(output, label)
+    return (by_row.reshape(len(by_row), -1).mean(dim=1) * weight).mean()
+
+
+def unreduced(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The same loss with one value per row.
+
+    Raises:
+        TypeError: it can only be a mean.
+    """
+    if isinstance(loss, torch.nn.Module) and hasattr(loss, "reduction"):
+        by_row: Any = copy.copy(loss)
+        by_row.reduction = "none"
+        unreduced_loss: Callable[..., Any] = by_row
+        return unreduced_loss
+    if "reduction" in inspect.signature(loss).parameters:
+        return lambda output, label: loss(output, label, reduction="none")
+    raise TypeError(
+        f"sample_weight_col requires a loss with a parameter reduction, as those of torch have, "
+        f"not {loss!r}"
+    )
+
+
+def fitted_label(
+    loss: Callable[..., Any], output: torch.Tensor, label: torch.Tensor
+) -> torch.Tensor:
+    """The label as a loss takes it.
+
+    Class numbers become whole numbers. Other labels get the output's type, and its shape where both
+    have as many numbers: (rows,) against (rows, 1) would be broadcast to (rows, rows).
+    """
+    name = getattr(loss, "__name__", type(loss).__name__)
+    if name in _CLASS_LOSSES and label.ndim < output.ndim:
+        return label.long()
+    if label.shape != output.shape and label.numel() == output.numel():
+        label = label.reshape(output.shape)
+    return label.to(output.dtype) if output.is_floating_point() else label

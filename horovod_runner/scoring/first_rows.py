@@ -1,0 +1,116 @@
+"""Tries a model on a DataFrame's first rows, which decides the types of inputs and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from horovod_runner.common.spark_session import map_in_arrow
+from horovod_runner.errors import DataError, PredictionError
+from horovod_runner.scoring.inputs import Inputs
+from horovod_runner.scoring.models import Call
+from horovod_runner.scoring.outputs import Output, OutputType, named
+from horovod_runner.scoring.scorer import OnError, compute
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ROWS: Final = 4
+
+
+def try_first_rows(
+    dataframe: DataFrame,
+    inputs: Inputs,
+    outputs: Sequence[Output],
+    call: Call,
+    on_error: OnError,
+) -> tuple[Inputs, tuple[Output, ...]]:
+    """Decide the types of inputs and outputs by the first rows, in this process.
+
+    A stream and an empty DataFrame have no first rows: the model is tried on zeros.
+
+    Args:
+        dataframe: whose rows are scored.
+        inputs: makes the model's inputs.
+        outputs: the columns, some of them without a type.
+        call: the model.
+        on_error: with "null" a row that fails is passed over.
+
+    Raises:
+        DataError: the rows cannot become inputs, or there are none to decide by.
+        PredictionError: the model fails, or its outputs do not fit.
+    """
+    first = None if dataframe.isStreaming else first_rows(dataframe, inputs)
+    if first is None:
+        values, rows = _on_zeros(dataframe, inputs, call), _ROWS
+    else:
+        inputs = inputs.settle(first)
+        values, rows = _on_rows(first, inputs, call, on_error)
+    by_name = named(values, outputs, rows)
+    typed = []
+    for output in outputs:
+        type_ = output.type or OutputType.of(by_name[output.name])
+        type_.to_arrow(output.name, by_name[output.name])
+        typed.append(replace(output, type=type_))
+    return inputs, tuple(typed)
+
+
+def _on_rows(
+    first: pa.RecordBatch, inputs: Inputs, call: Call, on_error: OnError
+) -> tuple[Any, int]:
+    """What the model returns for the first rows, or for the first that does not fail."""
+    try:
+        return compute(call, inputs, inputs.arrays(first)), first.num_rows
+    except (DataError, PredictionError):
+        for at in range(first.num_rows) if on_error == "null" else ():
+            try:
+                return compute(call, inputs, inputs.arrays(first.slice(at, 1))), 1
+            except (DataError, PredictionError):
+                continue
+        raise
+
+
+def _on_zeros(dataframe: DataFrame, inputs: Inputs, call: Call) -> Any:
+    zeros = inputs.zeros(_ROWS)
+    why = "a stream" if dataframe.isStreaming else "empty, or has a null in each row"
+    advice = "give the types of the outputs, output={'p': 'float'}"
+    if zeros is None:
+        raise DataError(f"the DataFrame is {why}, and the columns have no fixed shape: {advice}")
+    try:
+        return compute(call, inputs, zeros)
+    except PredictionError as error:
+        raise PredictionError(
+            f"the DataFrame is {why}, so the model was tried on zeros: {error}. If it does not "
+            f"take zeros, {advice}"
+        ) from error.__cause__
+
+
+def first_rows(dataframe: DataFrame, inputs: Inputs) -> pa.RecordBatch | None:
+    """Some rows without nulls, with the columns of ``inputs``; None if there are none."""
+    from pyspark.sql import functions
+
+    columns = [column.alias(f"_{at}") for at, column in enumerate(inputs.expressions(dataframe))]
+    some = dataframe.select(*columns)
+    for at, name in enumerate(inputs.names):
+        if name not in inputs.fill_null:
+            some = some.filter(functions.col(f"_{at}").isNotNull())
+    cells = map_in_arrow(some.limit(_ROWS), _as_streams, "rows binary").collect()
+    tables = [pa.ipc.open_stream(bytes(cell["rows"])).read_all() for cell in cells]
+    if not tables:
+        return None
+    batches = pa.concat_tables(tables).combine_chunks().to_batches()
+    return pa.RecordBatch.from_arrays(batches[0].columns, inputs.names)
+
+
+def _as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each record batch as one cell, in Arrow's stream format."""
+    for batch in batches:
+        if batch.num_rows:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            cell = pa.array([sink.getvalue().to_pybytes()], pa.binary())
+            yield pa.RecordBatch.from_arrays([cell], ["rows"])

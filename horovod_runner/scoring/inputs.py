@@ -1,0 +1,193 @@
+"""The inputs of a model: Arrow rows become arrays, by the code that feeds training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from horovod_runner.data.feed.fields import Field, fields_of, names_of
+from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.pack import columns as column_types
+from horovod_runner.data.pack.columns import Column, Rows
+from horovod_runner.data.read.staging import arrow_schema
+from horovod_runner.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SparkColumn
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Which columns a model gets, and as what; pickled to Spark's Python workers.
+
+    Attributes:
+        options: as for a feed of training.
+        columns: the columns that are read, as their types say, by name.
+        fill_null: values that replace nulls, by column.
+        ragged: lists that are not vectors, even if the first rows have one length.
+        settled: whether ``columns`` are decided for good. Otherwise the first rows that a Python
+            worker sees decide whether a list is a vector, and how long a vector is.
+    """
+
+    options: FeedOptions
+    columns: Mapping[str, Column]
+    fill_null: Mapping[str, Any] = field(default_factory=dict)
+    ragged: Sequence[str] = ()
+    settled: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        dataframe: DataFrame,
+        options: FeedOptions,
+        fill_null: Mapping[str, Any] | None,
+        ragged: Sequence[str],
+    ) -> Inputs:
+        """The inputs that a user wants of a DataFrame.
+
+        Raises:
+            DataError: a column does not exist or cannot become a tensor, or ``fill_null`` does not
+                fit one.
+            TypeError: ``columns`` is neither a list of names nor a mapping.
+            ValueError: ``columns`` is empty.
+        """
+        types = column_types.leaves(arrow_schema(dataframe))
+        available = _available(types, options)
+        # Each image is scored once: there is nothing to cache.
+        images = {
+            name: replace(image, cache=False) for name, image in (options.images or {}).items()
+        }
+        options = replace(options, images=images or None)
+        names = names_of(available, options)
+        for name, value in (fill_null or {}).items():
+            if name not in types:
+                raise DataError(
+                    f"fill_null names the column {name!r}, and there is none: the columns are "
+                    f"{', '.join(types)}"
+                )
+            column_types.check_fill_null(name, types[name], value)
+        columns = {name: available[name] for name in names}
+        fields_of(columns, options)
+        settled = all(column.is_settled for column in columns.values())
+        return cls(options, columns, dict(fill_null or {}), tuple(ragged), settled)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns that are read; fields of a struct have dotted names."""
+        return list(self.columns)
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        """The parts of a batch."""
+        return fields_of(self.columns, self.options)
+
+    def settle(self, batch: pa.RecordBatch) -> Inputs:
+        """The same inputs with the columns decided by the first rows."""
+        columns = {
+            name: column_types.settle(column, _present(batch, name), self.ragged)
+            for name, column in self.columns.items()
+        }
+        settled = batch.num_rows > 0
+        return replace(self, columns=columns, settled=settled)
+
+    def arrays(self, batch: pa.RecordBatch) -> dict[str, Any]:
+        """The parts of a batch: arrays of shape (rows, ...), or lists for text and ragged columns.
+
+        Raises:
+            DataError: a cell cannot become a number: it is null, or a damaged image, or has another
+                length.
+        """
+        rows: dict[str, Rows] = {
+            name: column_types.read(batch, column, self.fill_null.get(name))
+            for name, column in self.columns.items()
+        }
+        return self._transformed({part.name: part.of(rows) for part in self.fields})
+
+    def _transformed(self, parts: dict[str, Any]) -> dict[str, Any]:
+        if self.options.transform is None:
+            return parts
+        changed = self.options.transform(parts)
+        if not isinstance(changed, Mapping):
+            raise DataError(
+                "transform must return a dict of arrays by the names of the inputs, not "
+                f"{type(changed).__name__}"
+            )
+        return dict(changed)
+
+    def zeros(self, rows: int) -> dict[str, Any] | None:
+        """A batch of zeros, for a model that is tried without data; None if shapes are unknown."""
+        parts: dict[str, Any] = {}
+        for part in self.fields:
+            shape = part.row_shape
+            if any(size is None or size < 0 for size in shape):
+                return None
+            if part.single and part.image is None and not part.columns[0].is_fixed:
+                return None
+            parts[part.name] = np.zeros((rows, *(size or 0 for size in shape)), part.result_dtype)
+        return self._transformed(parts)
+
+    def expressions(self, dataframe: DataFrame) -> list[SparkColumn]:
+        """The columns that are read, as expressions of Spark, in order."""
+        tops = [spark_field.name for spark_field in dataframe.schema]
+        return [_expression(name, tops) for name in self.columns]
+
+    def describe(self, parts: Mapping[str, Any]) -> str:
+        """The parts of a batch with their types and shapes, for error messages."""
+        return ", ".join(
+            f"{name}: {value.dtype} {value.shape}"
+            if isinstance(value, np.ndarray)
+            else f"{name}: {len(value)} rows"
+            for name, value in parts.items()
+        )
+
+
+def _available(types: Mapping[str, pa.DataType], options: FeedOptions) -> dict[str, Column]:
+    """The columns that can become tensors, by name.
+
+    Raises:
+        DataError: the user wants one that cannot.
+    """
+    available, refused = {}, {}
+    for name, type_ in types.items():
+        try:
+            available[name] = column_types.column_of(name, type_)
+        except DataError as error:
+            refused[name] = error
+    wanted = options.columns
+    parts: Sequence[Any] = list(wanted.values() if isinstance(wanted, Mapping) else wanted or types)
+    flat = {name for part in parts for name in ([part] if isinstance(part, str) else part)}
+    for name, refusal in refused.items():
+        heads = {name[:at] for at, letter in enumerate(name) if letter == "."}
+        if flat & {name, *heads}:
+            raise refusal
+    return available
+
+
+def _present(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
+    """The rows in which a column is not null: a null says nothing about the length of a vector."""
+    column = batch.column(name)
+    return batch.filter(column.is_valid()) if column.null_count else batch
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _expression(name: str, tops: Sequence[str]) -> SparkColumn:
+    """A column, or a field of a struct, as an expression of Spark."""
+    from pyspark.sql import functions
+
+    if name in tops:
+        return functions.col(quoted(name))
+    top = next(top for top in tops if name.startswith(f"{top}."))
+    column = functions.col(quoted(top))
+    for part in name[len(top) + 1 :].split("."):
+        column = column.getField(part)
+    return column

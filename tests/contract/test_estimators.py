@@ -1,0 +1,343 @@
+"""Spark ML estimators: what they train, how they take part in a Pipeline, and what is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from horovod_runner import DataError
+from tests.conftest import Ranks
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.horovod,
+    pytest.mark.places("spark", "connect"),
+    pytest.mark.usefixtures("nothing_left"),
+]
+on_classic_spark = pytest.mark.places("spark")
+
+ROWS = 203
+QUIET = {"verbose": 0, "use_gpu": False}
+
+
+def line(spark: SparkSession, rows: int = ROWS) -> DataFrame:
+    """y = 2a - b + 1, in order of id."""
+    from pyspark.sql import functions as f
+
+    df = spark.range(0, rows, 1, 2).select(
+        "id", (f.col("id") % 13 / 13).alias("a"), (f.col("id") % 7 / 7).alias("b")
+    )
+    return df.withColumn("label", 2 * df.a - df.b + 1)
+
+
+def classes(spark: SparkSession, rows: int = ROWS) -> DataFrame:
+    """Two classes that a line divides; the class is a double, as StringIndexer makes it."""
+    from pyspark.sql import functions as f
+
+    df = line(spark, rows)
+    return df.withColumn("label", (df.a > df.b).cast("double")).withColumn(
+        "fold", (f.col("id") % 4 == 0)
+    )
+
+
+def net(outputs: int = 1, seed: int = 0) -> Any:
+    import torch
+
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, outputs))
+
+
+def sgd(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def regression(**params: Any) -> Any:
+    import torch
+
+    from horovod_runner.ml import TorchEstimator
+
+    given = {
+        "model": net(),
+        "optimizer": sgd,
+        "loss": torch.nn.MSELoss(),
+        "feature_cols": [["a", "b"]],
+        "epochs": 3,
+        **QUIET,
+    }
+    return TorchEstimator(**{**given, **params})
+
+
+def weights(model: Any) -> list[Any]:
+    return [value.numpy() for value in model.getModel().state_dict().values()]
+
+
+def by_hand(data: Any, epochs: int, batch_size: int) -> list[Any]:
+    """The training loop that an estimator stands for, on all rows of a dataset."""
+    import torch
+
+    model, criterion = net(), torch.nn.MSELoss()
+    optimizer = sgd(model.parameters())
+    feed = data.to_torch(batch_size, {"x": ["a", "b"], "y": "label"}, shuffle=True, seed=0)
+    for _ in range(epochs):
+        for x, y in feed:
+            optimizer.zero_grad()
+            criterion(model(x[: feed.real])[:, 0], y[: feed.real]).backward()
+            optimizer.step()
+    return [value.numpy() for value in model.state_dict().values()]
+
+
+@on_classic_spark
+@pytest.mark.parametrize("np_", [1, 2])
+def test_the_weights_are_those_of_a_loop_by_hand(spark: SparkSession, np_: int) -> None:
+    """With one rank and with two, the last batch of an epoch included, which is not full."""
+    from horovod_runner import HorovodRunner
+
+    df = line(spark).coalesce(1)
+    model = regression(np=np_, batch_size=32 // np_).fit(df)
+    runner = HorovodRunner(np=-1, progress=False, gpus_per_rank=0)
+    expected = runner.run(by_hand, data=df.select("a", "b", "label"), epochs=3, batch_size=32)
+    for got, wanted in zip(weights(model), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-5)
+    assert list(model.history) == ["loss"]
+    assert len(model.history["loss"]) == 3
+    assert model.history["loss"][2] < model.history["loss"][0]
+
+
+def test_a_regression_predicts_doubles(spark: SparkSession) -> None:
+    from pyspark.ml.evaluation import RegressionEvaluator
+
+    df = line(spark)
+    model = regression(np=2, epochs=30, batch_size=16).fit(df)
+    scored = model.transform(df)
+    assert scored.columns == [*df.columns, "prediction"]
+    assert scored.schema["prediction"].dataType.simpleString() == "double"
+    assert RegressionEvaluator(metricName="r2").evaluate(scored) > 0.95
+
+
+def classification(**params: Any) -> Any:
+    import torch
+
+    return regression(
+        **{"model": net(2), "loss": torch.nn.CrossEntropyLoss(), "epochs": 20, **params}
+    )
+
+
+@on_classic_spark
+def test_a_classification_predicts_classes_and_probabilities(spark: SparkSession) -> None:
+    from pyspark.ml.evaluation import (
+        BinaryClassificationEvaluator,
+        MulticlassClassificationEvaluator,
+    )
+
+    def accuracy(output: Any, label: Any) -> Any:
+        return (output.argmax(dim=1) == label).float().mean()
+
+    df = classes(spark)
+    model = classification(validation="fold", metrics=[accuracy], np=2, batch_size=16).fit(df)
+    assert sorted(model.history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
+    assert model.history["val_accuracy"][-1] > 0.8
+    scored = model.transform(df)
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) > 0.9
+    area = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
+    assert area > 0.9
+    first = scored.first()
+    assert first["prediction"] == float(np.argmax(first["probability"].toArray()))
+    assert abs(sum(first["probability"].toArray()) - 1) < 1e-6
+
+
+@on_classic_spark
+def test_a_pipeline_is_searched_saved_and_loaded(spark: SparkSession, tmp_path: Path) -> None:
+    """Two folds of three settings, two at a time, and the best one kept."""
+    from pyspark.ml import Pipeline, PipelineModel
+    from pyspark.ml.evaluation import RegressionEvaluator
+    from pyspark.ml.feature import VectorAssembler
+    from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+    df = line(spark)
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="features")
+    estimator = regression(epochs=4, np=1)
+    estimator.clear(estimator.feature_cols)
+    grid = ParamGridBuilder().addGrid(estimator.learning_rate, [0.0, 1e-4, 0.1]).build()
+    search = CrossValidator(
+        estimator=estimator,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(metricName="rmse"),
+        numFolds=2,
+        parallelism=2,
+        seed=1,
+    )
+    model = Pipeline(stages=[assembler, search]).fit(df)
+    metrics = model.stages[1].avgMetrics
+    assert np.argmin(metrics) == 2
+    best = PipelineModel([model.stages[0], model.stages[1].bestModel])
+    path = str(tmp_path / "pipeline")
+    best.write().overwrite().save(path)
+    loaded = PipelineModel.load(path)
+    expected = [row.prediction for row in best.transform(df).orderBy("id").collect()]
+    got = [row.prediction for row in loaded.transform(df).orderBy("id").collect()]
+    assert got == expected
+    assert loaded.stages[1].history == model.stages[1].bestModel.history
+
+
+def test_an_estimator_and_its_model_are_saved_and_loaded(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from horovod_runner.ml import TorchEstimator, TorchModel
+
+    df = line(spark)
+    estimator = regression(epochs=1)
+    path = str(tmp_path / "estimator")
+    estimator.save(path)
+    loaded = TorchEstimator.load(path)
+    assert loaded.uid == estimator.uid
+    assert loaded.getEpochs() == 1
+    first, second = estimator.fit(df), loaded.fit(df)
+    for got, wanted in zip(weights(second), weights(first), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    with pytest.raises(FileExistsError, match=r"write\(\)\.overwrite\(\)\.save"):
+        first.save(path)
+    first.write().overwrite().save(path)
+    again = TorchModel.load(path)
+    np.testing.assert_array_equal(weights(again)[0], weights(first)[0])
+    assert again.features == {"a+b": ["a", "b"]}
+    with pytest.raises(DataError, match="not a TorchEstimator"):
+        TorchEstimator.load(path)
+
+
+@on_classic_spark
+def test_a_model_is_saved_where_fsspec_writes(spark: SparkSession) -> None:
+    from horovod_runner.ml import TorchModel
+
+    model = regression(epochs=1).fit(line(spark))
+    for _ in range(2):
+        model.write().overwrite().save("memory://models/line")
+    loaded = TorchModel.load("memory://models/line")
+    np.testing.assert_array_equal(weights(loaded)[0], weights(model)[0])
+
+
+def keras_regression(**params: Any) -> Any:
+    import keras
+
+    from horovod_runner.ml import KerasEstimator
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((2,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)]
+    given = {
+        "model": keras.Sequential(layers),
+        "optimizer": keras.optimizers.SGD(0.1, momentum=0.9),
+        "loss": "mse",
+        "feature_cols": [["a", "b"]],
+        "epochs": 20,
+        **QUIET,
+    }
+    return KerasEstimator(**{**given, **params})
+
+
+def test_keras_trains_predicts_and_is_saved(
+    spark: SparkSession, ranks: Ranks, tmp_path: Path
+) -> None:
+    ranks.needs_tensorflow()
+    from pyspark.ml.evaluation import RegressionEvaluator
+
+    from horovod_runner.ml import KerasModel
+
+    df = line(spark)
+    model = keras_regression(np=2, batch_size=16, validation=0.2).fit(df)
+    assert {"loss", "val_loss"} <= set(model.history)
+    assert RegressionEvaluator(metricName="r2").evaluate(model.transform(df)) > 0.9
+    path = str(tmp_path / "keras")
+    model.save(path)
+    loaded = KerasModel.load(path)
+    np.testing.assert_array_equal(
+        loaded.getModel().get_weights()[0], model.getModel().get_weights()[0]
+    )
+
+
+def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    import torch
+    from pyspark.ml.evaluation import RegressionEvaluator
+
+    from horovod_runner.ml import LightningEstimator
+
+    class Line(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.layer(torch.stack([a, b], dim=1))
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            outputs = self(batch["a"], batch["b"])[:, 0]
+            loss = torch.nn.functional.mse_loss(outputs, batch["label"])
+            self.log("loss", loss, sync_dist=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    df = line(spark)
+    estimator = LightningEstimator(
+        np=2, model=Line(), feature_cols=["a", "b"], epochs=10, batch_size=16, **QUIET
+    )
+    model = estimator.fit(df)
+    assert len(model.history["loss"]) == 10
+    assert RegressionEvaluator(metricName="r2").evaluate(model.transform(df)) > 0.9
+
+
+@on_classic_spark
+def test_a_training_resumes_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    df = line(spark)
+    folder = {"checkpoint_dir": str(tmp_path), "run_id": "one"}
+    whole = regression(epochs=3).fit(df)
+    regression(epochs=2, **folder).fit(df)
+    resumed = regression(epochs=3, resume=True, **folder).fit(df)
+    assert len(resumed.history["loss"]) == 3
+    for got, wanted in zip(weights(resumed), weights(whole), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@on_classic_spark
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"model": None}, ValueError, "requires model"),
+        ({"loss": None}, ValueError, "requires loss"),
+        ({"feature_cols": ["nope"]}, DataError, "no column 'nope'.*feature_cols"),
+        ({"labelCol": "nope"}, DataError, "no column 'nope'.*label_cols"),
+        ({"labelCol": "text"}, ValueError, "label 'text' is text.*StringIndexer"),
+        ({"feature_cols": ["a"]}, ValueError, "model does not fit the columns.*feature_cols"),
+        ({"label_cols": ["a", "b"]}, ValueError, "returns 1 outputs for 2 labels"),
+        ({"validation": 1.5}, ValueError, "a fraction from 0 to 1 or the name of a column"),
+        ({"validation": "nope"}, ValueError, "validation names the column 'nope'"),
+        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more"),
+        ({"optimizer": 3}, TypeError, "optimizer must be an optimizer of torch"),
+        ({"runner_options": {"nope": 1}}, TypeError, "no option 'nope'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_launched(
+    spark: SparkSession, params: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    from pyspark.sql import functions as f
+
+    df = line(spark).withColumn("text", f.lit("a"))
+    estimator = regression(**{name: value for name, value in params.items() if value is not None})
+    for name, value in params.items():
+        if value is None:
+            estimator.clear(estimator.getParam(name))
+    with pytest.raises(error, match=message):
+        estimator.fit(df)
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match="no argument 'epoch': it has"):
+        regression(epoch=3)

@@ -1,0 +1,409 @@
+"""Predictions over a DataFrame: every kind of model and column, on classic Spark and Connect."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from horovod_runner import DataError, PredictionError, SerializationError, predict
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.data import Image
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.places("spark", "connect")]
+everywhere = pytest.mark.places("spark", "connect", "cluster")
+
+ROWS = 1000
+
+
+@pytest.fixture
+def df(spark: SparkSession) -> DataFrame:
+    """A hundred columns would do as well: numbers, text and a struct, in five parts."""
+    from pyspark.sql import functions as f
+
+    numbers = f.col("id")
+    return spark.range(0, ROWS, 1, 5).select(
+        numbers,
+        (numbers / 10).alias("a"),
+        (numbers % 7).cast("float").alias("b.c"),
+        f.struct((numbers * 2).alias("x"), (numbers * 3).cast("double").alias("y")).alias("s"),
+        f.concat(f.lit("row "), numbers.cast("string")).alias("text"),
+    )
+
+
+def values(scored: DataFrame, *columns: str) -> list[Any]:
+    """Columns of a DataFrame in the order of ids."""
+    rows = scored.orderBy("id").collect()
+    return [
+        row[columns[0]] if len(columns) == 1 else tuple(row[c] for c in columns) for row in rows
+    ]
+
+
+def total(parts: Mapping[str, Any]) -> Any:
+    return parts["x"].sum(axis=1)
+
+
+@everywhere
+def test_a_function_scores_all_rows_and_keeps_their_columns(df: DataFrame) -> None:
+    scored = predict(df, total, {"x": ["a", "b.c", "s.x"]}, output="p", batch_size=64)
+    assert scored.columns == [*df.columns, "p"]
+    assert scored.schema["p"].dataType.simpleString() == "double"
+    found = values(scored, "p", "text")
+    assert [text for _, text in found] == [f"row {n}" for n in range(ROWS)]
+    np.testing.assert_allclose([p for p, _ in found], [n / 10 + n % 7 + 2 * n for n in range(ROWS)])
+
+
+def test_several_outputs_have_their_names_and_types(df: DataFrame) -> None:
+    def model(parts: Mapping[str, Any]) -> Any:
+        x = parts["x"]
+        return {"p": x[:, 0], "top": np.argsort(x, axis=1), "word": [f"{n:g}" for n in x[:, 0]]}
+
+    scored = predict(df, model, {"x": ["a", "s.y"]}, output=["word", "p", "top"])
+    types = {field.name: field.dataType.simpleString() for field in scored.schema}
+    assert [types[name] for name in ("word", "p", "top")] == ["string", "double", "array<bigint>"]
+    assert values(scored, "word", "p", "top")[10] == ("1", 1.0, [0, 1])
+    given = predict(df, model, {"x": ["a", "s.y"]}, output={"p": "float", "top": "array<int>"})
+    assert given.schema["top"].dataType.simpleString() == "array<int>"
+    assert values(given, "p", "top")[10] == (1.0, [0, 1])
+
+
+def test_given_types_run_nothing_before_the_rows_are_used(df: DataFrame) -> None:
+    def model(parts: Mapping[str, Any]) -> Any:
+        raise ValueError("no rows yet")
+
+    scored = predict(df, model, {"x": ["a"]}, output={"p": "float"})
+    with pytest.raises(Exception, match="no rows yet"):
+        scored.collect()
+    with pytest.raises(PredictionError, match="no rows yet"):
+        predict(df, model, {"x": ["a"]}, output="p")
+
+
+def test_a_torch_module_computes_what_it_computes_here(df: DataFrame) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Net(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(2, 8), torch.nn.Dropout(), torch.nn.Linear(8, 3)
+            )
+
+        def forward(self, x: Any) -> Any:
+            return self.layers(x)
+
+    net = Net()
+    scored = predict(df, net, {"x": ["a", "s.y"]}, output="p")
+    assert scored.schema["p"].dataType.simpleString() == "array<float>"
+    x = torch.tensor([[n / 10, n * 3.0] for n in range(ROWS)])
+    with torch.no_grad():
+        expected = net.eval()(x).numpy()
+    np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_are_passed_by_name_where_the_module_has_them(df: DataFrame) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Difference(torch.nn.Module):  # type: ignore[misc]
+        def forward(self, first: Any, second: Any) -> Any:
+            return first - second
+
+    by_name = predict(df, Difference(), {"second": "a", "first": "s.y"}, output="p")
+    in_order = predict(df, Difference(), {"u": "a", "v": "s.y"}, output="p")
+    assert values(by_name, "p")[10] == 29.0
+    assert values(in_order, "p")[10] == -29.0
+
+
+def test_torchscript_and_exported_programs(df: DataFrame) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(2, 1)
+    x = torch.tensor([[n / 10, n * 3.0] for n in range(ROWS)])
+    expected = net(x).detach().numpy()[:, 0]
+    rows = torch.export.Dim("rows", min=1)
+    exported = torch.export.export(net, (x,), dynamic_shapes=({0: rows},))
+    for model in (torch.jit.trace(net, x), exported):
+        scored = predict(df, model, {"x": ["a", "s.y"]}, output="p", batch_size=300)
+        np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-5)
+
+
+def test_a_lightning_module_predicts_by_its_predict_step(df: DataFrame) -> None:
+    torch = pytest.importorskip("torch")
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Net(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def predict_step(self, batch: Any, index: int) -> Any:
+            return batch[:, 0] * 2
+
+    assert values(predict(df, Net(), {"x": ["a"]}, output="p"), "p")[10] == 2.0
+
+
+def test_a_keras_model_computes_what_it_computes_here(df: DataFrame) -> None:
+    keras = pytest.importorskip("keras")
+
+    class Double(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return inputs * 2
+
+    left, right = keras.Input((2,), name="left"), keras.Input((1,), name="right")
+    joined = keras.layers.Concatenate()([Double()(left), right])
+    model = keras.Model([left, right], keras.layers.Dense(1)(joined))
+    columns = {"right": ["a"], "left": ["a", "s.y"]}
+    scored = predict(df, model, columns, output="p")
+    rows = np.array([[n / 10, n * 3.0] for n in range(ROWS)], np.float32)
+    expected = model.predict({"left": rows, "right": rows[:, :1]}, verbose=0)[:, 0]
+    np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-4, atol=1e-3)
+
+
+def saved(state: Any, folder: Path) -> Checkpoint:
+    """A checkpoint with a state, as a run saves it."""
+    from horovod_runner import HorovodRunner, save_checkpoint
+
+    def main() -> None:
+        save_checkpoint(state, 1)
+
+    runner = HorovodRunner(np=-1, checkpoint_dir=folder, progress=False, gpus_per_rank=0)
+    runner.run(main)
+    assert runner.last_run is not None
+    assert runner.last_run.best_checkpoint is not None
+    return runner.last_run.best_checkpoint
+
+
+def test_a_checkpoint_scores_with_the_network_that_build_returns(
+    df: DataFrame, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(1, 1)
+    weights = {f"module.{name}": value for name, value in net.state_dict().items()}
+    checkpoint = saved({"net": weights, "epoch": 3}, tmp_path)
+    scored = predict(df, checkpoint, {"x": ["a"]}, "p", build=lambda: torch.nn.Linear(1, 1))
+    expected = net(torch.tensor([[n / 10] for n in range(ROWS)])).detach().numpy()[:, 0]
+    np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-5)
+    with pytest.raises(
+        TypeError, match="holds weights, not a model: pass the function that builds"
+    ):
+        predict(df, checkpoint, {"x": ["a"]}, "p")
+    with pytest.raises(Exception, match=r"holds no weights of Linear.*state\['net'\]"):
+        predict(df, checkpoint, {"x": ["a"]}, "p", build=lambda: torch.nn.Linear(1, 1, bias=False))
+
+
+def picture(number: int) -> bytes:
+    from PIL import Image as Pillow
+
+    buffer = io.BytesIO()
+    Pillow.fromarray(np.full((6, 8, 3), number % 250, np.uint8)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def columns_of_all_types(spark: SparkSession) -> DataFrame:
+    """A column of each type that training takes, with nulls where a value may replace them."""
+    from datetime import date, datetime
+    from decimal import Decimal
+
+    rows = [
+        (
+            n,
+            n % 2 == 0,
+            None if n % 5 == 0 else n,
+            n / 3,
+            Decimal(n) / 4,
+            date(2024, 1, 1 + n),
+            datetime(2024, 1, 1, n),
+            f"row {n}",
+            [float(n), n + 1.0],
+            list(range(n)),
+            bytearray(picture(n)),
+        )
+        for n in range(20)
+    ]
+    schema = (
+        "id long, flag boolean, some int, number double, money decimal(10,2), day date, "
+        "time timestamp, text string, vector array<float>, ragged array<int>, photo binary"
+    )
+    return spark.createDataFrame(rows, schema).repartition(3)
+
+
+def described(parts: Mapping[str, Any]) -> list[str]:
+    """Each row of a batch as text, with types and shapes."""
+    count = len(parts["id"])
+    return [
+        "; ".join(
+            f"{name} {getattr(part[row], 'dtype', '')} {np.asarray(part[row]).tolist()}"
+            for name, part in parts.items()
+        )
+        for row in range(count)
+    ]
+
+
+def test_rows_become_what_training_gets(spark: SparkSession) -> None:
+    """The inputs of each column type are equal to the batches of a rank."""
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql import functions as f
+
+    df = columns_of_all_types(spark)
+    vectors = [
+        (n, Vectors.dense([n, 1.0]) if n % 2 else Vectors.sparse(2, [0], [n])) for n in range(20)
+    ]
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    ml = spark.createDataFrame(
+        vectors, StructType([StructField("id", LongType()), StructField("ml", VectorUDT())])
+    )
+    df = df.join(ml, "id")
+    options: dict[str, Any] = {
+        "images": {"photo": Image(3, 4)},
+        "pad_ragged": {"ragged": (-1, 5)},
+    }
+    scored = predict(df, described, output="p", fill_null={"some": -1}, **options)
+    got = dict(values(scored.select("id", "p"), "id", "p"))
+
+    from horovod_runner import HorovodRunner
+
+    def main(data: Any) -> list[str]:
+        feed = data.batches(20, **options)
+        return [row for batch in feed for row in described(batch)]
+
+    filled = df.withColumn("some", f.coalesce("some", f.lit(-1))).toPandas()
+    frame = filled.assign(ml=[vector.toArray() for vector in filled["ml"]])
+    trained = HorovodRunner(np=-1, progress=False, gpus_per_rank=0).run(
+        main, data=frame[df.columns]
+    )
+    assert sorted(got.values()) == sorted(trained)
+
+
+def test_rows_that_cannot_be_scored_are_null_and_counted(spark: SparkSession) -> None:
+    from pyspark.sql import Observation
+
+    rows = [
+        (0, 1.0, picture(0)),
+        (1, None, picture(1)),
+        (2, 3.0, b"no picture"),
+        (3, 4.0, picture(3)),
+    ]
+    df = spark.createDataFrame(
+        [(n, a, bytearray(photo)) for n, a, photo in rows], "id long, a double, photo binary"
+    ).coalesce(1)
+    observation = Observation("scored")
+
+    def model(parts: Mapping[str, Any]) -> Any:
+        return parts["a"] + parts["photo"].mean(axis=(1, 2, 3))
+
+    scored = predict(
+        df,
+        model,
+        ["a", "photo"],
+        "p",
+        images={"photo": Image(2, 2)},
+        on_error="null",
+        error_column="why",
+        observation=observation,
+    )
+    found = values(scored, "p", "why")
+    assert [p for p, _ in found] == [1.0, None, None, 7.0]
+    assert found[1][1] == "row 1: 'a' is null"
+    assert "not a complete image" in found[2][1]
+    assert found[0][1] is None
+    assert observation.get == {"rows": 4, "bad_rows": 2}
+    strict = predict(df, model, ["a", "photo"], {"p": "double"}, images={"photo": Image(2, 2)})
+    with pytest.raises(Exception, match=r"rows 0 to 3 \(columns a, photo\): column 'a' has nulls"):
+        strict.collect()
+
+
+def test_empty_and_tiny_partitions(spark: SparkSession) -> None:
+    df = spark.range(0, 3, 1, 1).repartition(8)
+    scored = predict(df, lambda parts: parts["id"] * 2, ["id"], "p")
+    assert values(scored, "p") == [0, 2, 4]
+    nothing = predict(df.filter("id > 5"), lambda parts: parts["id"] * 2, ["id"], "p")
+    assert nothing.columns == ["id", "p"]
+    assert nothing.collect() == []
+    with pytest.raises(DataError, match=r"is empty.*give the types of the outputs"):
+        predict(spark.createDataFrame([], "t string"), lambda parts: parts["t"], ["t"], "p")
+
+
+def test_a_stream_is_scored(spark: SparkSession, tmp_path: Path) -> None:
+    source, sink = str(tmp_path / "in"), str(tmp_path / "out")
+    spark.range(0, 10).write.parquet(source)
+    stream = spark.readStream.schema("id long").parquet(source)
+    scored = predict(stream, lambda parts: parts["id"] * 2, ["id"], "p")
+    query = (
+        scored.writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "state"))
+        .trigger(availableNow=True)
+        .start(sink)
+    )
+    query.awaitTermination()
+    assert values(spark.read.parquet(sink), "p") == [2 * n for n in range(10)]
+
+
+def test_a_filter_on_an_output_computes_it_once(spark: SparkSession, tmp_path: Path) -> None:
+    if spark.version < "4.1":
+        pytest.skip("whole rows are mapped, which Spark never repeats")
+    calls = str(tmp_path / "calls")
+
+    def model(parts: Mapping[str, Any]) -> Any:
+        with open(calls, "a") as file:
+            file.write("call\n")
+        return parts["id"]
+
+    df = spark.range(0, 10, 1, 1)
+    scored = predict(df, model, ["id"], {"p": "bigint"}).filter("p >= 5")
+    assert len(scored.collect()) == 5
+    assert Path(calls).read_text() == "call\n"
+
+
+@everywhere
+def test_a_large_model_reaches_the_executors(df: DataFrame) -> None:
+    """Too large for the function: it goes as a file."""
+    torch = pytest.importorskip("torch")
+    net = torch.nn.Linear(1, 1_000_000, bias=False)
+    summed = torch.nn.Sequential(net, torch.nn.AdaptiveAvgPool1d(1))
+    scored = predict(df, summed, {"x": ["a"]}, "p", batch_size=50)
+    mean = float(net.weight.detach().double().mean())
+    np.testing.assert_allclose(
+        values(scored, "p"), [n / 10 * mean for n in range(ROWS)], rtol=1e-2, atol=1e-4
+    )
+
+
+@pytest.mark.places("spark")
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"columns": ["nope"]}, DataError, "there is no column 'nope': the columns are id, a"),
+        ({"output": "a"}, DataError, "already a column 'a'"),
+        ({"output": {"p": "map<int,int>"}}, ValueError, "cannot have the type"),
+        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more"),
+        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'null'"),
+        ({"error_column": "why"}, ValueError, "set on_error='null'"),
+        ({"fill_null": {"nope": 0}}, DataError, "fill_null names the column 'nope'"),
+        ({"fill_null": {"a": "x"}}, DataError, "fill_null has 'x'"),
+        ({"build": list}, TypeError, "leave build out"),
+        ({"model": 3}, TypeError, "predict requires a model, not 3"),
+        ({"model": dict}, TypeError, "predict requires a model"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(
+    df: DataFrame, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        predict(df, **{"model": total, "columns": {"x": ["a"]}, "output": "p", **arguments})
+
+
+@pytest.mark.places("spark")
+def test_a_model_that_cannot_be_sent_is_named(df: DataFrame) -> None:
+    lock = threading.Lock()
+
+    def model(parts: Mapping[str, Any]) -> Any:
+        return parts, lock
+
+    with pytest.raises(SerializationError, match=r"cannot be written to a file.*open files"):
+        predict(df, model, {"x": ["a"]}, "p")

@@ -1,0 +1,126 @@
+"""Results of models become columns, or errors that say what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from horovod_runner.errors import DataError, PredictionError
+from horovod_runner.scoring.outputs import Output, OutputType, check_free, named, parse_outputs
+
+
+@pytest.mark.parametrize(
+    ("values", "ddl"),
+    [
+        (np.zeros(3, np.float32), "float"),
+        (np.zeros((3, 1), np.float32), "float"),
+        (np.zeros((3, 2), np.float64), "array<double>"),
+        (np.zeros((3, 2, 2), np.int8), "array<array<tinyint>>"),
+        (np.zeros(3, np.uint8), "smallint"),
+        (np.zeros(3, np.uint32), "bigint"),
+        (np.zeros(3, bool), "boolean"),
+        (np.array(["a", "b", "c"]), "string"),
+        (["a", None, "c"], "string"),
+        ([b"a", b"b", b"c"], "binary"),
+        ([np.zeros(2, np.float32), np.zeros(1, np.float32)], "array<float>"),
+    ],
+)
+def test_the_type_of_a_column_follows_from_the_values(values: Any, ddl: str) -> None:
+    assert OutputType.of(values).ddl == ddl
+
+
+@pytest.mark.parametrize("values", [np.zeros(2, np.complex64), [object()], [None]])
+def test_values_without_a_type_in_spark_are_refused(values: Any) -> None:
+    with pytest.raises(PredictionError, match="the model returned"):
+        OutputType.of(values)
+
+
+@pytest.mark.parametrize(
+    ("given", "ddl"),
+    [("float", "float"), ("Array<Int>", "array<int>"), ("long", "bigint"), ("string", "string")],
+)
+def test_a_type_may_be_given_in_the_words_of_spark(given: str, ddl: str) -> None:
+    assert OutputType.parse(given).ddl == ddl
+
+
+def test_a_type_that_no_output_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"cannot have the type 'map<int,int>'.*array<float>"):
+        OutputType.parse("map<int,int>")
+
+
+def test_arrays_of_several_dimensions_keep_their_rows() -> None:
+    values = np.arange(12, dtype=np.float32).reshape(2, 3, 2)
+    array = OutputType.of(values).to_arrow("p", values)
+    assert array.type == pa.list_(pa.list_(pa.float32()))
+    assert array.to_pylist() == values.tolist()
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 2), (0, 3, 2), (2, 3, 0)])
+def test_arrays_without_numbers_keep_their_rows(shape: tuple[int, ...]) -> None:
+    values = np.zeros(shape, np.float32)
+    type_ = OutputType("float", len(shape) - 1)
+    assert type_.to_arrow("p", values).to_pylist() == values.tolist()
+
+
+def test_one_number_per_row_fits_a_number_and_an_array() -> None:
+    values = np.array([[1.0], [2.0]], np.float32)
+    assert OutputType("float").to_arrow("p", values).to_pylist() == [1.0, 2.0]
+    assert OutputType("float", 1).to_arrow("p", values).to_pylist() == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [
+        (OutputType("float"), np.zeros((2, 3), np.float32)),
+        (OutputType("float", 1), np.zeros(2, np.float32)),
+        (OutputType("string"), np.zeros(2, np.float32)),
+        (OutputType("float"), ["a", "b"]),
+    ],
+)
+def test_values_that_do_not_fit_the_given_type_name_the_output(
+    type_: OutputType, values: Any
+) -> None:
+    with pytest.raises(PredictionError, match=r"output 'p' is .*do not fit"):
+        type_.to_arrow("p", values)
+
+
+def test_results_are_found_by_name_or_in_order() -> None:
+    one, two = np.zeros(2), np.ones(2)
+    outputs = (Output("a"), Output("b"))
+    assert named({"b": two, "a": one, "c": one}, outputs, 2) == {"a": one, "b": two}
+    assert list(named((one, two), outputs, 2)) == ["a", "b"]
+    assert list(named({"logits": one}, (Output("p"),), 2)) == ["p"]
+
+
+@pytest.mark.parametrize(
+    ("result", "names", "message"),
+    [
+        ({"x": np.zeros(2), "y": np.zeros(2)}, "a", "returned the outputs x, y, and none is"),
+        ((np.zeros(2), np.zeros(2)), "a", "returned 2 outputs, and output names 1"),
+        (np.zeros(2), "ab", "returned one ndarray, and output names 2"),
+        (np.zeros(3), "a", "returned 3 rows of 'a' for a batch of 2 rows"),
+        (np.float32(1), "a", "returned a single value of 'a' for a batch of 2 rows"),
+    ],
+)
+def test_results_that_do_not_fit_say_what_was_returned(
+    result: Any, names: str, message: str
+) -> None:
+    with pytest.raises(PredictionError, match=message):
+        named(result, [Output(name) for name in names], 2)
+
+
+def test_output_names_are_checked() -> None:
+    assert [output.name for output in parse_outputs(["a", "b"])] == ["a", "b"]
+    typed = parse_outputs({"a": "float", "b": None})
+    assert [output.type for output in typed] == [OutputType("float"), None]
+    with pytest.raises(ValueError, match="twice: a, a"):
+        parse_outputs(["a", "a"])
+    with pytest.raises(ValueError, match="at least one column"):
+        parse_outputs([])
+    with pytest.raises(TypeError, match="a name, names, or a dict"):
+        parse_outputs(3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="already a column 'a'"):
+        check_free([Output("a")], ["a", "b"])
