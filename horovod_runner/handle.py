@@ -155,7 +155,14 @@ class RunHandle:
         job = make_job(self._main, {**self._kwargs, **datasets.shards}, size, options)
         archive = Archive(job.run_id, options)
         params = plain_params(options.np, self._kwargs)
-        run = Run(job.run_id, options.np, params, timings=self._timings, _archive=archive)
+        run = Run(
+            job.run_id,
+            options.np,
+            params,
+            timings=self._timings,
+            _archive=archive,
+            _sources={name: each.for_examples() for name, each in datasets.sources.items()},
+        )
         # The archive first: a folder that cannot be used is reported before any data are packed.
         with archive, datasets.prepared(job, launcher, options) as (job, dataframes):
             weakref.finalize(run, archive.discard)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 Prepared: TypeAlias = Reader | Deferred
+_EXAMPLES = 16  # rows that are kept of a table, for examples
 
 
 class Source(ABC):
@@ -52,6 +53,22 @@ class Source(ABC):
     @abstractmethod
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         """See :meth:`prepare`, which adds the name to errors."""
+
+    def for_examples(self) -> Source:
+        """A source with the same first rows, which does not keep the others in memory."""
+        return self
+
+    def head(self, count: int) -> pa.RecordBatch:
+        """The first rows, as examples; fewer if there are not as many.
+
+        Raises:
+            DataError: the data cannot be read, or there are no rows.
+        """
+        reader = self._prepare("", None)
+        if not isinstance(reader, ArrowReader):
+            raise DataError(f"{type(self).__name__} shows no rows outside a run")
+        batches = reader.read(0, list(reader.columns))
+        return next(batch for batch in batches if batch.num_rows).slice(0, count)
 
 
 def _reading(
@@ -222,6 +239,12 @@ class _Table(Source):
     def __init__(self, table: Any) -> None:
         self._table = table
 
+    def for_examples(self) -> Source:
+        """See :class:`Source`."""
+        if isinstance(self._table, pa.Table):
+            return _Table(self._table.take(list(range(min(_EXAMPLES, len(self._table))))))
+        return _Table(self._table.head(_EXAMPLES).copy())
+
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         given = self._table
         table = (given if isinstance(given, pa.Table) else _from_pandas(given)).unify_dictionaries()
@@ -250,6 +273,15 @@ class DataFrameSource(Source):
 
     def __init__(self, dataframe: DataFrame) -> None:
         self.dataframe = dataframe
+
+    def head(self, count: int) -> pa.RecordBatch:
+        """See :class:`Source`."""
+        from horovod_runner.data.read import staging
+
+        batch = staging.head(self.dataframe, count)
+        if batch is None:
+            raise DataError("it has no rows: check the query")
+        return batch
 
     def _prepare(self, name: str, shared: Path | None) -> Prepared:
         from horovod_runner.data.read import staging

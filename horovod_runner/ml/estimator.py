@@ -12,6 +12,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 
 from horovod_runner.data.feed.options import FeedOptions, Framework
+from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.errors import DataError
 from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import ColumnParams, TrainingParams
@@ -89,7 +90,7 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         """Train on rows that are split already."""
         plan = self._plan()
         self._check(rows.train, plan)
-        runner = HorovodRunner(**self.runner_options())
+        runner = HorovodRunner(**self.runner_arguments())
         datasets = rows.datasets(self.read_columns())
         trained = runner.run(self._train(), plan=plan, **self._trained_objects(), **datasets)
         return self._model_of(trained, runner)
@@ -158,12 +159,7 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
             or self.getOrDefault("max_restarts") > 0,
         )
 
-    def _feed_options(self) -> dict[str, Any]:
-        names = {"images": "images", "dtypes": "dtypes", "pad_ragged": "pad_ragged"}
-        names["transform"] = "transformation_fn"
-        return {option: self.value_of(name) for option, name in names.items()}
-
-    def runner_options(self) -> dict[str, Any]:
+    def runner_arguments(self) -> dict[str, Any]:
         """The arguments of HorovodRunner."""
         options = {
             "np": self.getOrDefault("np"),
@@ -227,7 +223,7 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         """
         options = FeedOptions(framework=self.framework, columns=plan.columns, **plan.options)
         try:
-            inputs = Inputs.of(train, options, None, ())
+            inputs = Inputs.of(arrow_schema(train), options)
         except DataError as error:
             raise DataError(
                 f"{error}. The columns are those of feature_cols (or featuresCol), label_cols (or "

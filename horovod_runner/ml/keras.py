@@ -15,7 +15,7 @@ from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import EstimatorOptions
 from horovod_runner.ml.plan import Trained, TrainingPlan
 from horovod_runner.runner import HorovodRunner
-from horovod_runner.scoring.keras_models import KerasKind, input_names, own_classes, read_model
+from horovod_runner.scoring.models.keras import KerasKind, input_names, own_classes, read_model
 
 
 class KerasModel(TrainedModel):

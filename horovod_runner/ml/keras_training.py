@@ -10,7 +10,7 @@ from typing import Any
 from horovod_runner.data.shard import Shard
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.ml.plan import Trained, TrainingPlan
-from horovod_runner.scoring.keras_models import input_names
+from horovod_runner.scoring.models.keras import input_names
 
 
 def train(

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark.ml import Model
 
+from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.read import staging
+from horovod_runner.errors import DataError
 from horovod_runner.ml.params import ColumnParams, declare, with_accessors
 from horovod_runner.ml.persistence import Saveable
 from horovod_runner.scoring.inputs import quoted
@@ -18,10 +21,11 @@ from horovod_runner.scoring.predict import score
 
 if TYPE_CHECKING:
     import matplotlib.figure
+    from mlflow.models.model import ModelInfo
     from pyspark.sql import DataFrame
 
     from horovod_runner.results.run import Run
-    from horovod_runner.scoring.models import ModelKind
+    from horovod_runner.scoring.models.kind import ModelKind
 
 
 @with_accessors
@@ -50,6 +54,41 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
     def setOutputCols(self, value: Sequence[str]) -> Any:  # noqa: N802
         """Set the names of the prediction columns."""
         return self._set(output_cols=list(value))
+
+    def log_model(
+        self, name: str, dataset: DataFrame, *, registered_model_name: str | None = None
+    ) -> ModelInfo:
+        """Log the model to MLflow: to the active run, or to a new one.
+
+        Args:
+            name: of the model.
+            dataset: its first rows give signature and input example.
+            registered_model_name: also register the model under this name.
+
+        Returns:
+            What MLflow knows of the model; its ``model_uri`` leads to it.
+
+        Raises:
+            DataError: a feature column does not exist, or there are no rows.
+            ImportError: MLflow is not installed.
+            PredictionError: the model fails on the first rows.
+        """
+        from horovod_runner.scoring.logged_model import log_model
+
+        kind = self._kind()
+        example = staging.head(dataset, 5)
+        if example is None:
+            raise DataError("the DataFrame has no rows to make an example of")
+        feed = {"columns": self.features, **self._feed_options()}
+        return log_model(
+            name,
+            kind,
+            self.getOrDefault("model"),
+            FeedOptions(framework=kind.framework, **feed),
+            example=example,
+            output=self.outputs,
+            registered_model_name=registered_model_name,
+        )
 
     def plot(self) -> matplotlib.figure.Figure:
         """Draw the loss and the metrics by epoch; requires matplotlib.
@@ -86,16 +125,6 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
         post = Classes(self.getOrDefault("loss_name")) if is_classifier else None
         probability = self.getProbabilityCol()
         wanted = [*outputs, probability] if is_classifier else outputs
-        options = {
-            name: self.getOrDefault(param)
-            for name, param in {
-                "images": "images",
-                "dtypes": "dtypes",
-                "pad_ragged": "pad_ragged",
-                "transform": "transformation_fn",
-            }.items()
-            if self.isDefined(param)
-        }
         scored = score(
             dataset,
             self._kind(),
@@ -104,7 +133,7 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
             wanted,
             batch_size=self.getOrDefault("transform_batch_size"),
             postprocess=post,
-            **options,
+            **self._feed_options(),
         )
         columns = [functions.col(quoted(name)) for name in names]
         for name in wanted:

@@ -162,6 +162,15 @@ class ColumnParams(
             return labels
         return [self.getLabelCol()]
 
+    def _feed_options(self) -> dict[str, Any]:
+        """The options of the feeds, by their names in Shard's methods."""
+        names = {"images": "images", "dtypes": "dtypes", "pad_ragged": "pad_ragged"}
+        names["transform"] = "transformation_fn"
+        return {
+            option: self.getOrDefault(name) if self.isDefined(name) else None
+            for option, name in names.items()
+        }
+
     @property
     def outputs(self) -> list[str]:
         """The names of the prediction columns, one for each label."""

@@ -71,7 +71,7 @@ def rows_of_trials(
         (estimator.value_of("validation"), estimator.getOrDefault("random_seed"))
         for estimator in estimators
     }
-    config: DataConfig = estimators[0].runner_options().get("data_config", DataConfig())
+    config: DataConfig = estimators[0].runner_arguments().get("data_config", DataConfig())
     is_local = all(estimator.getOrDefault("np") < 0 for estimator in estimators)
     if len(splits) > 1 or (
         config.shared_dir is None and not is_local and not is_on_this_machine(dataset.sparkSession)

@@ -16,7 +16,7 @@ from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import EstimatorOptions
 from horovod_runner.ml.plan import Trained, TrainingPlan
 from horovod_runner.runner import HorovodRunner
-from horovod_runner.scoring.torch_models import TorchKind, caller
+from horovod_runner.scoring.models.torch import TorchKind, caller
 
 
 class TorchModel(TrainedModel):

@@ -16,7 +16,7 @@ import torch
 from horovod_runner.data.feed.feed import Feed
 from horovod_runner.data.shard import Shard
 from horovod_runner.ml.plan import Trained, TrainingPlan
-from horovod_runner.scoring.torch_models import caller
+from horovod_runner.scoring.models.torch import caller
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
 
 _CLASS_LOSSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entropy", "nll_loss")
@@ -66,12 +66,11 @@ def train(
         torch.cuda.manual_seed(plan.seed)
     torch.manual_seed(plan.seed + hvd.rank())  # ranks drop out different units
     model.to(device)
-    inner = make_optimizer(model, optimizer, plan.learning_rate)
+    distributed = _distributed(model, make_optimizer(model, optimizer, plan.learning_rate), plan)
     history: dict[str, list[float]] = {}
-    done = _resume(model, inner, history)
-    outer = _distributed(model, inner, plan)
+    done = _resume(model, distributed, history)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(inner, root_rank=0)
+    hvd.broadcast_optimizer_state(distributed, root_rank=0)
     batches = train.to_torch(**plan.feed(shuffle=plan.shuffle, batch_size=plan.batch_size))
     checks = None
     if valid is not None:
@@ -81,7 +80,12 @@ def train(
     for epoch in range(done, plan.epochs):
         model.train()
         sums = _epoch(
-            plan, model, outer, islice(_batches(plan, batches), steps), epoch=epoch, steps=steps
+            plan,
+            model,
+            distributed,
+            islice(_batches(plan, batches), steps),
+            epoch=epoch,
+            steps=steps,
         )
         numbers = _means(sums)
         if checks is not None:
@@ -91,7 +95,7 @@ def train(
             numbers.update({f"val_{name}": value for name, value in _means(sums).items()})
         for name, value in numbers.items():
             history.setdefault(name, []).append(value)
-        _end_epoch(plan, model, inner, history, numbers, epoch=epoch, steps=steps)
+        _end_epoch(plan, model, distributed, history, numbers, epoch=epoch, steps=steps)
     if hvd.rank():
         return None
     saved = io.BytesIO()
@@ -139,12 +143,15 @@ def _distributed(model: torch.nn.Module, optimizer: Any, plan: TrainingPlan) -> 
     compression = plan.compression
     if compression is None or isinstance(compression, str):
         compression = getattr(hvd.Compression, compression or "none")
-    return hvd.DistributedOptimizer(
+    distributed = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
         compression=compression,
         backward_passes_per_step=plan.backward_passes,
     )
+    # Horovod makes a new optimizer of the groups alone: momentum that there is would be lost.
+    distributed.load_state_dict(optimizer.state_dict())
+    return distributed
 
 
 def _resume(model: torch.nn.Module, optimizer: Any, history: dict[str, list[float]]) -> int:

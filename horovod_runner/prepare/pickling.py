@@ -12,10 +12,11 @@ import io
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
+
+from horovod_runner.common.by_value import by_value
 
 # A task's closure is one array of the JVM.
 MAX_BYTES = (1 << 31) - (1 << 20)
@@ -83,20 +84,6 @@ def pickle_for_ranks(value: object, ship_modules: Sequence[types.ModuleType] = (
     with by_value(ship_modules):
         _Pickler(file, protocol=5).dump(value)
     return file.getvalue()
-
-
-@contextmanager
-def by_value(modules: Sequence[types.ModuleType]) -> Iterator[None]:
-    """Make cloudpickle pickle the functions and classes of some modules by value."""
-    registered = cloudpickle.list_registry_pickle_by_value()
-    shipped = [module for module in modules if module.__name__ not in registered]
-    for module in shipped:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        for module in shipped:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def find_culprit(

@@ -14,10 +14,16 @@ from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.wire.slots import RankInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import matplotlib.figure
     import pyarrow as pa
+    from mlflow.models.model import ModelInfo
 
     from horovod_runner.checkpoints.archive import Archive
+    from horovod_runner.data.feed.options import Columns
+    from horovod_runner.data.sources import Source
+    from horovod_runner.scoring.outputs import OutputSpec
     from horovod_runner.wire.messages import Controller
 
 Status = Literal["running", "finished", "failed", "cancelled"]
@@ -108,6 +114,7 @@ class Run:
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _archive: Archive | None = field(default=None, repr=False)
+    _sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
 
     @property
     def metrics(self) -> pa.Table:
@@ -152,6 +159,59 @@ class Run:
         """The latest complete checkpoint; None if there is none."""
         checkpoints = self.checkpoints
         return checkpoints[-1] if checkpoints else None
+
+    def log_model(
+        self,
+        name: str,
+        build: Callable[[], Any] | None = None,
+        *,
+        columns: Columns,
+        output: OutputSpec = "prediction",
+        data: str | None = None,
+        checkpoint: Checkpoint | None = None,
+        registered_model_name: str | None = None,
+        **feed: Any,
+    ) -> ModelInfo:
+        """Log the trained model to MLflow: to the active run, or to a new one.
+
+            info = runner.last_run.log_model("net", build=Net, columns={"x": ["age", "income"]})
+            predict = mlflow.pyfunc.spark_udf(spark, info.model_uri)
+
+        The logged model takes the columns of a DataFrame. Signature and input example come from the
+        first rows of a dataset of the run, the requirements from what defines the model.
+
+        Args:
+            name: of the model.
+            build: returns the network, for a checkpoint of weights.
+            columns: the model's inputs, as in :func:`horovod_runner.predict`.
+            output: the columns that the model returns.
+            data: the name of the dataset among the arguments of ``run``; None: the first.
+            checkpoint: the model's weights; None: :attr:`best_checkpoint`.
+            registered_model_name: also register the model under this name.
+            feed: further options of the inputs: dtypes, pad_ragged, images, transform.
+
+        Returns:
+            What MLflow knows of the model; its ``model_uri`` leads to it.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or it holds no weights of the network.
+            DataError: the run had no such dataset, or a column does not exist.
+            ImportError: MLflow is not installed.
+            PredictionError: the model fails on the first rows.
+        """
+        from horovod_runner.results.log_model import log_model
+
+        feed = {"columns": columns, **feed}
+        chosen = checkpoint or self.best_checkpoint
+        return log_model(
+            name,
+            (chosen, build),
+            self._sources,
+            data,
+            feed=feed,
+            output=output,
+            registered_model_name=registered_model_name,
+        )
 
     def plot(self, *names: str, rank: int = 0) -> matplotlib.figure.Figure:
         """Draw metrics by step, with marks at restarts; requires matplotlib.

@@ -3,5 +3,5 @@
 `predict` is the public call. `inputs` makes the model's inputs with the code that feeds training,
 `models` and its kinds write a model to a file on the driver and load it in Spark's Python workers,
 `outputs` turns results into columns, and `scorer` does all of it for one batch. May import `data`,
-`checkpoints`, `prepare.pickling` and all below. Must not import `runner`, `driver` or `launchers`.
+`checkpoints` and all below. Must not import `results`, `driver` or `runner`.
 """

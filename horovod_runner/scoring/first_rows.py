@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from horovod_runner.common.spark_session import map_in_arrow
+from horovod_runner.data.read.staging import head
 from horovod_runner.errors import DataError, PredictionError
 from horovod_runner.scoring.inputs import Inputs
-from horovod_runner.scoring.models import Call
+from horovod_runner.scoring.models.kind import Call
 from horovod_runner.scoring.outputs import Output, OutputType, named
 from horovod_runner.scoring.scorer import OnError, compute
 
@@ -97,20 +97,5 @@ def first_rows(dataframe: DataFrame, inputs: Inputs) -> pa.RecordBatch | None:
     for at, name in enumerate(inputs.names):
         if name not in inputs.fill_null:
             some = some.filter(functions.col(f"_{at}").isNotNull())
-    cells = map_in_arrow(some.limit(_ROWS), _as_streams, "rows binary").collect()
-    tables = [pa.ipc.open_stream(bytes(cell["rows"])).read_all() for cell in cells]
-    if not tables:
-        return None
-    batches = pa.concat_tables(tables).combine_chunks().to_batches()
-    return pa.RecordBatch.from_arrays(batches[0].columns, inputs.names)
-
-
-def _as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each record batch as one cell, in Arrow's stream format."""
-    for batch in batches:
-        if batch.num_rows:
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, batch.schema) as writer:
-                writer.write_batch(batch)
-            cell = pa.array([sink.getvalue().to_pybytes()], pa.binary())
-            yield pa.RecordBatch.from_arrays([cell], ["rows"])
+    batch = head(some, _ROWS)
+    return None if batch is None else pa.RecordBatch.from_arrays(batch.columns, inputs.names)

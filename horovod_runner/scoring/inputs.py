@@ -14,7 +14,6 @@ from horovod_runner.data.feed.fields import Field, fields_of, names_of
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Rows
-from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,12 +43,12 @@ class Inputs:
     @classmethod
     def of(
         cls,
-        dataframe: DataFrame,
+        schema: pa.Schema,
         options: FeedOptions,
-        fill_null: Mapping[str, Any] | None,
-        ragged: Sequence[str],
+        fill_null: Mapping[str, Any] | None = None,
+        ragged: Sequence[str] = (),
     ) -> Inputs:
-        """The inputs that a user wants of a DataFrame.
+        """The inputs that a user wants of some columns.
 
         Raises:
             DataError: a column does not exist or cannot become a tensor, or ``fill_null`` does not
@@ -57,7 +56,7 @@ class Inputs:
             TypeError: ``columns`` is neither a list of names nor a mapping.
             ValueError: ``columns`` is empty.
         """
-        types = column_types.leaves(arrow_schema(dataframe))
+        types = column_types.leaves(schema)
         available = _available(types, options)
         # Each image is scored once: there is nothing to cache.
         images = {

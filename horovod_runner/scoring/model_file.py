@@ -27,7 +27,7 @@ from horovod_runner.common.spark_session import is_on_this_machine, spark_contex
 from horovod_runner.errors import SerializationError
 from horovod_runner.host.gpus import visible_gpus
 from horovod_runner.host.scratch import RunFolder, temporary_folder
-from horovod_runner.scoring.models import Call, ModelKind
+from horovod_runner.scoring.models.kind import Call, ModelKind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

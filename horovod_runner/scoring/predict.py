@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
+from horovod_runner.common.by_value import by_value
 from horovod_runner.data.feed.options import Columns, Dtypes, FeedOptions, PadRagged
 from horovod_runner.data.pack.images import Image
-from horovod_runner.prepare.pickling import by_value
+from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.scoring import model_file
 from horovod_runner.scoring.first_rows import try_first_rows
 from horovod_runner.scoring.inputs import Inputs, quoted
-from horovod_runner.scoring.models import ModelKind, recognize
+from horovod_runner.scoring.models.kind import ModelKind
+from horovod_runner.scoring.models.recognize import recognize
 from horovod_runner.scoring.outputs import Output, OutputSpec, OutputType, check_free, parse_outputs
 from horovod_runner.scoring.scorer import OnError, Scorer, with_postprocess
 from horovod_runner.scoring.spark_query import ERRORS, with_outputs
@@ -153,7 +155,7 @@ def score(
     extra = () if error_column is None else (Output(error_column, OutputType("string")),)
     check_free((*outputs, *extra), names)
     options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
-    inputs = Inputs.of(dataframe, options, fill_null, ragged)
+    inputs = Inputs.of(arrow_schema(dataframe), options, fill_null, ragged)
     path = model_file.keep(kind, model, ship_modules)
     if any(output.type is None for output in outputs):
         call = with_postprocess(kind.load(path, device or "cpu"), postprocess)

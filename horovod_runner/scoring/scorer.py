@@ -13,7 +13,7 @@ from horovod_runner.data.pack.columns import Array
 from horovod_runner.errors import DataError, PredictionError
 from horovod_runner.scoring.inputs import Inputs
 from horovod_runner.scoring.model_file import ModelFile, task_device
-from horovod_runner.scoring.models import Call
+from horovod_runner.scoring.models.kind import Call
 from horovod_runner.scoring.outputs import Output, OutputType, named
 
 OnError: TypeAlias = Literal["raise", "null"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_runner import DataError
+from horovod_runner.scoring import model_file
 from tests.conftest import Ranks
 
 if TYPE_CHECKING:
@@ -18,11 +19,19 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.horovod,
     pytest.mark.places("spark", "connect"),
-    pytest.mark.usefixtures("nothing_left"),
+    pytest.mark.usefixtures("folder_of_models", "nothing_left"),
 ]
 on_classic_spark = pytest.mark.places("spark")
 
 ROWS = 203
+
+
+@pytest.fixture
+def folder_of_models() -> None:
+    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
+    model_file._folder()
+
+
 QUIET = {"verbose": 0, "use_gpu": False}
 
 

@@ -26,11 +26,11 @@ ROWS = 1000
 
 @pytest.fixture
 def df(spark: SparkSession) -> DataFrame:
-    """A hundred columns would do as well: numbers, text and a struct, in five parts."""
+    """Numbers, text and a struct, in two partitions: each Python worker imports a framework."""
     from pyspark.sql import functions as f
 
     numbers = f.col("id")
-    return spark.range(0, ROWS, 1, 5).select(
+    return spark.range(0, ROWS, 1, 2).select(
         numbers,
         (numbers / 10).alias("a"),
         (numbers % 7).cast("float").alias("b.c"),
@@ -159,7 +159,7 @@ def test_a_keras_model_computes_what_it_computes_here(df: DataFrame) -> None:
     joined = keras.layers.Concatenate()([Double()(left), right])
     model = keras.Model([left, right], keras.layers.Dense(1)(joined))
     columns = {"right": ["a"], "left": ["a", "s.y"]}
-    scored = predict(df, model, columns, output="p")
+    scored = predict(df.coalesce(1), model, columns, output="p")
     rows = np.array([[n / 10, n * 3.0] for n in range(ROWS)], np.float32)
     expected = model.predict({"left": rows, "right": rows[:, :1]}, verbose=0)[:, 0]
     np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-4, atol=1e-3)

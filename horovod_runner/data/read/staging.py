@@ -99,6 +99,26 @@ def arrow_schema(dataframe: DataFrame) -> pa.Schema:
     return pa.schema(fields)
 
 
+def head(dataframe: DataFrame, count: int) -> pa.RecordBatch | None:
+    """The first rows of a DataFrame, by a small Spark job; None if there are none."""
+    cells = map_in_arrow(dataframe.limit(count), _as_streams, "rows binary").collect()
+    tables = [pa.ipc.open_stream(bytes(cell["rows"])).read_all() for cell in cells]
+    if not tables:
+        return None
+    return pa.concat_tables(tables).combine_chunks().to_batches()[0]
+
+
+def _as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each record batch as one cell, in Arrow's stream format."""
+    for batch in batches:
+        if batch.num_rows:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            cell = pa.array([sink.getvalue().to_pybytes()], pa.binary())
+            yield pa.RecordBatch.from_arrays([cell], ["rows"])
+
+
 def write_piece(
     folder: Path, names: list[str], batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:

@@ -15,7 +15,7 @@ from horovod_runner.data.pack.columns import columns_of
 from horovod_runner.errors import DataError, PredictionError
 from horovod_runner.scoring.inputs import Inputs
 from horovod_runner.scoring.model_file import ModelFile
-from horovod_runner.scoring.models import FunctionKind
+from horovod_runner.scoring.models.kind import FunctionKind
 from horovod_runner.scoring.outputs import Output, OutputType
 from horovod_runner.scoring.scorer import OnError, Scorer
 

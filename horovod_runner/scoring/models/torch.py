@@ -13,9 +13,9 @@ import cloudpickle
 import numpy as np
 import torch
 
+from horovod_runner.common.by_value import by_value
 from horovod_runner.data.feed.options import Framework
-from horovod_runner.prepare.pickling import by_value
-from horovod_runner.scoring.models import Call, Parts
+from horovod_runner.scoring.models.kind import Call, Parts
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import cloudpickle
 
+from horovod_runner.common.by_value import by_value
 from horovod_runner.data.feed.options import Framework
 from horovod_runner.errors import PredictionError
 from horovod_runner.host.scratch import temporary_folder
-from horovod_runner.prepare.pickling import by_value
-from horovod_runner.scoring.models import Call, Parts
+from horovod_runner.scoring.models.kind import Call, Parts
 
 _MODEL: Final = "model.keras"
 _CLASSES: Final = "classes"

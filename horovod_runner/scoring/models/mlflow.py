@@ -6,6 +6,7 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -14,7 +15,7 @@ import numpy as np
 
 from horovod_runner.data.feed.options import Framework
 from horovod_runner.errors import PredictionError
-from horovod_runner.scoring.models import Call, ModelKind, Parts
+from horovod_runner.scoring.models.kind import Call, Parts
 
 _FOLDER: Final = "model"
 
@@ -58,8 +59,8 @@ def _alone(parts: Parts) -> Any:
     return next(iter(parts.values())) if len(parts) == 1 else dict(parts)
 
 
-def recognize(model: Any) -> tuple[ModelKind, Any]:
-    """The kind of a logged model, and the model itself.
+def load_logged(model: Any) -> Any:
+    """Load a logged model: a module of torch, a Keras model, or the folder of another flavour.
 
     Args:
         model: its URI, or what ``log_model`` or ``mlflow.pyfunc.load_model`` returned.
@@ -80,18 +81,15 @@ def recognize(model: Any) -> tuple[ModelKind, Any]:
             f"the model {uri!r} is a URI of MLflow, which is not installed here ({error}): "
             "pip install mlflow"
         ) from error
-    from horovod_runner.scoring.models import recognize as recognize_object
-
     try:
         flavors = mlflow.models.get_model_info(uri).flavors
         if "pytorch" in flavors:
             import mlflow.pytorch
 
-            return recognize_object(mlflow.pytorch.load_model(uri, map_location="cpu"), None)
+            return mlflow.pytorch.load_model(uri, map_location="cpu")
         for flavor in ("keras", "tensorflow"):
             if flavor in flavors:
-                module = __import__(f"mlflow.{flavor}", fromlist=["load_model"])
-                return recognize_object(module.load_model(uri), None)
-        return PyfuncKind(), mlflow.artifacts.download_artifacts(artifact_uri=uri)
+                return import_module(f"mlflow.{flavor}").load_model(uri)
+        return Path(mlflow.artifacts.download_artifacts(artifact_uri=uri))
     except (mlflow.MlflowException, OSError) as error:
         raise PredictionError(f"MLflow cannot load the model {uri!r}: {error}") from error

@@ -1,0 +1,60 @@
+"""Logs a run's model to MLflow: ``runner.last_run.log_model()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.sources import Source
+from horovod_runner.errors import CheckpointError, DataError
+from horovod_runner.scoring import logged_model
+from horovod_runner.scoring.models.recognize import recognize
+
+if TYPE_CHECKING:
+    from mlflow.models.model import ModelInfo
+
+    from horovod_runner.scoring.outputs import OutputSpec
+
+_EXAMPLE_ROWS = 5
+
+
+def log_model(
+    name: str,
+    trained: tuple[Checkpoint | None, Callable[[], Any] | None],
+    sources: Mapping[str, Source],
+    data: str | None,
+    *,
+    feed: Mapping[str, Any],
+    output: OutputSpec,
+    registered_model_name: str | None,
+) -> ModelInfo:
+    """Log a run's model; see :meth:`horovod_runner.results.run.Run.log_model`.
+
+    ``trained`` is the checkpoint and the function that builds its network, and ``feed`` says which
+    columns become the model's inputs, and how.
+    """
+    checkpoint, build = trained
+    if checkpoint is None:
+        raise CheckpointError(
+            "the run has no checkpoint to log a model from: call save_checkpoint in main"
+        )
+    chosen = data or next(iter(sources), None)
+    if chosen is None or chosen not in sources:
+        what = ", ".join(sources) or "none"
+        raise DataError(
+            f"the run had no dataset {data or ''!r}, from whose rows signature and example are "
+            f"made: its datasets are {what}. Log the model with the functions of MLflow"
+        )
+    kind, model = recognize(checkpoint, build)
+    options = FeedOptions(framework=kind.framework, **feed)
+    return logged_model.log_model(
+        name,
+        kind,
+        model,
+        options,
+        example=sources[chosen].head(_EXAMPLE_ROWS),
+        output=output,
+        registered_model_name=registered_model_name,
+    )

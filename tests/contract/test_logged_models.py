@@ -1,0 +1,131 @@
+"""Models in MLflow: logged by a run and by an estimator's model, loaded, and scored with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from horovod_runner import CheckpointError, DataError, HorovodRunner, predict, save_checkpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.places("spark")]
+
+
+@pytest.fixture
+def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """MLflow with a folder as its store."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_REQUIREMENTS_INFERENCE_RAISE_ERRORS", "false")
+    pytest.importorskip("torch")
+    return pytest.importorskip("mlflow")
+
+
+@pytest.fixture
+def df(spark: SparkSession) -> DataFrame:
+    columns = ["id", "id / 10 as a", "array(cast(id as double), 1d) as b"]
+    return spark.range(0, 40, 1, 1).selectExpr(*columns)
+
+
+def network() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Bilinear(1, 2, 1)
+
+
+def train(data: Any) -> None:
+    save_checkpoint({"net": network().state_dict()}, step=1)
+
+
+def expected(rows: int = 40) -> Any:
+    import torch
+
+    a = torch.tensor([[n / 10] for n in range(rows)])
+    b = torch.tensor([[float(n), 1.0] for n in range(rows)])
+    return network()(a, b).detach().numpy()[:, 0]
+
+
+COLUMNS = {"first": ["a"], "second": "b"}
+
+
+def test_a_run_logs_its_model_with_signature_and_example(
+    mlflow: Any, spark: SparkSession, df: DataFrame
+) -> None:
+    runner = HorovodRunner(np=-1, progress=False, gpus_per_rank=0)
+    runner.run(train, data=df)
+    assert runner.last_run is not None
+    info = runner.last_run.log_model("net", network, columns=COLUMNS, output="p")
+    assert [each.name for each in info.signature.inputs] == ["a", "b"]
+    assert [each.name for each in info.signature.outputs] == ["p"]
+    assert info.saved_input_example_info is not None
+    loaded = mlflow.pyfunc.load_model(info.model_uri)
+    frame = df.select("a", "b").toPandas()
+    np.testing.assert_allclose(loaded.predict(frame)["p"], expected(), rtol=1e-5)
+    pinned = {line.partition("==")[0] for line in requirements_of(mlflow, info)}
+    assert {"torch", "horovod_runner", "cloudpickle"} <= pinned
+    udf = mlflow.pyfunc.spark_udf(spark, info.model_uri, env_manager="local")
+    scored = df.withColumn("p", udf("a", "b"))
+    got = [row.p for row in scored.orderBy("id").collect()]
+    np.testing.assert_allclose([getattr(p, "p", p) for p in got], expected(), rtol=1e-5)
+    again = predict(df, info.model_uri, ["a", "b"], output="p")
+    np.testing.assert_allclose(
+        [row.p for row in again.orderBy("id").collect()], expected(), rtol=1e-5
+    )
+
+
+def requirements_of(mlflow: Any, info: Any) -> list[str]:
+    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=info.model_uri))
+    return (folder / "requirements.txt").read_text().splitlines()
+
+
+def test_mistakes_of_log_model_are_told(df: DataFrame) -> None:
+    runner = HorovodRunner(np=-1, progress=False, gpus_per_rank=0)
+    runner.run(print)
+    assert runner.last_run is not None
+    with pytest.raises(CheckpointError, match="no checkpoint to log a model from"):
+        runner.last_run.log_model("net", network, columns=COLUMNS)
+
+    def main() -> None:
+        save_checkpoint({"net": network().state_dict()}, step=1)
+
+    runner.run(main)
+    with pytest.raises(DataError, match=r"the run had no dataset.*its datasets are none"):
+        runner.last_run.log_model("net", network, columns=COLUMNS)
+
+
+def test_models_that_mlflow_logged_are_scored(mlflow: Any, df: DataFrame) -> None:
+    """A module of torch as such; another flavour through pyfunc."""
+    import torch
+
+    net = torch.nn.Linear(1, 1)
+    info = mlflow.pytorch.log_model(net, name="net", serialization_format="pickle")
+    scored = predict(df, info, {"x": ["a"]}, output="p")
+    wanted = net(torch.tensor([[n / 10] for n in range(40)])).detach().numpy()[:, 0]
+    got = [row.p for row in scored.orderBy("id").collect()]
+    np.testing.assert_allclose(got, wanted, rtol=1e-5)
+
+    class Double(mlflow.pyfunc.PythonModel):  # type: ignore[misc]
+        def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+            return model_input["a"] * 2
+
+    double = mlflow.pyfunc.log_model(name="double", python_model=Double())
+    scored = predict(df, double.model_uri, ["a"], output="p")
+    got = [row.p for row in scored.orderBy("id").collect()]
+    np.testing.assert_allclose(got, [n / 5 for n in range(40)])
+
+
+def test_a_model_of_an_estimator_is_logged(mlflow: Any, df: DataFrame) -> None:
+    from horovod_runner.ml import TorchModel
+
+    model = TorchModel()
+    model.setModel(network()).setFeatureCols([["a"], "b"])
+    info = model.log_model("net", df)
+    loaded = mlflow.pyfunc.load_model(info.model_uri)
+    got = loaded.predict(df.select("a", "b").toPandas())["prediction"]
+    np.testing.assert_allclose(got, expected(), rtol=1e-5)
