@@ -321,6 +321,9 @@ def source_of(value: object) -> Source | None:
 
 
 def _from_pandas(dataframe: Any) -> pa.Table:
+    # Spark Connect leaves objects in attrs of which Arrow warns that JSON has no such type.
+    dataframe = dataframe.copy(deep=False)
+    dataframe.attrs = {}
     try:
         return pa.Table.from_pandas(dataframe, preserve_index=False)
     except (pa.ArrowException, ValueError, TypeError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,17 @@ class TorchKind:
                 torch.save(model, str(path), pickle_module=cloudpickle)
 
     def load(self, path: Path, device: str) -> Call:
-        """Read the model in evaluation mode."""
+        """Read the model in evaluation mode.
+
+        On the CPU, with a warning, where Spark gave the task a GPU that torch cannot use.
+        """
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            warnings.warn(
+                f"Spark gave this task a GPU ({device}), and torch {torch.__version__} finds none: "
+                "it computes on the CPU. Install a torch for CUDA on the executors",
+                stacklevel=2,
+            )
+            device = "cpu"
         if self.form == "script":
             model = torch.jit.load(str(path), map_location=device)
             model.eval()
