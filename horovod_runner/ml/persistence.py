@@ -18,10 +18,10 @@ from typing import Any, ClassVar, Final, Protocol
 import cloudpickle
 import pyspark
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
-from pyspark.sql import SparkSession
 
 from horovod_runner.errors import DataError, SerializationError
 from horovod_runner.host.scratch import temporary_folder
+from horovod_runner.launchers.sessions import find_session
 
 _PART_BYTES: Final = 32 << 20
 _FSSPEC_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "az", "memory")
@@ -192,7 +192,7 @@ class SparkStore:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._spark = SparkSession.builder.getOrCreate()
+        self._spark = find_session()
 
     def exists(self) -> bool:
         """See :class:`Store`."""

@@ -32,7 +32,7 @@ def folder_of_models() -> None:
     model_file._folder()
 
 
-QUIET = {"verbose": 0, "use_gpu": False}
+QUIET = {"verbose": 0, "use_gpu": False, "runner_options": {"preload_frameworks": True}}
 
 
 def line(spark: SparkSession, rows: int = ROWS) -> DataFrame:
