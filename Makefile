@@ -56,9 +56,14 @@ PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,bui
 # On the leg whose Horovod is for torch alone, which proves itself sooner.
 INSTALL_TEST := tests/real/test_commands.py::test_install_takes_the_cached_wheel_and_proves_it
 # What depends on Spark 3.5, pyarrow 14, NumPy 1 or Petastorm; and what every launcher has to do.
+# Spark before 4.1 scores by another query.
+PREDICT_TESTS := $(addprefix tests/contract/test_predict.py::test_, \
+	a_function_scores_all_rows_and_keeps_their_columns several_outputs_have_their_names_and_types \
+	rows_become_what_training_gets rows_that_cannot_be_scored_are_null_and_counted \
+	empty_and_tiny_partitions a_stream_is_scored)
 PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
 	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
-	tests/cluster/test_packed.py $(INSTALL_TEST)
+	tests/cluster/test_packed.py $(PREDICT_TESTS) $(INSTALL_TEST)
 TOGETHER := -n 3 --dist loadgroup
 
 # A toolkit without a GPU is no reason to compile for GPUs.

@@ -273,11 +273,8 @@ def test_rows_become_what_training_gets(spark: SparkSession) -> None:
         feed = data.batches(20, **options)
         return [row for batch in feed for row in described(batch)]
 
-    filled = df.withColumn("some", f.coalesce("some", f.lit(-1))).toPandas()
-    frame = filled.assign(ml=[vector.toArray() for vector in filled["ml"]])
-    trained = HorovodRunner(np=-1, progress=False, gpus_per_rank=0).run(
-        main, data=frame[df.columns]
-    )
+    filled = df.withColumn("some", f.coalesce("some", f.lit(-1)))
+    trained = HorovodRunner(np=-1, progress=False, gpus_per_rank=0).run(main, data=filled)
     assert sorted(got.values()) == sorted(trained)
 
 
