@@ -4,8 +4,8 @@
 
 Two tables of Parquet files: narrow rows (16 float columns to a 16-64-1 network) and vectors of 784
 floats (to a 784-64-10 network). All systems run in one Spark session of two cores, take turns in a
-different order each round, and write to Spark's ``noop`` sink, so that all columns have to exist.
-Beside the time: the peak memory of Spark's Python workers.
+different order each round, and write to Spark's ``noop`` sink: all columns of the narrow rows, and
+the id alone beside the predictions for vectors. The table also has the peak memory of a worker.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ def network(table: str) -> torch.nn.Module:
 
 
 def ours(df: DataFrame, table: str, net: torch.nn.Module) -> DataFrame:
-    """Score with this package."""
+    """Score with this package, told the types as predict_batch_udf has to be."""
     from horovod_runner import predict
 
-    columns = {"x": NARROW} if table == "narrow" else {"x": "x"}
-    return predict(df, net, columns, output="p", batch_size=BATCH)
+    if table == "narrow":
+        return predict(df, net, {"x": NARROW}, {"p": "float"}, batch_size=BATCH)
+    return predict(df, net, {"x": "x"}, {"p": "array<float>"}, batch_size=BATCH, keep=["id"])
 
 
 def batch_udf(df: DataFrame, table: str, net: torch.nn.Module) -> DataFrame:
@@ -93,8 +94,9 @@ def batch_udf(df: DataFrame, table: str, net: torch.nn.Module) -> DataFrame:
         batch_size=BATCH,
         input_tensor_shapes=[[16 if is_narrow else 784]],
     )
-    x = f.array(*NARROW) if is_narrow else f.col("x")
-    return df.withColumn("p", function(x))
+    if is_narrow:
+        return df.withColumn("p", function(f.array(*NARROW)))
+    return df.select("id", function("x").alias("p"))
 
 
 def plain_map(df: DataFrame, table: str, net: torch.nn.Module) -> DataFrame:
@@ -110,15 +112,15 @@ def plain_map(df: DataFrame, table: str, net: torch.nn.Module) -> DataFrame:
             with torch.inference_mode():
                 out = net(torch.from_numpy(x.copy())).numpy()
             if is_narrow:
-                p = pa.array(out[:, 0])
+                p, kept = pa.array(out[:, 0]), NARROW
             else:
                 offsets = pa.array(np.arange(len(out) + 1, dtype=np.int32) * 10)
-                p = pa.ListArray.from_arrays(offsets, pa.array(out.reshape(-1)))
-            yield pa.RecordBatch.from_arrays([*batch.columns, p], [*batch.schema.names, "p"])
+                p, kept = pa.ListArray.from_arrays(offsets, pa.array(out.reshape(-1))), ["id"]
+            arrays = [*(batch.column(name) for name in kept), p]
+            yield pa.RecordBatch.from_arrays(arrays, [*kept, "p"])
 
-    type_ = "float" if is_narrow else "array<float>"
-    schema = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in df.schema)
-    return df.mapInArrow(score, f"{schema}, p {type_}")
+    kept_schema = ", ".join(f"{name} float" for name in NARROW) if is_narrow else "id bigint"
+    return df.mapInArrow(score, f"{kept_schema}, p {'float' if is_narrow else 'array<float>'}")
 
 
 SYSTEMS: dict[str, Callable[[Any, str, torch.nn.Module], Any]] = {

@@ -30,7 +30,8 @@ def try_first_rows(
 ) -> tuple[Inputs, tuple[Output, ...]]:
     """Decide the types of inputs and outputs by the first rows, in this process.
 
-    A stream and an empty DataFrame have no first rows: the model is tried on zeros.
+    If the columns' types alone decide what the model gets, it is tried on zeros first, which takes
+    no Spark job. A stream and an empty DataFrame have no first rows.
 
     Args:
         dataframe: whose rows are scored.
@@ -43,19 +44,32 @@ def try_first_rows(
         DataError: the rows cannot become inputs, or there are none to decide by.
         PredictionError: the model fails, or its outputs do not fit.
     """
-    first = None if dataframe.isStreaming else first_rows(dataframe, inputs)
-    if first is None:
-        values, rows = _on_zeros(dataframe, inputs, call), _ROWS
-    else:
-        inputs = inputs.settle(first)
-        values, rows = _on_rows(first, inputs, call, on_error)
-    by_name = named(values, outputs, rows)
+    by_name = _by_types(inputs, outputs, call)
+    if by_name is None:
+        first = None if dataframe.isStreaming else first_rows(dataframe, inputs)
+        if first is None:
+            values, rows = _on_zeros(dataframe, inputs, call), _ROWS
+        else:
+            inputs = inputs.settle(first)
+            values, rows = _on_rows(first, inputs, call, on_error)
+        by_name = named(values, outputs, rows)
     typed = []
     for output in outputs:
         type_ = output.type or OutputType.of(by_name[output.name])
         type_.to_arrow(output.name, by_name[output.name])
         typed.append(replace(output, type=type_))
     return inputs, tuple(typed)
+
+
+def _by_types(inputs: Inputs, outputs: Sequence[Output], call: Call) -> dict[str, Any] | None:
+    """What the model returns for zeros; None if they say nothing: rows have to decide."""
+    zeros = inputs.zeros(_ROWS) if inputs.settled else None
+    if zeros is None:
+        return None
+    try:
+        return named(compute(call, inputs, zeros), outputs, _ROWS)
+    except (DataError, PredictionError):  # it may take real rows all the same
+        return None
 
 
 def _on_rows(

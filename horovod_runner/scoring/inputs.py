@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,8 @@ from horovod_runner.errors import DataError
 if TYPE_CHECKING:
     from pyspark.sql import Column as SparkColumn
     from pyspark.sql import DataFrame
+
+_BYTES_AT_ONCE: Final = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,24 @@ class Inputs:
         settled = batch.num_rows > 0
         return replace(self, columns=columns, settled=settled)
 
+    def rows_at_once(self, batch_size: int) -> int:
+        """How many rows are read at a time: some batches of narrow rows, one of wide ones."""
+        sizes = []
+        for part in self.fields:
+            if not part.is_uniform:
+                return batch_size
+            numbers = int(np.prod([size or 1 for size in part.row_shape]))
+            sizes.append(numbers * np.dtype(part.result_dtype).itemsize)
+        batches = _BYTES_AT_ONCE // max(1, sum(sizes) * batch_size)
+        return batch_size * max(1, batches)
+
+    def batches(self, rows: pa.RecordBatch, batch_size: int) -> Iterator[dict[str, Any]]:
+        """The parts of some rows, in batches; see :meth:`arrays`."""
+        whole = self._read(rows)
+        for start in range(0, rows.num_rows, batch_size):
+            part = {name: values[start : start + batch_size] for name, values in whole.items()}
+            yield self._transformed(part)
+
     def arrays(self, batch: pa.RecordBatch) -> dict[str, Any]:
         """The parts of a batch: arrays of shape (rows, ...), or lists for text and ragged columns.
 
@@ -102,11 +122,14 @@ class Inputs:
             DataError: a cell cannot become a number: it is null, or a damaged image, or has another
                 length.
         """
+        return self._transformed(self._read(batch))
+
+    def _read(self, batch: pa.RecordBatch) -> dict[str, Any]:
         rows: dict[str, Rows] = {
             name: column_types.read(batch, column, self.fill_null.get(name))
             for name, column in self.columns.items()
         }
-        return self._transformed({part.name: part.of(rows) for part in self.fields})
+        return {part.name: part.of(rows) for part in self.fields}
 
     def _transformed(self, parts: dict[str, Any]) -> dict[str, Any]:
         if self.options.transform is None:

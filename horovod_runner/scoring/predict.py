@@ -10,6 +10,7 @@ from horovod_runner.common.by_value import by_value
 from horovod_runner.data.feed.options import Columns, Dtypes, FeedOptions, PadRagged
 from horovod_runner.data.pack.images import Image
 from horovod_runner.data.read.staging import arrow_schema
+from horovod_runner.errors import DataError
 from horovod_runner.scoring import model_file
 from horovod_runner.scoring.first_rows import try_first_rows
 from horovod_runner.scoring.inputs import Inputs, quoted
@@ -30,6 +31,7 @@ def predict(
     output: OutputSpec = "prediction",
     *,
     batch_size: int = 4096,
+    keep: Sequence[str] | None = None,
     build: Callable[[], Any] | None = None,
     dtypes: Dtypes | None = None,
     pad_ragged: PadRagged | None = None,
@@ -72,6 +74,8 @@ def predict(
             entries. A type that is not given comes from the first rows, for which a small Spark job
             runs; one number per row is a number, not an array.
         batch_size: the most rows that the model gets at a time.
+        keep: columns of the DataFrame that are in the result; None keeps all. Without a wide input,
+            such as an image, less travels back from Python.
         build: returns the network, for a checkpoint of weights.
         dtypes: NumPy types to convert numbers to, by input, or one for all but images. None:
             float64 becomes float32 for torch and Keras, other types stay.
@@ -93,7 +97,7 @@ def predict(
             pickled with the model.
 
     Returns:
-        The DataFrame with the outputs behind its columns.
+        The kept columns, and the outputs behind them.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or holds no weights of the network.
@@ -111,6 +115,7 @@ def predict(
         columns,
         output,
         batch_size=batch_size,
+        keep=keep,
         dtypes=dtypes,
         pad_ragged=pad_ragged,
         images=images,
@@ -134,6 +139,7 @@ def score(
     output: OutputSpec,
     *,
     batch_size: int,
+    keep: Sequence[str] | None = None,
     fill_null: Mapping[str, Any] | None = None,
     ragged: Sequence[str] = (),
     postprocess: Callable[[Any], Any] | None = None,
@@ -151,7 +157,7 @@ def score(
     """
     outputs = parse_outputs(output)
     _check_errors(on_error, error_column, observation)
-    names = [field.name for field in dataframe.schema]
+    names = _kept(dataframe, keep)
     extra = () if error_column is None else (Output(error_column, OutputType("string")),)
     check_free((*outputs, *extra), names)
     options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
@@ -165,8 +171,26 @@ def score(
         inputs, shipped, outputs, options.batch_size, on_error, device or "", postprocess
     )
     with by_value(ship_modules):
-        scored = with_outputs(dataframe, scorer)
+        scored = with_outputs(dataframe, scorer, names)
     return _told(scored, names, scorer, error_column, observation)
+
+
+def _kept(dataframe: DataFrame, keep: Sequence[str] | None) -> list[str]:
+    """The columns of a DataFrame that stay, in its order.
+
+    Raises:
+        DataError: there is no such column.
+        TypeError: ``keep`` is no list of names.
+    """
+    names = [field.name for field in dataframe.schema]
+    if keep is None:
+        return names
+    if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
+        raise TypeError(f"keep must be a list of column names, not {keep!r}")
+    for name in keep:
+        if name not in names:
+            raise DataError(f"keep names the column {name!r}: the columns are {', '.join(names)}")
+    return [name for name in names if name in keep]
 
 
 def _check_errors(on_error: str, error_column: str | None, observation: object) -> None:
@@ -187,6 +211,8 @@ def _told(
     observation: Observation | None,
 ) -> DataFrame:
     """The scored rows with what the user wants to know of those that failed."""
+    if scorer.on_error == "raise":
+        return scored
     from pyspark.sql import functions
 
     if observation is not None:

@@ -56,10 +56,10 @@ class Scorer:
         for batch in batches:
             if not inputs.settled:
                 inputs = inputs.settle(batch)
-            scored = [
-                self._slice(call, inputs, batch.slice(start, self.batch_size), row + start)
-                for start in range(0, batch.num_rows, self.batch_size)
-            ]
+            step = inputs.rows_at_once(self.batch_size)
+            scored: list[list[pa.Array]] = []
+            for start in range(0, batch.num_rows, step):
+                scored += self._slices(call, inputs, batch.slice(start, step), row + start)
             yield self._joined(scored)
             row += batch.num_rows
 
@@ -75,25 +75,28 @@ class Scorer:
     def _error_types(self) -> list[pa.DataType]:
         return [pa.string()] if self.on_error == "null" else []
 
-    def _slice(
-        self, call: Call, inputs: Inputs, batch: pa.RecordBatch, first: int
-    ) -> list[pa.Array]:
+    def _slices(
+        self, call: Call, inputs: Inputs, rows: pa.RecordBatch, first: int
+    ) -> list[list[pa.Array]]:
+        """The outputs of some rows, batch by batch."""
+        size = self.batch_size
         if self.on_error == "null":
-            return self._row_errors(call, inputs, batch, first)
+            return [
+                self._row_errors(call, inputs, rows.slice(start, size), first + start)
+                for start in range(0, rows.num_rows, size)
+            ]
+        scored: list[list[pa.Array]] = []
         try:
-            return self._score(call, inputs, batch)
+            for parts in inputs.batches(rows, size):
+                count = min(size, rows.num_rows - len(scored) * size)
+                scored.append(self._arrays(compute(call, inputs, parts), count))
         except (DataError, PredictionError) as error:
-            where = _where(inputs, first, batch.num_rows)
+            begin = len(scored) * size
+            # A cell that cannot be read is somewhere in all the rows that were read together.
+            end = rows.num_rows if isinstance(error, DataError) else begin + size
+            where = _where(inputs, first + begin, min(end, rows.num_rows) - begin)
             raise type(error)(f"{where}: {error}") from error.__cause__
-
-    def _score(self, call: Call, inputs: Inputs, batch: pa.RecordBatch) -> list[pa.Array]:
-        """The outputs of one batch.
-
-        Raises:
-            DataError: a cell cannot become a number.
-            PredictionError: the model failed, or its outputs do not fit.
-        """
-        return self._arrays(compute(call, inputs, inputs.arrays(batch)), batch.num_rows)
+        return scored
 
     def _arrays(self, result: Any, rows: int) -> list[pa.Array]:
         """What a model returned, as columns."""

@@ -1,20 +1,42 @@
-"""The Spark query that scores: an Arrow function, or a map over whole rows on Spark before 4.1.
+"""The Spark query that scores: a map over whole rows, or a function of the inputs alone.
 
-From Spark 4.1 on (``arrow_udf``) only the model's inputs travel to Python, and only its outputs
-back. Before (``mapInArrow``) all columns travel, there and back.
+    mapInArrow   the inputs and the kept columns travel to Python, and the kept ones back
+    arrow_udf    the inputs travel to Python, and the outputs back; Spark puts aside a copy of each
+                 row meanwhile (Spark 4.1)
+
+Columns that are wide, and no inputs, make the second one faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import cloudpickle
 import pyarrow as pa
+from pyspark.sql import functions
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NumericType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from horovod_runner.common.spark_session import current_python, map_in_arrow
 from horovod_runner.scoring.inputs import quoted
+from horovod_runner.scoring.outputs import OutputType
 from horovod_runner.scoring.scorer import Scorer
 
 if TYPE_CHECKING:
@@ -22,44 +44,69 @@ if TYPE_CHECKING:
 
 #: Column with what is wrong with a row, where on_error is "null".
 ERRORS: Final = "_horovod_runner_errors"
+_SPARK_TYPES: Final[Mapping[str, Any]] = {
+    "float": FloatType,
+    "double": DoubleType,
+    "tinyint": ByteType,
+    "smallint": ShortType,
+    "int": IntegerType,
+    "bigint": LongType,
+    "boolean": BooleanType,
+    "string": StringType,
+    "binary": BinaryType,
+}
+_NARROW: Final = (NumericType, BooleanType, DateType, TimestampType)
 
 
-def with_outputs(dataframe: DataFrame, scorer: Scorer) -> DataFrame:
-    """The DataFrame with the outputs behind its columns, and with on_error="null" with ERRORS."""
-    added = [(output.name, output.type.ddl) for output in scorer.outputs if output.type is not None]
+def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> DataFrame:
+    """Score the rows of a DataFrame.
+
+    Args:
+        dataframe: the rows.
+        scorer: scores them.
+        keep: the columns of the DataFrame that are in the result.
+
+    Returns:
+        The kept columns, the outputs, and with on_error="null" the column ERRORS.
+    """
+    types = [output.type for output in scorer.outputs if output.type is not None]
+    added = [
+        StructField(output.name, _spark_type(type_))
+        for output, type_ in zip(scorer.outputs, types, strict=True)
+    ]
     if scorer.on_error == "null":
-        added.append((ERRORS, "string"))
-    try:
-        from pyspark.sql.functions import arrow_udf
-    except ImportError:  # Spark before 4.1
-        return _by_map(dataframe, scorer, added)
-    return _by_function(dataframe, scorer, added, arrow_udf)
+        added.append(StructField(ERRORS, StringType()))
+    arrow_udf = getattr(functions, "arrow_udf", None)
+    others = [field for field in dataframe.schema if field.name in {*keep} - {*scorer.inputs.names}]
+    has_wide = any(not isinstance(field.dataType, _NARROW) for field in others)
+    if arrow_udf is not None and (has_wide or len(others) > len(scorer.inputs.names)):
+        return _by_function(dataframe, scorer, keep, added=added, arrow_udf=arrow_udf)
+    return _by_map(dataframe, scorer, keep, added)
 
 
 def _by_function(
     dataframe: DataFrame,
     scorer: Scorer,
-    added: list[tuple[str, str]],
+    keep: Sequence[str],
+    *,
+    added: list[Any],
     arrow_udf: Callable[..., Any],
 ) -> DataFrame:
-    from pyspark.sql import functions
-
-    names = [field.name for field in dataframe.schema]
-    fields = ", ".join(f"{quoted(name)}: {type_}" for name, type_ in added)
-    pickled, inputs, outputs = cloudpickle.dumps(scorer), scorer.inputs.names, [n for n, _ in added]
+    pickled, inputs = cloudpickle.dumps(scorer), scorer.inputs.names
+    outputs = [field.name for field in added]
 
     def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         yield from _structs(pickled, inputs, outputs, batches)
 
     with current_python(dataframe.sparkSession):
         # Nondeterministic: otherwise a filter on an output would compute the outputs twice.
-        function = arrow_udf(score, f"struct<{fields}>").asNondeterministic()
+        function = arrow_udf(score, StructType(added)).asNondeterministic()
         result = f"_{uuid4().hex[:8]}"
         scored = dataframe.select(
             "*", function(*scorer.inputs.expressions(dataframe)).alias(result)
         )
     return scored.select(
-        *(functions.col(quoted(name)) for name in names),
+        *(functions.col(quoted(name)) for name in keep),
         *(functions.col(result).getField(name).alias(name) for name in outputs),
     )
 
@@ -80,38 +127,39 @@ def _structs(
         yield pa.StructArray.from_arrays(columns, outputs)
 
 
-def _by_map(dataframe: DataFrame, scorer: Scorer, added: list[tuple[str, str]]) -> DataFrame:
-    from pyspark.sql.types import StructField, StructType, _parse_datatype_string
+def _spark_type(type_: OutputType) -> Any:
+    element: Any = _SPARK_TYPES[type_.element]()
+    for _ in range(type_.depth):
+        element = ArrayType(element)
+    return element
 
-    fields = list(dataframe.schema)
+
+def _by_map(
+    dataframe: DataFrame, scorer: Scorer, keep: Sequence[str], added: list[Any]
+) -> DataFrame:
+    inputs = scorer.inputs
+    fields = [field for field in dataframe.schema if field.name in keep]
     names = [field.name for field in fields]
+    # Kept columns serve as inputs where they are; other inputs come behind.
+    behind = [name for name in inputs.names if name not in names]
+    rows = dataframe
+    if behind or len(names) < len(dataframe.schema):  # each column is some calls to Java
+        more = dict(zip(inputs.names, inputs.expressions(dataframe), strict=True))
+        kept = [functions.col(quoted(name)) for name in names]
+        rows = dataframe.select(*kept, *(more[name] for name in behind))
     # Numbers for names: mapInArrow takes a dot in a name for a field of a struct.
-    kept = [column.alias(str(at)) for at, column in enumerate(_all(names))]
-    # Columns of the DataFrame serve as inputs where they are; fields of structs come behind.
-    nested = [name for name in scorer.inputs.names if name not in names]
-    expressions = dict(zip(scorer.inputs.names, scorer.inputs.expressions(dataframe), strict=True))
-    behind = [expressions[name].alias(str(len(names) + at)) for at, name in enumerate(nested)]
-    places = [(names + nested).index(name) for name in scorer.inputs.names]
-    schema = StructType(
-        [StructField(str(at), field.dataType, True) for at, field in enumerate(fields)]
-        + [
-            StructField(str(len(fields) + at), _parse_datatype_string(type_), True)
-            for at, (_, type_) in enumerate(added)
-        ]
-    )
+    rows = rows.toDF(*map(str, range(len(names) + len(behind))))
+    places = [(names + behind).index(name) for name in inputs.names]
+    schema = StructType([StructField(str(at), field.dataType) for at, field in enumerate(fields)])
+    for at, field in enumerate(added, len(names)):
+        schema = schema.add(str(at), field.dataType)
     pickled, width = cloudpickle.dumps(scorer), len(names)
 
     def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from _rows(pickled, places, width, batches)
 
-    scored = map_in_arrow(dataframe.select(*kept, *behind), score, schema)
-    return scored.toDF(*names, *(name for name, _ in added))
-
-
-def _all(names: list[str]) -> list[Any]:
-    from pyspark.sql import functions
-
-    return [functions.col(quoted(name)) for name in names]
+    scored = map_in_arrow(rows, score, schema)
+    return scored.toDF(*names, *(field.name for field in added))
 
 
 def _rows(

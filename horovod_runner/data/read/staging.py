@@ -101,11 +101,16 @@ def arrow_schema(dataframe: DataFrame) -> pa.Schema:
 
 def head(dataframe: DataFrame, count: int) -> pa.RecordBatch | None:
     """The first rows of a DataFrame, by a small Spark job; None if there are none."""
-    cells = map_in_arrow(dataframe.limit(count), _as_streams, "rows binary").collect()
-    tables = [pa.ipc.open_stream(bytes(cell["rows"])).read_all() for cell in cells]
-    if not tables:
-        return None
-    return pa.concat_tables(tables).combine_chunks().to_batches()[0]
+    rows = dataframe.limit(count)
+    if hasattr(rows, "toArrow"):  # Spark 4
+        table = rows.toArrow()
+    else:
+        cells = map_in_arrow(rows, _as_streams, "rows binary").collect()
+        tables = [pa.ipc.open_stream(bytes(cell["rows"])).read_all() for cell in cells]
+        if not tables:
+            return None
+        table = pa.concat_tables(tables)
+    return table.combine_chunks().to_batches()[0] if len(table) else None
 
 
 def _as_streams(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
