@@ -90,12 +90,19 @@ class Scorer:
             for parts in inputs.batches(rows, size):
                 count = min(size, rows.num_rows - len(scored) * size)
                 scored.append(self._arrays(compute(call, inputs, parts), count))
-        except (DataError, PredictionError) as error:
+        except DataError:  # in one of the batches that were read together
+            for start in range(0, rows.num_rows, size):
+                batch = rows.slice(start, size)
+                try:
+                    inputs.arrays(batch)
+                except DataError as error:
+                    where = _where(inputs, first + start, batch.num_rows)
+                    raise DataError(f"{where}: {error}") from error.__cause__
+            raise
+        except PredictionError as error:
             begin = len(scored) * size
-            # A cell that cannot be read is somewhere in all the rows that were read together.
-            end = rows.num_rows if isinstance(error, DataError) else begin + size
-            where = _where(inputs, first + begin, min(end, rows.num_rows) - begin)
-            raise type(error)(f"{where}: {error}") from error.__cause__
+            where = _where(inputs, first + begin, min(size, rows.num_rows - begin))
+            raise PredictionError(f"{where}: {error}") from error.__cause__
         return scored
 
     def _arrays(self, result: Any, rows: int) -> list[pa.Array]:
