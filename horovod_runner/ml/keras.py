@@ -34,7 +34,9 @@ class KerasModel(TrainedModel):
 
 
 class KerasEstimator(HorovodEstimator):
-    """Trains a Keras 3 model on a DataFrame, as Horovod ranks. For example::
+    """Trains a Keras 3 model on a DataFrame, as Horovod ranks.
+
+    For example::
 
         estimator = KerasEstimator(
             np=4,

@@ -35,7 +35,9 @@ class TorchModel(TrainedModel):
 
 
 class TorchEstimator(HorovodEstimator):
-    """Trains a torch module on a DataFrame, as Horovod ranks. For example::
+    """Trains a torch module on a DataFrame, as Horovod ranks.
+
+    For example::
 
         estimator = TorchEstimator(
             np=4,

@@ -67,9 +67,10 @@ def test_rows_are_scored_in_batches_and_keep_their_order(tmp_path: Path) -> None
 
 def test_a_null_is_named_with_its_rows_and_columns(tmp_path: Path) -> None:
     batch = pa.record_batch({"x": pa.array([1.0, 2.0, 3.0, None])})
+    before = pa.record_batch({"x": pa.array([1.0, 2.0])})
     scorer = scorer_of(doubled, batch, tmp_path)
-    with pytest.raises(DataError, match=r"row 3 \(columns x\): column 'x' has nulls"):
-        scored(scorer, batch)
+    with pytest.raises(DataError, match=r"row 5 \(columns x\): column 'x' has nulls"):
+        scored(scorer, before, batch)
 
 
 def test_the_error_of_a_model_names_the_batch(tmp_path: Path) -> None:
