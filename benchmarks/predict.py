@@ -141,15 +141,15 @@ class Peak:
         return self
 
     def _watch(self) -> None:
-        while not self._end.wait(0.05):
-            total = 0
+        # Seldom, and without a look into memory maps: both would take time from what is measured.
+        while not self._end.wait(0.5):
             for process in psutil.Process().children(recursive=True):
                 try:
-                    if "pyspark" in " ".join(process.cmdline()) and "java" not in process.name():
-                        total = max(total, process.memory_full_info().uss)
+                    if process.name().startswith("python"):
+                        used = process.memory_info().rss / 1e6
+                        self.megabytes = max(self.megabytes, used)
                 except psutil.Error:
                     continue
-            self.megabytes = max(self.megabytes, total / 1e6)
 
     def __exit__(self, *_: object) -> None:
         self._end.set()

@@ -36,6 +36,7 @@ _QUICK: dict[str, list[str]] = {
     "collectives": ["--turns", "1"],
     "scaling": ["--turns", "1"],
     "data": ["--rounds", "1", "--scale", "0.05"],
+    "predict": ["--rounds", "1", "--scale", "0.05"],
     "reports": ["--rounds", "1", "--seconds", "1"],
     "checkpoints": ["--rounds", "1", "--mb", "50", "--large-mb", "100"],
     "faults": ["--runs", "1"],
