@@ -30,15 +30,15 @@ def spark_context(spark: SparkSession) -> Any:
         return None
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark reads it, whatever characters it has."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def is_on_this_machine(spark: SparkSession) -> bool:
-    """Whether the session's tasks run on this machine: classic Spark on ``local[n]``."""
+    """Whether the session's tasks run on this machine: classic Spark on a ``local`` master."""
     context = spark_context(spark)
-    return context is not None and _is_local(context)
-
-
-def _is_local(context: Any) -> bool:
-    master = str(context.master)
-    return master.startswith("local") and not master.startswith("local-cluster")
+    return context is not None and str(context.master).startswith("local")
 
 
 def map_in_arrow(
@@ -62,7 +62,7 @@ def current_python(spark: SparkSession) -> Iterator[None]:
     """
     context = spark_context(spark)
     chosen = "PYSPARK_PYTHON" in os.environ or conf_of(spark, "spark.pyspark.python")
-    if context is None or chosen or not _is_local(context):
+    if context is None or chosen or not is_on_this_machine(spark):
         yield
         return
     before = context.pythonExec

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 
+from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.options import FeedOptions, Framework
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.errors import DataError
@@ -22,7 +23,7 @@ from horovod_runner.ml.rows import TrainingRows, rows_of_trials
 from horovod_runner.options import grouped
 from horovod_runner.runner import HorovodRunner
 from horovod_runner.scoring.first_rows import first_rows
-from horovod_runner.scoring.inputs import Inputs, quoted
+from horovod_runner.scoring.inputs import Inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

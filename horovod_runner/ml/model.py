@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from pyspark.ml import Model
 
+from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.read import staging
 from horovod_runner.errors import DataError
 from horovod_runner.ml.params import ColumnParams, declare, with_accessors
 from horovod_runner.ml.persistence import Saveable
-from horovod_runner.scoring.inputs import quoted
 from horovod_runner.scoring.outputs import as_numpy
 from horovod_runner.scoring.predict import score
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from horovod_runner.common.spark_session import is_on_this_machine
+from horovod_runner.common.spark_session import is_on_this_machine, quoted
 from horovod_runner.data.read import staging
 from horovod_runner.data.sources import Staged
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.options import DataConfig
-from horovod_runner.scoring.inputs import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -22,20 +22,20 @@ _EXAMPLE_ROWS = 5
 
 def log_model(
     name: str,
-    trained: tuple[Checkpoint | None, Callable[[], Any] | None],
+    *,
+    checkpoint: Checkpoint | None,
+    build: Callable[[], Any] | None,
     sources: Mapping[str, Source],
     data: str | None,
-    *,
     feed: Mapping[str, Any],
     output: OutputSpec,
     registered_model_name: str | None,
 ) -> ModelInfo:
     """Log a run's model; see :meth:`horovod_runner.results.run.Run.log_model`.
 
-    ``trained`` is the checkpoint and the function that builds its network, and ``feed`` says which
-    columns become the model's inputs, and how.
+    ``build`` returns the checkpoint's network, and ``feed`` says which columns become the model's
+    inputs, and how.
     """
-    checkpoint, build = trained
     if checkpoint is None:
         raise CheckpointError(
             "the run has no checkpoint to log a model from: call save_checkpoint in main"

@@ -201,14 +201,13 @@ class Run:
         """
         from horovod_runner.results.log_model import log_model
 
-        feed = {"columns": columns, **feed}
-        chosen = checkpoint or self.best_checkpoint
         return log_model(
             name,
-            (chosen, build),
-            self._sources,
-            data,
-            feed=feed,
+            checkpoint=checkpoint or self.best_checkpoint,
+            build=build,
+            sources=self._sources,
+            data=data,
+            feed={"columns": columns, **feed},
             output=output,
             registered_model_name=registered_model_name,
         )

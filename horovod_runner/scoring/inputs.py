@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.fields import Field, fields_of, names_of
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack import columns as column_types
@@ -195,11 +196,6 @@ def _present(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
     """The rows in which a column is not null: a null says nothing about the length of a vector."""
     column = batch.column(name)
     return batch.filter(column.is_valid()) if column.null_count else batch
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark reads it, whatever characters it has."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _expression(name: str, tops: Sequence[str]) -> SparkColumn:

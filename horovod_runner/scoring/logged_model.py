@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from horovod_runner.data.feed.options import FeedOptions
-from horovod_runner.errors import DataError, SerializationError
+from horovod_runner.data.pack.columns import field_of
+from horovod_runner.errors import SerializationError
 from horovod_runner.scoring import model_file
 from horovod_runner.scoring.inputs import Inputs
 from horovod_runner.scoring.models.kind import Call, ModelKind
@@ -99,7 +100,7 @@ def log_model(
         SerializationError: the model cannot be written to a file.
     """
     inputs = Inputs.of(example.schema, options)
-    columns = [example_column(example, column) for column in inputs.names]
+    columns = [field_of(example, column) for column in inputs.names]
     batch = pa.RecordBatch.from_arrays(columns, inputs.names)
     inputs = inputs.settle(batch)
     path = model_file.keep(kind, model, ())
@@ -127,23 +128,6 @@ def log_model(
         )
     except (TypeError, AttributeError) as error:
         raise SerializationError(f"MLflow cannot keep the model {name!r}: {error}") from error
-
-
-def example_column(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column of a record batch, or a field of a struct.
-
-    Raises:
-        DataError: there is none.
-    """
-    if name in batch.schema.names:
-        return batch.column(name)
-    for top in batch.schema.names:
-        if name.startswith(f"{top}."):
-            array = batch.column(top)
-            for part in name[len(top) + 1 :].split("."):
-                array = pa.compute.struct_field(array, [array.type.get_field_index(part)])
-            return array
-    raise DataError(f"there is no column {name!r}: the columns are {', '.join(batch.schema.names)}")
 
 
 def requirements(model: Any) -> list[str]:

@@ -88,8 +88,7 @@ class OutputType:
         if not isinstance(values, np.ndarray):
             first = next((value for value in values if value is not None), None)
             if isinstance(first, np.ndarray):
-                inner = cls.of(first)
-                return cls(inner.element, inner.depth + first.ndim - inner.depth)
+                return cls(cls.of(first).element, first.ndim)
             if isinstance(first, str | bytes):
                 return cls("string" if isinstance(first, str) else "binary")
             raise PredictionError(

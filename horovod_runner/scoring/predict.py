@@ -7,13 +7,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from horovod_runner.common.by_value import by_value
+from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.options import Columns, Dtypes, FeedOptions, PadRagged
 from horovod_runner.data.pack.images import Image
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.errors import DataError
 from horovod_runner.scoring import model_file
 from horovod_runner.scoring.first_rows import try_first_rows
-from horovod_runner.scoring.inputs import Inputs, quoted
+from horovod_runner.scoring.inputs import Inputs
 from horovod_runner.scoring.models.kind import ModelKind
 from horovod_runner.scoring.models.recognize import recognize
 from horovod_runner.scoring.outputs import Output, OutputSpec, OutputType, check_free, parse_outputs

@@ -66,7 +66,7 @@ class Scorer:
     def _joined(self, scored: list[list[pa.Array]]) -> list[pa.Array]:
         """The outputs of a record batch from those of its slices."""
         if not scored:
-            types = [type_.arrow for type_ in self._types()]
+            types = [type_.arrow for type_ in self.types]
             return [pa.array([], type_) for type_ in (*types, *self._error_types())]
         if len(scored) == 1:
             return scored[0]
@@ -110,10 +110,11 @@ class Scorer:
         values = named(result, self.outputs, rows)
         return [
             type_.to_arrow(output.name, values[output.name])
-            for output, type_ in zip(self.outputs, self._types(), strict=True)
+            for output, type_ in zip(self.outputs, self.types, strict=True)
         ]
 
-    def _types(self) -> list[OutputType]:
+    @property
+    def types(self) -> list[OutputType]:
         """The types of the outputs, which are decided before the launch."""
         return [output.type for output in self.outputs if output.type is not None]
 
@@ -153,7 +154,7 @@ class Scorer:
             places[order] = np.arange(len(order))
         taken = pa.array(places, mask=places < 0)
         outputs = []
-        for at, type_ in enumerate(self._types()):
+        for at, type_ in enumerate(self.types):
             parts = [arrays[at] for _, arrays in scored]
             whole = pa.concat_arrays(parts) if parts else pa.array([], type_.arrow)
             outputs.append(whole.take(taken))

@@ -34,8 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from horovod_runner.common.spark_session import current_python, map_in_arrow
-from horovod_runner.scoring.inputs import quoted
+from horovod_runner.common.spark_session import current_python, map_in_arrow, quoted
 from horovod_runner.scoring.outputs import OutputType
 from horovod_runner.scoring.scorer import Scorer
 
@@ -69,10 +68,9 @@ def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> D
     Returns:
         The kept columns, the outputs, and with on_error="null" the column ERRORS.
     """
-    types = [output.type for output in scorer.outputs if output.type is not None]
     added = [
         StructField(output.name, _spark_type(type_))
-        for output, type_ in zip(scorer.outputs, types, strict=True)
+        for output, type_ in zip(scorer.outputs, scorer.types, strict=True)
     ]
     if scorer.on_error == "null":
         added.append(StructField(ERRORS, StringType()))

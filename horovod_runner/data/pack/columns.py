@@ -182,7 +182,7 @@ def read(batch: pa.RecordBatch, column: Column, fill_null: object = None) -> Row
     Raises:
         DataError: there are nulls and no ``fill_null``, or rows of another length than the column.
     """
-    array = _field(batch, column.name)
+    array = field_of(batch, column.name)
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):
@@ -225,7 +225,7 @@ def _check_lengths(lengths: Array, column: Column) -> None:
         )
 
 
-def _field(batch: pa.RecordBatch, name: str) -> pa.Array:
+def field_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     """A column by its dotted name; a field is null where its struct is null."""
     if name in batch.schema.names:
         return batch.column(name)
@@ -336,7 +336,7 @@ def settle(
         ragged: columns that stay lists.
         lists: False keeps all lists.
     """
-    array = _field(batch, column.name)
+    array = field_of(batch, column.name)
     if column.shape == (-1,):
         return Column(column.name, "vector", column.dtype, read(batch, column).values.shape[1:])
     if column.kind != "list" or not lists or column.name in ragged or not len(array):

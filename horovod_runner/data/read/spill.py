@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.read.pieces import Piece, PieceWriter, join
 from horovod_runner.data.read.readers import Deferred, Pieces, name_in_errors
 from horovod_runner.errors import DataError
@@ -35,7 +36,7 @@ def combine(dataframes: Mapping[str, DataFrame], size: int) -> DataFrame:
     whole: DataFrame | None = None
     for name, dataframe in dataframes.items():
         columns = [
-            functions.struct(*(dataframe[_quoted(column)] for column in dataframe.columns)).alias(
+            functions.struct(*(dataframe[quoted(column)] for column in dataframe.columns)).alias(
                 other
             )
             if other == name
@@ -50,10 +51,6 @@ def combine(dataframes: Mapping[str, DataFrame], size: int) -> DataFrame:
         functions.lit(None).cast(_struct_type(dataframes[name])).alias(name) for name in dataframes
     ]
     return whole.union(whole.sparkSession.range(1).select(*nulls)).repartition(size)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _struct_type(dataframe: DataFrame) -> object:
