@@ -12,6 +12,7 @@ from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 
 from horovod_runner.common.spark_session import quoted
+from horovod_runner.data.feed.fields import flat_names
 from horovod_runner.data.feed.options import FeedOptions, Framework
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.errors import DataError
@@ -94,12 +95,17 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         runner = HorovodRunner(**self.runner_arguments())
         datasets = rows.datasets(self.read_columns())
         trained = runner.run(self._train(), plan=plan, **self._trained_objects(), **datasets)
-        return self._model_of(trained, runner)
+        model = self._trained_model(trained)
+        model.history, model.run = trained.history, runner.last_run
+        for name in _COPIED:
+            if self.isSet(name):
+                model._set(**{name: self.getOrDefault(name)})
+        return model
 
     def read_columns(self) -> set[str]:
         """The columns that a training reads; a dotted name is a field of a struct."""
-        parts = [*self.features.values(), *self.labels, *([self.weight] if self.weight else [])]
-        return {name for part in parts for name in ([part] if isinstance(part, str) else part)}
+        weight = [self.weight] if self.weight else []
+        return set(flat_names([*self.features.values(), *self.labels, *weight]))
 
     @abstractmethod
     def _train(self) -> Callable[..., Trained | None]:
@@ -118,8 +124,8 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         """
 
     @abstractmethod
-    def _model_of(self, trained: Trained, runner: HorovodRunner) -> TrainedModel:
-        """The model that ``fit`` returns."""
+    def _trained_model(self, trained: Trained) -> TrainedModel:
+        """The model that ``fit`` returns, with the network and the name of its loss."""
 
     def _needs(self) -> Sequence[str]:
         """Params without which there is nothing to train."""
@@ -241,13 +247,6 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         if first is None:
             raise DataError("there are no rows to train with: check the query and validation")
         self._try(inputs.settle(first).arrays(first), plan)
-
-    def _copy_columns(self, model: TrainedModel) -> TrainedModel:
-        """Set the model's Params of columns to those of this estimator."""
-        for name in _COPIED:
-            if self.isSet(name):
-                model._set(**{name: self.getOrDefault(name)})
-        return model
 
 
 def _by_name(metrics: Any) -> dict[str, Callable[..., Any]]:

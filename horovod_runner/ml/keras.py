@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -13,27 +14,32 @@ from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.ml.estimator import HorovodEstimator
 from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import EstimatorOptions
+from horovod_runner.ml.persistence import Saveable
 from horovod_runner.ml.plan import Trained, TrainingPlan
-from horovod_runner.runner import HorovodRunner
-from horovod_runner.scoring.models.keras import KerasKind, input_names, own_classes, read_model
+from horovod_runner.scoring.models.keras import KerasKind, input_names, read_model
 
 
-class KerasModel(TrainedModel):
-    """A trained Keras model; ``getModel()`` returns it."""
+class _KerasFile(Saveable):
+    """Saves the Param ``model`` in Keras's format."""
 
     _files = ("model",)
 
-    def _kind(self) -> KerasKind:
-        return KerasKind.of(self.getOrDefault("model"))
-
     def _write_file(self, name: str, path: Path) -> None:
-        self._kind().write(self.getOrDefault(name), path, ())
+        model = self.getOrDefault(name)
+        KerasKind.of(model).write(model, path, ())
 
     def _read_file(self, name: str, path: Path) -> Any:
         return read_model(path)
 
 
-class KerasEstimator(HorovodEstimator):
+class KerasModel(_KerasFile, TrainedModel):
+    """A trained Keras model; ``getModel()`` returns it."""
+
+    def _kind(self) -> KerasKind:
+        return KerasKind.of(self.getOrDefault("model"))
+
+
+class KerasEstimator(_KerasFile, HorovodEstimator):
     """Trains a Keras 3 model on a DataFrame, as Horovod ranks.
 
     For example::
@@ -60,7 +66,6 @@ class KerasEstimator(HorovodEstimator):
     """
 
     framework: Framework = "tensorflow"
-    _files = ("model",)
 
     def __init__(self, **params: Unpack[EstimatorOptions]) -> None:
         super().__init__(params)
@@ -70,11 +75,9 @@ class KerasEstimator(HorovodEstimator):
         return ("model",) if getattr(model, "compiled", False) else ("model", "optimizer", "loss")
 
     def _plan(self) -> TrainingPlan:
-        import dataclasses
-
         plan = super()._plan()
         loss = plan.loss if plan.loss is not None else self.getOrDefault("model").loss
-        return dataclasses.replace(plan, loss=loss, metrics={})
+        return replace(plan, loss=loss, metrics={})
 
     def _train(self) -> Callable[..., Trained | None]:
         from horovod_runner.ml.keras_training import train
@@ -91,8 +94,8 @@ class KerasEstimator(HorovodEstimator):
                 f"optimizer must be an optimizer of Keras or its name, not {optimizer!r}"
             )
         with temporary_folder("keras") as folder:
-            path = Path(folder) / "model.keras"
-            model.save(path)
+            path = Path(folder) / "model"
+            KerasKind.of(model).write(model, path, ())
             data = path.read_bytes()
         compiled = {
             "optimizer": keras.saving.serialize_keras_object(optimizer),
@@ -101,7 +104,6 @@ class KerasEstimator(HorovodEstimator):
         return {
             "model": data,
             "backend": keras.backend.backend(),
-            "classes": own_classes(model),
             "compiled": compiled,
         }
 
@@ -132,22 +134,13 @@ class KerasEstimator(HorovodEstimator):
                 "name one label for each output"
             )
 
-    def _model_of(self, trained: Trained, runner: HorovodRunner) -> KerasModel:
+    def _trained_model(self, trained: Trained) -> KerasModel:
         network = keras.models.clone_model(self.getOrDefault("model"))
         network.set_weights(trained.weights)
         model = KerasModel()
-        model.history, model.run = trained.history, runner.last_run
         loss = self.value_of("loss") or self.getOrDefault("model").loss
         model._set(model=network, loss_name=loss_name(loss))
-        self._copy_columns(model)
         return model
-
-    def _write_file(self, name: str, path: Path) -> None:
-        model = self.getOrDefault(name)
-        KerasKind.of(model).write(model, path, ())
-
-    def _read_file(self, name: str, path: Path) -> Any:
-        return read_model(path)
 
 
 def loss_name(loss: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from horovod_runner.data.shard import Shard
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.ml.plan import Trained, TrainingPlan
-from horovod_runner.scoring.models.keras import input_names
+from horovod_runner.scoring.models.keras import input_names, read_model
 
 
 def train(
@@ -18,7 +18,6 @@ def train(
     plan: TrainingPlan,
     model: bytes,
     backend: str,
-    classes: dict[str, Any],
     compiled: dict[str, Any],
     train: Shard,
     valid: Shard | None = None,
@@ -27,9 +26,8 @@ def train(
 
     Args:
         plan: how.
-        model: the model in Keras's format, without compilation.
+        model: the content of a file of KerasKind.
         backend: Keras's backend.
-        classes: the user's classes in the model, by the names that Keras saved.
         compiled: the arguments of ``model.compile``: optimizer, loss, metrics, as Keras's configs.
         train: the rows to train with.
         valid: the rows to validate with.
@@ -45,16 +43,13 @@ def train(
     hvd.init()
     keras.utils.set_random_seed(plan.seed + hvd.rank())  # ranks drop out different units
     with temporary_folder("keras") as folder:
-        path = Path(folder) / "model.keras"
+        path = Path(folder) / "model"
         path.write_bytes(model)
-        network = keras.models.load_model(
-            path, custom_objects=classes, compile=False, safe_mode=False
-        )
-    with keras.saving.custom_object_scope(classes):
-        optimizer = keras.saving.deserialize_keras_object(compiled["optimizer"])
+        network = read_model(path)
+    optimizer = keras.saving.deserialize_keras_object(compiled["optimizer"])
     if plan.learning_rate is not None:
         optimizer.learning_rate = plan.learning_rate
-    arguments: dict[str, Any] = {"compression": _compression(hvd, plan.compression)}
+    arguments: dict[str, Any] = {"compression": plan.compression_of(hvd)}
     if plan.backward_passes > 1:
         arguments["backward_passes_per_step"] = plan.backward_passes
     network.compile(
@@ -88,12 +83,6 @@ def train(
         return None
     values = {name: [float(value) for value in values] for name, values in history.history.items()}
     return Trained(network.get_weights(), values)
-
-
-def _compression(hvd: Any, compression: Any) -> Any:
-    if compression is None or isinstance(compression, str):
-        return getattr(hvd.Compression, compression or "none")
-    return compression
 
 
 def _batches(

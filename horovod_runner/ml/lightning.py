@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import io
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Unpack
-
-import torch
 
 from horovod_runner.data.feed.options import Framework
 from horovod_runner.ml.estimator import HorovodEstimator
-from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import EstimatorOptions, declare, with_accessors
 from horovod_runner.ml.plan import Trained, TrainingPlan
-from horovod_runner.runner import HorovodRunner
-from horovod_runner.scoring.models.torch import TorchKind
+from horovod_runner.ml.torch import TorchModel, with_weights
 
 
 class LightningOptions(EstimatorOptions, total=False):
@@ -25,19 +18,8 @@ class LightningOptions(EstimatorOptions, total=False):
     trainer_options: Mapping[str, Any]
 
 
-class LightningModel(TrainedModel):
+class LightningModel(TorchModel):
     """A trained Lightning module; ``getModel()`` returns it."""
-
-    _files = ("model",)
-
-    def _kind(self) -> TorchKind:
-        return TorchKind("module")
-
-    def _write_file(self, name: str, path: Path) -> None:
-        self._kind().write(self.getOrDefault(name), path, ())
-
-    def _read_file(self, name: str, path: Path) -> Any:
-        return torch.load(path, map_location="cpu", weights_only=False)
 
 
 @with_accessors
@@ -80,11 +62,7 @@ class LightningEstimator(HorovodEstimator):
         if not hasattr(model, "training_step"):
             raise TypeError(f"model must be a Lightning module, not {type(model).__name__}")
 
-    def _model_of(self, trained: Trained, runner: HorovodRunner) -> LightningModel:
-        module = copy.deepcopy(self.getOrDefault("model")).cpu()
-        module.load_state_dict(torch.load(io.BytesIO(trained.weights), weights_only=True))
+    def _trained_model(self, trained: Trained) -> LightningModel:
         model = LightningModel()
-        model.history, model.run = trained.history, runner.last_run
-        model._set(model=module.eval())
-        self._copy_columns(model)
+        model._set(model=with_weights(self.getOrDefault("model"), trained))
         return model

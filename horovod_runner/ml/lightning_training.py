@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import horovod.torch as hvd
-import torch
 
+from horovod_runner.data.feed.fields import flat_names
 from horovod_runner.data.shard import Shard
 from horovod_runner.lightning import HorovodStrategy, ReportCallback, framework, resume_from
 from horovod_runner.ml.plan import Trained, TrainingPlan
+from horovod_runner.ml.torch_training import weights_of
 
 
 def train(
@@ -35,7 +35,7 @@ def train(
     """
     hvd.init()
     framework.seed_everything(plan.seed + hvd.rank(), verbose=False)
-    columns = list(dict.fromkeys(_flat(plan)))
+    columns = list(dict.fromkeys(flat_names(plan.columns.values())))
     options: dict[str, Any] = {**plan.options, "columns": columns, "seed": plan.seed}
     batches = train.to_torch(plan.batch_size, shuffle=plan.shuffle, **options)
     checks = None if valid is None else valid.to_torch(plan.val_batch_size, **options)
@@ -58,14 +58,7 @@ def train(
     trainer.fit(model, batches, checks, ckpt_path=resume_from())
     if hvd.rank():
         return None
-    saved = io.BytesIO()
-    torch.save(model.cpu().state_dict(), saved)
-    return Trained(saved.getvalue(), record.history)
-
-
-def _flat(plan: TrainingPlan) -> list[str]:
-    parts = [*plan.features.values(), *plan.labels, *([plan.weight] if plan.weight else [])]
-    return [name for part in parts for name in ([part] if isinstance(part, str) else part)]
+    return Trained(weights_of(model), record.history)
 
 
 class _History(framework.Callback):  # type: ignore[misc]

@@ -144,38 +144,34 @@ class ColumnParams(
         "it returns replaces the batch",
     )
 
+    def value_of(self, name: str) -> Any:
+        """The value of a Param; None if it is neither set nor has a default."""
+        return self.getOrDefault(name) if self.isDefined(name) else None
+
     @property
     def features(self) -> dict[str, str | list[str]]:
         """The model's inputs, by name."""
-        named: Sequence[str | list[str]] = (
-            self.getOrDefault("feature_cols")
-            if self.isDefined("feature_cols")
-            else [self.getFeaturesCol()]
-        )
+        named: Sequence[str | list[str]] | None = self.value_of("feature_cols")
+        if named is None:
+            named = [self.getFeaturesCol()]
         return {name if isinstance(name, str) else "+".join(name): name for name in named}
 
     @property
     def labels(self) -> list[str]:
         """The names of the label columns."""
-        if self.isDefined("label_cols"):
-            labels: list[str] = self.getOrDefault("label_cols")
-            return labels
-        return [self.getLabelCol()]
+        labels: list[str] | None = self.value_of("label_cols")
+        return [self.getLabelCol()] if labels is None else labels
 
     def _feed_options(self) -> dict[str, Any]:
         """The options of the feeds, by their names in Shard's methods."""
-        names = {"images": "images", "dtypes": "dtypes", "pad_ragged": "pad_ragged"}
-        names["transform"] = "transformation_fn"
-        return {
-            option: self.getOrDefault(name) if self.isDefined(name) else None
-            for option, name in names.items()
-        }
+        named = {name: self.value_of(name) for name in ("images", "dtypes", "pad_ragged")}
+        return {**named, "transform": self.value_of("transformation_fn")}
 
     @property
     def outputs(self) -> list[str]:
         """The names of the prediction columns, one for each label."""
-        if self.isDefined("output_cols"):
-            outputs: list[str] = self.getOrDefault("output_cols")
+        outputs: list[str] | None = self.value_of("output_cols")
+        if outputs is not None:
             return outputs
         prediction, labels = self.getPredictionCol(), self.labels
         if len(labels) == 1:
@@ -264,10 +260,6 @@ class TrainingParams(ColumnParams, HasWeightCol):  # type: ignore[misc]
     def setWeightCol(self, value: str) -> Any:  # noqa: N802 - Spark's name
         """Set the Param ``weightCol``."""
         return self._set(weightCol=value)
-
-    def value_of(self, name: str) -> Any:
-        """The value of a Param; None if it is neither set nor has a default."""
-        return self.getOrDefault(name) if self.isDefined(name) else None
 
     @property
     def weight(self) -> str | None:

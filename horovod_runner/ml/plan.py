@@ -50,6 +50,12 @@ class TrainingPlan:
         parts = {**self.features, **{f"label {name}": name for name in self.labels}}
         return parts if self.weight is None else {**parts, "weight of the row": self.weight}
 
+    def compression_of(self, horovod: Any) -> Any:
+        """The class that compresses gradients, of a module of Horovod's names."""
+        if self.compression is None or isinstance(self.compression, str):
+            return getattr(horovod.Compression, self.compression or "none")
+        return self.compression
+
     def feed(self, *, shuffle: bool, batch_size: int) -> dict[str, Any]:
         """Arguments of ``Shard.to_torch`` and ``Shard.to_tf``."""
         return {

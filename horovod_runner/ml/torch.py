@@ -15,7 +15,6 @@ from horovod_runner.ml.estimator import HorovodEstimator
 from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import EstimatorOptions
 from horovod_runner.ml.plan import Trained, TrainingPlan
-from horovod_runner.runner import HorovodRunner
 from horovod_runner.scoring.models.torch import TorchKind, caller
 
 
@@ -110,14 +109,18 @@ class TorchEstimator(HorovodEstimator):
                     "the model"
                 ) from error
 
-    def _model_of(self, trained: Trained, runner: HorovodRunner) -> TorchModel:
-        module = copy.deepcopy(self.getOrDefault("model")).cpu()
-        module.load_state_dict(torch.load(io.BytesIO(trained.weights), weights_only=True))
+    def _trained_model(self, trained: Trained) -> TorchModel:
         model = TorchModel()
-        model.history, model.run = trained.history, runner.last_run
-        model._set(model=module.eval(), loss_name=loss_name(self.getOrDefault("loss")))
-        self._copy_columns(model)
+        module = with_weights(self.getOrDefault("model"), trained)
+        model._set(model=module, loss_name=loss_name(self.getOrDefault("loss")))
         return model
+
+
+def with_weights(module: torch.nn.Module, trained: Trained) -> torch.nn.Module:
+    """A copy of a module on the CPU, with the trained weights, in evaluation mode."""
+    module = copy.deepcopy(module).cpu()
+    module.load_state_dict(torch.load(io.BytesIO(trained.weights), weights_only=True))
+    return module.eval()
 
 
 def loss_name(loss: Any) -> str:

@@ -98,9 +98,14 @@ def train(
         _end_epoch(plan, model, distributed, history, numbers, epoch=epoch, steps=steps)
     if hvd.rank():
         return None
+    return Trained(weights_of(model), history)
+
+
+def weights_of(model: torch.nn.Module) -> bytes:
+    """The state of a module, in torch's format."""
     saved = io.BytesIO()
     torch.save(model.cpu().state_dict(), saved)
-    return Trained(saved.getvalue(), history)
+    return saved.getvalue()
 
 
 def _has_gpu() -> bool:
@@ -140,13 +145,10 @@ def make_optimizer(model: torch.nn.Module, optimizer: Any, learning_rate: float 
 
 
 def _distributed(model: torch.nn.Module, optimizer: Any, plan: TrainingPlan) -> Any:
-    compression = plan.compression
-    if compression is None or isinstance(compression, str):
-        compression = getattr(hvd.Compression, compression or "none")
     distributed = hvd.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
-        compression=compression,
+        compression=plan.compression_of(hvd),
         backward_passes_per_step=plan.backward_passes,
     )
     # Horovod makes a new optimizer of the groups alone: momentum that there is would be lost.

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from horovod_runner.common.spark_session import quoted
-from horovod_runner.data.feed.fields import Field, fields_of, names_of
+from horovod_runner.data.feed.fields import Field, fields_of, flat_names, names_of
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Rows
@@ -183,8 +183,7 @@ def _available(types: Mapping[str, pa.DataType], options: FeedOptions) -> dict[s
         except DataError as error:
             refused[name] = error
     wanted = options.columns
-    parts: Sequence[Any] = list(wanted.values() if isinstance(wanted, Mapping) else wanted or types)
-    flat = {name for part in parts for name in ([part] if isinstance(part, str) else part)}
+    flat = set(flat_names(wanted.values() if isinstance(wanted, Mapping) else wanted or types))
     for name, refusal in refused.items():
         heads = {name[:at] for at, letter in enumerate(name) if letter == "."}
         if flat & {name, *heads}:

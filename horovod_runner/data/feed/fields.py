@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +170,7 @@ def names_of(available: Mapping[str, Column], options: FeedOptions) -> list[str]
         ValueError: ``columns`` is empty.
     """
     wanted = _parts(available, options).values()
-    flat = [name for part in wanted for name in ([part] if isinstance(part, str) else part)]
+    flat = flat_names(wanted)
     images = options.images or {}
     chosen = {
         column
@@ -182,6 +182,11 @@ def names_of(available: Mapping[str, Column], options: FeedOptions) -> list[str]
         )
     }
     return [name for name in available if name in chosen]
+
+
+def flat_names(parts: Iterable[str | Sequence[str]]) -> list[str]:
+    """The columns of some parts, each of which is a column or columns side by side."""
+    return [name for part in parts for name in ([part] if isinstance(part, str) else part)]
 
 
 def _image_columns(name: str, image: Image, available: Mapping[str, Column]) -> list[str]:
