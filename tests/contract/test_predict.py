@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,7 +54,14 @@ def total(parts: Mapping[str, Any]) -> Any:
 
 @everywhere
 def test_a_function_scores_all_rows_and_keeps_their_columns(df: DataFrame) -> None:
-    scored = predict(df, total, {"x": ["a", "b.c", "s.x"]}, output="p", batch_size=64)
+    scored = predict(
+        df,
+        total,
+        {"x": ["a", "b.c", "s.x"]},
+        output="p",
+        batch_size=64,
+        ship_modules=[sys.modules[__name__]],
+    )
     assert scored.columns == [*df.columns, "p"]
     assert scored.schema["p"].dataType.simpleString() == "double"
     found = values(scored, "p", "text")
