@@ -6,7 +6,7 @@
 # And parts of the tests: make test-main, make test-petastorm; or with the newest leg's pytest, see
 # CONTRIBUTING.md
 #   make coverage the main leg again, with what it covers of the package
-#   make fuzz     the fire at a run's sockets, ten times as long
+#   make fuzz     the fire at a run's sockets, thirty times as long
 #   make mutants  which test notices which of some breakages of the package: for hours
 
 # The two dependency legs; the first is the one to work in. CONTRIBUTING.md says what each is for.
@@ -127,7 +127,7 @@ coverage: $(MAIN)/.ready
 	COVERAGE_CORE=sysmon $(MAKE) test-main TOGETHER='$(TOGETHER) --cov'
 	$(MAIN)/bin/coverage report --fail-under=90
 
-# Ten times as much as among the other tests.
+# Thirty times as many inputs as among the other tests.
 fuzz: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) FUZZ_INPUTS=100000 $(MAIN)/bin/pytest tests/fuzz
 

@@ -96,9 +96,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep together what shares something large; pytest-xdist reads the groups right after this."""
-    if _place(item) in SHARED:
-        item.add_marker(pytest.mark.xdist_group(_place(item)))
+    """Keep together what shares something large; pytest-xdist reads the groups right after this.
+
+    The tests of a file on one Spark session use the same frameworks, which Spark's Python workers
+    and the fork servers of ranks keep imported for a minute or more.
+    """
+    place = _place(item)
+    if place in SHARED:
+        item.add_marker(pytest.mark.xdist_group(place))
+    elif place == "spark":
+        item.add_marker(pytest.mark.xdist_group(f"spark {item.path.stem}"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

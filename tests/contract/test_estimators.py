@@ -250,6 +250,7 @@ def keras_regression(**params: Any) -> Any:
     return KerasEstimator(**{**given, **params})
 
 
+@on_classic_spark
 def test_keras_trains_predicts_and_is_saved(
     spark: SparkSession, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -270,6 +271,7 @@ def test_keras_trains_predicts_and_is_saved(
     )
 
 
+@on_classic_spark
 def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
     import torch

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.places("spark", "connect")]
+on_classic_spark = pytest.mark.places("spark")
 everywhere = pytest.mark.places("spark", "connect", "cluster")
 
 ROWS = 1000
@@ -129,6 +130,7 @@ def test_inputs_are_passed_by_name_where_the_module_has_them(df: DataFrame) -> N
     assert values(in_order, "p")[10] == -29.0
 
 
+@on_classic_spark
 def test_torchscript_and_exported_programs(df: DataFrame) -> None:
     torch = pytest.importorskip("torch")
     net = torch.nn.Linear(2, 1)
@@ -141,6 +143,7 @@ def test_torchscript_and_exported_programs(df: DataFrame) -> None:
         np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-5)
 
 
+@on_classic_spark
 def test_a_lightning_module_predicts_by_its_predict_step(df: DataFrame) -> None:
     torch = pytest.importorskip("torch")
     lightning = pytest.importorskip("lightning.pytorch")
@@ -156,6 +159,7 @@ def test_a_lightning_module_predicts_by_its_predict_step(df: DataFrame) -> None:
     assert values(predict(df, Net(), {"x": ["a"]}, output="p"), "p")[10] == 2.0
 
 
+@on_classic_spark
 def test_a_keras_model_computes_what_it_computes_here(df: DataFrame) -> None:
     keras = pytest.importorskip("keras")
 
@@ -370,7 +374,7 @@ def test_a_filter_on_an_output_computes_it_once(spark: SparkSession, tmp_path: P
 def test_a_large_model_reaches_the_executors(df: DataFrame) -> None:
     """Too large for the function: it goes as a file."""
     torch = pytest.importorskip("torch")
-    net = torch.nn.Linear(1, 1_000_000, bias=False)
+    net = torch.nn.Linear(1, 300_000, bias=False)
     summed = torch.nn.Sequential(net, torch.nn.AdaptiveAvgPool1d(1))
     scored = predict(df, summed, {"x": ["a"]}, "p", batch_size=50)
     mean = float(net.weight.detach().double().mean())
