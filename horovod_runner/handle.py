@@ -46,6 +46,7 @@ class RunHandle:
         kwargs: its arguments.
         begun: called with the run's record as soon as there is one.
         ended: called with this handle when the run has ended.
+        all_values: whether the result is a list of every rank's value, instead of rank 0's value.
     """
 
     def __init__(
@@ -55,10 +56,13 @@ class RunHandle:
         kwargs: Mapping[str, Any],
         begun: Callable[[Run], None],
         ended: Callable[[RunHandle], None],
+        *,
+        all_values: bool = False,
     ) -> None:
         self._options = options
         self._main = main
         self._kwargs = kwargs
+        self._all_values = all_values
         self._begun = begun
         self._ended = ended
         self._timings = Timings(time.time())
@@ -152,7 +156,13 @@ class RunHandle:
         launcher = self._launcher()
         size = launcher.slots(max(0, options.np) or -options.np)
         datasets = find_datasets(self._kwargs)
-        job = make_job(self._main, {**self._kwargs, **datasets.shards}, size, options)
+        job = make_job(
+            self._main,
+            {**self._kwargs, **datasets.shards},
+            size,
+            options,
+            all_values=self._all_values,
+        )
         archive = Archive(job.run_id, options)
         params = plain_params(options.np, self._kwargs)
         run = Run(

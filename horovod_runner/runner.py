@@ -129,6 +129,15 @@ class HorovodRunner:
         # In this thread: output lands in the right notebook cell, and Ctrl-C ends the run.
         return self._handle(main, kwargs).execute()
 
+    def run_all(self, main: Callable[..., Any], **kwargs: Any) -> list[Any]:
+        """Call ``main(**kwargs)`` on every rank, as :meth:`run`; return every rank's value.
+
+        Returns:
+            The values, in the order of the ranks.
+        """
+        values: list[Any] = self._handle(main, kwargs, all_values=True).execute()
+        return values
+
     def start(self, main: Callable[..., Any], **kwargs: Any) -> RunHandle:
         """Call ``main(**kwargs)`` on every rank, and return a handle at once.
 
@@ -162,13 +171,17 @@ class HorovodRunner:
         for handle in list(self._handles):
             handle.dump_stacks()
 
-    def _handle(self, main: Callable[..., Any], kwargs: Mapping[str, Any]) -> RunHandle:
+    def _handle(
+        self, main: Callable[..., Any], kwargs: Mapping[str, Any], *, all_values: bool = False
+    ) -> RunHandle:
         if not callable(main):
             raise TypeError(
                 f"main must be callable, not {type(main).__name__}: pass the function itself, "
                 "run(train), not what it returns, run(train())"
             )
-        handle = RunHandle(self.options, main, kwargs, self._begin, self._handles.remove)
+        handle = RunHandle(
+            self.options, main, kwargs, self._begin, self._handles.remove, all_values=all_values
+        )
         self._handles.append(handle)
         return handle
 

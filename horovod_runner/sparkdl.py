@@ -18,6 +18,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from horovod_runner.common import replacements
+
 _LOG = "horovod_runner.keras.reporting:LogCallback"
 # The names in each module, and their homes in this package.
 _MODULES = {
@@ -43,6 +45,7 @@ def install() -> None:
             "or import HorovodRunner from horovod_runner"
         )
     _install()
+    replacements.note(__name__)
 
 
 def install_where_missing() -> None:

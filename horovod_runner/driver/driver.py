@@ -61,7 +61,7 @@ class Driver:
         self._supervisor: Supervisor | None = None
 
     def run(self) -> Any:
-        """Run the job to its end; returns rank 0's value.
+        """Run the job to its end; returns rank 0's value, or all ranks' as a list.
 
         Raises:
             Exception: the user's own, from the first rank that failed.
@@ -70,7 +70,7 @@ class Driver:
             HangError: the ranks made no progress for too long.
             CancelledError: another thread asked for it.
             GpuError: a host has too few GPUs.
-            SerializationError: rank 0's value cannot be loaded here.
+            SerializationError: a value cannot be loaded here.
         """
         with Channel(self._launcher.channel_host, self._job.size) as channel:
             launch = self._launcher.launch(
@@ -159,10 +159,11 @@ class Driver:
             self._sink.notice(_UNCOMPARED)
         if len(outcomes) < self._job.size:
             raise LaunchError(f"Spark ran {len(outcomes)} tasks instead of {self._job.size}")
-        first = next(outcome for outcome in outcomes if outcome.rank == 0)
-        assert first.worker is not None  # noqa: S101 - it is ok
+        workers = {outcome.rank: outcome.worker for outcome in outcomes if outcome.worker}
         try:
-            return pickle.loads(first.worker.value)  # noqa: S301 - over the launcher's connection
+            if self._job.all_values:
+                return [pickle.loads(workers[rank].value) for rank in sorted(workers)]  # noqa: S301
+            return pickle.loads(workers[0].value)  # noqa: S301 - over the launcher's connection
         except Exception as error:
             raise SerializationError(
                 f"main returned a value that cannot be loaded on the driver: {error}. A package "

@@ -30,6 +30,11 @@ _restored: list[bool] = []  # not empty once a fit of this process has looked fo
 _compared_epochs: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # the latest, by model
 
 
+def forget_restored() -> None:
+    """Let the next ``fit`` of this process resume from a checkpoint again."""
+    _restored.clear()
+
+
 class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Shows the epochs of rank 0's ``model.fit`` on the driver, with their metrics.
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import posixpath
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.ml import Estimator
 from pyspark.ml.param import Param
 
-from horovod_runner.common.spark_session import quoted
 from horovod_runner.data.feed.fields import flat_names
 from horovod_runner.data.feed.options import FeedOptions, Framework
 from horovod_runner.data.read.staging import arrow_schema
@@ -19,8 +18,8 @@ from horovod_runner.errors import DataError
 from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import ColumnParams, TrainingParams
 from horovod_runner.ml.persistence import Saveable
-from horovod_runner.ml.plan import Trained, TrainingPlan
-from horovod_runner.ml.rows import TrainingRows, rows_of_trials
+from horovod_runner.ml.plan import Metric, Trained, TrainingFunction, TrainingPlan
+from horovod_runner.ml.rows import TrainingRows, rows_of_trials, split
 from horovod_runner.options import grouped
 from horovod_runner.runner import HorovodRunner
 from horovod_runner.scoring.first_rows import first_rows
@@ -28,6 +27,8 @@ from horovod_runner.scoring.inputs import Inputs
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from horovod_runner.results.run import Run
 
 _SPARKS: Final = ("featuresCol", "labelCol", "predictionCol", "probabilityCol")
 _COPIED: Final = (
@@ -92,15 +93,26 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         """Train on rows that are split already."""
         plan = self._plan()
         self._check(rows.train, plan)
-        runner = HorovodRunner(**self.runner_arguments())
-        datasets = rows.datasets(self.read_columns())
-        trained = runner.run(self._train(), plan=plan, **self._trained_objects(), **datasets)
+        arguments = {"plan": plan, **self._trained_objects()}
+        trained, run = self._launch(self._train(), arguments, rows)
         model = self._trained_model(trained)
-        model.history, model.run = trained.history, runner.last_run
+        model.history, model.run = trained.history, run
         for name in _COPIED:
             if self.isSet(name):
                 model._set(**{name: self.getOrDefault(name)})
         return model
+
+    def _launch(
+        self, function: TrainingFunction, arguments: Mapping[str, Any], rows: TrainingRows
+    ) -> tuple[Trained, Run | None]:
+        """Call a function on every rank, with its arguments and the rows; returns rank 0's value.
+
+        Returns:
+            The value, and the record of the run.
+        """
+        runner = HorovodRunner(**self.runner_arguments())
+        trained = runner.run(function, **arguments, **rows.datasets(self.read_columns()))
+        return trained, runner.last_run
 
     def read_columns(self) -> set[str]:
         """The columns that a training reads; a dotted name is a field of a struct."""
@@ -108,7 +120,7 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         return set(flat_names([*self.features.values(), *self.labels, *weight]))
 
     @abstractmethod
-    def _train(self) -> Callable[..., Trained | None]:
+    def _train(self) -> TrainingFunction:
         """The function that the ranks run."""
 
     @abstractmethod
@@ -198,28 +210,8 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         Raises:
             ValueError: ``validation`` is neither a fraction nor a column.
         """
-        from pyspark.sql import functions
-
-        validation = self.value_of("validation")
-        if validation is None or validation == 0:
-            return TrainingRows(dataset)
-        if isinstance(validation, str):
-            if validation not in dataset.columns:
-                raise ValueError(
-                    f"validation names the column {validation!r}, and the DataFrame has "
-                    f"{', '.join(dataset.columns)}"
-                )
-            is_valid = functions.col(quoted(validation)).cast("boolean")
-            return TrainingRows(dataset.filter(~is_valid), dataset.filter(is_valid))
-        if isinstance(validation, bool) or not 0 < validation < 1:
-            raise ValueError(
-                f"validation must be a fraction from 0 to 1 or the name of a column, not "
-                f"{validation!r}"
-            )
-        train, valid = dataset.randomSplit(
-            [1 - validation, validation], self.getOrDefault("random_seed")
-        )
-        return TrainingRows(train, valid)
+        seed = self.getOrDefault("random_seed")
+        return TrainingRows(*split(dataset, self.value_of("validation"), seed))
 
     def _check(self, train: DataFrame, plan: TrainingPlan) -> None:
         """Check columns and model before anything is launched.
@@ -249,9 +241,9 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
         self._try(inputs.settle(first).arrays(first), plan)
 
 
-def _by_name(metrics: Any) -> dict[str, Callable[..., Any]]:
+def _by_name(metrics: Any) -> dict[str, Metric]:
     if not metrics:
         return {}
-    if isinstance(metrics, Mapping):
-        return dict(metrics)
-    return {getattr(metric, "__name__", type(metric).__name__): metric for metric in metrics}
+    if not isinstance(metrics, Mapping):
+        metrics = {getattr(each, "__name__", type(each).__name__): each for each in metrics}
+    return {name: Metric(metric) for name, metric in metrics.items()}

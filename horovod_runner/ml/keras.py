@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -15,7 +15,7 @@ from horovod_runner.ml.estimator import HorovodEstimator
 from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import EstimatorOptions
 from horovod_runner.ml.persistence import Saveable
-from horovod_runner.ml.plan import Trained, TrainingPlan
+from horovod_runner.ml.plan import Trained, TrainingFunction, TrainingPlan
 from horovod_runner.scoring.models.keras import KerasKind, input_names, read_model
 
 
@@ -79,10 +79,8 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
         loss = plan.loss if plan.loss is not None else self.getOrDefault("model").loss
         return replace(plan, loss=loss, metrics={})
 
-    def _train(self) -> Callable[..., Trained | None]:
-        from horovod_runner.ml.keras_training import train
-
-        return train
+    def _train(self) -> TrainingFunction:
+        return TrainingFunction("horovod_runner.ml.keras_training")
 
     def _trained_objects(self) -> dict[str, Any]:
         model = self.getOrDefault("model")
@@ -95,7 +93,7 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
             )
         with temporary_folder("keras") as folder:
             path = Path(folder) / "model"
-            KerasKind.of(model).write(model, path, ())
+            self._model_kind().write(model, path, ())
             data = path.read_bytes()
         compiled = {
             "optimizer": keras.saving.serialize_keras_object(optimizer),
@@ -106,6 +104,10 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
             "backend": keras.backend.backend(),
             "compiled": compiled,
         }
+
+    def _model_kind(self) -> KerasKind:
+        """How the model is written to a file."""
+        return KerasKind.of(self.getOrDefault("model"))
 
     def _try(self, first: Mapping[str, Any], plan: TrainingPlan) -> None:
         model = self.getOrDefault("model")

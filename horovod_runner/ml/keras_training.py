@@ -49,6 +49,9 @@ def train(
     optimizer = keras.saving.deserialize_keras_object(compiled["optimizer"])
     if plan.learning_rate is not None:
         optimizer.learning_rate = plan.learning_rate
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if plan.scales_learning_rate and not isinstance(optimizer._learning_rate, schedule):
+        optimizer.learning_rate = float(optimizer.learning_rate) * hvd.size()
     arguments: dict[str, Any] = {"compression": plan.compression_of(hvd)}
     if plan.backward_passes > 1:
         arguments["backward_passes_per_step"] = plan.backward_passes

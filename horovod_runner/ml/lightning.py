@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from horovod_runner.data.feed.options import Framework
 from horovod_runner.ml.estimator import HorovodEstimator
 from horovod_runner.ml.params import EstimatorOptions, declare, with_accessors
-from horovod_runner.ml.plan import Trained, TrainingPlan
+from horovod_runner.ml.plan import Trained, TrainingFunction, TrainingPlan
 from horovod_runner.ml.torch import TorchModel, with_weights
 
 
@@ -46,10 +46,8 @@ class LightningEstimator(HorovodEstimator):
     def _needs(self) -> tuple[str, ...]:
         return ("model",)
 
-    def _train(self) -> Callable[..., Trained | None]:
-        from horovod_runner.ml.lightning_training import train
-
-        return train
+    def _train(self) -> TrainingFunction:
+        return TrainingFunction("horovod_runner.ml.lightning_training")
 
     def _trained_objects(self) -> dict[str, Any]:
         return {

@@ -37,6 +37,8 @@ class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
         run: the record of the run that trained it; None after ``load``.
     """
 
+    _saved = ("history",)
+
     model = declare("model", "the trained model")
     transform_batch_size = declare("transform_batch_size", "rows that the model gets at a time")
     loss_name = declare("loss_name", "the loss that the model was trained with")

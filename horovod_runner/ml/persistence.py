@@ -34,6 +34,10 @@ class Saveable(MLWritable, MLReadable):  # type: ignore[misc]
 
     #: Names of Params that are files of their own beside the pickled ones.
     _files: ClassVar[tuple[str, ...]] = ()
+    #: Names of Params that are not saved: what they hold belongs to this session.
+    _unsaved: ClassVar[tuple[str, ...]] = ()
+    #: Names of attributes that are saved, beside the Params.
+    _saved: ClassVar[tuple[str, ...]] = ()
 
     def write(self) -> Writer:
         """A writer: ``write().overwrite().save(path)``."""
@@ -102,7 +106,8 @@ class Writer(MLWriter):  # type: ignore[misc]
                     files[name] = Path(folder) / name
                     instance._write_file(name, files[name])
             try:
-                pickled = cloudpickle.dumps((others, getattr(instance, "history", {})), protocol=5)
+                kept = {name: getattr(instance, name) for name in kind._saved}
+                pickled = cloudpickle.dumps((others, kept), protocol=5)
             except Exception as error:  # whatever the objects raise
                 raise SerializationError(
                     f"a Param among {', '.join(others)} cannot be saved: {error}. Clear it before, "
@@ -135,13 +140,13 @@ class Reader(MLReader):  # type: ignore[misc]
         instance._resetUid(metadata["uid"])
         with temporary_folder("load") as folder:
             store.read_files(Path(folder))
-            others, history = cloudpickle.loads((Path(folder) / _PARAMS).read_bytes())
+            others, kept = cloudpickle.loads((Path(folder) / _PARAMS).read_bytes())
             instance._set(**metadata["paramMap"], **others)
             for name in kind._files:
                 if (Path(folder) / name).exists():
                     instance._set(**{name: instance._read_file(name, Path(folder) / name)})
-        if history:
-            instance.history = history
+        for name, value in kept.items():
+            setattr(instance, name, value)
         return instance
 
 
@@ -150,7 +155,7 @@ def _divided(instance: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     plain: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for param in instance.params:
-        if instance.isSet(param):
+        if instance.isSet(param) and param.name not in instance._unsaved:
             value = instance.getOrDefault(param)
             (plain if _is_plain(value) else others)[param.name] = value
     return plain, others

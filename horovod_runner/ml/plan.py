@@ -4,9 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal
 
 Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class TrainingFunction:
+    """A module's function ``train``; calls it on the ranks.
+
+    The module is imported when it is called: after the user's model, which decides between
+    packages (``lightning`` or ``pytorch_lightning``).
+
+    Attributes:
+        module: the module's name.
+    """
+
+    module: str
+
+    def __call__(self, **arguments: Any) -> Trained | None:
+        """Train on this rank."""
+        trained: Trained | None = import_module(self.module).train(**arguments)
+        return trained
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of a torch model.
+
+    Attributes:
+        function: of (output, label), tensors of shape (rows, ...).
+        label: the number of the output and of the label that it takes.
+    """
+
+    function: Callable[..., Any]
+    label: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +54,9 @@ class TrainingPlan:
         steps: of an epoch; None for all rows.
         val_steps: of a validation; None for all rows.
         saves: whether each epoch ends with a checkpoint.
+        scales_learning_rate: whether the learning rate is multiplied by the number of ranks.
+        minibatch: trains with a batch in place of our own step; see ml/torch_training.py.
+        returns_optimizer: whether the state of a torch optimizer comes back with the weights.
     """
 
     features: Mapping[str, str | list[str]]
@@ -29,7 +65,7 @@ class TrainingPlan:
     options: Mapping[str, Any]
     loss: Any
     loss_weights: Sequence[float] | None
-    metrics: Mapping[str, Callable[..., Any]]
+    metrics: Mapping[str, Metric]
     batch_size: int
     val_batch_size: int
     epochs: int
@@ -43,6 +79,9 @@ class TrainingPlan:
     learning_rate: float | None
     verbose: int
     saves: bool
+    scales_learning_rate: bool = False
+    minibatch: Callable[..., Any] | None = None
+    returns_optimizer: bool = False
 
     @property
     def columns(self) -> dict[str, str | list[str]]:
@@ -74,7 +113,10 @@ class Trained:
     Attributes:
         weights: the state of the trained model.
         history: the metrics of each epoch, by name.
+        optimizer: the state of the optimizer, if the plan asks for it; the learning rate is not
+            scaled.
     """
 
     weights: Any
     history: Mapping[str, Sequence[float]]
+    optimizer: Any = None

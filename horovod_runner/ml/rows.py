@@ -57,6 +57,39 @@ def only(dataframe: DataFrame, columns: Iterable[str]) -> DataFrame:
     return dataframe.select(*(functions.col(quoted(name)) for name in names))
 
 
+def split(
+    dataset: DataFrame, validation: float | str | None, seed: int
+) -> tuple[DataFrame, DataFrame | None]:
+    """The rows to train with, and those to validate with; None without validation.
+
+    Args:
+        dataset: all rows.
+        validation: a fraction of them, or a column that is True or 1 in those to validate with.
+        seed: of the choice of a fraction.
+
+    Raises:
+        ValueError: ``validation`` is neither a fraction nor a column.
+    """
+    from pyspark.sql import functions
+
+    if validation is None or validation == 0:
+        return dataset, None
+    if isinstance(validation, str):
+        if validation not in dataset.columns:
+            raise ValueError(
+                f"validation names the column {validation!r}, and the DataFrame has "
+                f"{', '.join(dataset.columns)}"
+            )
+        is_valid = functions.col(quoted(validation)).cast("boolean")
+        return dataset.filter(~is_valid), dataset.filter(is_valid)
+    if isinstance(validation, bool) or not 0 < validation < 1:
+        raise ValueError(
+            f"validation must be a fraction from 0 to 1 or the name of a column, not {validation!r}"
+        )
+    train, valid = dataset.randomSplit([1 - validation, validation], seed)
+    return train, valid
+
+
 def rows_of_trials(
     dataset: DataFrame, estimators: Sequence[HorovodEstimator]
 ) -> TrainingRows | None:

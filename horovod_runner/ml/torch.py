@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -14,7 +14,7 @@ from horovod_runner.data.feed.options import Framework
 from horovod_runner.ml.estimator import HorovodEstimator
 from horovod_runner.ml.model import TrainedModel
 from horovod_runner.ml.params import EstimatorOptions
-from horovod_runner.ml.plan import Trained, TrainingPlan
+from horovod_runner.ml.plan import Trained, TrainingFunction, TrainingPlan
 from horovod_runner.scoring.models.torch import TorchKind, caller
 
 
@@ -66,10 +66,8 @@ class TorchEstimator(HorovodEstimator):
     def __init__(self, **params: Unpack[EstimatorOptions]) -> None:
         super().__init__(params)
 
-    def _train(self) -> Callable[..., Trained | None]:
-        from horovod_runner.ml.torch_training import train
-
-        return train
+    def _train(self) -> TrainingFunction:
+        return TrainingFunction("horovod_runner.ml.torch_training")
 
     def _trained_objects(self) -> dict[str, Any]:
         # Pickled together, so that the optimizer still holds the parameters of this model.

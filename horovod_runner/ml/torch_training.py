@@ -23,7 +23,7 @@ _CLASS_LOSSES = ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss", "cross_entrop
 
 
 @dataclass
-class _Batch:
+class Batch:
     """One batch on this rank.
 
     Attributes:
@@ -66,9 +66,12 @@ def train(
         torch.cuda.manual_seed(plan.seed)
     torch.manual_seed(plan.seed + hvd.rank())  # ranks drop out different units
     model.to(device)
-    distributed = _distributed(model, make_optimizer(model, optimizer, plan.learning_rate), plan)
+    made = make_optimizer(model, optimizer, plan.learning_rate)
+    if plan.scales_learning_rate:
+        _scale(made.param_groups, hvd.size())
+    distributed = _distributed(model, made, plan)
     history: dict[str, list[float]] = {}
-    done = _resume(model, distributed, history)
+    done = _resume(plan, model, distributed, history)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(distributed, root_rank=0)
     batches = train.to_torch(**plan.feed(shuffle=plan.shuffle, batch_size=plan.batch_size))
@@ -98,7 +101,18 @@ def train(
         _end_epoch(plan, model, distributed, history, numbers, epoch=epoch, steps=steps)
     if hvd.rank():
         return None
-    return Trained(weights_of(model), history)
+    state = None
+    if plan.returns_optimizer:
+        state = distributed.state_dict()
+        if plan.scales_learning_rate:
+            _scale(state["param_groups"], 1 / hvd.size())
+    return Trained(weights_of(model), history, state)
+
+
+def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
+    """Multiply the learning rates of an optimizer's groups."""
+    for group in groups:
+        group["lr"] *= factor
 
 
 def weights_of(model: torch.nn.Module) -> bytes:
@@ -156,18 +170,22 @@ def _distributed(model: torch.nn.Module, optimizer: Any, plan: TrainingPlan) -> 
     return distributed
 
 
-def _resume(model: torch.nn.Module, optimizer: Any, history: dict[str, list[float]]) -> int:
+def _resume(
+    plan: TrainingPlan, model: torch.nn.Module, optimizer: Any, history: dict[str, list[float]]
+) -> int:
     """Load the checkpoint to resume from; returns the number of epochs that are done."""
     loaded = load_checkpoint()
     if loaded is None:
         return 0
     model.load_state_dict(loaded.state["model"])
     optimizer.load_state_dict(loaded.state["optimizer"])
+    if plan.scales_learning_rate:  # the checkpoint may come from another number of ranks
+        _scale(optimizer.param_groups, hvd.size() / loaded.state["ranks"])
     history.update(loaded.state["history"])
     return int(loaded.state["epoch"])
 
 
-def _batches(plan: TrainingPlan, feed: Feed[Any]) -> Iterator[_Batch]:
+def _batches(plan: TrainingPlan, feed: Feed[Any]) -> Iterator[Batch]:
     """The batches of the next epoch, without rows that only pad the last ones."""
     real = torch.tensor([feed.real_rows(step) for step in range(len(feed))], dtype=torch.float64)
     if hvd.size() > 1:
@@ -180,14 +198,14 @@ def _batches(plan: TrainingPlan, feed: Feed[Any]) -> Iterator[_Batch]:
         inputs = dict(zip(plan.features, values, strict=False))
         behind = values[len(inputs) :]
         weight = behind.pop() if plan.weight is not None else None
-        yield _Batch(inputs, behind, weight, share)
+        yield Batch(inputs, behind, weight, share)
 
 
 def _epoch(
     plan: TrainingPlan,
     model: torch.nn.Module,
     optimizer: Any,
-    batches: Iterator[_Batch],
+    batches: Iterator[Batch],
     *,
     epoch: int,
     steps: int,
@@ -196,14 +214,16 @@ def _epoch(
     call = caller(model)
     sums: dict[str, torch.Tensor] = {}
     for step, batch in enumerate(batches):
-        begins = step % plan.backward_passes == 0
-        if begins:
-            optimizer.zero_grad()
-        outputs = as_list(call(batch.inputs))
-        loss = total_loss(plan, outputs, batch.labels, batch.weight)
-        (loss * batch.share).backward()
-        if (step + 1) % plan.backward_passes == 0 or step + 1 == steps:
-            optimizer.step()
+        if plan.minibatch is not None:
+            outputs, loss = plan.minibatch(plan, model, optimizer, batch, step)
+        else:
+            if step % plan.backward_passes == 0:
+                optimizer.zero_grad()
+            outputs = as_list(call(batch.inputs))
+            loss = total_loss(plan, outputs, batch.labels, batch.weight)
+            (loss * batch.share).backward()
+            if (step + 1) % plan.backward_passes == 0 or step + 1 == steps:
+                optimizer.step()
         _add(sums, plan, outputs, batch, loss)
         if plan.verbose and step % 10 == 9:
             done = epoch * steps + step + 1
@@ -212,7 +232,7 @@ def _epoch(
 
 
 def _measure(
-    plan: TrainingPlan, model: torch.nn.Module, batches: Iterator[_Batch]
+    plan: TrainingPlan, model: torch.nn.Module, batches: Iterator[Batch]
 ) -> dict[str, torch.Tensor]:
     """Compute loss and metrics of some batches; returns their sums over rows."""
     call = caller(model)
@@ -228,14 +248,16 @@ def _add(
     sums: dict[str, torch.Tensor],
     plan: TrainingPlan,
     outputs: Sequence[torch.Tensor],
-    batch: _Batch,
+    batch: Batch,
     loss: torch.Tensor,
 ) -> None:
     rows = len(batch.labels[0]) if batch.share else 0
     values: dict[str, Any] = {"loss": loss.detach()}
     with torch.no_grad():
-        label = fitted_label(plan.loss, outputs[0], batch.labels[0])
-        values.update({name: metric(outputs[0], label) for name, metric in plan.metrics.items()})
+        for name, metric in plan.metrics.items():
+            output = outputs[metric.label]
+            label = fitted_label(_loss_of(plan, metric.label), output, batch.labels[metric.label])
+            values[name] = metric.function(output, label)
     for name, value in {**values, "": 1.0}.items():
         added = torch.as_tensor(value).detach().double().cpu() * rows
         sums[name] = sums[name] + added if name in sums else added
@@ -271,8 +293,9 @@ def _end_epoch(
             "optimizer": optimizer.state_dict(),
             "history": history,
             "epoch": epoch + 1,
+            "ranks": hvd.size(),
         }
-        save_checkpoint(state, done, numbers)
+        save_checkpoint(state, done, {**numbers, "epoch": epoch + 1})
     for callback in plan.callbacks:
         callback.on_epoch_end(epoch, dict(numbers))
 
@@ -300,13 +323,20 @@ def total_loss(
             f"the model returns {len(outputs)} outputs for {len(labels)} labels: label_cols must "
             "name one label for each output"
         )
-    losses = plan.loss if isinstance(plan.loss, list | tuple) else [plan.loss] * len(outputs)
     scales = plan.loss_weights or [1.0] * len(outputs)
-    parts = [
-        scale * _loss(loss, output, fitted_label(loss, output, label), weight)
-        for loss, scale, output, label in zip(losses, scales, outputs, labels, strict=True)
-    ]
+    parts = []
+    for number, (scale, output, label) in enumerate(zip(scales, outputs, labels, strict=True)):
+        loss = _loss_of(plan, number)
+        parts.append(scale * _loss(loss, output, fitted_label(loss, output, label), weight))
     return torch.stack(parts).sum()
+
+
+def _loss_of(plan: TrainingPlan, label: int) -> Callable[..., Any]:
+    """The loss of an output, by its number."""
+    loss: Callable[..., Any] = plan.loss
+    if isinstance(plan.loss, list | tuple):
+        loss = plan.loss[label]
+    return loss
 
 
 def _loss(

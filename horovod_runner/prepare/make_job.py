@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from horovod_runner import sparkdl
+from horovod_runner.common import replacements
 from horovod_runner.errors import SerializationError
 from horovod_runner.host import software
 from horovod_runner.options import STALL_CHECK, CpuCollectives, Options
@@ -23,9 +23,21 @@ _CELL_CHARACTERS = 1 << 18  # of a notebook's source code, for tracebacks
 
 
 def make_job(
-    main: Callable[..., Any], kwargs: Mapping[str, Any], size: int, options: Options
+    main: Callable[..., Any],
+    kwargs: Mapping[str, Any],
+    size: int,
+    options: Options,
+    *,
+    all_values: bool = False,
 ) -> Job:
     """Pickle a function and its arguments into a job.
+
+    Args:
+        main: the function.
+        kwargs: its arguments.
+        size: the number of ranks.
+        options: the user's.
+        all_values: whether every rank's value is returned.
 
     Warns (UserWarning) where the pickle exceeds ``warn_pickle_bytes``.
 
@@ -73,7 +85,8 @@ def make_job(
         argv=tuple(getattr(sys, "argv", ())),
         controller=_controller(options.cluster_config.cpu_collectives, environment),
         software=software.installed(),
-        sparkdl=sparkdl.is_installed(),
+        replacements=replacements.installed(),
+        all_values=all_values,
         sources=_cells(),
     )
 

@@ -230,7 +230,8 @@ class _RankTask:
             pieces=assignment.pieces,
             attempt=job.attempt,
             checkpoints=checkpoints,
-            sparkdl=job.sparkdl,
+            replacements=job.replacements,
+            all_values=job.all_values,
             sources=job.sources,
         )
 

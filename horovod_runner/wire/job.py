@@ -42,7 +42,8 @@ class Job:
         data: the pickled readers of the datasets; empty if there are none.
         attempt: 1-based number of this launch within the run.
         checkpoints: where checkpoints go, and which ones to resume from.
-        sparkdl: whether ``import sparkdl`` gives this package's module on the ranks.
+        replacements: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
+        all_values: whether every rank's value is returned, not rank 0's alone.
         sources: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
     """
 
@@ -58,7 +59,8 @@ class Job:
     data: bytes = field(default=b"", repr=False)
     attempt: int = 1
     checkpoints: CheckpointPlan = NO_CHECKPOINTS
-    sparkdl: bool = False
+    replacements: tuple[str, ...] = ()
+    all_values: bool = False
     sources: dict[str, str] = field(default_factory=dict, repr=False)
 
     @property

@@ -64,7 +64,8 @@ class WorkerJob(NamedTuple):
         pieces: see messages.Assignment.
         attempt: 1-based number of this launch within the run.
         checkpoints: where they go, and which ones to resume from.
-        sparkdl: whether ``import sparkdl`` gives this package's module.
+        replacements: our modules that replace other packages, as installed on the driver.
+        all_values: whether every rank's value is returned, not rank 0's alone.
         sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
     """
 
@@ -78,7 +79,8 @@ class WorkerJob(NamedTuple):
     pieces: dict[str, list[bytes]] | None = None
     attempt: int = 1
     checkpoints: CheckpointPlan = NO_CHECKPOINTS
-    sparkdl: bool = False
+    replacements: tuple[str, ...] = ()
+    all_values: bool = False
     sources: dict[str, str] | None = None
 
     @property

@@ -56,8 +56,8 @@ class RankContext:
 _current: RankContext | None = None
 
 
-def enter(rank: RankContext) -> None:
-    """Make a rank the one of this process."""
+def enter(rank: RankContext | None) -> None:
+    """Make a rank the one of this process; None where it is one no more."""
     global _current  # noqa: PLW0603 - a process runs one rank
     _current = rank
 

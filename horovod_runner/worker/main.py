@@ -124,10 +124,10 @@ def _set_up_python(job: WorkerJob) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
     gpus.pin_on_import()
     redirect.keras_on_import()
-    if job.sparkdl:
-        from horovod_runner import sparkdl
+    if job.replacements:
+        from horovod_runner.common import replacements
 
-        sparkdl.install_where_missing()
+        replacements.install_where_missing(job.replacements)
 
 
 def _watch_imports(job: WorkerJob, *, forked: bool) -> ImportsWatch | None:
@@ -154,12 +154,12 @@ def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
         _show_sources(job.sources or {})
         return _exited(error) if isinstance(error, SystemExit) else _failed(error, 1)
     try:
-        # Only rank 0's value is returned: on other ranks it need not even be picklable.
-        pickled = _pickle(value) if job.rank == 0 else b""
+        # Elsewhere it need not even be picklable.
+        pickled = _pickle(value) if job.rank == 0 or job.all_values else b""
     except Exception as error:
         name = f"{type(value).__module__}.{type(value).__qualname__}"
         text = (
-            f"main returned a value of type {name} on rank 0, which cannot be pickled "
+            f"main returned a value of type {name} on rank {job.rank}, which cannot be pickled "
             f"({type(error).__name__}: {error}). Return plain values, arrays or a state_dict."
         )
         kind = "horovod_runner.errors.SerializationError"
@@ -212,6 +212,7 @@ def _share_globals(function: Any) -> None:
 
     So that ``pickle`` and ``torch.save`` find classes defined in a notebook or script.
     """
+    function = getattr(function, "func", function)  # of functools.partial
     if getattr(function, "__module__", None) == "__main__":
         for name, value in getattr(function, "__globals__", {}).items():
             if not name.startswith("__"):

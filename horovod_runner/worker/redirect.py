@@ -15,11 +15,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from horovod_runner.common.replacements import ReplacementLoader
 from horovod_runner.worker.api import current_rank, log_to_driver
 
 if TYPE_CHECKING:
@@ -54,25 +54,11 @@ class _Finder:
         return None
 
 
-class _ReplacingLoader:
-    """Loads a module that has the contents of another module.
-
-    Args:
-        replacement: the name of the other module.
-    """
-
-    def __init__(self, replacement: str) -> None:
-        self._replacement = replacement
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None  # an ordinary one
+class _ReplacingLoader(ReplacementLoader):
+    """Loads a module that has the contents of another one, and says so."""
 
     def exec_module(self, module: ModuleType) -> None:
-        replacement = import_module(self._replacement)
-        module.__doc__ = replacement.__doc__
-        module.__getattr__ = lambda name: getattr(replacement, name)  # type: ignore[method-assign]
-        module.__dir__ = lambda: dir(replacement)  # type: ignore[method-assign]
-        module.__all__ = list(dir(replacement))  # type: ignore[attr-defined]
+        super().exec_module(module)
         _announce(module.__name__)
 
 

@@ -26,7 +26,7 @@ def test_a_boolean_is_reduced_over_all_ranks_or_any_rank(
     torch.Tensor = torch.tensor = int
     strategies = SimpleNamespace(ParallelStrategy=object)
     pytorch = SimpleNamespace(Callback=object, strategies=strategies)
-    stand_ins = {
+    replacements = {
         "horovod": SimpleNamespace(torch=hvd),
         "horovod.torch": hvd,
         "torch": torch,
@@ -34,7 +34,7 @@ def test_a_boolean_is_reduced_over_all_ranks_or_any_rank(
         "lightning.pytorch": pytorch,
         "lightning.pytorch.strategies": strategies,
     }
-    for name, module in stand_ins.items():
+    for name, module in replacements.items():
         monkeypatch.setitem(sys.modules, name, module)
     module = load_anew("horovod_runner.lightning")  # other tests may import it with Lightning
     strategy = module.HorovodStrategy.__new__(module.HorovodStrategy)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import zipfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -29,22 +29,29 @@ class KerasKind:
 
     Attributes:
         backend: Keras's backend in the process that made the model.
+        custom_objects: classes and functions of the user's, by the name that Keras saves.
     """
 
     backend: str
     framework: Framework = "tensorflow"
+    custom_objects: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, model: Any) -> KerasKind:
+    def of(cls, model: Any, custom_objects: Mapping[str, Any] = {}) -> KerasKind:
         """The kind of a model in this process."""
-        return cls(sys.modules["keras"].backend.backend())
+        backend = sys.modules["keras"].backend.backend()
+        return cls(backend, custom_objects=tuple(custom_objects.items()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "custom_objects": ()}  # they are in the file
 
     def write(self, model: Any, path: Path, ship_modules: Sequence[ModuleType]) -> None:
         """Write the model in Keras's format, with the user's own classes beside it."""
         draft = path.with_name(f"{path.name}.{_MODEL}")
         model.save(draft)
         with by_value(ship_modules):
-            classes = cloudpickle.dumps(own_classes(model), protocol=5)
+            objects = {**own_classes(model), **dict(self.custom_objects)}
+            classes = cloudpickle.dumps(objects, protocol=5)
         with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
             archive.write(draft, _MODEL)
             archive.writestr(_CLASSES, classes)

@@ -1,0 +1,80 @@
+"""Batches as Horovod's estimators make them: rows transformed one by one, shapes, and types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from horovod_runner.errors import DataError
+
+
+@dataclass(frozen=True)
+class Arrange:
+    """Changes a batch, a dict of arrays or lists by part; pickled to the ranks.
+
+    Attributes:
+        columns: the column of each part.
+        shapes: what a part becomes, with -1 for the rows; parts that are not there stay as they
+            are.
+        dtypes: what the numbers of a part become.
+        row: called with each row, a dict by column; what it returns replaces the row.
+    """
+
+    columns: Mapping[str, str]
+    shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    row: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
+
+    def __call__(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """The changed batch."""
+        changed = dict(parts) if self.row is None else self._rows(parts)
+        return {name: self._part(name, value) for name, value in changed.items()}
+
+    def _rows(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        assert self.row is not None  # noqa: S101 - the caller has looked
+        count = len(next(iter(parts.values())))
+        rows = []
+        for number in range(count):
+            row = {self.columns[name]: values[number] for name, values in parts.items()}
+            rows.append(self.row(row))
+        changed: dict[str, Any] = {}
+        for name in parts:
+            column = self.columns[name]
+            if column not in rows[0]:
+                raise DataError(
+                    f"transformation_fn returned a row without {column!r}, only "
+                    f"{', '.join(rows[0])}: it must return all columns of feature_cols and "
+                    "label_cols"
+                )
+            changed[name] = np.stack([np.asarray(row[column]) for row in rows])
+        return changed
+
+    def _part(self, name: str, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        if name in self.dtypes:
+            value = value.astype(self.dtypes[name], copy=False)
+        shape = self.shapes.get(name)
+        if shape is None or value.shape == tuple(shape):
+            return value
+        try:
+            return value.reshape(with_rows(shape))
+        except ValueError:
+            raise DataError(
+                f"column {self.columns[name]!r} has the shape {value.shape[1:]} in each row, which "
+                f"does not fit the shape {list(shape)} that the model takes: change the column, "
+                "input_shapes or label_shapes, or the model"
+            ) from None
+
+
+def with_rows(shape: Sequence[int]) -> list[int]:
+    """A shape with -1 for the rows, which users may leave out."""
+    return list(shape) if -1 in shape else [-1, *shape]
+
+
+def in_order(columns: Sequence[str]) -> dict[str, str]:
+    """The parts of a batch that a model takes by position: the column of each, by its number."""
+    return {f"{number}: {name}": name for number, name in enumerate(columns)}

@@ -1,0 +1,539 @@
+"""Code that was written for horovod.spark: its names lead to this package and do what they did."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from horovod_runner import DataError
+from horovod_runner.common import replacements
+from horovod_runner.scoring import model_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.horovod,
+    pytest.mark.places("spark"),
+    pytest.mark.usefixtures("horovod_spark", "folder_of_models", "nothing_left"),
+]
+
+
+@pytest.fixture
+def horovod_spark() -> Iterator[None]:
+    """The names of horovod.spark, for one test."""
+    import horovod_runner.horovod_spark as ours
+
+    ours.install()
+    yield
+    sys.meta_path[:] = [each for each in sys.meta_path if "horovod_spark" not in repr(type(each))]
+    for name in [name for name in sys.modules if name.startswith("horovod.spark")]:
+        del sys.modules[name]
+    replacements._installed.clear()
+
+
+@pytest.fixture
+def folder_of_models() -> None:
+    """Files of models stay until the end of the process: a DataFrame may need them at any time."""
+    model_file._folder()
+
+
+class InAProcess:
+    """A backend of the user's own: one rank in a process that knows nothing of this package."""
+
+    CALL = (
+        "import cloudpickle, pathlib, sys; path = pathlib.Path(sys.argv[1]); "
+        "call, args, kwargs = cloudpickle.loads(path.read_bytes()); "
+        "path.write_bytes(cloudpickle.dumps(call(*args, **kwargs)))"
+    )
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Any = (),
+        kwargs: Mapping[str, Any] = {},
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "call"
+            path.write_bytes(cloudpickle.dumps((fn, args, kwargs)))
+            environment = {**os.environ, **(env or {}), "PYTHONPATH": os.pathsep.join(sys.path)}
+            command = [sys.executable, "-c", self.CALL, str(path)]
+            subprocess.run(command, check=True, env=environment)
+            return [cloudpickle.loads(path.read_bytes())]
+
+    def num_processes(self) -> int:
+        return 1
+
+
+def backend(num_proc: int) -> Any:
+    from horovod.spark.common.backend import SparkBackend
+
+    return SparkBackend(num_proc, verbose=0, preload_frameworks=True)
+
+
+def xor(spark: SparkSession, rows: int = 64) -> DataFrame:
+    from pyspark.ml.feature import VectorAssembler
+
+    data = [
+        (n % 2, n // 2 % 2, float(n % 2 != n // 2 % 2), 0.5 + n % 3, n % 4 == 0)
+        for n in range(rows)
+    ]
+    df = spark.createDataFrame(data, "x1 int, x2 int, y float, weight float, val boolean")
+    return VectorAssembler(inputCols=["x1", "x2"], outputCol="features").transform(df.coalesce(1))
+
+
+def net(outputs: int = 1) -> Any:
+    import torch
+
+    class Xor(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(2, 8)
+            self.second = torch.nn.Linear(8, outputs)
+
+        def forward(self, features: Any) -> Any:
+            return torch.sigmoid(self.second(torch.tanh(self.first(features.float()))))
+
+    torch.manual_seed(1)
+    return Xor()
+
+
+def estimator(store: Path | None = None, **params: Any) -> Any:
+    """Horovod's estimator with what its own tests give it."""
+    import torch
+    from horovod.spark.common.store import Store
+    from horovod.spark.torch import TorchEstimator
+
+    model = net()
+    given = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5),
+        "loss": torch.nn.functional.binary_cross_entropy,
+        "input_shapes": [[2]],
+        "feature_cols": ["features"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 2,
+        "verbose": 0,
+        "use_gpu": False,
+        **params,
+    }
+    if store is not None:
+        given["store"] = Store.create(str(store))
+    if "backend" not in given:
+        given["backend"] = backend(-1)
+    return TorchEstimator(**given)
+
+
+def weights(model: Any) -> list[Any]:
+    return [value.numpy() for value in model.getModel().state_dict().values()]
+
+
+def test_run_returns_the_values_of_all_ranks(spark: SparkSession) -> None:
+    import horovod.spark
+
+    def main(start: int, *, step: int) -> tuple[int, str]:
+        import os
+
+        import horovod.torch as hvd
+
+        hvd.init()
+        return start + step * hvd.rank(), os.environ["OWN"]
+
+    values = horovod.spark.run(
+        main, args=(10,), kwargs={"step": 5}, num_proc=2, env={"OWN": "mine"}, verbose=0
+    )
+    assert values == [(10, "mine"), (15, "mine")]
+    with pytest.raises(ValueError, match=r"executable='python2'.*PYSPARK_PYTHON"):
+        horovod.spark.run(main, executable="python2")
+    with pytest.raises(NotImplementedError, match=r"run_elastic.*max_restarts=3"):
+        horovod.spark.run_elastic(main, num_proc=2)
+
+
+def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_path: Path) -> None:
+    """The learning rate is scaled; the model, its optimizer and its history have Horovod's form."""
+    import torch
+
+    from horovod_runner import ml
+
+    df = xor(spark)
+
+    def accuracy(output: Any, label: Any) -> Any:
+        return ((output > 0.5) == (label > 0.5)).float().mean()
+
+    trained = estimator(
+        tmp_path,
+        backend=backend(2),
+        sample_weight_col="weight",
+        validation="val",
+        metrics=[[accuracy]],
+        run_id="first",
+    ).fit(df)
+    doubled = ml.TorchEstimator(
+        model=net(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.2, momentum=0.5),
+        loss=torch.nn.functional.binary_cross_entropy,
+        feature_cols=["features"],
+        label_cols=["y"],
+        sample_weight_col="weight",
+        validation="val",
+        batch_size=8,
+        epochs=2,
+        np=2,
+        use_gpu=False,
+        verbose=0,
+        runner_options={"preload_frameworks": True},
+    ).fit(df)
+    for got, wanted in zip(weights(trained), weights(doubled), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    assert [entry["epoch"] for entry in trained.getHistory()] == [0, 1]
+    last = trained.getHistory()[1]
+    assert last["train"]["loss"] == pytest.approx(doubled.history["loss"][1], rel=1e-5)
+    assert 0 <= last["validation"]["all_metrics"][0]["group_0_y"] <= 1
+    optimizer = trained.getOptimizer()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+    assert all("momentum_buffer" in state for state in optimizer.state.values())
+    assert trained.getRunId() == "first"
+
+    scored = trained.transform(df)
+    assert scored.columns == [*df.columns, "y__output"]
+    assert scored.schema["y__output"].dataType.simpleString() == "float"
+    with torch.no_grad():
+        expected = trained.getModel()(torch.tensor([[0.0, 1.0]])).item()
+    row = scored.filter("x1 = 0 and x2 = 1").first()
+    assert row["y__output"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_run_id_goes_on_from_its_checkpoint_in_the_store(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """A training that had ended trains further epochs; its logs are in the store, too."""
+    df = xor(spark)
+    both = estimator(tmp_path, epochs=4).fit(df)
+    store = estimator(tmp_path).getStore()
+    assert not store.exists(store.get_checkpoint_path("mine"))
+    first = estimator(tmp_path, run_id="mine").fit(df)
+    assert store.exists(store.get_checkpoint_path("mine"))
+    assert store.get_checkpoints("mine", ".pt")
+    second = estimator(tmp_path, run_id="mine").fit(df)
+    assert [entry["epoch"] for entry in second.getHistory()] == [0, 1]
+    losses = [entry["train"]["loss"] for entry in (*first.getHistory(), *second.getHistory())]
+    assert losses == pytest.approx([entry["train"]["loss"] for entry in both.getHistory()])
+    for got, wanted in zip(weights(second), weights(both), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    events = list((tmp_path / "runs" / "mine" / "logs").rglob("events.*"))
+    assert events
+
+
+def test_a_backend_of_ones_own_trains_from_the_store(spark: SparkSession, tmp_path: Path) -> None:
+    from horovod.spark.common.util import prepare_data
+
+    df = xor(spark)
+    ours = estimator(tmp_path / "ours").fit(df)
+    theirs = estimator(tmp_path / "theirs", backend=InAProcess(), run_id="mine")
+    fitted = theirs.fit(df)
+    for got, wanted in zip(weights(fitted), weights(ours), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)
+    store = theirs.getStore()
+    assert store.exists(store.get_checkpoint_path("mine"))
+    again = theirs.fit(df)
+    assert again.getHistory()[0]["train"]["loss"] < fitted.getHistory()[1]["train"]["loss"]
+
+    with prepare_data(1, store, df, ["y"], ["features"], validation="val") as number:
+        assert store.is_parquet_dataset(store.get_train_data_path(number))
+        for each in (InAProcess(), backend(-1)):
+            read = estimator(tmp_path / "theirs", backend=each, validation="val")
+            fitted = read.fit_on_parquet(dataset_idx=number)
+            assert set(fitted.getHistory()[0]) == {"epoch", "train", "validation"}
+    with pytest.raises(ValueError, match=r"InAProcess.*set store="):
+        estimator(backend=InAProcess()).fit(df)
+
+
+def test_a_scalar_label_and_several_outputs_make_a_vector(spark: SparkSession) -> None:
+    from horovod.spark.common import util
+    from horovod.spark.torch import TorchModel
+
+    df = xor(spark)
+    model = TorchModel(
+        history=None,
+        model=net(outputs=2),
+        input_shapes=[[2]],
+        feature_columns=["features"],
+        label_columns=["y"],
+        _metadata=util._get_metadata(df),
+    )
+    scored = model.transform(df)
+    assert scored.schema["y__output"].dataType.typeName() == "vectorudt"
+    assert len(scored.first()["y__output"]) == 2
+    whole = TorchModel(
+        model=net(), feature_columns=["features"], label_columns=["x1"], input_shapes=[[-1, 2]]
+    ).setParams(_metadata=util._get_metadata(df))
+    assert whole.transform(df).schema["x1__output"].dataType.simpleString() == "int"
+
+
+def test_the_users_own_step_trains_a_minibatch(spark: SparkSession) -> None:
+    def step(  # noqa: PLR0917 - as Horovod calls it
+        model: Any,
+        optimizer: Any,
+        transform_outputs: Any,
+        loss_fn: Any,
+        inputs: Any,
+        labels: Any,
+        sample_weights: Any,
+    ) -> Any:
+        optimizer.zero_grad()
+        outputs, labels = transform_outputs(model(*inputs), labels)
+        loss = loss_fn(outputs, labels, sample_weights)
+        loss.backward()
+        optimizer.step()
+        return outputs, loss
+
+    df = xor(spark)
+    usual, own = estimator().fit(df), estimator(train_minibatch_fn=step).fit(df)
+    for got, wanted in zip(weights(own), weights(usual), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
+
+
+def test_an_estimator_and_its_model_are_saved_without_backend_and_store(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    from horovod.spark.torch import TorchEstimator, TorchModel
+
+    df = xor(spark)
+    path = str(tmp_path / "estimator")
+    estimator(tmp_path / "store").save(path)
+    loaded = TorchEstimator.load(path)
+    assert loaded.getBackend() is loaded.getStore() is None
+    assert loaded.getInputShapes() == [[2]]
+    model = loaded.fit(df, params={loaded.backend: backend(-1)})
+    model.write().overwrite().save(str(tmp_path / "model"))
+    read = TorchModel.load(str(tmp_path / "model"))
+    assert read.getHistory() == model.getHistory()
+    assert read.transform(df).collect() == model.transform(df).collect()
+
+
+def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path) -> None:
+    import keras
+    from horovod.spark.common.store import LocalStore
+    from horovod.spark.keras import KerasEstimator, KerasModel
+    from pyspark.ml.linalg import Vectors
+
+    rows = [
+        (Vectors.dense(np.eye(8)[n % 2].tolist() * 2), Vectors.dense(np.eye(2)[n % 2]), n % 2)
+        for n in range(64)
+    ]
+    df = spark.createDataFrame(rows, ["features", "label_vec", "label"]).coalesce(1)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 1)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2, activation="softmax"),
+        ]
+    )
+    trained = KerasEstimator(
+        backend=backend(2),
+        store=LocalStore(str(tmp_path)),
+        model=model,
+        optimizer=keras.optimizers.SGD(0.5),
+        loss=keras.losses.categorical_crossentropy,
+        metrics=["accuracy"],
+        feature_cols=["features"],
+        label_cols=["label_vec"],
+        batch_size=8,
+        epochs=3,
+        verbose=0,
+        use_gpu=False,
+        run_id="mine",
+        callbacks=[keras.callbacks.TensorBoard()],
+        checkpoint_callback=keras.callbacks.ModelCheckpoint("replaced.keras"),
+    ).fit(df)
+    assert list(trained.getHistory()) == ["accuracy", "loss"]
+    assert trained.getHistory()["accuracy"][-1] == 1.0
+    assert float(trained.getModel().optimizer.learning_rate) == 0.5
+    assert list((tmp_path / "runs" / "mine" / "logs").rglob("*train*"))
+    scored = trained.setOutputCols(["label_prob"]).transform(df)
+    assert all(int(row.label_prob.toArray().argmax()) == row.label for row in scored.collect())
+    trained.write().overwrite().save(str(tmp_path / "model"))
+    read = KerasModel.load(str(tmp_path / "model"))
+    assert read.getOutputCols() == ["label_prob"]
+    assert read.transform(df).collect() == scored.collect()
+
+
+def lightning_module() -> Any:
+    """A module for Lightning 1, with a hook that Lightning 2 refuses."""
+    import pytorch_lightning
+    import torch
+
+    class Module(pytorch_lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, features: Any) -> Any:
+            return self.net(features)
+
+        def _loss(self, batch: Any) -> Any:
+            output = self(batch["features"])[:, 0]
+            return torch.nn.functional.binary_cross_entropy(output, batch["y"])
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            loss = self._loss(batch)
+            self.log("train_loss", loss)
+            return loss
+
+        def validation_step(self, batch: Any, index: int) -> Any:
+            return {"val_loss": self._loss(batch)}
+
+        def validation_epoch_end(self, outputs: Any) -> None:
+            losses = torch.stack([each["val_loss"] for each in outputs])
+            self.log("avg_val_loss", losses.mean())
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+def test_a_module_for_lightning_1_trains(spark: SparkSession, tmp_path: Path) -> None:
+    import pytorch_lightning
+    from horovod.spark.common.store import Store
+    from horovod.spark.lightning import TorchEstimator
+
+    counted = tmp_path / "counted"
+
+    class Counting(pytorch_lightning.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, trainer: Any, module: Any) -> None:
+            with counted.open("a") as file:
+                file.write("epoch\n")
+
+    df = xor(spark)
+    given = {
+        "backend": backend(2),
+        "store": Store.create(str(tmp_path / "store")),
+        "model": lightning_module(),
+        "input_shapes": [[-1, 2]],
+        "feature_cols": ["features"],
+        "label_cols": ["y"],
+        "batch_size": 8,
+        "epochs": 2,
+        "validation": "val",
+        "verbose": 0,
+        "use_gpu": False,
+    }
+    saver = pytorch_lightning.callbacks.ModelCheckpoint(monitor="avg_val_loss")
+    trained = TorchEstimator(**given, callbacks=[Counting(), saver]).fit(df)
+    assert set(trained.getHistory()) >= {"train_loss", "avg_val_loss"}
+    assert counted.read_text().count("epoch") >= 2 * 2
+    scored = trained.transform(df)
+    assert scored.schema["y__output"].dataType.simpleString() == "float"
+    with pytest.raises(ValueError, match=r"loss has no effect.*training_step"):
+        TorchEstimator(**given, loss=len).fit(df)
+
+
+def test_subclasses_make_their_own_backend_rows_and_model(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """As SynapseML's classifiers: paths of files become inputs, row by row."""
+    import horovod.spark.lightning as hvd
+    import torch
+    from pyspark.ml.param import Param, Params
+
+    class Model(hvd.TorchModel):  # type: ignore[misc]
+        path_col = Param(Params._dummy(), "path_col", "the column of paths")
+
+        def __init__(self, **params: Any) -> None:
+            super().__init__()
+            self._setDefault(path_col="path", outputCols=["output"])
+            self._set(**params)
+
+        def get_prediction_fn(self) -> Any:
+            column = self.getOrDefault(self.path_col)
+
+            def predict(model: Any, row: Any) -> Any:
+                numbers = [float(number) for number in Path(row[column]).read_text().split()]
+                with torch.no_grad():
+                    return model(torch.tensor([numbers]))
+
+            return predict
+
+        def _transform(self, dataset: Any) -> Any:
+            self.setFeatureColumns([self.getOrDefault(self.path_col)])
+            self.setLabelColoumns(["y"])
+            return super()._transform(dataset)
+
+    class Classifier(hvd.TorchEstimator):  # type: ignore[misc]
+        scale = Param(Params._dummy(), "scale", "multiplies the inputs")
+
+        def __init__(self, **params: Any) -> None:
+            super().__init__()
+            self._setDefault(scale=1.0, feature_cols=["path"], label_cols=["y"])
+            self._set(**params)
+            scale = self.getOrDefault(self.scale)
+
+            def read(row: Any) -> Any:
+                numbers = [float(number) for number in Path(row["path"]).read_text().split()]
+                return {"path": np.array(numbers, np.float32) * scale, "y": row["y"]}
+
+            self.setTransformationFn(read)
+
+        def _get_or_create_backend(self) -> Any:
+            return backend(-1)
+
+        def get_model_class(self) -> Any:
+            return Model
+
+        def _get_model_kwargs(
+            self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any
+        ) -> Any:
+            return {"history": history, "model": model, "run_id": run_id, "_metadata": metadata}
+
+    class Reads(type(lightning_module())):  # type: ignore[misc]
+        validation_epoch_end = None
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return super().training_step({"features": batch["path"], "y": batch["y"]}, index)
+
+    for n in range(16):
+        (tmp_path / f"{n}.txt").write_text(f"{n % 2} {n // 2 % 2}")
+    rows = [(str(tmp_path / f"{n}.txt"), float(n % 2 != n // 2 % 2)) for n in range(16)]
+    df = spark.createDataFrame(rows, "path string, y float").coalesce(1)
+    trained = Classifier(model=Reads(), batch_size=4, epochs=2, verbose=0, use_gpu=False).fit(df)
+    assert type(trained) is Model
+    scored = trained.transform(df).collect()
+    with torch.no_grad():
+        expected = trained.getModel()(torch.tensor([[1.0, 0.0]])).item()
+    assert scored[1]["output"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_mistakes_are_told_before_anything_is_launched(spark: SparkSession) -> None:
+    from horovod.spark.torch import TorchEstimator
+
+    df = xor(spark)
+    with pytest.raises(ValueError, match="requires model"):
+        TorchEstimator(feature_cols=["features"], label_cols=["y"]).fit(df)
+    with pytest.raises(TypeError, match=r"no argument 'modle': it has .*label_cols"):
+        TorchEstimator(modle=net())
+    with pytest.raises(ValueError, match="loss or loss_constructors, not both"):
+        estimator(loss_constructors=[len])
+    with pytest.raises(ValueError, match="backend or num_proc, not both"):
+        estimator(num_proc=2).fit(df)
+    with pytest.raises(ValueError, match="data_module is not supported"):
+        estimator(data_module=object).fit(df)
+    with pytest.raises(DataError, match="no column 'nope'"):
+        estimator(feature_cols=["nope"]).fit(df)
+    with pytest.raises(DataError, match=r"'features' has the shape \(2,\).*input_shapes"):
+        estimator(input_shapes=[[-1, 3]]).fit(df.limit(4))
+    with pytest.raises(ModuleNotFoundError, match="internal to Horovod"):
+        import horovod.spark.task  # noqa: F401
