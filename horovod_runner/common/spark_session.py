@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_choosing = threading.Lock()  # a CrossValidator scores in several threads at once
 
 
 def conf_of(spark: SparkSession, name: str) -> str | None:
@@ -65,9 +68,10 @@ def current_python(spark: SparkSession) -> Iterator[None]:
     if context is None or chosen or not is_on_this_machine(spark):
         yield
         return
-    before = context.pythonExec
-    context.pythonExec = sys.executable
-    try:
-        yield
-    finally:
-        context.pythonExec = before
+    with _choosing:
+        before = context.pythonExec
+        context.pythonExec = sys.executable
+        try:
+            yield
+        finally:
+            context.pythonExec = before

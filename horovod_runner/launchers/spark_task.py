@@ -59,6 +59,7 @@ def run_task(
         path=[*without_spark_core(sys.path), *user_path(job.path)],
         # Not os.environ: Spark itself sets OMP_NUM_THREADS there.
         user_environment=job.environment,
+        inherited=_environment_at_start(),
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,
         detached=without_driver,
@@ -71,6 +72,22 @@ def run_task(
     if without_driver is not None:
         outcome = msgspec.structs.replace(outcome, record=without_driver.record)
     yield _one_row(msgspec.msgpack.encode(outcome))
+
+
+def _environment_at_start() -> dict[str, str] | None:
+    """This process's environment variables as Spark set them; None where they cannot be read.
+
+    Spark uses a Python worker for one task after the other. An earlier one may have imported a
+    framework that sets variables, on some hosts and not on others.
+    """
+    try:
+        block = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return None
+    pairs = (entry.partition(b"=") for entry in block.split(b"\0") if entry)
+    variables = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+    # A program that shows another title in ps writes it over this block. Spark sets this variable.
+    return variables if "PYTHONPATH" in variables else None
 
 
 def _receiver(

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 import cloudpickle
 import pyspark
 from pyspark.ml.util import MLReadable, MLReader, MLWritable, MLWriter
 
+from horovod_runner.common.spark_session import current_python
 from horovod_runner.errors import DataError, SerializationError
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.launchers.sessions import find_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _PART_BYTES: Final = 32 << 20
 _FSSPEC_SCHEMES: Final = ("s3", "gs", "gcs", "abfs", "az", "memory")
@@ -212,15 +216,18 @@ class SparkStore:
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
         """See :class:`Store`."""
-        spark = self._spark
-        line = spark.createDataFrame([(metadata,)], "value string").coalesce(1)
+        line = self._rows([(metadata,)], "value string")
         line.write.mode("overwrite").text(f"{self._path}/metadata")
         mode = "overwrite"
         for name, path in files.items():
             for part, data in enumerate(_parts(path)):
-                rows = spark.createDataFrame([(name, part, data)], _SCHEMA).coalesce(1)
+                rows = self._rows([(name, part, data)], _SCHEMA)
                 rows.write.mode(mode).parquet(f"{self._path}/objects")
                 mode = "append"
+
+    def _rows(self, rows: Sequence[Any], schema: str) -> DataFrame:
+        with current_python(self._spark):  # Spark pickles rows by a Python worker
+            return self._spark.createDataFrame(rows, schema).coalesce(1)
 
     def read_metadata(self) -> str:
         """See :class:`Store`."""

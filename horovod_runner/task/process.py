@@ -62,6 +62,7 @@ class WorkerProcess:
         job: what to run.
         environment: variables beside those that this process passes on.
         directory: the working directory; None for this process's.
+        inherited: the variables that this process passes on; None for its own.
         mpi: whether the worker's MPI gets a socket for its startup requests.
         owner: the process whose fork server to use; None always starts a new interpreter.
         meanwhile: called once a second while the start waits for the fork server. An exception from
@@ -85,33 +86,35 @@ class WorkerProcess:
         environment: Mapping[str, str],
         directory: str | None = None,
         *,
+        inherited: Mapping[str, str] | None = None,
         mpi: bool = False,
         owner: int | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
-        variables = {**inherited_environment(), **environment}
+        variables = {**inherited_environment(inherited), **environment}
         self.fork_server: ForkServer | None = None
         self.cold_reason = ""
         with ExitStack() as ours, ExitStack() as theirs:
             stdout, stderr, *arguments = self._open(job, ours, theirs)
-            inherited = list(arguments)
+            descriptors = list(arguments)
             self.pmi: socket.socket | None = None
             if mpi:
                 self.pmi, worker_pmi = socket.socketpair()
                 ours.enter_context(self.pmi)
                 theirs.enter_context(worker_pmi)
-                inherited.append(worker_pmi.fileno())
+                descriptors.append(worker_pmi.fileno())
                 variables[job_file.PMI_VARIABLE] = str(worker_pmi.fileno())
             guard_process: subprocess.Popen[bytes] | ForkedGuard | None = None
             if owner is not None:
                 self.fork_server = ForkServer(owner, job.path, variables, directory)
                 try:
-                    guard_process = self.fork_server.fork([stdout, stderr, *inherited], meanwhile)
+                    passed = [stdout, stderr, *descriptors]
+                    guard_process = self.fork_server.fork(passed, meanwhile)
                 except NotForkedError as error:
                     self.cold_reason = str(error)
             if guard_process is None:
                 streams = (stdout, stderr)
-                guard_process = _start(arguments, streams, inherited, variables, directory)
+                guard_process = _start(arguments, streams, descriptors, variables, directory)
             self._process = guard_process
             self._exit_descriptor = _exit_descriptor(guard_process)
             self._ours = ours.pop_all()
@@ -267,11 +270,15 @@ def _write_job(file: IO[bytes], job: WorkerJob) -> None:
         ) from error
 
 
-def inherited_environment() -> dict[str, str]:
-    """The environment variables that this process passes on to its workers."""
+def inherited_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment variables that a process passes on to its workers.
+
+    Args:
+        given: the process's variables; None for those of this process.
+    """
     variables = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in (os.environ if given is None else given).items()
         if name not in _WITHHELD and not name.startswith(_WITHHELD_MPI)
     }
     if "PYTHONPATH" in variables:

@@ -47,6 +47,7 @@ class TaskSetup:
         user_environment: the variables that count as set by the user.
         task_gpus: the GPUs that Spark gave this task.
         directory: the worker's working directory; None for this process's.
+        inherited: the environment variables that the worker inherits; None for this process's.
         echo: called with each line that the rank prints; None prints nothing here.
         detached: how the tasks continue when the driver cannot be reached: all of them enter this
             context, get the address of the driver's stand-in, and leave it together. None: they
@@ -62,6 +63,7 @@ class TaskSetup:
     user_environment: Mapping[str, str]
     task_gpus: tuple[str, ...] = ()
     directory: str | None = None
+    inherited: Mapping[str, str] | None = None
     echo: Callable[[str], None] | None = None
     detached: AbstractContextManager[ChannelAddress] | None = None
     receive_rows: Callable[[Path], dict[str, bytes]] | None = None
@@ -198,6 +200,7 @@ class _RankTask:
             self._worker_job(assignment, checkpoints),
             self._worker_variables(assignment, timeline),
             setup.directory,
+            inherited=setup.inherited,
             mpi=assignment.controller == "mpi",
             owner=setup.owner if job.options.cluster_config.preload_frameworks else None,
             meanwhile=lambda: stay_alive(self._link),

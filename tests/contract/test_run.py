@@ -443,3 +443,21 @@ def test_code_with_sparkdls_names_runs_once_asked_for(
             if name.partition(".")[0] == "sparkdl":
                 del sys.modules[name]
     assert "a line of older code" in capsys.readouterr().out
+
+
+@pytest.mark.spark
+@pytest.mark.places("spark")
+def test_ranks_do_not_inherit_what_an_earlier_task_of_spark_has_set(ranks: Ranks) -> None:
+    """Spark uses its Python workers again; an import of a framework sets variables there."""
+
+    def leave(batches: Any) -> Any:
+        os.environ["LEFT_BY_A_TASK"] = "1"
+        yield from batches
+
+    def main() -> str | None:
+        return os.environ.get("LEFT_BY_A_TASK")
+
+    assert ranks.spark is not None
+    rows = ranks.spark.range(0, 8, 1, 4)
+    rows.mapInArrow(leave, "id long").collect()
+    assert ranks.runner(4).run_all(main) == [None] * 4

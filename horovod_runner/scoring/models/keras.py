@@ -106,7 +106,14 @@ def _keras(backend: str) -> Any:
         PredictionError: this process has imported it with another one.
     """
     if "keras" not in sys.modules:
+        before = os.environ.get("KERAS_BACKEND")
         os.environ["KERAS_BACKEND"] = backend
+        try:
+            import keras
+        finally:  # the next task of this process may be another program's
+            os.environ.pop("KERAS_BACKEND")
+            if before is not None:
+                os.environ["KERAS_BACKEND"] = before
     import keras
 
     if keras.backend.backend() != backend:
