@@ -116,7 +116,41 @@ def bodo_style(shown: Shown) -> None:
     ]
 
 
-CHECKS = [quickstart, checkpoint_and_resume, bodo_style]
+def pipeline_and_predictions(shown: Shown) -> None:
+    assert shown.is_picture("model.plot()")
+    scored = shown.by("printSchema()")
+    assert "prediction: double" in scored
+    assert percent(scored)[0] > 85
+    low, high = percent(shown.by("found.avgMetrics"))
+    assert low < 30 < 85 < high
+    assert percent(shown.by("PipelineModel.load"))[0] > 85
+    right = re.search(
+        r"(\d+) of (\d+) digits are right", shown.by("from horovod_runner import predict")
+    )
+    assert right is not None
+    assert int(right[1]) / int(right[2]) > 0.85
+
+
+def migrate_from_horovod_spark(shown: Shown) -> None:
+    history = shown.by("model.getHistory()")
+    losses = [float(loss) for loss in re.findall(r"epoch \d: loss (\S+)", history)]
+    assert len(losses) == 4
+    assert losses[3] < losses[0] / 3
+    assert history.endswith("True\n")
+    (before,) = percent(shown.by("label_pred"))
+    (after,) = percent(shown.by("from horovod_runner import ml"))
+    assert before > 80
+    assert after == before  # the same training
+    assert shown.is_picture("fitted.plot()")
+
+
+CHECKS = [
+    quickstart,
+    checkpoint_and_resume,
+    bodo_style,
+    pipeline_and_predictions,
+    migrate_from_horovod_spark,
+]
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
