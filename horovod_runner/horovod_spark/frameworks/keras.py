@@ -14,6 +14,7 @@ from horovod_runner.horovod_spark.batches import Arrange
 from horovod_runner.horovod_spark.estimator import HorovodEstimator
 from horovod_runner.horovod_spark.kinds import NamesKind
 from horovod_runner.horovod_spark.model import HorovodModel
+from horovod_runner.horovod_spark.params import EstimatorParams
 from horovod_runner.horovod_spark.training import Launched, Training
 from horovod_runner.ml.params import declare, with_accessors
 from horovod_runner.ml.persistence import Saveable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from horovod_runner.ml.model import TrainedModel
     from horovod_runner.scoring.models.kind import ModelKind
 
-__all__ = ["KerasEstimator", "KerasModel"]
+__all__ = ["EstimatorParams", "KerasEstimator", "KerasModel"]
 
 
 class _KerasFile(Saveable):

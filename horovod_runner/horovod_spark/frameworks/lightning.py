@@ -9,6 +9,7 @@ from horovod_runner import ml
 from horovod_runner.horovod_spark.batches import Arrange
 from horovod_runner.horovod_spark.frameworks import torch as of_torch
 from horovod_runner.horovod_spark.kinds import NamesKind, RowByRow
+from horovod_runner.horovod_spark.params import EstimatorParams
 from horovod_runner.horovod_spark.training import Launched, Training
 from horovod_runner.ml.params import declare, with_accessors
 from horovod_runner.ml.plan import TrainingFunction
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from horovod_runner.ml.model import TrainedModel
     from horovod_runner.scoring.models.kind import ModelKind
 
-__all__ = ["MIN_PL_VERSION", "TorchEstimator", "TorchModel"]
+__all__ = ["MIN_PL_VERSION", "EstimatorParams", "TorchEstimator", "TorchModel"]
 
 #: The oldest Lightning that this estimator works with.
 MIN_PL_VERSION: Final = "2.0.0"
@@ -99,6 +100,7 @@ class TorchEstimator(of_torch.TorchEstimator):
             "detect_anomaly": True if self.getTerminateOnNan() else None,
         }
         options = {name: value for name, value in given.items() if value is not None}
+        options["num_sanity_val_steps"] = 0  # as Horovod's estimator has it
         return {**options, **(self.getTrainerArgs() or {})}
 
     def _create_model(

@@ -16,6 +16,7 @@ from horovod_runner.horovod_spark.batches import Arrange
 from horovod_runner.horovod_spark.estimator import HorovodEstimator
 from horovod_runner.horovod_spark.kinds import NamesKind
 from horovod_runner.horovod_spark.model import HorovodModel
+from horovod_runner.horovod_spark.params import EstimatorParams
 from horovod_runner.horovod_spark.training import Launched, Training
 from horovod_runner.ml.params import declare, with_accessors
 from horovod_runner.ml.plan import Metric, TrainingPlan
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from horovod_runner.ml.torch_training import Batch
     from horovod_runner.scoring.models.kind import ModelKind
 
-__all__ = ["TorchEstimator", "TorchModel"]
+__all__ = ["EstimatorParams", "TorchEstimator", "TorchModel"]
 
 
 @with_accessors
