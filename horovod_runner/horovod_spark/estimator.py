@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -90,7 +91,8 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
     def _fit_rows(self, rows: TrainingRows, number: Any, *, written: bool = False) -> Any:
         """Train on rows that are split already; ``written`` if the store has them."""
         self._check_params()
-        run_id = self.getRunId() or f"{self.prefix}_{int(time.time())}"
+        # Several fits may begin in the same second.
+        run_id = self.getRunId() or f"{self.prefix}_{int(time.time())}_{os.urandom(3).hex()}"
         training = Training(
             self,
             self._get_or_create_backend(),

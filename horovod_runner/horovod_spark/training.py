@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,10 +121,12 @@ class Training:
             )
         parts = self.backend.num_processes() * estimator.getOrDefault("partitions_per_process")
         paths = {"train": store.get_train_data_path, "valid": store.get_val_data_path}
-        sources = {}
+        number = self._number if self._written else os.urandom(4).hex()
+        sources, removed = {}, ExitStack()
         for name, dataset in rows.datasets(columns).items():
-            path = paths[name](self._number)
+            path = paths[name](number)
             if not self._written:
+                removed.callback(_remove, store, path)
                 plain = util.without_vectors(dataset).coalesce(max(1, parts))
                 plain.write.mode("overwrite").parquet(path)
             options = getattr(store, "storage_options", None)
@@ -131,7 +134,7 @@ class Training:
         readers = {name: source.prepare(name, None) for name, source in sources.items()}
         token = os.urandom(4).hex()
         options = Options(np=-1, checkpoint_dir=self._folder, resume=self._folder is not None)
-        with Archive(token, options) as archive:
+        with removed, Archive(token, options) as archive:
             whole = OutsideFunction.of(
                 function,
                 arguments,
@@ -143,6 +146,12 @@ class Training:
             values = self.backend.run(whole, args=(), kwargs={}, env=estimator._environment())
         trained: Trained = values[0]
         return trained
+
+
+def _remove(store: Any, path: str) -> None:
+    """Remove a folder of rows from a store; what cannot be removed stays."""
+    with suppress(Exception):  # every filesystem raises others
+        store.fs.rm(store.get_localized_path(path), recursive=True)
 
 
 class Launched:
