@@ -19,6 +19,7 @@ from horovod_runner.horovod_spark.params import EstimatorParams
 from horovod_runner.horovod_spark.store import Store
 from horovod_runner.horovod_spark.training import Training
 from horovod_runner.launchers.sessions import find_session
+from horovod_runner.ml.params import set_named
 from horovod_runner.ml.persistence import Saveable
 from horovod_runner.ml.rows import TrainingRows, split
 
@@ -47,13 +48,7 @@ class HorovodEstimator(Estimator, EstimatorParams, Saveable):  # type: ignore[mi
     def __init__(self, **params: Any) -> None:
         super().__init__()
         self._setDefault(**self._defaults())
-        for name in params:
-            if not self.hasParam(name):
-                raise TypeError(
-                    f"{type(self).__name__} has no argument {name!r}: it has "
-                    f"{', '.join(param.name for param in self.params)}"
-                )
-        self._set(**params)
+        set_named(self, params)
 
     def _defaults(self) -> dict[str, Any]:
         """The defaults of the Params that only this framework's estimator has."""

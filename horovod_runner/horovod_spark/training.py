@@ -127,8 +127,7 @@ class Training:
             path = paths[name](number)
             if not self._written:
                 removed.callback(_remove, store, path)
-                plain = util.without_vectors(dataset).coalesce(max(1, parts))
-                plain.write.mode("overwrite").parquet(path)
+                util.write_parquet(dataset, path, parts)
             options = getattr(store, "storage_options", None)
             sources[name] = parquet(path, storage_options=options or None)
         readers = {name: source.prepare(name, None) for name, source in sources.items()}
@@ -152,6 +151,37 @@ def _remove(store: Any, path: str) -> None:
     """Remove a folder of rows from a store; what cannot be removed stays."""
     with suppress(Exception):  # every filesystem raises others
         store.fs.rm(store.get_localized_path(path), recursive=True)
+
+
+def arrange(
+    theirs: HorovodEstimator,
+    inputs: Mapping[str, str],
+    *,
+    input_shapes: Sequence[Sequence[int]],
+    label_shapes: Sequence[Sequence[int]],
+    dtypes: Mapping[str, str] | str,
+) -> Arrange:
+    """What makes the batches of a training as Horovod's estimator makes them.
+
+    Args:
+        theirs: Horovod's estimator.
+        inputs: the column of each input, by part.
+        input_shapes: the shapes of the inputs, in order; fewer leave the others as they are.
+        label_shapes: the shapes of the labels, in order.
+        dtypes: what the numbers of a part become, by part or for all.
+    """
+    labels = {f"label {name}": name for name in theirs.getLabelCols()}
+    shapes = {
+        **dict(zip(inputs, input_shapes, strict=False)),
+        **dict(zip(labels, label_shapes, strict=False)),
+    }
+    columns = {**inputs, **labels}
+    weight = theirs.getSampleWeightCol()
+    if weight is not None:
+        columns["weight of the row"] = weight
+    if isinstance(dtypes, str):
+        dtypes = dict.fromkeys(columns, dtypes)
+    return Arrange(columns, shapes, dtypes, theirs.getTransformationFn())
 
 
 class Launched:

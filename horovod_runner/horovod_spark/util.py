@@ -75,11 +75,15 @@ def _write_rows(
         (valid, store.get_val_data_path(number)),
     ):
         if rows is not None:
-            plain = without_vectors(only(rows, columns))
-            plain.coalesce(max(1, parts)).write.mode("overwrite").parquet(path)
+            write_parquet(only(rows, columns), path, parts)
 
 
-def without_vectors(df: DataFrame) -> DataFrame:
+def write_parquet(df: DataFrame, path: str, parts: int) -> None:
+    """Write rows as at most so many Parquet files."""
+    _without_vectors(df).coalesce(max(1, parts)).write.mode("overwrite").parquet(path)
+
+
+def _without_vectors(df: DataFrame) -> DataFrame:
     """A DataFrame whose vectors of Spark ML are arrays, which Parquet has."""
     from pyspark.ml.functions import vector_to_array
     from pyspark.ml.linalg import VectorUDT

@@ -16,7 +16,7 @@ from horovod_runner.data.feed.options import FeedOptions, Framework
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.errors import DataError
 from horovod_runner.ml.model import TrainedModel
-from horovod_runner.ml.params import ColumnParams, TrainingParams
+from horovod_runner.ml.params import ColumnParams, TrainingParams, set_named
 from horovod_runner.ml.persistence import Saveable
 from horovod_runner.ml.plan import Metric, Trained, TrainingFunction, TrainingPlan
 from horovod_runner.ml.rows import TrainingRows, rows_of_trials, split
@@ -48,13 +48,7 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         super().__init__()
-        for name in params:
-            if not self.hasParam(name):
-                raise TypeError(
-                    f"{type(self).__name__} has no argument {name!r}: it has "
-                    f"{', '.join(param.name for param in self.params)}"
-                )
-        self._set(**params)
+        set_named(self, params)
 
     def setParams(self, **params: Any) -> Any:  # noqa: N802 - Spark's name
         """Set several Params."""

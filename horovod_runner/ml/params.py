@@ -93,6 +93,21 @@ def declare(name: str, doc: str, convert: Callable[[Any], Any] | None = None) ->
     return Param(Params._dummy(), name, doc, convert)
 
 
+def set_named(holder: Any, params: Mapping[str, Any]) -> None:
+    """Set Params by name, as the arguments of a class.
+
+    Raises:
+        TypeError: there is no such Param, or a value has the wrong type.
+    """
+    for name in params:
+        if not holder.hasParam(name):
+            raise TypeError(
+                f"{type(holder).__name__} has no argument {name!r}: it has "
+                f"{', '.join(param.name for param in holder.params)}"
+            )
+    holder._set(**params)
+
+
 def to_columns(value: Any) -> list[str | list[str]]:
     """Convert names of columns, or lists of names that lie side by side."""
     if isinstance(value, str) or not isinstance(value, Sequence):

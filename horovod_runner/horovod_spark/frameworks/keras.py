@@ -15,7 +15,7 @@ from horovod_runner.horovod_spark.estimator import HorovodEstimator
 from horovod_runner.horovod_spark.kinds import NamesKind
 from horovod_runner.horovod_spark.model import HorovodModel
 from horovod_runner.horovod_spark.params import EstimatorParams
-from horovod_runner.horovod_spark.training import Launched, Training
+from horovod_runner.horovod_spark.training import Launched, Training, arrange
 from horovod_runner.ml.params import declare, with_accessors
 from horovod_runner.ml.persistence import Saveable
 from horovod_runner.ml.plan import TrainingFunction, TrainingPlan
@@ -84,22 +84,13 @@ class KerasEstimator(_KerasFile, HorovodEstimator):
         given = self._common(training)
         estimator = _Estimator(**given, metrics=self.getMetrics())
         estimator.training = training
-        features = estimator.inputs
-        labels = {f"label {name}": name for name in self.getLabelCols()}
         inputs, outputs = self.get_model_shapes()
-        columns = {**features, **labels}
-        weight = self.getSampleWeightCol()
-        if weight is not None:
-            columns["weight of the row"] = weight
-        given_shapes = self.getLabelShapes() or outputs
-        estimator.arrange = Arrange(
-            columns,
-            {
-                **dict(zip(features, inputs, strict=False)),
-                **dict(zip(labels, given_shapes, strict=False)),
-            },
-            dtypes_of(self.getModel(), features),
-            self.getTransformationFn(),
+        estimator.arrange = arrange(
+            self,
+            estimator.inputs,
+            input_shapes=inputs,
+            label_shapes=self.getLabelShapes() or outputs,
+            dtypes=dtypes_of(self.getModel(), estimator.inputs),
         )
         return estimator
 

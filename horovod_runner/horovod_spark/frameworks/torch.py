@@ -17,7 +17,7 @@ from horovod_runner.horovod_spark.estimator import HorovodEstimator
 from horovod_runner.horovod_spark.kinds import NamesKind
 from horovod_runner.horovod_spark.model import HorovodModel
 from horovod_runner.horovod_spark.params import EstimatorParams
-from horovod_runner.horovod_spark.training import Launched, Training
+from horovod_runner.horovod_spark.training import Launched, Training, arrange
 from horovod_runner.ml.params import declare, with_accessors
 from horovod_runner.ml.plan import Metric, TrainingPlan
 from horovod_runner.scoring.models.torch import TorchKind
@@ -140,23 +140,14 @@ def torch_estimator(training: Training) -> _Estimator:
     given.setdefault("loss_weights", [1 / len(labels)] * len(labels))
     estimator = _Estimator(**given)
     estimator.training = training
-    estimator.arrange = arrange(theirs, estimator.inputs)
+    estimator.arrange = arrange(
+        theirs,
+        estimator.inputs,
+        input_shapes=theirs.getInputShapes() or (),
+        label_shapes=theirs.getLabelShapes() or (),
+        dtypes="float32",
+    )
     return estimator
-
-
-def arrange(theirs: Any, features: Mapping[str, str]) -> Arrange:
-    """What makes batches as Horovod's estimator for torch does."""
-    labels = {f"label {name}": name for name in theirs.getLabelCols()}
-    shapes = {
-        **dict(zip(features, theirs.getInputShapes() or (), strict=False)),
-        **dict(zip(labels, theirs.getLabelShapes() or (), strict=False)),
-    }
-    columns = {**features, **labels}
-    weight = theirs.getSampleWeightCol()
-    if weight is not None:
-        columns["weight of the row"] = weight
-    dtypes = dict.fromkeys(columns, "float32")
-    return Arrange(columns, shapes, dtypes, theirs.getTransformationFn())
 
 
 def metrics_of(groups: Sequence[Any], labels: Sequence[str]) -> dict[str, Metric]:
