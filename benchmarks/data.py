@@ -429,6 +429,15 @@ def end_to_end(bench: Bench) -> Iterator[Line]:
     yield _compared(title, seconds["ours"], taken, show, None)
 
 
+def scored(bench: Bench) -> Iterator[Line]:
+    """Time from a DataFrame to all its rows with a trained model's predictions."""
+    row = "scored"
+    bench.once(row, "scored", bench.task("narrow", rows=_FRAME_ROWS), {})
+    ours, peer = (bench.figure(row, "scored", name) for name in ("ours", "peer"))
+    title = f"{row}: ours / TorchDistributor, converter and predict_batch_udf"
+    yield _compared(title, ours, peer, _unit("s"), ("<=", 0.5))
+
+
 GROUPS: dict[str, Callable[[Bench], Iterator[Line]]] = {
     "narrow": narrow,
     "vec": vec,
@@ -439,6 +448,7 @@ GROUPS: dict[str, Callable[[Bench], Iterator[Line]]] = {
     "memory": memory,
     "plan": plan,
     "end-to-end": end_to_end,
+    "scored": scored,
 }
 
 
