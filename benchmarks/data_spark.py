@@ -1,4 +1,4 @@
-"""The measurements of ``data.py`` on Spark: a DataFrame to its first batch, to a trained model, to predictions.
+"""The measurements of ``data.py`` on Spark: from a DataFrame to batches, a model or predictions.
 
 Each function here runs in a separate driver process, in which its systems take turns.
 """
