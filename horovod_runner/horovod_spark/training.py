@@ -91,10 +91,16 @@ class Training:
         options["sinks"] = (*self.backend.options.get("sinks", ()), *self._log_sinks())
         return options
 
+    @property
+    def logs(self) -> str | None:
+        """The folder or URL of the run's logs in the store; None if they are not kept."""
+        store = self.estimator.getStore()
+        logs: str | None = None if store is None else store.get_logs_path(self.run_id)
+        return logs
+
     def _log_sinks(self) -> list[Any]:
         """Writes TensorBoard's logs where the store has them, if that can be done."""
-        store = self.estimator.getStore()
-        logs = None if store is None else store.get_logs_path(self.run_id)
+        logs = self.logs
         if logs is None or local_path(logs) is None:
             return []
         from horovod_runner.sinks.tensorboard import TensorBoardSink

@@ -391,6 +391,7 @@ def lightning_module() -> Any:
         def training_step(self, batch: Any, index: int) -> Any:
             loss = self._loss(batch)
             self.log("train_loss", loss)
+            self.logger.experiment.add_scalar("own", loss, index)  # as Horovod's example does
             return loss
 
         def validation_step(self, batch: Any, index: int) -> Any:
@@ -433,8 +434,13 @@ def test_a_module_for_lightning_1_trains(spark: SparkSession, tmp_path: Path) ->
         "use_gpu": False,
     }
     saver = pytorch_lightning.callbacks.ModelCheckpoint(monitor="avg_val_loss")
-    trained = TorchEstimator(**given, callbacks=[Counting(), saver]).fit(df)
+    rates = pytorch_lightning.callbacks.LearningRateMonitor()  # requires a logger
+    given |= {"callbacks": [Counting(), saver, rates], "log_every_n_steps": 1, "run_id": "one"}
+    trained = TorchEstimator(**given).fit(df)
     assert set(trained.getHistory()) >= {"train_loss", "avg_val_loss"}
+    logs = [file.read_bytes() for file in tmp_path.glob("store/runs/one/logs/events.*")]
+    for tag in (b"lr-SGD", b"own"):
+        assert any(tag in content for content in logs)
     assert counted.read_text().count("epoch") >= 2 * 2
     scored = trained.transform(df)
     assert scored.schema["y__output"].dataType.simpleString() == "float"

@@ -150,11 +150,10 @@ class _Estimator(Launched, ml.KerasEstimator):
 
     def _trained_objects(self) -> dict[str, Any]:
         theirs = self.training.estimator
-        store = theirs.getStore()
         return {
             **super()._trained_objects(),
             "checkpoint_callback": theirs.getCheckpointCallback(),
-            "logs": None if store is None else store.get_logs_path(self.training.run_id),
+            "logs": self.training.logs,
         }
 
 

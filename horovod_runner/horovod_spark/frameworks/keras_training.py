@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner.data.shard import Shard
+from horovod_runner.horovod_spark.frameworks.logs import copy_to_store
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.ml import keras_training
 from horovod_runner.ml.plan import Trained, TrainingPlan
@@ -81,20 +82,7 @@ def _own_callbacks(
                 checkpoint_callback.filepath = str(saved)
                 callbacks.append(checkpoint_callback)
         yield replace(plan, callbacks=callbacks), saved
-        if (folder / "logs").exists() and logs is not None:
-            _copy(folder / "logs", logs)
-
-
-def _copy(folder: Path, url: str) -> None:
-    """Copy the files of a folder to a folder of any filesystem."""
-    import fsspec
-
-    filesystem, target = fsspec.core.url_to_fs(url)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            name = f"{target}/{path.relative_to(folder)}"
-            filesystem.makedirs(name.rpartition("/")[0], exist_ok=True)
-            filesystem.put_file(str(path), name)
+        copy_to_store(folder / "logs", logs)
 
 
 def _weights(model: bytes, saved: Path) -> Any:

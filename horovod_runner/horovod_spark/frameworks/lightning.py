@@ -42,7 +42,7 @@ class TorchEstimator(of_torch.TorchEstimator):
     """
 
     num_gpus = declare("num_gpus", "not used: a rank has the GPUs that Spark gives it")
-    logger = declare("logger", "a logger of Lightning; unset: TensorBoard's, in the store")
+    logger = declare("logger", "a logger of Lightning; unset: TensorBoard's, into the store")
     log_every_n_steps = declare("log_every_n_steps", "steps between two lines of the logger")
     loader_num_epochs = declare("loader_num_epochs", _UNUSED)
     terminate_on_nan = declare("terminate_on_nan", "end the training at a loss that is no number")
@@ -130,6 +130,9 @@ class _Estimator(Launched, ml.LightningEstimator):
 
     def _train(self) -> TrainingFunction:
         return TrainingFunction("horovod_runner.horovod_spark.frameworks.lightning_training")
+
+    def _trained_objects(self) -> dict[str, Any]:
+        return {**super()._trained_objects(), "logs": self.training.logs}
 
 
 @with_accessors

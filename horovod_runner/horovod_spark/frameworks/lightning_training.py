@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from horovod_runner.data.shard import Shard
+from horovod_runner.horovod_spark.frameworks.logs import copy_to_store
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.lightning import framework
 from horovod_runner.ml import lightning_training
 from horovod_runner.ml.plan import Trained, TrainingPlan
 from horovod_runner.ml.torch_training import weights_of
+from horovod_runner.worker.api import current_rank
 
 _EPOCH_ENDS: Final = ("training_epoch_end", "validation_epoch_end")
 
@@ -31,6 +34,7 @@ def train(
     trainer_options: dict[str, Any],
     train: Shard,
     valid: Shard | None = None,
+    logs: str | None = None,
 ) -> Trained | None:
     """Train a Lightning module on this rank; the arguments are those of `ml`'s function.
 
@@ -40,13 +44,14 @@ def train(
         trainer_options: further arguments of ``Trainer``.
         train: the rows to train with.
         valid: the rows to validate with.
+        logs: the folder or URL for TensorBoard's logs; None keeps them nowhere.
 
     Returns:
         The weights on rank 0, of the best model if a ModelCheckpoint callback monitors one; None on
         other ranks.
     """
-    with _saving(plan.callbacks) as saver:
-        options = dict(trainer_options)
+    with _saving(plan.callbacks) as saver, _logger(logs) as logger:
+        options = {"logger": logger, **trainer_options}
         if saver is not None:
             options.setdefault("enable_checkpointing", True)
         trained = lightning_training.train(
@@ -74,6 +79,17 @@ def _saving(callbacks: Sequence[Any]) -> Iterator[Any]:
         if saver is not None:
             saver.dirpath = saver.dirpath or str(Path(folder))
         yield saver
+
+
+@contextmanager
+def _logger(logs: str | None) -> Iterator[Any]:
+    """A logger, which some callbacks require: TensorBoard's if rank 0 has a folder for it."""
+    if logs is None or current_rank() or not find_spec("tensorboard"):
+        yield framework.loggers.logger.DummyLogger()
+        return
+    with temporary_folder("lightning") as folder:
+        yield framework.loggers.TensorBoardLogger(str(folder), name=None, version="")
+        copy_to_store(Path(folder), logs)
 
 
 def _with_old_hooks(model: Any) -> Any:
