@@ -1,7 +1,8 @@
 """The options of a run: one frozen object, from the constructor to the rank.
 
-A new option is a field here and a line of code where it acts. The command line makes its options
-from the same fields: see `commands.run_options`.
+A new option is a field of one of the groups here, and a line of code where it acts. The everyday
+options at the top of :class:`Options` are arguments of HorovodRunner too, in `runner`. The command
+line makes its options from the same fields: see `commands.run_options`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def load(
     """Load the checkpoint to resume from: rank 0 reads it and broadcasts it.
 
     Args:
-        plan: the run's.
+        plan: the run's plan for its checkpoints.
         rank: this rank's number.
         size: the number of ranks, all of which call this.
         warn: called with a line for the user if a checkpoint is damaged.
@@ -56,22 +56,22 @@ def load(
     broadcast = None if size == 1 else _broadcast()
     if not plan.resume:
         return None
-    with ExitStack() as kept:
+    with ExitStack() as cleanup:
         if rank == 0:
-            path, marker = _latest_intact(plan, kept, warn)
+            path, marker = _latest_intact(plan, cleanup, warn)
             if broadcast is not None:
                 broadcast(plan.resume.index(marker).to_bytes(8, "little"), 8)
                 _send_file(path, broadcast)
         else:
             assert broadcast is not None  # noqa: S101 - rank 1 and above exist only if size > 1
             marker = plan.resume[int.from_bytes(broadcast(b"", 8), "little")]
-            path = _receive_file(marker, broadcast, kept)
+            path = _receive_file(marker, broadcast, cleanup)
         state = formats.read(marker.kind, path)
     return LoadedCheckpoint(state, marker.step, dict(marker.metrics))
 
 
 def _latest_intact(
-    plan: CheckpointPlan, kept: ExitStack, warn: Callable[[str], None]
+    plan: CheckpointPlan, cleanup: ExitStack, warn: Callable[[str], None]
 ) -> tuple[Path, Marker]:
     """The latest checkpoint that is not damaged."""
     if plan.fetched:  # the driver has verified it
@@ -80,7 +80,7 @@ def _latest_intact(
     folder = folders.open_folder(plan.folder)
     for marker in plan.resume:
         try:
-            return kept.enter_context(checkpoint.intact_file(folder, marker)), marker
+            return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
         except CheckpointError as error:
             warn(f"HorovodRunner: {error} The earlier one is used.")
     raise CheckpointError(
@@ -99,9 +99,9 @@ def _send_file(path: Path, broadcast: Callable[[bytes, int], bytes]) -> None:
 
 
 def _receive_file(
-    marker: Marker, broadcast: Callable[[bytes, int], bytes], kept: ExitStack
+    marker: Marker, broadcast: Callable[[bytes, int], bytes], cleanup: ExitStack
 ) -> Path:
-    path = Path(kept.enter_context(temporary_folder("checkpoint"))) / marker.name
+    path = Path(cleanup.enter_context(temporary_folder("checkpoint"))) / marker.name
     left = marker.size
     with path.open("xb") as file:
         while left:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_choosing = threading.Lock()  # a CrossValidator scores in several threads at once
+_python_exec_lock = threading.Lock()  # a CrossValidator scores in several threads at once
 
 
 def conf_of(spark: SparkSession, name: str) -> str | None:
@@ -60,15 +60,15 @@ def map_in_arrow(
 def current_python(spark: SparkSession) -> Iterator[None]:
     """On ``local[n]``, make Spark run this interpreter, unless the user has set another one.
 
-    By default Spark runs the first ``python3`` on PATH. If this environment was not activated, that
-    is another one.
+    By default Spark runs the first ``python3`` on PATH. If this virtual environment is not
+    activated, that may be another interpreter.
     """
     context = spark_context(spark)
-    chosen = "PYSPARK_PYTHON" in os.environ or conf_of(spark, "spark.pyspark.python")
-    if context is None or chosen or not is_on_this_machine(spark):
+    user_chose = "PYSPARK_PYTHON" in os.environ or conf_of(spark, "spark.pyspark.python")
+    if context is None or user_chose or not is_on_this_machine(spark):
         yield
         return
-    with _choosing:
+    with _python_exec_lock:
         before = context.pythonExec
         context.pythonExec = sys.executable
         try:

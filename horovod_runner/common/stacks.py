@@ -21,11 +21,12 @@ _COLLECTIVE = re.compile(
 NO_ANSWER = "no answer: it is frozen, or waits in the kernel for a disk"
 
 
-def threads(text: str) -> list[list[str]]:
+def split_threads(text: str) -> list[list[str]]:
     """Split a stack dump into the calls of each thread.
 
     Returns:
-        A list of lines per thread, the most recent call first; the main thread's list is first.
+        A list of lines per thread, the most recent call first. The main thread's list is first; a
+        thread with lines of this package alone has none.
     """
     blocks: list[list[str]] = []
     for line in text.splitlines():
@@ -38,7 +39,7 @@ def threads(text: str) -> list[list[str]]:
 
 def place(text: str) -> str:
     """Where the main thread is, in a few words: the innermost line of the user's code."""
-    calls = next(iter(threads(text)), None)
+    calls = next(iter(split_threads(text)), None)
     if calls is None:
         return NO_ANSWER
     users = next((call for call in calls if not _LIBRARY.search(call)), calls[0])
@@ -51,12 +52,12 @@ def in_collective(text: str) -> bool:
 
     TensorFlow calls Horovod from native code, so any TensorFlow execution counts.
     """
-    return any(_COLLECTIVE.search(call) for calls in threads(text) for call in calls)
+    return any(_COLLECTIVE.search(call) for calls in split_threads(text) for call in calls)
 
 
 def _short(call: str) -> str:
     match = _CALL.match(f"  {call}")
-    assert match is not None  # noqa: S101 - made by threads()
+    assert match is not None  # noqa: S101 - made by split_threads()
     file = re.split(r"[/\\]", match["file"])[-1]
     return f"{file}:{match['line']} in {match['name']}"
 
@@ -69,7 +70,7 @@ def show(by_rank: Mapping[int, str]) -> str:
     """Format the stacks of all ranks; ranks with equal stacks share a block."""
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(by_rank.items()):
-        groups.setdefault(_block(threads(text)), []).append(rank)
+        groups.setdefault(_block(split_threads(text)), []).append(rank)
     return "\n".join(f"Stack of {ranks_text(ranks)}:\n{block}" for block, ranks in groups.items())
 
 

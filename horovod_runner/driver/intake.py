@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, assert_never
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.sinks import Sink
@@ -19,6 +19,15 @@ Content = (
     | messages.Saved
     | messages.Unsaved
     | messages.Fetch
+)
+#: What a task sends about its own rank.
+OwnMessage = (
+    messages.Started
+    | messages.Weights
+    | messages.Fence
+    | messages.Lookup
+    | messages.Failed
+    | Content
 )
 
 
@@ -59,14 +68,25 @@ class Intake:
     def __init__(self, sink: Sink, archive: Archive | None) -> None:
         self._sink = sink
         self._archive = archive
-        self.reports = sink.reports
-        self.notice = sink.notice
-        self.controller = sink.controller
-        self.ranks = sink.ranks
-        self.idle = sink.idle
+
+    def reports(self, reports: Sequence[messages.Report]) -> None:
+        """As in :class:`Observer`, like all methods below."""
+        self._sink.reports(reports)
+
+    def notice(self, text: str) -> None:
+        self._sink.notice(text)
+
+    def controller(self, name: messages.Controller) -> None:
+        self._sink.controller(name)
+
+    def ranks(self, ranks: list[RankInfo]) -> None:
+        self._sink.ranks(ranks)
+
+    def idle(self) -> None:
+        self._sink.idle()
 
     def take(self, message: Content) -> messages.Fetched | None:
-        """As :class:`Observer`. A checkpoint that cannot be written does not end the training."""
+        """See :class:`Observer`. A checkpoint that cannot be written does not end the training."""
         match message:
             case messages.Output():
                 self._sink.output(message.rank, message.stream, message.text)
@@ -82,6 +102,8 @@ class Intake:
                 self._take_saved(message)
             case messages.Unsaved():
                 self._warn_unsaved(f"the checkpoint of step {message.step}", message.reason)
+            case _:
+                assert_never(message)
         return None
 
     def _take_part(self, message: messages.FilePart) -> None:

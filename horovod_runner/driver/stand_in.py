@@ -12,6 +12,7 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Sequence
+from typing import assert_never
 
 import msgspec
 
@@ -95,7 +96,7 @@ class StandIn:
 class _StartedElsewhere:
     """Takes the place of the launch: the driver started the tasks."""
 
-    late = None
+    late_error = None
     expected = None
     running = False
     finished = False
@@ -146,6 +147,8 @@ class Keeper:
                 self._facts.append(message)
             case Output() | Log():
                 self._keep_text(message)
+            case _:
+                assert_never(message)
         return None
 
     def _keep_text(self, message: Output | Log) -> None:

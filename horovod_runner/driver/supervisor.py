@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from threading import Event as Flag
-from typing import Final, cast
+from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
-from horovod_runner.driver.intake import Content, Observer
+from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.liveness import Liveness
 from horovod_runner.driver.phases import GATHER_SECONDS, Event, Phase, State
 from horovod_runner.driver.roster import Roster
@@ -149,7 +149,7 @@ class Supervisor:
                 self.phase.on(Event.UNREACHABLE)
                 self.say_unreachable()
             case State.STARTING:
-                self.problem = self._launch.late
+                self.problem = self._launch.late_error
                 # A task that reports later is told to stop, too.
                 self._end(Event.TIMEOUT, "no task started in time")
                 self._launch.cancel()
@@ -260,7 +260,7 @@ class Supervisor:
             case _:
                 self._handle_own(task, message)
 
-    def _handle_own(self, task: int, message: messages.FromRank) -> None:
+    def _handle_own(self, task: int, message: OwnMessage) -> None:
         """Handle what a rank sends about itself."""
         match message:
             case messages.Started():
@@ -274,8 +274,15 @@ class Supervisor:
                 self._channel.send(task, messages.MpiValues(self.roster.mpi_values))
             case messages.Failed():
                 self._on_failed(task, message)
+            case messages.Output() | messages.Log() | messages.Began():
+                self._observe(task, message)
+            case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
+                if message.rank == 0:
+                    self._observe(task, message)
+                else:
+                    self._channel.dropped += 1  # only rank 0 saves and loads
             case _:
-                self._on_content(task, cast("Content", message))
+                assert_never(message)
 
     def _on_reports(self, task: int, reports: list[messages.Report]) -> None:
         if self.phase.state is State.DETACHED:
@@ -287,11 +294,7 @@ class Supervisor:
         if valid:
             self._observer.reports(valid)
 
-    def _on_content(self, task: int, message: Content) -> None:
-        live = isinstance(message, messages.Output | messages.Log | messages.Began)
-        if not live and message.rank != 0:
-            self._channel.dropped += 1  # only rank 0 saves and loads
-            return
+    def _observe(self, task: int, message: Content) -> None:
         try:
             answer = self._observer.take(message)
         except ValueError:

@@ -30,7 +30,7 @@ class Launch(Protocol):
     """One launch of all ranks, under way."""
 
     @property
-    def late(self) -> HorovodRunnerError | None:
+    def late_error(self) -> HorovodRunnerError | None:
         """The error to raise if no task has said Hello by :attr:`expected`."""
 
     @property

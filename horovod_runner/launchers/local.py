@@ -41,7 +41,7 @@ class LocalLauncher:
 class LocalLaunch:
     """The ranks of one run on this machine."""
 
-    late = None
+    late_error = None
     expected = None
     running = False
 

@@ -231,7 +231,7 @@ class SlurmLaunch:
         self._wake()
 
     @property
-    def late(self) -> SlotError:
+    def late_error(self) -> SlotError:
         """The error to raise if no task has started in time."""
         lines = "; ".join(self._last_lines) or "srun printed nothing"
         return SlotError(

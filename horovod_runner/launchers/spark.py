@@ -177,30 +177,33 @@ class SparkLauncher:
         if threads is not None:
             # Spark sets this variable in every task. Only this setting shows that the user did.
             job = replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
-        task = partial(
+        task_function = partial(
             run_task,
             job,
             address,
-            # On a local master the executor's log is this process's terminal.
+            # On a local master what a task prints appears in this terminal anyway. The log of a
+            # Connect server does not.
             echo=self._is_connect or not self._is_local,
             make_stand_in=self._make_stand_in if self._is_connect else None,
             dataframes=tuple(dataframes),
         )
         if not self._is_connect:
-            return SparkLaunch(self._spark, job, task, wake, dataframes, profile=self._profile)
+            return SparkLaunch(
+                self._spark, job, task_function, wake, dataframes, profile=self._profile
+            )
         seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
         return ConnectLaunch(
             self._spark,
             job,
-            task,
+            task_function,
             wake,
             dataframes,
             profile=self._profile,
-            late=self._late(job.size, seconds),
+            late_error=self._late_error(job.size, seconds),
             seconds=seconds,
         )
 
-    def _late(self, size: int, seconds: float) -> SlotError:
+    def _late_error(self, size: int, seconds: float) -> SlotError:
         return SlotError(
             f"np={size}: Spark has started no task within {seconds:.0f} s. It starts all tasks of "
             f"a barrier job together: {self.where} has fewer than {size} free slots, because it is "

@@ -39,7 +39,7 @@ class SparkLaunch:
         profile: the resources of a task; None for the application's settings.
     """
 
-    late: SlotError | None = None
+    late_error: SlotError | None = None
     # A SparkContext counts slots exactly, so the tasks start as soon as other jobs let them.
     expected: float | None = None
     running = False
@@ -135,7 +135,7 @@ class ConnectLaunch(SparkLaunch):
     """One barrier job that a Connect server runs for this process.
 
     Args:
-        late: the error to raise if no task has started within ``seconds``.
+        late_error: the error to raise if no task has started within ``seconds``.
         seconds: the time limit for the first task.
     """
 
@@ -148,10 +148,10 @@ class ConnectLaunch(SparkLaunch):
         dataframes: Mapping[str, DataFrame],
         *,
         profile: ResourceProfile | None,
-        late: SlotError,
+        late_error: SlotError,
         seconds: float,
     ) -> None:
-        self.late = late
+        self.late_error = late_error
         self._start_by = time.monotonic() + seconds
         self._tag = f"horovod_runner-{job.run_id}"
         self._tags = {*spark.getTags(), self._tag}

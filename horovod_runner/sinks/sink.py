@@ -61,7 +61,11 @@ class Sink:
         """
 
     def reports(self, reports: Sequence[Report]) -> None:
-        """Several reports of one rank arrived together; calls :meth:`report` with each."""
+        """Several reports of one rank arrived together; calls :meth:`report` with each.
+
+        Only the runner's built-in sinks get this call. A sink in ``sinks=[...]`` gets
+        :meth:`report` for each report.
+        """
         for report in reports:
             self.report(report)
 

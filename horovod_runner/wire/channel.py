@@ -139,17 +139,11 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def receive(self, timeout: float | None = None) -> Iterator[tuple[int, FromRank]]:
-        """Yield the messages that have arrived, each with the number of its task.
+    def batches(self, timeout: float | None = None) -> Iterator[tuple[int, list[FromRank]]]:
+        """Yield the messages that have arrived: the number of a task and a batch of its messages.
 
         Waits at most ``timeout`` seconds (None: without limit) for a message or :meth:`wake`.
         """
-        for task, batch in self.batches(timeout):
-            for message in batch:
-                yield task, message
-
-    def batches(self, timeout: float | None = None) -> Iterator[tuple[int, list[FromRank]]]:
-        """Like :meth:`receive`, with the messages of one batch in one list."""
         ready = dict(self._poller.poll(None if timeout is None else math.ceil(timeout * 1000)))
         if self._wake_read in ready:
             os.read(self._wake_read, 4096)

@@ -46,9 +46,10 @@ def receive(
     channel: Channel, timeout: float | None = None
 ) -> Iterator[tuple[int, messages.FromRank]]:
     """The received messages without heartbeats, which depend on time."""
-    for task, message in channel.receive(timeout):
-        if not isinstance(message, messages.Alive):
-            yield task, message
+    for task, batch in channel.batches(timeout):
+        for message in batch:
+            if not isinstance(message, messages.Alive):
+                yield task, message
 
 
 def collect(
@@ -257,7 +258,7 @@ def test_a_frozen_driver_counts_as_lost_unless_it_comes_back_in_time(
             sys.stdout.buffer.write(pickle.dumps(channel.address))
             sys.stdout.flush()
             while True:
-                list(channel.receive())
+                list(channel.batches())
         """
     )
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as driver:

@@ -153,7 +153,7 @@ def test_the_first_look_comes_well_before_the_timeout(timeout: float | None, sec
 
 
 def test_the_main_threads_stack_comes_first_and_ends_where_the_users_code_does() -> None:
-    main, other = stacks.threads(dump(41, other=7))
+    main, other = stacks.split_threads(dump(41, other=7))
     assert [frame.rpartition(" in ")[2] for frame in main] == ["synchronize", "step"]
     assert other == ['File "/lib/q.py", line 7 in get']
 

@@ -25,17 +25,21 @@ _FEED = "_horovod_runner_feed"
 
 
 def dataset_of(plan: Plan) -> tf.data.Dataset:
-    """Make a dataset; each iteration is an epoch."""
+    """Make a dataset of batches: a dict of tensors by name, or a tuple, of ``batch_size`` rows.
+
+    Each iteration over it is one epoch.
+    """
     is_uniform = all(field.is_uniform for field in plan.fields)
-    options, rows = plan.options, plan.options.batch_size
-    feed: Feed[Any] = Feed(plan, _whole if is_uniform else _split)
+    options, batch_size = plan.options, plan.options.batch_size
+    feed: Feed[Any] = Feed(plan, _as_chunk if is_uniform else _as_batches)
     feed.skip(options.start)
-    signatures = [_signature(field, rows) for field in plan.fields]
+    signatures = [_signature(field, batch_size) for field in plan.fields]
     if options.sample_weights:
-        signatures.append(tf.TensorSpec([rows], tf.float32))
+        signatures.append(tf.TensorSpec([batch_size], tf.float32))
     dataset = (_in_chunks if is_uniform else _one_by_one)(feed, signatures)
     if not options.as_tuple:
         dataset = dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))
+    # TensorFlow takes the number of batches from the first iteration: it must be a whole epoch.
     if not options.start % max(1, len(feed)):
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(feed)))
     setattr(dataset, _FEED, feed)
@@ -48,11 +52,11 @@ def feed_of(dataset: object) -> Feed[Any] | None:
     return feed
 
 
-def _whole(_: list[str], values: list[Any]) -> list[Any]:
+def _as_chunk(_: list[str], values: list[Any]) -> list[Any]:
     return values
 
 
-def _split(_: list[str], values: list[Any]) -> list[Any]:
+def _as_batches(_: list[str], values: list[Any]) -> list[Any]:
     return list(zip(*values, strict=True))
 
 

@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 
 from horovod_runner.data.pack.buffers import Buffers
-from horovod_runner.data.pack.claims import locked, make_together
 from horovod_runner.data.pack.columns import Array, Column, Rows
+from horovod_runner.data.pack.file_locks import locked, make_together
 from horovod_runner.data.pack.layout import Chunk, Layout, UnitSizes
 from horovod_runner.data.pack.writer import Writer
 from horovod_runner.errors import DataError

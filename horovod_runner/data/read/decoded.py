@@ -37,12 +37,16 @@ class Decoded:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The columns, by name."""
-        heads = tuple(f"{name}." for name in self.images)
+        """The columns, by name.
+
+        An encoded image is a struct column, whose fields the other reader lists as columns
+        ("photo.data"): the column of pixels replaces them.
+        """
+        prefixes = tuple(f"{name}." for name in self.images)
         others = {
             name: column
             for name, column in self.reader.columns.items()
-            if not name.startswith(heads)
+            if not name.startswith(prefixes)
         }
         pixels = {
             name: Column(name, "vector", "uint8", image.shape)

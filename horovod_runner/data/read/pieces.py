@@ -13,8 +13,8 @@ import msgspec
 import pyarrow as pa
 
 from horovod_runner.data.pack import columns as column_types
-from horovod_runner.data.pack.claims import make_together
 from horovod_runner.data.pack.columns import Column
+from horovod_runner.data.pack.file_locks import make_together
 from horovod_runner.data.pack.layout import Chunk, Layout
 from horovod_runner.data.pack.writer import Writer
 from horovod_runner.data.read.readers import Pieces, pack_batch
@@ -118,30 +118,31 @@ class PieceWriter:
 
 
 def write_together(
-    folder: Path, name: str, parts: int, read: Callable[[int], Iterator[pa.RecordBatch]]
+    folder: Path, name: str, count: int, read: Callable[[int], Iterator[pa.RecordBatch]]
 ) -> list[Piece]:
     """Write pieces, together with the other processes of this host that need them.
 
     Args:
         folder: the run's folder.
         name: the dataset's name.
-        parts: the number of pieces.
+        count: the number of pieces.
         read: yields the rows of a piece, by its number.
 
     Raises:
         DataError: a column cannot become a tensor, has nulls, or there is too little room.
     """
+    paths = [folder / f"{name}-{number}.piece" for number in range(count)]
 
-    def make(part: int) -> None:
-        with PieceWriter(folder, part, f"{name}-{part}-{uuid4().hex[:8]}") as writer:
-            for batch in read(part):
+    def make(number: int) -> None:
+        # Another name each time: files of a process that was killed while it wrote may be there.
+        with PieceWriter(folder, number, f"{name}-{number}-{uuid4().hex[:8]}") as writer:
+            for batch in read(number):
                 writer.append(batch)
             description = msgspec.msgpack.encode(writer.finish())
-        draft = paths[part].with_suffix(".draft")
-        draft.write_bytes(description)
-        draft.rename(paths[part])
+        temporary = paths[number].with_suffix(".tmp")
+        temporary.write_bytes(description)
+        temporary.rename(paths[number])
 
-    paths = [folder / f"{name}-{part}.piece" for part in range(parts)]
     make_together(paths, make)
     return [msgspec.msgpack.decode(path.read_bytes(), type=Piece) for path in paths]
 

@@ -23,10 +23,10 @@ def make_together(paths: Sequence[Path], make: Callable[[int], None]) -> None:
     # A rank that is alone on its host uses two threads: one reads while the other writes. Ranks
     # that share a host overlap anyway, and would need more memory.
     is_alone = os.environ.get("HOROVOD_LOCAL_SIZE", "1") == "1"
-    threads = min(2 if is_alone else 1, len(paths))
+    threads = max(1, min(2 if is_alone else 1, len(paths)))
     with ThreadPoolExecutor(threads, "horovod_runner-pack") as pool:
-        for done in [pool.submit(_make_missing, paths, make) for _ in range(threads)]:
-            done.result()
+        for future in [pool.submit(_make_missing, paths, make) for _ in range(threads)]:
+            future.result()
 
 
 def _make_missing(paths: Sequence[Path], make: Callable[[int], None]) -> None:
