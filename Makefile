@@ -30,6 +30,7 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
+export DIST_EXTRA_CONFIG := $(CURDIR)/constraints/build.cfg
 # Every rank is a process: each would compile this package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
