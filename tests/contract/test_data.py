@@ -337,7 +337,7 @@ def test_rows_that_petastorm_reads_are_spread_evenly(
 
 
 @pytest.mark.horovod
-@pytest.mark.places("local", "spark")
+@pytest.mark.places("local")
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_evaluate_gives_every_rank_the_mean_over_all_rows(ranks: Ranks, framework: str) -> None:
     def main(valid: Shard) -> list[list[float]]:

@@ -199,6 +199,7 @@ def test_a_pipeline_is_searched_saved_and_loaded(spark: SparkSession, tmp_path: 
     assert loaded.stages[1].history == model.stages[1].bestModel.history
 
 
+@on_classic_spark
 def test_an_estimator_and_its_model_are_saved_and_loaded(
     spark: SparkSession, tmp_path: Path
 ) -> None:

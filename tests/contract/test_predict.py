@@ -370,7 +370,7 @@ def test_a_filter_on_an_output_computes_it_once(spark: SparkSession, tmp_path: P
     assert Path(calls).read_text() == "call\n"
 
 
-@everywhere
+@pytest.mark.places("connect", "cluster")  # what they refuse, or have to send
 def test_a_large_model_reaches_the_executors(df: DataFrame) -> None:
     """Too large for the function: it goes as a file."""
     torch = pytest.importorskip("torch")

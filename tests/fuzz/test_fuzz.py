@@ -42,7 +42,7 @@ from tests.unit.test_driver import Launched
 
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600), pytest.mark.usefixtures("room")]
 
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "3000"))  # per socket
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "1500"))  # per socket
 OPEN = 64  # connections at a time
 PATIENCE = 60.0  # seconds for an answer that takes microseconds
 # With 100,000 inputs a leak of one kilobyte per input would be 100 MB.

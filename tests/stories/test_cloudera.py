@@ -140,22 +140,3 @@ def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
         process.send_signal(signal.SIGINT)
         assert "interrupted: all workers have ended" in process.stdout.read()
     assert process.returncode == 130
-
-
-def test_stop_spins_down_what_another_terminal_started(nothing_stays: None) -> None:
-    with subprocess.Popen(
-        [sys.executable, SCRIPT, "--epochs", "1000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "epoch  1 on 2 CPU" in line:
-                break
-        (run,) = runs()
-        stopped = subprocess.run([COMMAND, "stop", run], capture_output=True, text=True, check=True)
-        assert stopped.stdout == f"{run}: ended\n"
-        _, said = process.communicate()
-    assert "all workers have ended: run" in said
-    assert process.returncode == 1
