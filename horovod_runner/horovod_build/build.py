@@ -112,7 +112,9 @@ def _build_environment(plan: BuildPlan, folder: Path) -> dict[str, str]:
         relative = os.path.relpath(plan.mpi.library, os.path.realpath(modules))
         environment[source.RPATH] = f"$ORIGIN/{relative}"
         environment[source.REQUIRES] = "mpich>=4"
-    environment.setdefault("MAKEFLAGS", f"-j{_compilers()}")
+    # Horovod's setup.py starts eight compilers where MAKEFLAGS is empty, as make sets it.
+    if "MAKELEVEL" in environment or not environment.get("MAKEFLAGS"):
+        environment["MAKEFLAGS"] = f"-j{_compilers()}"
     if plan.gpu and plan.cuda_home and plan.nccl:
         home = str(plan.cuda_home)
         environment |= {
