@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +24,44 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.places("spark")]
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a tracking server with a database, and a registry of models."""
+    pytest.importorskip("mlflow")
+    folder = tmp_path_factory.mktemp("mlflow")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/store.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    url = f"http://127.0.0.1:{port}"
+    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    with (
+        (folder / "log").open("w+") as log,
+        subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
+    ):
+        deadline = time.monotonic() + 120
+        while True:
+            with suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+                break
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.2)  # a port offers no event
+        yield url
+        process.terminate()
+
+
 @pytest.fixture
-def mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """MLflow with a folder as its store."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", str(tmp_path / "mlruns"))
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+def mlflow(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """MLflow with its tracking server."""
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_REQUIREMENTS_INFERENCE_RAISE_ERRORS", "false")
-    pytest.importorskip("torch")
-    return pytest.importorskip("mlflow")
+    mlflow.set_tracking_uri(server)
+    yield mlflow
+    mlflow.set_tracking_uri("")
 
 
 @pytest.fixture
@@ -61,7 +98,9 @@ def test_a_run_logs_its_model_with_signature_and_example(
     runner = HorovodRunner(np=-1, progress=False, gpus_per_rank=0)
     runner.run(train, data=df)
     assert runner.last_run is not None
-    info = runner.last_run.log_model("net", network, columns=COLUMNS, output="p")
+    info = runner.last_run.log_model(
+        "net", network, columns=COLUMNS, output="p", registered_model_name="main.digits.net"
+    )
     assert [each.name for each in info.signature.inputs] == ["a", "b"]
     assert [each.name for each in info.signature.outputs] == ["p"]
     assert info.saved_input_example_info is not None
@@ -74,7 +113,7 @@ def test_a_run_logs_its_model_with_signature_and_example(
     scored = df.withColumn("p", udf("a", "b"))
     got = [row.p for row in scored.orderBy("id").collect()]
     np.testing.assert_allclose([getattr(p, "p", p) for p in got], expected(), rtol=1e-5)
-    again = predict(df, info.model_uri, ["a", "b"], output="p")
+    again = predict(df, "models:/main.digits.net/1", ["a", "b"], output="p")
     np.testing.assert_allclose(
         [row.p for row in again.orderBy("id").collect()], expected(), rtol=1e-5
     )
@@ -130,3 +169,33 @@ def test_a_model_of_an_estimator_is_logged(mlflow: Any, df: DataFrame) -> None:
     loaded = mlflow.pyfunc.load_model(info.model_uri)
     got = loaded.predict(df.select("a", "b").toPandas())["prediction"]
     np.testing.assert_allclose(got, expected(), rtol=1e-5)
+
+
+def test_autologging_takes_an_estimator_as_others_of_spark_ml(
+    mlflow: Any, spark: SparkSession, df: DataFrame
+) -> None:
+    import torch
+    from pyspark.ml import Pipeline
+
+    from horovod_runner.ml import TorchEstimator
+
+    estimator = TorchEstimator(
+        np=1,
+        model=network(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        loss=torch.nn.MSELoss(),
+        feature_cols=[["a"], "b"],
+        label_cols=["a"],
+        epochs=1,
+        use_gpu=False,
+        verbose=0,
+    )
+    mlflow.pyspark.ml.autolog(log_models=False)
+    try:
+        with mlflow.start_run() as run:
+            Pipeline(stages=[estimator]).fit(df)
+    finally:
+        mlflow.pyspark.ml.autolog(disable=True)
+    logged = mlflow.get_run(run.info.run_id).data
+    assert logged.params[f"{type(estimator).__name__}.epochs"] == "1"
+    assert logged.tags["estimator_name"] == "Pipeline"
