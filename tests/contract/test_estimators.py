@@ -353,6 +353,22 @@ def test_mistakes_are_told_before_anything_is_launched(
         estimator.fit(df)
 
 
+@on_classic_spark
+def test_rows_are_split_by_a_column_or_a_fraction(spark: SparkSession) -> None:
+    from horovod_runner.ml.rows import split
+
+    df = classes(spark)
+    train, valid = split(df, "fold", 0)
+    assert valid is not None
+    assert (train.filter("fold").count(), valid.filter("not fold").count()) == (0, 0)
+    assert train.count() + valid.count() == ROWS
+    train, valid = split(df, 0.25, 0)
+    assert valid is not None
+    assert train.count() + valid.count() == ROWS
+    assert 0.15 * ROWS < valid.count() < 0.35 * ROWS
+    assert split(df, None, 0) == (df, None)
+
+
 def test_an_unknown_argument_is_refused() -> None:
     with pytest.raises(TypeError, match="no argument 'epoch': it has"):
         regression(epoch=3)
