@@ -31,8 +31,8 @@ class Archive:
     """A run's checkpoints, and its timeline: a context manager around the run.
 
     Args:
-        run_id: the run's.
-        options: the run's.
+        run_id: the id in the names of the run's checkpoints.
+        options: what the user chose for the run.
 
     Attributes:
         markers: of the complete checkpoints, latest first.

@@ -167,7 +167,7 @@ def clean_up(folder: Folder, token: str, *, probes: bool = True, exclusive: bool
 
     Args:
         folder: to clean up.
-        token: the run's.
+        token: the run's, in the names of its checkpoints.
         probes: whether the run's probe file is removed, too.
         exclusive: no other run is using the folder: files of crashed runs are removed at any age.
     """

@@ -62,7 +62,7 @@ def make_offer(
     """Describe this task's host to the driver.
 
     Args:
-        job: the run's.
+        job: what the ranks of the run execute.
         address: the driver's channel; decides which network interface is offered.
         task: this task's number.
         task_gpus: the GPUs that Spark gave this task.

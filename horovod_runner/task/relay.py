@@ -47,7 +47,7 @@ class Relay:
     """Reads a worker's pipes, sends their content to the driver, and ends the worker when ordered.
 
     Args:
-        job: the run's.
+        job: what the ranks of the run execute.
         assignment: the rank's slot.
         link: the task's end of the message channel.
         worker: the worker process.

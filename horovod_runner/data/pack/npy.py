@@ -22,9 +22,9 @@ def decode(array: pa.Array, name: str, *, ragged: bool = False) -> pa.Array:
     """Decode cells to numbers, to (nested) fixed-size lists, or to lists if lengths differ.
 
     Args:
-        array: binary cells, without nulls.
+        array: one or more binary cells, without nulls.
         name: name of the column, for error messages.
-        ragged: lengths may differ; one-dimensional cells then always become lists.
+        ragged: one-dimensional cells become lists, even if all lengths are equal.
 
     Raises:
         DataError: a cell is not a complete array of numbers, or arrays of several dimensions have
@@ -34,11 +34,12 @@ def decode(array: pa.Array, name: str, *, ragged: bool = False) -> pa.Array:
     _, offsets_buffer, data = cells.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int64, len(cells) + 1, cells.offset * 8)
     lengths = np.diff(offsets)
-    whole = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    cell_bytes = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
     if len(cells) and (lengths == lengths[0]).all():
-        matrix = whole.reshape(len(cells), -1)
+        matrix = cell_bytes.reshape(len(cells), -1)
         start, dtype, shape = _header(cells[0].as_py(), name)
         _check_size(matrix.shape[1] - start, dtype, shape, name)
+        # Cells without numbers have no bytes to cut the headers off.
         if 0 not in shape and (matrix[:, :start] == matrix[0, :start]).all():
             values = np.frombuffer(matrix[:, start:].tobytes(), dtype)
             values = values.astype(dtype.newbyteorder("="), copy=False)
