@@ -392,7 +392,7 @@ def test_the_rank_table_is_on_the_drivers_log(
 
 
 def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
-    texts = [letter * 20_000 for letter in "abcd"]
+    texts = [letter * 2_000_000 for letter in "abcd"]  # longer than the pipe takes at once
 
     def main() -> None:
         import multiprocessing
@@ -400,7 +400,7 @@ def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
         fork = multiprocessing.get_context("fork")
 
         def shout(text: str) -> None:
-            for _ in range(20):
+            for _ in range(3):
                 log_to_driver(text)
 
         workers: list[Any] = [threading.Thread(target=shout, args=[text]) for text in texts[:2]]
@@ -412,7 +412,7 @@ def test_messages_from_forks_and_threads_do_not_mix(ranks: Ranks) -> None:
 
     lines: list[str] = []
     _run_and_collect(ranks, 1, main, lines)
-    assert sorted(lines) == sorted(texts * 20)
+    assert sorted(lines) == sorted(texts * 3)
 
 
 @pytest.mark.places(*EVERYWHERE)
