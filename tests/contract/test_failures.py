@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,25 @@ def test_failing_runs_leave_nothing_and_the_next_one_works(ranks: Ranks) -> None
         with pytest.raises((ValueError, RankFailedError)):
             ranks.run(2, main, way=number % 3)
     assert ranks.run(2, int) == 0
+
+
+@pytest.mark.places("local")
+def test_an_exception_is_raised_though_rank_0_has_returned(ranks: Ranks, tmp_path: Path) -> None:
+    written = tmp_path / "pid"
+
+    def main() -> None:
+        if os.environ["HOROVOD_RANK"] == "0":
+            written.with_suffix(".part").write_text(str(os.getpid()))
+            written.with_suffix(".part").rename(written)
+            return
+        while not written.exists():
+            time.sleep(0.01)  # a file offers no event
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(int(written.read_text())).wait()
+        raise ValueError("after rank 0")
+
+    with pytest.raises(ValueError, match="after rank 0"):
+        ranks.run(2, main)
 
 
 def test_a_failure_inside_hvd_init_is_told_as_an_abort() -> None:

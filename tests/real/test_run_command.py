@@ -16,6 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
+from horovod_runner.results import registry
+from horovod_runner.wire import job_file
+
 pytestmark = pytest.mark.horovod
 
 COMMAND = str(Path(sys.executable).parent / "horovod-runner")
@@ -217,3 +220,14 @@ def test_the_list_is_this_users_alone(waiting: subprocess.Popen[str]) -> None:
     place = Path(os.environ["XDG_STATE_HOME"], "horovod_runner", "runs")
     assert place.stat().st_mode & 0o077 == 0
     assert all(path.stat().st_mode & 0o077 == 0 for path in place.iterdir())
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root starts and sees processes of others")
+def test_processes_of_others_belong_to_no_run_of_ours() -> None:
+    variables = {job_file.RUN_VARIABLE: "of-another"}
+    with subprocess.Popen(["sleep", "1000"], user=65534, env=variables) as process:
+        try:
+            assert psutil.Process(process.pid).environ() == variables
+            assert "of-another" not in registry._processes()
+        finally:
+            process.kill()
