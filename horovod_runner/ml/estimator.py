@@ -231,7 +231,10 @@ class HorovodEstimator(Estimator, TrainingParams, Saveable):  # type: ignore[mis
                 )
         first = first_rows(train, inputs)
         if first is None:
-            raise DataError("there are no rows to train with: check the query and validation")
+            raise DataError(
+                "there are no rows without nulls to train with: check the query and validation. In "
+                "a Pipeline, pyspark.ml.feature.Imputer replaces nulls"
+            )
         self._try(inputs.settle(first).arrays(first), plan)
 
 

@@ -91,7 +91,9 @@ class TorchEstimator(HorovodEstimator):
             except Exception as error:  # whatever the user's module raises
                 raise ValueError(
                     f"model does not fit the columns: {type(error).__name__}: {error}, on a batch "
-                    f"of {shapes}. Change feature_cols (or featuresCol) or dtypes, or the model"
+                    f"of {shapes}. Change feature_cols (or featuresCol) or dtypes, or the model. "
+                    "A list inside feature_cols is one input of columns side by side: "
+                    "feature_cols=[['age', 'income']]"
                 ) from error
             try:
                 total_loss(plan, outputs, behind, weight)
@@ -103,8 +105,8 @@ class TorchEstimator(HorovodEstimator):
                 returned = ", ".join(str(tuple(output.shape)) for output in outputs)
                 raise ValueError(
                     f"loss does not fit the outputs {returned} and the labels {labels}: "
-                    f"{type(error).__name__}: {error}. Change loss, label_cols (or labelCol) or "
-                    "the model"
+                    f"{type(error).__name__}: {str(error).rstrip('.')}. Change loss, label_cols "
+                    "(or labelCol) or the model; for classes the model needs an output for each"
                 ) from error
 
     def _trained_model(self, trained: Trained) -> TorchModel:

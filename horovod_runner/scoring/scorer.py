@@ -97,7 +97,9 @@ class Scorer:
                     inputs.arrays(batch)
                 except DataError as error:
                     where = _where(inputs, first + start, batch.num_rows)
-                    raise DataError(f"{where}: {error}") from error.__cause__
+                    raise DataError(
+                        f"{where}: {error}. on_error='null' leaves the outputs of such rows empty"
+                    ) from error.__cause__
             raise
         except PredictionError as error:
             begin = len(scored) * size

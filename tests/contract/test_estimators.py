@@ -332,6 +332,8 @@ def test_a_training_resumes_from_its_checkpoint(spark: SparkSession, tmp_path: P
         ({"labelCol": "text"}, ValueError, "label 'text' is text.*StringIndexer"),
         ({"feature_cols": ["a"]}, ValueError, "model does not fit the columns.*feature_cols"),
         ({"label_cols": ["a", "b"]}, ValueError, "returns 1 outputs for 2 labels"),
+        ({"feature_cols": ["a", "b"]}, ValueError, r"feature_cols=\[\['age', 'income'\]\]"),
+        ({"feature_cols": ["empty"]}, DataError, r"no rows without nulls.*Imputer"),
         ({"validation": 1.5}, ValueError, "a fraction from 0 to 1 or the name of a column"),
         ({"validation": "nope"}, ValueError, "validation names the column 'nope'"),
         ({"batch_size": 0}, ValueError, "batch_size must be 1 or more"),
@@ -344,7 +346,7 @@ def test_mistakes_are_told_before_anything_is_launched(
 ) -> None:
     from pyspark.sql import functions as f
 
-    df = line(spark).withColumn("text", f.lit("a"))
+    df = line(spark).withColumn("text", f.lit("a")).withColumn("empty", f.lit(None).cast("float"))
     estimator = regression(**{name: value for name, value in params.items() if value is not None})
     for name, value in params.items():
         if value is None:

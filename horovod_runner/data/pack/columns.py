@@ -249,7 +249,7 @@ def _without_nulls(array: pa.Array, column: Column, fill_null: object) -> pa.Arr
         if column.kind not in ("vector", "list"):
             message += (
                 f", or give a value for nulls: fill_null={{{column.name!r}: 0}}, or df.fillna for "
-                "a DataFrame"
+                "a DataFrame (an Imputer in a Pipeline)"
             )
         raise DataError(message)
     return pc.fill_null(array, pa.scalar(fill_null, type=array.type))

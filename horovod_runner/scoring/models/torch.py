@@ -102,8 +102,15 @@ def caller(model: Any) -> Callable[[dict[str, Any]], Any]:
     parameters = _parameters(model)
 
     def call(parts: dict[str, Any]) -> Any:
-        if len(parts) > 1 and set(parts) <= parameters:
+        if len(parts) > 1 and set(parts) <= set(parameters):
             return model(**parts)
+        for name, parameter in zip(parts, parameters, strict=False):
+            if name in parameters and name != parameter:
+                raise ValueError(
+                    f"the input {name!r} has the name of a parameter of forward, and would be "
+                    f"passed as {parameter!r}: inputs are passed in order unless all have names of "
+                    f"parameters. Put the inputs into the order of {', '.join(parameters)}"
+                )
         return model(*parts.values())
 
     return call
@@ -119,12 +126,12 @@ def _overrides_predict_step(model: Any) -> bool:
     return bool(bases) and not bases[0].__module__.startswith(("lightning.", "pytorch_lightning."))
 
 
-def _parameters(model: Any) -> set[str]:
-    """Names of the parameters of a module's ``forward``."""
+def _parameters(model: Any) -> list[str]:
+    """Names of the parameters of a module's ``forward``, in order."""
     try:
-        return set(inspect.signature(model.forward).parameters)
+        return list(inspect.signature(model.forward).parameters)
     except (TypeError, ValueError):  # TorchScript and exported programs may have none to inspect
-        return set()
+        return []
 
 
 def kind_of(model: Any) -> TorchKind | None:
