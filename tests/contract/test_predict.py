@@ -128,7 +128,7 @@ def test_inputs_are_passed_by_name_where_the_module_has_them(df: DataFrame) -> N
     in_order = predict(df, Difference(), {"u": "a", "v": "s.y"}, output="p")
     assert values(by_name, "p")[10] == 29.0
     assert values(in_order, "p")[10] == -29.0
-    with pytest.raises(PredictionError, match="'second' .* would be passed as 'first'"):
+    with pytest.raises(PredictionError, match=r"'second' .* would be passed as 'first'"):
         predict(df, Difference(), {"second": "a", "v": "s.y"}, output="p")
 
 
