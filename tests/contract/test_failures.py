@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -173,9 +174,15 @@ def test_an_exception_that_cannot_be_pickled_is_still_told(ranks: Ranks) -> None
     assert "StubbornError: as stubborn as can be" in str(cause)
 
 
-def test_an_exit_code_of_main_is_kept(ranks: Ranks) -> None:
-    cause = fail(ranks, lambda: sys.exit(3))
+def test_an_exit_code_of_main_is_kept_with_the_last_lines_in_order(ranks: Ranks) -> None:
+    def main() -> None:
+        for number in range(20):
+            print(f"line {number}.")
+        sys.exit(3)
+
+    cause = fail(ranks, main)
     assert cause.exit_code == 3
+    assert [int(n) for n in re.findall(r"line (\d+)\.", str(cause))] == list(range(20))
 
 
 def test_a_rank_that_closed_its_output_still_fails_well(ranks: Ranks) -> None:
