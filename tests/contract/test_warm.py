@@ -75,8 +75,10 @@ def random_numbers() -> tuple[bool, list[float]]:
     import multiprocessing
 
     import numpy
+    import pandas  # imports numpy.random, so the fork server has its generator
     import torch
 
+    assert pandas
     key = int.from_bytes(multiprocessing.current_process().authkey, "big")
     drawn = [random.random(), numpy.random.rand(), torch.rand([]).item(), key]
     return is_warm(), drawn
