@@ -318,8 +318,8 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
-    home = {each.name: group for group, kind in GROUPS.items() for each in fields(kind)}
-    flat = {each.name for each in fields(Options)}
+    home = {option.name: group for group, kind in GROUPS.items() for option in fields(kind)}
+    flat = {option.name for option in fields(Options)}
     for name, value in options.items():
         if name in flat:
             arguments[name] = value

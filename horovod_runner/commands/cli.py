@@ -197,11 +197,11 @@ def _run(options: argparse.Namespace) -> int:
 def _ps(options: argparse.Namespace) -> int:
     from horovod_runner.results import registry
 
-    found = registry.find()
+    runs = registry.find()
     if options.json:
-        print(registry.as_json(found))
-    elif found:
-        print(registry.table(found))
+        print(registry.as_json(runs))
+    elif runs:
+        print(registry.table(runs))
     else:
         print("no runs")
     return 0
@@ -210,23 +210,23 @@ def _ps(options: argparse.Namespace) -> int:
 def _stop(options: argparse.Namespace) -> int:
     from horovod_runner.results import registry
 
-    found = registry.find()
-    chosen = [each for each in found if options.all or each.run_id.startswith(options.run)]
+    runs = registry.find()
+    chosen = [listed for listed in runs if options.all or listed.run_id.startswith(options.run)]
     if not chosen:
         if options.all:
             print("no runs")
             return 0
-        there = ", ".join(each.run_id for each in found) or "none"
+        there = ", ".join(listed.run_id for listed in runs) or "none"
         print(f"horovod-runner: no run {options.run} here; there are: {there}", file=sys.stderr)
         return 1
     if len(chosen) > 1 and not options.all:
-        several = ", ".join(each.run_id for each in chosen)
+        several = ", ".join(listed.run_id for listed in chosen)
         print(f"horovod-runner: {options.run} may be {several}", file=sys.stderr)
         return 1
     status = 0
-    for each in chosen:
-        problem = registry.stop(each, options.timeout)
-        print(f"{each.run_id}: {problem or 'ended'}", file=sys.stderr if problem else sys.stdout)
+    for listed in chosen:
+        problem = registry.stop(listed, options.timeout)
+        print(f"{listed.run_id}: {problem or 'ended'}", file=sys.stderr if problem else sys.stdout)
         status = status or bool(problem)
     return int(status)
 

@@ -118,11 +118,13 @@ def _frameworks(frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
 
 
 def _gpus(frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
-    found = gpus.list_gpus()
-    yield Finding("GPUs", "ok" if found else "absent", str(len(found)) if found else "none found")
-    for index, description in found:
+    devices = gpus.list_gpus()
+    yield Finding(
+        "GPUs", "ok" if devices else "absent", str(len(devices)) if devices else "none found"
+    )
+    for index, description in devices:
         yield Finding(f"GPU {index}", "ok", description)
-    if found and frameworks and not any(framework.cuda for framework in frameworks):
+    if devices and frameworks and not any(framework.cuda for framework in frameworks):
         yield Finding(
             "CUDA",
             "wrong",

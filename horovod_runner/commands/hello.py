@@ -85,8 +85,8 @@ def _tensorflow() -> list[Greeting]:
 def _gather(hvd: Any, total: float, device: str) -> list[Greeting]:
     """Everybody's greeting, with the ``hvd`` of either framework."""
     host = os.uname().nodename
-    own = Greeting(hvd.rank(), hvd.size(), hvd.local_rank(), host, total, device)
-    greetings: list[Greeting] = hvd.allgather_object(own)
+    greeting = Greeting(hvd.rank(), hvd.size(), hvd.local_rank(), host, total, device)
+    greetings: list[Greeting] = hvd.allgather_object(greeting)
     return greetings
 
 

@@ -130,8 +130,8 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise UsageError(f"--ship-modules: {error}") from error
     with _session(options, script) as spark, _terminable():
-        found = {"np": np, "spark": spark, "launcher": started_by, "ship_modules": ship}
-        runner = HorovodRunner(**grouped({**run_options.chosen(options), **found}))
+        given = {"np": np, "spark": spark, "launcher": started_by, "ship_modules": ship}
+        runner = HorovodRunner(**grouped({**run_options.chosen(options), **given}))
         return _run(runner, main)
 
 

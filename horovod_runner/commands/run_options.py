@@ -61,13 +61,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def chosen(parsed: argparse.Namespace) -> dict[str, Any]:
     """The options that were parsed, by their names in Python; modules are still names."""
-    found = {
+    values = {
         option.name: getattr(parsed, option.name)
         for kinds in _KINDS
         for option, _ in _documented(*kinds)
     }
-    found["env"] = dict(found["env"])
-    return found
+    values["env"] = dict(values["env"])
+    return values
 
 
 def _documented(kind: type[Any], documented: type[Any]) -> Iterator[tuple[Field[Any], str]]:
@@ -81,12 +81,12 @@ def _documented(kind: type[Any], documented: type[Any]) -> Iterator[tuple[Field[
 def argument_texts(docstring: str) -> dict[str, str]:
     """The texts of the arguments in a clean docstring, by their names, as plain text."""
     section = docstring.partition("Args:")[2].partition("\nRaises:")[0]
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, text in re.findall(r"^ {4}(\w+): ((?:.+\n?)(?: {8}.+\n?)*)", section, re.MULTILINE):
         plain = re.sub(r"\s+", " ", text).strip()
         plain = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", plain)
-        found[name] = plain.replace("``", "").replace("%", "%%")
-    return found
+        texts[name] = plain.replace("``", "").replace("%", "%%")
+    return texts
 
 
 def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
@@ -94,28 +94,28 @@ def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     name = str(option.type).removesuffix(" | None")
     kind = name.partition("[")[0]
-    found: dict[str, Any] = {}
+    keywords: dict[str, Any] = {}
     note = "" if default is None or kind not in _NUMBERS else f" (default: {default})"
     if kind == "bool":
-        found["action"] = argparse.BooleanOptionalAction if default else "store_true"
+        keywords["action"] = argparse.BooleanOptionalAction if default else "store_true"
     elif kind == "Mapping":
-        found = {"action": "append", "default": [], "type": pair, "metavar": "NAME=VALUE"}
+        keywords = {"action": "append", "default": [], "type": pair, "metavar": "NAME=VALUE"}
         note = " May be repeated."
     elif kind == "Sequence":
-        found = {"default": [], "type": _names, "metavar": "NAMES"}
+        keywords = {"default": [], "type": _names, "metavar": "NAMES"}
         note = " Their names, with commas between them."
     elif kind in _NUMBERS:
-        found = {"type": _NUMBERS[kind], "metavar": "N"}
+        keywords = {"type": _NUMBERS[kind], "metavar": "N"}
         if kind != str(option.type) and default is not None:
-            found["type"] = _or_none(_NUMBERS[kind])
+            keywords["type"] = _or_none(_NUMBERS[kind])
             note += " (none: no limit)"
     elif choices := get_args(getattr(options, name, None)):
-        found["choices"] = choices
-        found["type"] = lambda given: next((c for c in choices if str(c) == given), given)
+        keywords["choices"] = choices
+        keywords["type"] = lambda given: next((c for c in choices if str(c) == given), given)
         note = "" if default is None else f" (default: {default})"
     else:
-        found["metavar"] = "TEXT" if kind == "str" and "PathLike" not in name else "PATH"
-    return {**found, "help": text + note}
+        keywords["metavar"] = "TEXT" if kind == "str" and "PathLike" not in name else "PATH"
+    return {**keywords, "help": text + note}
 
 
 def _names(text: str) -> list[str]:

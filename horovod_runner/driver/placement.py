@@ -117,17 +117,17 @@ def _deal(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str
     devices = local[0].host_gpus
     if not devices and gpus_per_rank is None:
         return [()] * len(local)
-    each = 1.0 if gpus_per_rank is None else gpus_per_rank
-    needed = math.ceil(len(local) * each - 1e-9)
+    per_rank = 1.0 if gpus_per_rank is None else gpus_per_rank
+    needed = math.ceil(len(local) * per_rank - 1e-9)
     if needed > len(devices):
         raise GpuError(
             f"host {local[0].hostname} has {len(devices)} GPU(s) and its {len(local)} ranks need "
-            f"{needed} at gpus_per_rank={each:g}. Start fewer ranks on it, or set "
+            f"{needed} at gpus_per_rank={per_rank:g}. Start fewer ranks on it, or set "
             "gpus_per_rank below 1 to share GPUs, or 0 to train on CPUs."
         )
-    if each >= 1:
-        return [devices[i * int(each) : (i + 1) * int(each)] for i in range(len(local))]
-    return [(devices[int(i * each + 1e-9)],) for i in range(len(local))]
+    if per_rank >= 1:
+        return [devices[i * int(per_rank) : (i + 1) * int(per_rank)] for i in range(len(local))]
+    return [(devices[int(i * per_rank + 1e-9)],) for i in range(len(local))]
 
 
 def _refuse_doubling(

@@ -202,10 +202,10 @@ class Supervisor:
 
     def _end(self, event: Event, reason: str) -> None:
         """Move to a state in which the ranks end, and do what it asks for."""
-        told = self.phase.ending
+        was_ending = self.phase.ending
         if not self.phase.on(event):
             return
-        if not told:
+        if not was_ending:
             self._send_all(messages.Stop(reason))
         if self.phase.state is State.ABANDONED:
             self._launch.cancel()

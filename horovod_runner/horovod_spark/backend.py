@@ -68,14 +68,14 @@ class SparkBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """See :class:`Backend`."""
-        own = {**(self.env or os.environ), **(env or {})}
-        return launch.run(fn, args, kwargs, num_proc=self.num_proc, env=own, **self.options)
+        variables = {**(self.env or os.environ), **(env or {})}
+        return launch.run(fn, args, kwargs, num_proc=self.num_proc, env=variables, **self.options)
 
     def runner(self, **options: Any) -> HorovodRunner:
         """The HorovodRunner of this backend, with further options."""
-        own = {name: value for name, value in self.options.items() if name not in _DISPLAY}
+        shared = {name: value for name, value in self.options.items() if name not in _DISPLAY}
         env = {**(self.env or {}), **options.pop("env", {})}
-        return launch.runner_of(num_proc=self.num_proc, env=env, **{**own, **options})
+        return launch.runner_of(num_proc=self.num_proc, env=env, **{**shared, **options})
 
     def output(self) -> ExitStack:
         """A context in which the ranks' output goes where the backend's arguments say."""

@@ -114,13 +114,13 @@ def runner_of(
     if executable != sys.executable:
         _refuse("executable", executable, "set PYSPARK_PYTHON, or spark.pyspark.python")
     # Callers pass a copy of all variables, which are not those of other hosts.
-    own = {name: value for name, value in (env or {}).items() if os.environ.get(name) != value}
+    changed = {name: value for name, value in (env or {}).items() if os.environ.get(name) != value}
     arguments = grouped(
         {
             "np": 0 if num_proc is None else num_proc,
             "driver_log_verbosity": "all",
             "progress": verbose > 0,
-            "env": own,
+            "env": changed,
             "slot_timeout": start_timeout,
             "cpu_collectives": "mpi" if use_mpi else "gloo" if use_gloo else "auto",
             **options,

@@ -141,9 +141,9 @@ def make_optimizer(model: torch.nn.Module, optimizer: Any, learning_rate: float 
             "optimizer must be an optimizer of torch, or a function from the model's parameters to "
             f"one, lambda parameters: torch.optim.SGD(parameters, lr=0.1), not {optimizer!r}"
         )
-    own = {id(parameter) for parameter in model.parameters()}
-    held = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-    if not held <= own:
+    of_model = {id(parameter) for parameter in model.parameters()}
+    of_optimizer = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    if not of_optimizer <= of_model:
         if len(made.param_groups) > 1:
             raise ValueError(
                 "optimizer holds the parameters of another model than model, in "

@@ -68,8 +68,10 @@ def _own_callbacks(
     import keras
 
     is_first = current_rank() == 0
-    boards = [each for each in plan.callbacks if isinstance(each, keras.callbacks.TensorBoard)]
-    others = [each for each in plan.callbacks if each not in boards]
+    boards = [
+        callback for callback in plan.callbacks if isinstance(callback, keras.callbacks.TensorBoard)
+    ]
+    others = [callback for callback in plan.callbacks if callback not in boards]
     with temporary_folder("keras") as name:
         folder = Path(name)
         saved = folder / "checkpoint.keras"

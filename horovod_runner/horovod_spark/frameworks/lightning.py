@@ -53,10 +53,10 @@ class TorchEstimator(of_torch.TorchEstimator):
     val_async_data_loader_queue_size = declare("val_async_data_loader_queue_size", _UNUSED)
 
     def _defaults(self) -> dict[str, Any]:
-        own = ("num_gpus", "logger", "loader_num_epochs", "profiler", "trainer_args")
+        unset = ("num_gpus", "logger", "loader_num_epochs", "profiler", "trainer_args")
         queues = ("train_async_data_loader_queue_size", "val_async_data_loader_queue_size")
         flags = {"terminate_on_nan": False, "debug_data_loader": False, "log_every_n_steps": 50}
-        return {**super()._defaults(), **dict.fromkeys((*own, *queues)), **flags}
+        return {**super()._defaults(), **dict.fromkeys((*unset, *queues)), **flags}
 
     @property
     def _is_lightning(self) -> bool:
