@@ -200,6 +200,7 @@ class DebugConfig:
             they differ (:func:`horovod_runner.check_weights`).
         report_ranks: whose calls of ``report`` are recorded: rank 0's, or "all".
         timeline: a file on this machine for Horovod's timeline.
+        profile: whether the ranks measure where their time goes, for ``last_run.diagnose()``.
         warn_pickle_bytes: warn above this pickled size of ``main`` and its arguments, and name the
             largest part.
 
@@ -211,6 +212,7 @@ class DebugConfig:
     weight_check: WeightCheck | None = None
     report_ranks: ReportRanks = 0
     timeline: str | os.PathLike[str] | None = None
+    profile: bool = True
     warn_pickle_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:

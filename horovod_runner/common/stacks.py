@@ -14,6 +14,8 @@ from horovod_runner.common.text import ranks_text
 _CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
 # These calls start the worker; the user's calls are above them.
 _OURS = re.compile(r"horovod_runner[/\\]worker[/\\]main\.py$|^<frozen runpy>$")
+# The thread that measures the rank; no user has started it.
+_PROFILER = re.compile(r'horovod_runner[/\\]profiling[/\\]profiler\.py", line')
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|^<frozen ")
 _COLLECTIVE = re.compile(
     r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
@@ -34,7 +36,7 @@ def split_threads(text: str) -> list[list[str]]:
             blocks.append([])
         elif blocks and (match := _CALL.match(line)) and not _OURS.search(match["file"]):
             blocks[-1].append(line.strip())
-    return [calls for calls in reversed(blocks) if calls]
+    return [calls for calls in reversed(blocks) if calls and not any(map(_PROFILER.search, calls))]
 
 
 def place(text: str) -> str:

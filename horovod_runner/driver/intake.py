@@ -7,7 +7,7 @@ from typing import Protocol, assert_never
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.sinks import Sink
-from horovod_runner.wire import messages
+from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.slots import RankInfo
 
 #: What a rank sends that is neither about its life nor for the other ranks.
@@ -15,6 +15,9 @@ Content = (
     messages.Output
     | messages.Log
     | messages.Began
+    | measurements.Profile
+    | measurements.Machine
+    | measurements.Lines
     | messages.FilePart
     | messages.Saved
     | messages.Unsaved
@@ -94,6 +97,12 @@ class Intake:
                 self._sink.log(message.rank, message.text)
             case messages.Began():
                 self._sink.began(message.rank)
+            case measurements.Profile():
+                self._sink.profile(message)
+            case measurements.Machine():
+                self._sink.machine(message)
+            case measurements.Lines():
+                self._sink.lines(message)
             case messages.Fetch():
                 return self._fetch(message)
             case messages.FilePart():

@@ -22,6 +22,7 @@ from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.task.task import stderr_echo
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome, Record
+from horovod_runner.wire.measurements import Lines, Machine, Profile
 from horovod_runner.wire.messages import (
     Began,
     Controller,
@@ -124,13 +125,18 @@ class Keeper:
         self._reports: list[Report] = []
         self._every, self._seen, self._left_out = 1, 0, 0
         self._texts: deque[Output | Log] = deque()
+        self._profiles: deque[Profile | Machine] = deque(maxlen=_KEPT_REPORTS)
+        self._lines: dict[int, Lines] = {}
         self._characters = 0
         self._in_parts: set[str] = set()  # checkpoints that came here, and have no place here
 
     @property
-    def kept(self) -> list[Began | Saved | Unsaved | Report | Output | Log | str]:
+    def kept(
+        self,
+    ) -> list[Began | Saved | Unsaved | Report | Profile | Machine | Lines | Output | Log | str]:
         """What was kept; a text alone is a notice for the user."""
-        return [*self._facts, *self._reports, *self._texts]
+        lines = self._lines.values()
+        return [*self._facts, *self._reports, *self._profiles, *lines, *self._texts]
 
     def take(self, message: Content) -> Fetched | None:
         """See :class:`~horovod_runner.driver.intake.Observer`; so for all below."""
@@ -147,6 +153,10 @@ class Keeper:
                 self._facts.append(message)
             case Output() | Log():
                 self._keep_text(message)
+            case Profile() | Machine():
+                self._profiles.append(message)
+            case Lines():
+                self._lines[message.rank] = message
             case _:
                 assert_never(message)
         return None

@@ -21,7 +21,7 @@ from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
 from horovod_runner.launchers.launcher import Launch, TaskLostError
 from horovod_runner.results.failures import lost_error
-from horovod_runner.wire import messages
+from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job
 
@@ -275,6 +275,8 @@ class Supervisor:
             case messages.Failed():
                 self._on_failed(task, message)
             case messages.Output() | messages.Log() | messages.Began():
+                self._observe(task, message)
+            case measurements.Profile() | measurements.Machine() | measurements.Lines():
                 self._observe(task, message)
             case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
                 if message.rank == 0:

@@ -113,7 +113,7 @@ def _rank(rank: int, size: int, checkpoints: CheckpointPlan | None) -> Iterator[
 class _Printing(Pipe):
     """Prints what a rank tells its driver, where there is none."""
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: messages.Sent) -> None:
         """Print a line of ``log_to_driver``; drop everything else."""
         if isinstance(message, messages.Log):
             print(message.text)

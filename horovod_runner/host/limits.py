@@ -39,6 +39,23 @@ def memory_is_short() -> bool:
     return any(free < _SHORT_SHARE * limit for limit, free in left)
 
 
+def throttled_seconds() -> float:
+    """For how long the container's CPU quota has stopped its processes so far."""
+    longest = 0.0
+    for version, folder in _groups("cpu"):
+        with suppress(OSError, ValueError, KeyError):
+            counters = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+            value = counters["throttled_usec"] if version == 2 else counters["throttled_time"]
+            longest = max(longest, int(value) * (1e-6 if version == 2 else 1e-9))
+    return longest
+
+
+def free_memory() -> int:
+    """The bytes that the host, or this container, has left before the kernel ends a process."""
+    host = psutil.virtual_memory()
+    return min([host.available, *(free for _, free in _memory_limits())])
+
+
 def _cpu_quotas() -> Iterator[float]:
     """The CPU quotas that apply to this process, in cores."""
     for version, folder in _groups("cpu"):

@@ -11,6 +11,7 @@ from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
 
 if TYPE_CHECKING:
+    from horovod_runner.wire.measurements import Lines, Machine, Profile
     from horovod_runner.wire.messages import Controller, Report
 
 _KEPT_CHARACTERS = 16 << 20
@@ -59,6 +60,7 @@ class Recorder(Sink):
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         self._run.ranks = ranks
+        self._run.profile.begin(len(ranks))
 
     def began(self, rank: int) -> None:
         timings = self._run.timings
@@ -69,6 +71,15 @@ class Recorder(Sink):
         if timings.first_report is None:
             timings.first_report = time.time()
         self._run._metrics.extend(reports, self._attempt)
+
+    def profile(self, profile: Profile) -> None:
+        self._run.profile.add(profile)
+
+    def machine(self, machine: Machine) -> None:
+        self._run.profile.add_machine(machine)
+
+    def lines(self, lines: Lines) -> None:
+        self._run.profile.add_lines(lines)
 
     def failed(self, error: BaseException) -> None:
         """Record that the current attempt has failed."""

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.results.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.metrics_table import Metrics
+from horovod_runner.results.profile import RunProfile
 from horovod_runner.wire.slots import RankInfo
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class Run:
             None until the ranks are placed.
         timings: the times of the run's events.
         logs_cut: the number of characters that were removed from :attr:`logs` to save memory.
+        profile: where the time of each rank went; see :meth:`diagnose`.
     """
 
     run_id: str
@@ -110,6 +113,7 @@ class Run:
     controller: Controller | None = None
     timings: Timings = field(default_factory=lambda: Timings(time.time()))
     logs_cut: int = 0
+    profile: RunProfile = field(default_factory=RunProfile, repr=False)
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -137,6 +141,15 @@ class Run:
         Ranks that lost no report are not listed.
         """
         return {rank: count for rank, count in self._metrics.dropped.items() if count}
+
+    def diagnose(self) -> Diagnosis:
+        """Say why the run is slow: where a step's time goes, which rank holds the others up.
+
+            print(runner.last_run.diagnose())
+
+        Also while the run goes on.
+        """
+        return diagnose(self.profile)
 
     @property
     def logs(self) -> list[Line]:

@@ -13,6 +13,7 @@ from horovod_runner.sinks.sink import Sink
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.measurements import Lines, Machine, Profile
     from horovod_runner.wire.messages import Controller, Report
     from horovod_runner.wire.slots import RankInfo
 
@@ -21,7 +22,7 @@ _IDLE_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 5.0
 _MAX_QUEUED: Final = 100_000  # events
 # Events that may overflow a queue; all others are few, and are never dropped.
-_FREQUENT: Final = ("report", "output", "log")
+_FREQUENT: Final = ("report", "profile", "output", "log")
 
 
 class FanOut(Sink):
@@ -70,6 +71,15 @@ class FanOut(Sink):
         for thread in self._threads:
             for report in reports:
                 thread.put("report", (report,))
+
+    def profile(self, profile: Profile) -> None:
+        self._pass_on("profile", profile)
+
+    def machine(self, machine: Machine) -> None:
+        self._pass_on("machine", machine)
+
+    def lines(self, lines: Lines) -> None:
+        self._pass_on("lines", lines)
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         self._pass_on("checkpoint", checkpoint)

@@ -15,17 +15,20 @@ from horovod_runner.sinks.streams import is_terminal, write
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.measurements import Profile
     from horovod_runner.wire.messages import Report
 
 _LINE_SECONDS = 10.0
 _DRAW_SECONDS = 0.1
 _SHOWN_METRICS = 5
+_LARGE_SHARE = 0.2  # of the time, from which waiting is shown
 
 
 class Progress(Sink):
     """Shows rank 0's steps, steps per second and latest metrics, and the attempt after a restart.
 
-    Nothing is shown before the first report. ``report(total_steps=...)`` gives the bar its end.
+    What rank 0 waits for is shown where it is a large share of its time. Nothing is shown before
+    the first report. ``report(total_steps=...)`` gives the bar its end.
     """
 
     def __init__(self) -> None:
@@ -42,6 +45,7 @@ class Progress(Sink):
         self._shown_at = 0.0
         self._paced: tuple[float, int] | None = None
         self._dirty = False
+        self._waits = ""
 
     def attempt(self, number: int) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
@@ -49,7 +53,18 @@ class Progress(Sink):
         self._restarted = number > 1
         self._metrics, self._dirty = {}, False
         self._paced = None
+        self._waits = ""
         self._steps = StepCounter()
+
+    def profile(self, profile: Profile) -> None:
+        if profile.rank != 0:
+            return
+        spent = {"data": "for data", "waiting": "for other ranks"}
+        shares = {
+            what: profile.spent.get(name, 0.0) / profile.seconds for name, what in spent.items()
+        }
+        large = [f"{share:.0%} {what}" for what, share in shares.items() if share >= _LARGE_SHARE]
+        self._waits = f"waits {', '.join(large)}" if large else ""
 
     def reports(self, reports: Sequence[Report]) -> None:
         if reports[0].rank != 0:
@@ -154,8 +169,9 @@ class Progress(Sink):
         return ", ".join(parts)
 
     def _values(self) -> str:
-        shown = list(self._metrics.items())[:_SHOWN_METRICS]
-        return ", ".join(f"{name}={_short(value)}" for name, value in shown)
+        shown = [f"{name}={_short(value)}" for name, value in self._metrics.items()]
+        waits = [self._waits] if self._waits else []
+        return ", ".join([*shown[:_SHOWN_METRICS], *waits])
 
     def _line(self, now: float) -> str:
         step = self._step

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.measurements import Lines, Machine, Profile
     from horovod_runner.wire.messages import Controller, Report
     from horovod_runner.wire.slots import RankInfo
 
@@ -68,6 +69,15 @@ class Sink:
         """
         for report in reports:
             self.report(report)
+
+    def profile(self, profile: Profile) -> None:
+        """A rank says where its last second went: seconds by kind, steps, collectives."""
+
+    def machine(self, machine: Machine) -> None:
+        """The task beside a rank says what the rank's host did: cores, memory, disk, network."""
+
+    def lines(self, lines: Lines) -> None:
+        """A rank says at which lines it was seen, from its start."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is complete."""

@@ -15,6 +15,7 @@ import zmq
 
 from horovod_runner.task.activity import Activity
 from horovod_runner.task.lines import LineSplitter
+from horovod_runner.task.machine import MachineWatch
 from horovod_runner.task.mpi_socket import MpiSocket
 from horovod_runner.task.orders import LOST_DRIVER
 from horovod_runner.task.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
@@ -76,6 +77,8 @@ class Relay:
         self._stopped = False
         self._problem = ""
         self._activity: Activity | None = None
+        self._machine: MachineWatch | None = None
+        self._profiles = job.options.debug_config.profile
         self._activity_seconds = min(_ACTIVITY_SECONDS, job.stall_seconds / 2)
         self._stall_reader = StallReader()
         self._stacks = b""
@@ -171,6 +174,8 @@ class Relay:
         pid = self._worker.pid
         self._queue(messages.Started(self._slot.rank, pid, self._worker.cold_reason))
         self._activity = Activity(pid, self._activity_seconds)
+        if self._profiles:
+            self._machine = MachineWatch(self._slot.rank, pid)
 
     def _obey(self, orders: Iterable[FromDriver]) -> None:
         for order in orders:
@@ -204,6 +209,8 @@ class Relay:
         if self._activity is not None:
             self._activity.measure()
             self._link.beat(self._activity.heartbeat())
+        if self._machine is not None and (measured := self._machine.measure()) is not None:
+            self._queue(measured)
 
     def _send_stacks(self) -> None:
         if self._stacks_until is not None and time.monotonic() > self._stacks_until:
@@ -318,7 +325,7 @@ class Relay:
         if self._activity is not None:
             self._activity.touch()
 
-    def _queue(self, message: messages.Message) -> None:
+    def _queue(self, message: messages.Sent) -> None:
         self._queue_batch(framing.frame(messages.encode(message)))
 
     def _queue_batch(self, batch: bytes) -> None:

@@ -1,9 +1,11 @@
 """The typed messages of the channel. A message that does not fit its type is not decoded.
 
 On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
+What ranks measure of themselves is in `measurements`.
 
-    rank to driver: Hello, Started, Began, Output, Log, Report, FilePart, Saved, Unsaved, Fetch,
-                    Weights, Fence, Lookup, Alive, Stalled, Stacks, Failed, Ended
+    rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines, FilePart,
+                    Saved, Unsaved, Fetch, Weights, Fence, Lookup, Alive, Stalled, Stacks, Failed,
+                    Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
@@ -14,6 +16,7 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
+from horovod_runner.wire import measurements
 from horovod_runner.wire.framing import unframe
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.slots import Offer, Slot
@@ -308,6 +311,9 @@ FromRank = (
     | Output
     | Log
     | Report
+    | measurements.Profile
+    | measurements.Machine
+    | measurements.Lines
     | FilePart
     | Saved
     | Unsaved
@@ -325,13 +331,16 @@ FromDriver = (
     Welcome | Detach | Assignment | Fetched | Fenced | MpiValues | ShowStacks | Stop | Taken
 )
 
+#: What a rank or the driver sends.
+Sent = Message | measurements.Measurement
+
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
 _T = TypeVar("_T")
 
 
-encode: Final[Callable[[Message], bytes]] = _encoder.encode
+encode: Final[Callable[[Sent], bytes]] = _encoder.encode
 """Encode a message as bytes."""
 
 

@@ -12,9 +12,11 @@ what checkpoints and weight checks need: it would slow down the start of every r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.numbers import check_report, plain_int
+from horovod_runner.profiling.clock import clock
 from horovod_runner.wire import messages
 from horovod_runner.worker import context
 
@@ -69,7 +71,10 @@ def report(
     """
     rank = context.current()
     if rank is not None:
+        began = perf_counter()
         rank.reporter.report(metrics, step, epoch, total_steps)
+        clock.add("report", perf_counter() - began)
+        clock.reports += 1
         return
     check_report(metrics, step, epoch)
     if total_steps is not None:

@@ -30,6 +30,7 @@ from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
 
 if TYPE_CHECKING:
+    from horovod_runner.profiling.profiler import Profiler
     from horovod_runner.worker.imports_watch import ImportsWatch
 
 DESCRIPTORS: Final = 8
@@ -52,7 +53,10 @@ def run_worker(arguments: list[str], status: int | None = None) -> int:
     rank = _enter_rank(job, outcome_file, pipes)
     _set_up_python(job)
     imports = _watch_imports(job, forked=status is not None)
+    profiler = _start_profiler(job, rank)
     outcome = _call_main(job, rank)
+    if profiler is not None:
+        profiler.finish()
     if imports is not None:
         outcome = outcome._replace(imported=imports.preloadable())
     # On a failed rank too: the next attempt resumes from what it has saved.
@@ -141,6 +145,15 @@ def _watch_imports(job: WorkerJob, *, forked: bool) -> ImportsWatch | None:
             api.log_to_driver(text)
 
     return ImportsWatch(forked=forked, notify=notify)
+
+
+def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
+    """Begin to measure where this rank's time goes."""
+    if not job.options.debug_config.profile:
+        return None
+    from horovod_runner.profiling.profiler import Profiler
+
+    return Profiler(job.rank, rank.reporter.send_profile, rank.pipe.send)
 
 
 def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:

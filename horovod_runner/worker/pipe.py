@@ -32,7 +32,7 @@ class Pipe:
         # Another thread may have held the lock at the moment of the fork.
         self._lock = threading.Lock()
 
-    def send(self, message: messages.Message) -> None:
+    def send(self, message: messages.Sent) -> None:
         """Send a message. Waits if the pipe is full."""
         self.send_batch(frame(messages.encode(message)))
 

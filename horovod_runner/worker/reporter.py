@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from horovod_runner.common.numbers import check_report, plain_int
-from horovod_runner.wire import messages
+from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.framing import frame
 
 # A write of at most this size to a pipe is atomic (POSIX: PIPE_BUF).
@@ -68,6 +68,13 @@ class Reporter:
             self._send_held()
         if self._held or not self._send(numbers, step, epoch, now):
             self._hold({name: (value, step, epoch, now) for name, value in numbers.items()})
+
+    def send_profile(self, message: measurements.Profile) -> None:
+        """Send where the rank's time went, or drop it if the pipe is full."""
+        data = frame(messages.encode(message))
+        if len(data) <= _ATOMIC_BYTES:
+            with suppress(BlockingIOError, BrokenPipeError):
+                os.write(self._descriptor, data)
 
     def finish(self) -> None:
         """Send what is held back, however long it takes."""

@@ -158,6 +158,12 @@ def test_the_main_threads_stack_comes_first_and_ends_where_the_users_code_does()
     assert other == ['File "/lib/q.py", line 7 in get']
 
 
+def test_the_thread_that_measures_a_rank_is_not_shown() -> None:
+    thread = 'Thread 0x2 (most recent call first):\n  File "/lib/threading.py", line 5 in wait\n'
+    thread += '  File "/x/horovod_runner/profiling/profiler.py", line 60 in _run\n'
+    assert stacks.split_threads(thread + dump(41)) == stacks.split_threads(dump(41))
+
+
 def test_a_place_names_the_users_line_and_the_innermost_function() -> None:
     assert stacks.place(dump(41)) == "train.py:41 in step, inside synchronize"
     assert stacks.place("") == stacks.NO_ANSWER

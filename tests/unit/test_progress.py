@@ -6,6 +6,7 @@ import pytest
 
 from horovod_runner.sinks import progress
 from horovod_runner.sinks.progress import Progress
+from horovod_runner.wire.measurements import Profile
 from horovod_runner.wire.messages import Report
 
 
@@ -34,3 +35,17 @@ def test_total_steps_is_the_end_of_the_bar_until_a_report_changes_it(
     shown = [line.split(",")[0] for line in capsys.readouterr().err.splitlines()]
     expected = ["step 1/20", "step 1/20", "step 1/30"]
     assert shown == [f"HorovodRunner: {text}" for text in expected]
+
+
+def test_what_rank_0_waits_for_is_shown_where_it_is_much(
+    lines: Progress, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines.profile(Profile(1, 0.0, 1.0, spent={"data": 0.9}))
+    lines.profile(Profile(0, 0.0, 2.0, spent={"data": 0.8, "waiting": 0.2, "moving": 1.0}))
+    lines.reports([Report(0, {"loss": 1}, step=7)])
+    lines.profile(Profile(0, 0.0, 2.0, spent={"data": 0.1}))
+    lines.reports([Report(0, {"loss": 1}, step=7)])
+    assert capsys.readouterr().err.splitlines() == [
+        "HorovodRunner: step 7, loss=1, waits 40% for data",
+        "HorovodRunner: step 7, loss=1",
+    ]

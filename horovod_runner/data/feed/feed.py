@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Rows
 from horovod_runner.data.pack.store import Store
 from horovod_runner.errors import DataError
+from horovod_runner.profiling.clock import clock
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
@@ -151,6 +153,7 @@ class Feed(Generic[T]):
             for batch in batches:
                 self._step += 1
                 self._given = self._step
+                clock.batches += 1
                 yield batch
 
     def chunks(self) -> Iterator[list[T]]:
@@ -164,7 +167,8 @@ class Feed(Generic[T]):
         with Ahead(
             numbers, self._chunk, ahead=options.prefetch, is_helped=options.transform is None
         ) as ahead:
-            yield from ahead
+            while (batches := _waited_for(ahead)) is not None:
+                yield batches
         self._plan.repeats.finish(self._order_key, self._epoch)
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
@@ -193,11 +197,16 @@ class Feed(Generic[T]):
 
     def _chunk(self, numbers: tuple[int, Array]) -> list[T]:
         first, rows = numbers
+        began = perf_counter()
         taken = self._plan.store.take(rows.ravel(), self._columns, self._buffers)
+        taken_at = perf_counter()
+        clock.add("gather", taken_at - began)
         values = [_by_step(field, taken, len(rows), self._buffers) for field in self._plan.fields]
         if self._plan.options.sample_weights:
             values.append(self._weights(first, rows))
-        return self._make(self.names, values)
+        batches = self._make(self.names, values)
+        clock.add("convert", perf_counter() - taken_at)
+        return batches
 
     def _weights(self, step: int, rows: Array) -> Array:
         """1 for each row of some steps, and 0 for padding."""
@@ -254,6 +263,14 @@ _REMEDIES = {
     "ranks": "Each rank has rows of its own here, so np must stay the same: with "
     "data_config=DataConfig(shared_dir=...), or Parquet files, it may change",
 }
+
+
+def _waited_for(ahead: Ahead[Any, list[T]]) -> list[T] | None:
+    """The next chunk; None after the last."""
+    began = perf_counter()
+    chunk = next(ahead, None)
+    clock.add("data", perf_counter() - began)
+    return chunk
 
 
 def dicts_of(transform: Callable[[Any], Any] | None) -> Make[Any]:

@@ -18,6 +18,7 @@ import tensorflow as tf
 from horovod_runner.data.feed.feed import Feed, Plan
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.pack.columns import Array
+from horovod_runner.profiling.clock import clock
 
 # Larger batches are sliced from their chunk, without a copy; for small ones that takes longer.
 _SMALL_BYTES = 1 << 16
@@ -62,7 +63,7 @@ def _as_batches(_: list[str], values: list[Any]) -> list[Any]:
 
 def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.Dataset:
     chunks = tf.data.Dataset.from_generator(
-        lambda: map(tuple, feed.chunks()),
+        lambda: map(_counted, feed.chunks()),
         output_signature=tuple(tf.TensorSpec([None, *s.shape], s.dtype) for s in signatures),
     ).prefetch(1)
     if sum(s.shape.num_elements() * s.dtype.size for s in signatures) <= _SMALL_BYTES:
@@ -73,6 +74,12 @@ def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.
         return numbers.map(lambda number: tuple(part[number] for part in parts))
 
     return chunks.flat_map(batches)
+
+
+def _counted(chunk: list[Any]) -> tuple[Any, ...]:
+    """Count the batches of a chunk, for the profile of the run."""
+    clock.batches += len(chunk[0])
+    return tuple(chunk)
 
 
 def _one_by_one(feed: Feed[Any], signatures: Sequence[Any]) -> tf.data.Dataset:

@@ -1,0 +1,96 @@
+"""Draws the lines at which a rank was seen as a flame graph: an SVG that needs no server.
+
+A box is a call. Its width is the share of looks at which the main thread was in it, and what it
+called is above it. A box tells its share and its line when the pointer is over it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import PurePath
+from typing import Final
+
+_WIDTH: Final = 1200
+_ROW: Final = 18
+_LETTER: Final = 6.6  # the width of a character, in pixels
+_LEAST: Final = 0.3  # pixels; narrower boxes are left out
+_HUES: Final = {"user": (15, 60), "library": (190, 220)}  # degrees
+
+
+@dataclass
+class _Box:
+    """A call with what it called."""
+
+    share: float = 0.0
+    calls: dict[str, _Box] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """How many boxes are above one another, this one included."""
+        return 1 + max((call.depth for call in self.calls.values()), default=0)
+
+
+def flame_graph(stacks: Iterable[tuple[Sequence[str], float]], title: str) -> str:
+    """Draw stacks as an SVG.
+
+    Args:
+        stacks: each a list of calls ("file:line function"), the outermost first, and its share of
+            all looks.
+        title: written above the graph.
+
+    Returns:
+        The text of the SVG.
+    """
+    root = _Box()
+    for stack, share in stacks:
+        root.share += share
+        box = root
+        for call in stack:
+            box = box.calls.setdefault(call, _Box())
+            box.share += share
+    height = (root.depth + 1) * _ROW + 8
+    scale = _WIDTH / root.share if root.share else 0.0
+    boxes = list(_boxes(root, 0.0, 0, scale, height))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+            f'width="{_WIDTH}" height="{height}" font-family="monospace" font-size="11">',
+            f'<text x="4" y="{_ROW - 5}">{escape(title)}</text>',
+            *boxes,
+            "</svg>",
+        ]
+    )
+
+
+def _boxes(parent: _Box, x: float, depth: int, scale: float, height: int) -> Iterator[str]:
+    for call, box in sorted(parent.calls.items(), key=lambda item: -item[1].share):
+        width = box.share * scale
+        if width >= _LEAST:
+            y = height - (depth + 1) * _ROW
+            label = _short(call)
+            room = int(width / _LETTER) - 1
+            text = label if len(label) <= room else f"{label[: room - 1]}…" if room > 3 else ""
+            yield (
+                f'<g><title>{escape(call)}: {box.share:.1%}</title><rect x="{x:.1f}" y="{y}" '
+                f'width="{width:.1f}" height="{_ROW - 1}" rx="2" fill="{_colour(call)}"/>'
+                f'<text x="{x + 3:.1f}" y="{y + _ROW - 6}">{escape(text)}</text></g>'
+            )
+            yield from _boxes(box, x, depth + 1, scale, height)
+        x += width
+
+
+def _short(call: str) -> str:
+    """A call without the folder of its file."""
+    place, _, function = call.rpartition(" ")
+    return f"{function} {PurePath(place).name}"
+
+
+def _colour(call: str) -> str:
+    """Warm colours for the user's files, cold ones for libraries; the same for the same call."""
+    kind = "library" if "site-packages" in call or "/python3" in call else "user"
+    low, high = _HUES[kind]
+    number = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=2).digest(), "big")
+    return f"hsl({low + number % (high - low)}, 75%, 70%)"

@@ -1,0 +1,217 @@
+"""The profile of a run and its diagnosis: pure arithmetic on what ranks send."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from horovod_runner.profiling.clock import Clock, clock
+from horovod_runner.profiling.collectives import Collective
+from horovod_runner.profiling.profiler import Profiler, arrivals
+from horovod_runner.profiling.sampler import Sampler
+from horovod_runner.results.diagnosis import diagnose, user_lines
+from horovod_runner.results.profile import MAX_ROWS, RunProfile
+from horovod_runner.wire.measurements import Lines, Machine, Profile
+
+SIZE = 4
+
+
+def windows(rank: int, count: int = 30, waits: int = 0, **spent: float) -> list[Profile]:
+    """Windows of a second with ten steps each; ``waits`` are microseconds in each collective."""
+    return [
+        Profile(
+            rank,
+            1000.0 + number,
+            1.0,
+            {"optimizer": 10},
+            spent,
+            bytes=4_000_000,
+            collectives=10,
+            waited=waits * 10 / 1e6,
+            moved=0.05,
+            arrivals=[(number * 10 + i, waits) for i in range(1, 11)],
+        )
+        for number in range(count)
+    ]
+
+
+def run_of(*ranks: list[Profile]) -> RunProfile:
+    profile = RunProfile()
+    profile.begin(len(ranks))
+    for together in zip(*ranks, strict=True):
+        for message in together:
+            profile.add(message)
+    return profile
+
+
+def test_the_rank_that_waits_least_is_the_one_that_others_wait_for() -> None:
+    slow = windows(2, waits=100, waiting=0.01)
+    others = [windows(rank, waits=40_100, waiting=0.4) for rank in (0, 1, 3)]
+    found = diagnose(run_of(others[0], others[1], slow, others[2]))
+    (finding,) = found.findings
+    assert (finding.cause, finding.rank) == ("slow rank", 2)
+    assert finding.seconds == pytest.approx(0.04)
+    assert "rank 2 is last in 100% of the collectives, 40 ms after the median" in finding.text
+    assert "It computes 99 ms in a step, the others 60 ms" in finding.text
+    assert "10 -> 16.7 steps/s at most" in str(found)
+
+
+def test_a_slow_rank_that_waits_for_data_is_told_from_one_that_computes() -> None:
+    slow = windows(1, waits=100, waiting=0.01, data=0.5)
+    others = [windows(rank, waits=40_100, waiting=0.4, data=0.1) for rank in (0, 2, 3)]
+    found = diagnose(run_of(others[0], slow, *others[1:]))
+    assert (found.findings[0].cause, found.findings[0].rank) == ("slow rank", 1)
+    assert "It waits 50 ms for its batch, the others 10 ms" in found.findings[0].text
+
+
+def test_the_line_of_a_slow_rank_is_named() -> None:
+    profile = run_of(windows(0, waits=40_100, waiting=0.4), windows(1, waits=100))
+    calls = [
+        "/work/train.py\0main\x0010",
+        "/work/train.py\0augment\x0020",
+        "/x/site-packages/np.py\0f\x001",
+    ]
+    profile.add_lines(Lines(0, 100, calls, [[0]], [90]))
+    profile.add_lines(Lines(1, 100, calls, [[0], [0, 1, 2]], [40, 55]))
+    assert user_lines(profile, 1) == {
+        "/work/train.py:20 augment": 0.55,
+        "/work/train.py:10 main": 0.40,
+    }
+    text = diagnose(profile).findings[0].text
+    assert "55% more of its time in /work/train.py:20 augment" in text
+
+
+@pytest.mark.parametrize(
+    ("spent", "cause"),
+    [
+        ({"data": 0.4}, "data"),
+        ({"moving": 0.5}, "communication"),
+        ({"report": 0.2}, "report"),
+        ({"checkpoint": 0.2}, "checkpoint"),
+    ],
+)
+def test_what_all_ranks_spend_their_time_with_is_named(spent: dict[str, float], cause: str) -> None:
+    found = diagnose(run_of(*(windows(rank, waits=50, **spent) for rank in range(SIZE))))
+    assert [finding.cause for finding in found.findings] == [cause]
+
+
+def measured(rank: int, **changed: float) -> list[Profile]:
+    """Windows of a rank with some fields changed."""
+    return [msgspec.structs.replace(window, **changed) for window in windows(rank, waits=50)]
+
+
+def test_a_main_thread_without_a_core_is_told_from_one_that_waits_for_the_lock() -> None:
+    others = [windows(rank, waits=50) for rank in (0, 1, 2)]
+    (finding,) = diagnose(run_of(*others, measured(3, starved=0.4, late=0.5))).findings
+    assert (finding.cause, finding.rank) == ("cpu", 3)
+    assert "rank 3 has no core for up to 40% of the time: too many threads" in finding.text
+    (finding,) = diagnose(run_of(*others, measured(3, late=0.5))).findings
+    assert (finding.cause, finding.rank) == ("interpreter lock", 3)
+
+
+def test_a_quota_of_a_container_is_named() -> None:
+    profile = run_of(windows(0, waits=50), measured(1, starved=0.4))
+    profile.add_machine(Machine(1, 1030.0, 5.0, throttled=2.0))
+    (finding,) = diagnose(profile).findings
+    assert "CPU quota stops it for 40% of the time" in finding.text
+    assert finding.advice == "raise the CPU limit of the container"
+
+
+def test_a_slow_rank_without_a_core_is_not_blamed_for_its_code() -> None:
+    slow = [
+        msgspec.structs.replace(window, starved=0.39)
+        for window in windows(1, waits=100, waiting=0.01)
+    ]
+    profile = run_of(windows(0, waits=40_100, waiting=0.4), slow)
+    text = str(diagnose(profile))
+    assert "its main thread has no core for 39% of the time" in text
+
+
+def test_an_even_run_is_not_accused() -> None:
+    found = diagnose(run_of(*(windows(rank, waits=50, data=0.02) for rank in range(SIZE))))
+    assert found.findings == []
+    assert str(found).endswith("Nothing stands out.")
+
+
+def test_too_few_steps_say_so() -> None:
+    found = diagnose(run_of(windows(0, count=1), windows(1, count=1)))
+    assert "Too few steps" in str(found)
+    assert "No steps were seen" in str(diagnose(RunProfile()))
+
+
+def test_rows_are_merged_when_there_are_many() -> None:
+    profile = run_of(windows(0, count=MAX_ROWS + 1, data=0.5))
+    rows = profile.table()
+    assert rows.num_rows < MAX_ROWS
+    assert sum(rows["seconds"].to_pylist()) == pytest.approx(MAX_ROWS + 1)
+    assert sum(rows["steps"].to_pylist()) == 10 * (MAX_ROWS + 1)
+    assert profile.totals[0].spent["data"] == pytest.approx(MAX_ROWS / 2)
+
+
+def test_ranks_choose_the_same_collectives_at_different_rates() -> None:
+    def chosen(count: int) -> set[int]:
+        of_all = [Collective(n, 0, 1, 0.0, 0.0, "") for n in range(1, count + 1)]
+        others = [Collective(n, 1, 1, 0.0, 0.0, "") for n in range(1, count + 1)]
+        return {number for number, _ in arrivals([*of_all, *others])}
+
+    assert len(chosen(1000)) <= 100
+    assert chosen(1000) <= {*range(1, 1001)}
+    assert chosen(400) & {*range(1, 401, 1)} >= chosen(1000) & {*range(1, 401)}
+
+
+def test_the_clock_tells_the_main_thread_from_others() -> None:
+    clock = Clock()
+    with clock.timing("data"):
+        pass
+    other = threading.Thread(target=clock.add, args=("gather", 2.0))
+    other.start()
+    other.join()
+    assert set(clock.seconds) == {"data"}
+    assert clock.behind == {"gather": 2.0}
+
+
+def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:
+    sampler = Sampler()
+    looking = threading.Thread(target=sampler.look)
+    looking.start()
+    looking.join()
+    (stack,) = sampler.stacks()
+    assert any(function.endswith("executes") and file == __file__ for file, function, _ in stack)
+
+
+def test_a_profiler_sends_only_what_was_measured_since() -> None:
+    sent: list[Profile] = []
+    lines: list[Lines] = []
+    profiler = Profiler(3, sent.append, lines.append)
+    deadline = time.monotonic() + 30
+    while len(sent) < 2 and time.monotonic() < deadline:
+        clock.reports += 1
+        time.sleep(0.05)  # the profiler's thread has a clock of its own
+    profiler.finish()
+    assert all(profile.rank == 3 and profile.seconds > 0 for profile in sent)
+    assert sent[1].steps["reports"] > 0
+    assert lines[-1].looks == sum(lines[-1].counts)
+
+
+def test_a_flame_graph_has_a_box_for_each_call_as_wide_as_its_share(tmp_path: Path) -> None:
+    profile = RunProfile()
+    calls = ["/work/train.py\0main\x0010", "/work/a<b.py\0read\x0020", "/work/c.py\0step\x0030"]
+    profile.add_lines(Lines(0, 100, calls, [[0, 1], [0, 2]], [25, 75]))
+    root = ElementTree.fromstring(profile.flame(path=tmp_path / "flame.svg"))
+    assert (tmp_path / "flame.svg").read_text() == profile.flame()
+    boxes = {
+        group.find("{*}title").text: float(group.find("{*}rect").get("width"))  # type: ignore[union-attr, arg-type]
+        for group in root.iter("{http://www.w3.org/2000/svg}g")
+    }
+    assert boxes == {
+        "/work/train.py:10 main: 100.0%": 1200.0,
+        "/work/a<b.py:20 read: 25.0%": 300.0,
+        "/work/c.py:30 step: 75.0%": 900.0,
+    }
+    with pytest.raises(ValueError, match="rank 1 has sent no lines"):
+        profile.flame(1)
