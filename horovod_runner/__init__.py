@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         DataConfig,
         DebugConfig,
     )
+    from horovod_runner.results.saved_run import load_run
     from horovod_runner.runner import HorovodRunner
     from horovod_runner.scoring.predict import predict
     from horovod_runner.worker.api import (
@@ -70,6 +71,7 @@ __all__ = [
     "check_weights",
     "current_attempt",
     "load_checkpoint",
+    "load_run",
     "log_to_driver",
     "predict",
     "report",
@@ -86,6 +88,7 @@ _HOMES = {
     "check_weights": "worker.api",
     "current_attempt": "worker.api",
     "load_checkpoint": "worker.api",
+    "load_run": "results.saved_run",
     "log_to_driver": "worker.api",
     "predict": "scoring.predict",
     "report": "worker.api",

@@ -20,6 +20,7 @@ from horovod_runner.launchers.spark import SparkLauncher
 from horovod_runner.options import Options
 from horovod_runner.prepare.datasets import find_datasets
 from horovod_runner.prepare.make_job import make_job
+from horovod_runner.results import saved_run
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.registry import Registration
 from horovod_runner.results.run import Run, Status, Timings, plain_params
@@ -169,6 +170,9 @@ class RunHandle:
             job.run_id,
             options.np,
             params,
+            getattr(self._main, "__qualname__", type(self._main).__qualname__),
+            launcher.where,
+            job.software,
             timings=self._timings,
             _archive=archive,
             _sources={name: each.for_examples() for name, each in datasets.sources.items()},
@@ -178,8 +182,7 @@ class RunHandle:
             weakref.finalize(run, archive.discard)
             self.run = run
             self._begun(run)
-            name = getattr(self._main, "__qualname__", type(self._main).__qualname__)
-            with Registration(run, name, launcher.where, self.cancel) as entry:
+            with Registration(run, self.cancel) as entry:
                 return self._supervise(
                     run, job, launcher, dataframes=dataframes, archive=archive, entry=entry
                 )
@@ -220,6 +223,7 @@ class RunHandle:
             raise
         finally:
             recorder.ended(status)
+            saved_run.keep(run)
             sink.end(run)
             sink.close()
 

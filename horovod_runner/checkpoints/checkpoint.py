@@ -29,6 +29,7 @@ class Checkpoint:
         metrics: as given to ``save_checkpoint``.
         size: of its file, in bytes.
         path: of its file: a path on the driver's machine, or a URL.
+        folder: in which it is.
         attempt: 1-based number of the launch, within the run, that saved it.
         saved_at: seconds since the Unix epoch.
     """
@@ -40,6 +41,7 @@ class Checkpoint:
         self.metrics = dict(marker.metrics)
         self.size = marker.size
         self.path = folder.path_of(marker.name)
+        self.folder = folder.path_of("")
         self.attempt = marker.attempt
         self.saved_at = marker.saved_at
 

@@ -40,6 +40,7 @@ class Collective(NamedTuple):
         number: the same on all ranks of the process set.
         process_set: Horovod's id of the set.
         bytes: of all its tensors.
+        started: when all ranks had all tensors, in seconds of the monotonic clock.
         waited: seconds from the moment at which this rank had all tensors until all ranks had them.
         moved: seconds from then until the result was there; None while it lasts.
         name: of the tensor that this rank had last.
@@ -48,6 +49,7 @@ class Collective(NamedTuple):
     number: int
     process_set: int
     bytes: int
+    started: float
     waited: float
     moved: float | None
     name: str
@@ -99,6 +101,7 @@ def _collective(record: _Record) -> Collective:
         record.number,
         record.process_set,
         record.bytes,
+        record.started * _NANO,
         max(0, record.started - queued) * _NANO,
         (record.ended - record.started) * _NANO,
         record.name.decode(errors="replace"),

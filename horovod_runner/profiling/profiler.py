@@ -106,7 +106,7 @@ class Profiler:
                 len(collectives),
                 sum(each.waited for each in collectives),
                 sum(each.moved or 0.0 for each in collectives),
-                arrivals(collectives),
+                arrivals(collectives, now.time),
                 now.cpu - before.cpu,
                 now.main_cpu - before.main_cpu,
                 now.starved - before.starved,
@@ -174,8 +174,8 @@ def _main_thread() -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def arrivals(collectives: Iterable[Collective]) -> list[tuple[int, int]]:
-    """How long this rank waited in some collectives of all ranks: (number, microseconds).
+def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
+    """Some collectives of all ranks: (number, microseconds waited, microseconds since its start).
 
     Other ranks choose the same ones: the numbers that are divisible by a power of two. The power
     depends on how many collectives there are, so one that is chosen at a higher rate is chosen at a
@@ -185,4 +185,8 @@ def arrivals(collectives: Iterable[Collective]) -> list[tuple[int, int]]:
     stride = 1
     while len(of_all) > _ARRIVALS * stride:
         stride *= 2
-    return [(each.number, round(each.waited * 1e6)) for each in of_all if each.number % stride == 0]
+    return [
+        (each.number, round(each.waited * 1e6), round((now - each.started) * 1e6))
+        for each in of_all
+        if each.number % stride == 0
+    ]

@@ -120,7 +120,7 @@ def step_of(total: RankTotals) -> Step:
     count = total.step_count
     spent = total.spent
     names = ("data", "waiting", "moving", "report", "checkpoint")
-    return Step(total.seconds / count, *(spent[name] / count for name in names))
+    return Step(total.seconds / count, *(spent.get(name, 0.0) / count for name in names))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from horovod_runner.wire.messages import Report
 
 if TYPE_CHECKING:
@@ -19,6 +21,26 @@ if TYPE_CHECKING:
 MAX_ROWS: Final = 1 << 20
 # Further metrics of a rank get no column.
 MAX_METRICS: Final = 1 << 12
+
+
+class Cells(msgspec.Struct, array_like=True):
+    """A column in a file, see :class:`_Column`: arrays as bytes."""
+
+    values: bytes
+    rows: bytes | None
+
+
+class MetricRows(msgspec.Struct):
+    """The reports of one rank in a file."""
+
+    rank: int
+    latest: dict[str, float | int]
+    dropped: int
+    attempts: bytes
+    times: bytes
+    steps: Cells
+    epochs: Cells
+    columns: dict[str, Cells]
 
 
 class Metrics:
@@ -64,6 +86,37 @@ class Metrics:
                 while rows.count > self._max_rows:
                     dropped += rows.thin()
             self.dropped[rank] += dropped
+
+    def saved(self) -> list[MetricRows]:
+        """All rows, for a file."""
+        with self._lock:
+            return [
+                MetricRows(
+                    rank,
+                    dict(self.latest[rank]),
+                    self.dropped[rank],
+                    rows.attempts.tobytes(),
+                    rows.times.tobytes(),
+                    rows.steps.saved(),
+                    rows.epochs.saved(),
+                    {name: column.saved() for name, column in rows.columns.items()},
+                )
+                for rank, rows in self._ranks.items()
+            ]
+
+    @classmethod
+    def restored(cls, saved: Sequence[MetricRows]) -> Metrics:
+        """The metrics of a file; no more can be added."""
+        metrics = cls()
+        for each in saved:
+            metrics.latest[each.rank], metrics.dropped[each.rank] = each.latest, each.dropped
+            rows = metrics._ranks[each.rank] = _Rows()
+            rows.attempts.frombytes(each.attempts)
+            rows.times.frombytes(each.times)
+            rows.count = len(rows.times)
+            rows.steps, rows.epochs = _Column("q", each.steps), _Column("q", each.epochs)
+            rows.columns = {name: _Column("d", cells) for name, cells in each.columns.items()}
+        return metrics
 
     def __len__(self) -> int:
         with self._lock:
@@ -115,9 +168,15 @@ class _Column:
         rows: the row number of each value; None while value i is in row i.
     """
 
-    def __init__(self, code: str) -> None:
-        self.values = array(code)
+    def __init__(self, code: str, saved: Cells | None = None) -> None:
+        self.values = array(code, b"" if saved is None else saved.values)
         self.rows: array[int] | None = None
+        if saved is not None and saved.rows is not None:
+            self.rows = array("q", saved.rows)
+
+    def saved(self) -> Cells:
+        """This column for a file."""
+        return Cells(self.values.tobytes(), None if self.rows is None else self.rows.tobytes())
 
     def extend(self, first_row: int, values: list[Any]) -> None:
         """Add the values of consecutive rows; None marks a row without a value."""

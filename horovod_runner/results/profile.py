@@ -13,18 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from horovod_runner.results.flame import flame_graph
+from horovod_runner.wire.measurements import Lines, Machine, Profile
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from horovod_runner.wire.measurements import Lines, Machine, Profile
-
 # A rank with more rows merges each two of them into one; and again, when there are as many again.
 MAX_ROWS: Final = 3600
+# Of all ranks together, above the fewest that a rank has.
+_MAX_ALL_ROWS: Final = 100_000
+_FEWEST_ROWS: Final = 60
+_CLOCK_SAMPLES: Final = 100
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
 #: Which count tells the steps of a training: the first of these that there is.
@@ -49,9 +55,9 @@ class RankTotals:
     """
 
     seconds: float = 0.0
-    steps: Counter[str] = field(default_factory=Counter)
-    spent: Counter[str] = field(default_factory=Counter)
-    behind: Counter[str] = field(default_factory=Counter)
+    steps: dict[str, int] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)
+    behind: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
     collectives: int = 0
     waited: float = 0.0
@@ -66,10 +72,9 @@ class RankTotals:
     def add(self, profile: Profile) -> None:
         """Add a summary."""
         self.seconds += profile.seconds
-        self.steps.update(profile.steps)
-        for total, part in ((self.spent, profile.spent), (self.behind, profile.behind)):
-            for name, seconds in part.items():
-                total[name] += seconds  # type: ignore[assignment]  # Counters hold any number
+        self.steps = _sum(self.steps, profile.steps)
+        self.spent = _sum(self.spent, profile.spent)
+        self.behind = _sum(self.behind, profile.behind)
         self.bytes += profile.bytes
         self.collectives += profile.collectives
         self.waited += profile.waited
@@ -82,7 +87,18 @@ class RankTotals:
     @property
     def step_count(self) -> int:
         """The number of steps."""
-        return next((self.steps[name] for name in STEP_SOURCES if self.steps[name]), 0)
+        return steps_of(self.steps)
+
+
+class SavedProfile(msgspec.Struct):
+    """The profile of a run in a file."""
+
+    rows: list[Profile]
+    totals: dict[int, RankTotals]
+    lines: list[Lines]
+    machines: list[Machine]
+    compared: int
+    clock_offsets: dict[int, float]
 
 
 class RunProfile:
@@ -101,7 +117,8 @@ class RunProfile:
         self._machines: dict[int, deque[Machine]] = {}
         self._last: Counter[int] = Counter()
         self._lateness: defaultdict[int, float] = defaultdict(float)
-        self._pending: OrderedDict[int, dict[int, int]] = OrderedDict()
+        self._pending: OrderedDict[int, dict[int, tuple[int, float]]] = OrderedDict()
+        self._offsets: dict[int, deque[float]] = {}
         self.compared = 0
 
     def begin(self, size: int) -> None:
@@ -109,6 +126,42 @@ class RunProfile:
         with self._lock:
             self._size = size
             self._pending.clear()
+            self._offsets.clear()
+
+    def saved(self) -> SavedProfile:
+        """All of it, for a file."""
+        totals, offsets = self.totals, self.clock_offsets
+        with self._lock:
+            return SavedProfile(
+                [row for rows in self._rows.values() for row in rows],
+                totals,
+                list(self._lines.values()),
+                [machine for machines in self._machines.values() for machine in machines],
+                self.compared,
+                offsets,
+            )
+
+    @classmethod
+    def restored(cls, saved: SavedProfile) -> RunProfile:
+        """The profile of a file; no more can be added."""
+        profile = cls(len(saved.totals))
+        for row in saved.rows:
+            profile._rows.setdefault(row.rank, []).append(row)
+        for rank, total in saved.totals.items():
+            profile._totals[rank] = total
+            profile._last[rank], profile._lateness[rank] = total.last, total.lateness
+        for lines in saved.lines:
+            profile.add_lines(lines)
+        for machine in saved.machines:
+            profile.add_machine(machine)
+        for rank, offset in saved.clock_offsets.items():
+            profile._offsets[rank] = deque([offset])
+        profile.compared = saved.compared
+        return profile
+
+    def _most_rows(self) -> int:
+        """Of each rank; and of records of its host."""
+        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, self._size)))
 
     def add(self, profile: Profile) -> None:
         """Add a summary of a rank."""
@@ -116,18 +169,21 @@ class RunProfile:
             rows = self._rows.setdefault(profile.rank, [])
             if rows:  # the first one is from the time when everything was compiled and connected
                 self._totals.setdefault(profile.rank, RankTotals()).add(profile)
-            rows.append(profile)
-            if len(rows) > MAX_ROWS:
+            rows.append(msgspec.structs.replace(profile, arrivals=[]))
+            if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
-            for number, waited in profile.arrivals:
-                self._arrived(profile.rank, number, waited)
+            for number, waited, age in profile.arrivals:
+                self._arrived(profile.rank, number, waited, profile.time - age * 1e-6)
 
-    def _arrived(self, rank: int, number: int, waited: int) -> None:
-        waits = self._pending.setdefault(number, {})
-        waits[rank] = waited
-        if len(waits) == self._size:
+    def _arrived(self, rank: int, number: int, waited: int, started: float) -> None:
+        arrived = self._pending.setdefault(number, {})
+        arrived[rank] = waited, started
+        if len(arrived) == self._size:
             del self._pending[number]
-            self._compare(waits)
+            self._compare({rank: waited for rank, (waited, _) in arrived.items()})
+            first = arrived.get(0, (0, started))[1]
+            for each, (_, time) in arrived.items():
+                self._offsets.setdefault(each, deque(maxlen=_CLOCK_SAMPLES)).append(time - first)
         elif len(self._pending) > _MAX_PENDING:
             self._pending.popitem(last=False)
 
@@ -136,16 +192,29 @@ class RunProfile:
         if len(waits) < 2:
             return
         ordered = sorted(waits.values())
-        median = ordered[len(ordered) // 2]
+        middle = ordered[len(ordered) // 2]
         last = min(waits, key=lambda rank: waits[rank])
         self._last[last] += 1
-        self._lateness[last] += (median - waits[last]) * 1e-6
+        self._lateness[last] += (middle - waits[last]) * 1e-6
         self.compared += 1
+
+    @property
+    def clock_offsets(self) -> dict[int, float]:
+        """By rank, the seconds by which its host's clock is ahead of that of rank 0's host.
+
+        A collective starts on all ranks at the same moment, within the time that a message takes.
+        Ranks of which no collective is known are not listed.
+        """
+        with self._lock:
+            return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host did in some seconds."""
         with self._lock:
-            self._machines.setdefault(machine.rank, deque(maxlen=MAX_ROWS)).append(machine)
+            machines = self._machines.setdefault(machine.rank, deque())
+            machines.append(machine)
+            if len(machines) > self._most_rows():
+                machines.popleft()
 
     @property
     def machines(self) -> dict[int, list[Machine]]:
@@ -247,8 +316,6 @@ def steps_of(steps: dict[str, int]) -> int:
 
 def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
     """Merge each two rows into one."""
-    import msgspec
-
     pairs = iter(rows)
     for first in pairs:
         second = next(pairs, None)
@@ -265,7 +332,6 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
             collectives=first.collectives + second.collectives,
             waited=first.waited + second.waited,
             moved=first.moved + second.moved,
-            arrivals=[],
             cpu=first.cpu + second.cpu,
             main_cpu=first.main_cpu + second.main_cpu,
             starved=first.starved + second.starved,

@@ -23,6 +23,7 @@ from types import TracebackType
 import msgspec
 import psutil
 
+from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.sink import Sink
@@ -69,8 +70,7 @@ class Entry(msgspec.Struct):
 
 def folder() -> Path:
     """Return the folder of the entries."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state, "horovod_runner", "runs")
+    return state_folder() / "runs"
 
 
 class Registration(Sink):
@@ -80,17 +80,15 @@ class Registration(Sink):
 
     Args:
         run: the run.
-        main: the name of the function.
-        where: as in :class:`Entry`.
         cancel: ends the run; called in another thread.
     """
 
-    def __init__(self, run: Run, main: str, where: str, cancel: Callable[[], None]) -> None:
+    def __init__(self, run: Run, cancel: Callable[[], None]) -> None:
         self._entry = Entry(
             run.run_id,
-            main,
+            run.main,
             run.np,
-            where,
+            run.where,
             socket.gethostname(),
             os.getpid(),
             psutil.Process().create_time(),

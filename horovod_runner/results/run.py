@@ -94,6 +94,9 @@ class Run:
         run_id: the id in the names of the run's checkpoints and in Spark's UI.
         np: the argument ``np`` of HorovodRunner.
         params: ``np``, and the arguments of ``main`` that are numbers, strings or None.
+        main: the name of the function.
+        where: "local", a Spark master, or "slurm job 12".
+        software: the versions on the driver, by package.
         status: "running", "finished", "failed" or "cancelled".
         attempts: the launches, in order.
         ranks: the ranks of the last attempt; empty until all have started.
@@ -107,6 +110,9 @@ class Run:
     run_id: str
     np: int
     params: Mapping[str, Any] = field(default_factory=dict)
+    main: str = ""
+    where: str = ""
+    software: Mapping[str, str] = field(default_factory=dict, repr=False)
     status: Status = "running"
     attempts: list[Attempt] = field(default_factory=list)
     ranks: list[RankInfo] = field(default_factory=list)
@@ -118,6 +124,7 @@ class Run:
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _archive: Archive | None = field(default=None, repr=False)
+    _checkpoints: list[Checkpoint] = field(default_factory=list, repr=False)
     _sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
 
     @property
@@ -160,7 +167,7 @@ class Run:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """The complete checkpoints that still exist, oldest first."""
-        return [] if self._archive is None else self._archive.checkpoints
+        return list(self._checkpoints) if self._archive is None else self._archive.checkpoints
 
     @property
     def best_checkpoint(self) -> Checkpoint | None:

@@ -24,7 +24,8 @@ class Profile(Measurement, frozen=True, gc=False):
         collectives: how many there were.
         waited: seconds, over the collectives, until all ranks had their tensors.
         moved: seconds of the collectives themselves.
-        arrivals: of some collectives, their number and the microseconds that this rank waited.
+        arrivals: of some collectives, their number, the microseconds that this rank waited, and the
+            microseconds from their start to ``time``.
         cpu: CPU seconds of the process.
         main_cpu: CPU seconds of the main thread.
         starved: seconds in which the main thread could have run and had no core.
@@ -42,7 +43,7 @@ class Profile(Measurement, frozen=True, gc=False):
     collectives: int = 0
     waited: float = 0.0
     moved: float = 0.0
-    arrivals: list[tuple[int, int]] = []
+    arrivals: list[tuple[int, int, int]] = []
     cpu: float = 0.0
     main_cpu: float = 0.0
     starved: float = 0.0

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from horovod_runner.profiling.clock import Clock, clock
 from horovod_runner.profiling.collectives import Collective
@@ -34,7 +35,7 @@ def windows(rank: int, count: int = 30, waits: int = 0, **spent: float) -> list[
             collectives=10,
             waited=waits * 10 / 1e6,
             moved=0.05,
-            arrivals=[(number * 10 + i, waits) for i in range(1, 11)],
+            arrivals=[(number * 10 + i, waits, 1_000_000 - i * 1000) for i in range(1, 11)],
         )
         for number in range(count)
     ]
@@ -153,11 +154,17 @@ def test_rows_are_merged_when_there_are_many() -> None:
     assert profile.totals[0].spent["data"] == pytest.approx(MAX_ROWS / 2)
 
 
+def test_the_clocks_of_hosts_are_compared_by_the_starts_of_collectives() -> None:
+    ahead = [structs.replace(row, time=row.time + 2.5) for row in windows(1)]
+    offsets = run_of(windows(0), ahead).clock_offsets
+    assert offsets == {0: 0.0, 1: pytest.approx(2.5)}
+
+
 def test_ranks_choose_the_same_collectives_at_different_rates() -> None:
     def chosen(count: int) -> set[int]:
-        of_all = [Collective(n, 0, 1, 0.0, 0.0, "") for n in range(1, count + 1)]
-        others = [Collective(n, 1, 1, 0.0, 0.0, "") for n in range(1, count + 1)]
-        return {number for number, _ in arrivals([*of_all, *others])}
+        of_all = [Collective(n, 0, 1, 0.0, 0.0, 0.0, "") for n in range(1, count + 1)]
+        others = [Collective(n, 1, 1, 0.0, 0.0, 0.0, "") for n in range(1, count + 1)]
+        return {number for number, _, _ in arrivals([*of_all, *others], 0.0)}
 
     assert len(chosen(1000)) <= 100
     assert chosen(1000) <= {*range(1, 1001)}

@@ -1,0 +1,212 @@
+"""Keeps the record of a run in a file, for ``horovod-runner report`` and ``load_run``.
+
+    <state>/horovod_runner/records/<run id>.run    MessagePack; the latest runs of this user
+
+<state> is ``$XDG_STATE_HOME`` or ~/.local/state. Only the user may read the files.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.checkpoints.folders import open_folder
+from horovod_runner.common.state import state_folder
+from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.results.metrics_table import MetricRows, Metrics
+from horovod_runner.results.profile import RunProfile, SavedProfile
+from horovod_runner.results.run import Attempt, Line, Run, Status, Timings
+from horovod_runner.wire.marker import Marker
+from horovod_runner.wire.messages import Controller
+from horovod_runner.wire.slots import RankInfo
+
+SUFFIX: Final = ".run"
+# Older records are deleted where there are more, or where all of them are larger.
+_KEPT_RUNS: Final = 50
+_KEPT_BYTES: Final = 1 << 30
+
+
+class _Saved(msgspec.Struct, tag="horovod_runner run 1"):
+    """The contents of the file. The tag grows where older files cannot be read any more."""
+
+    run_id: str
+    np: int
+    params: dict[str, Any]
+    main: str
+    where: str
+    software: dict[str, str]
+    status: Status
+    attempts: list[Attempt]
+    ranks: list[RankInfo]
+    controller: Controller | None
+    timings: Timings
+    logs_cut: int
+    lines: list[Line]
+    metrics: list[MetricRows]
+    profile: SavedProfile
+    checkpoints: list[tuple[str, Marker]]  # each with its folder
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_Saved).decode
+
+
+def save(run: Run, path: str | os.PathLike[str]) -> None:
+    """Write a run's record to a file that only this user can read; replaces it at once."""
+    saved = _Saved(
+        run.run_id,
+        run.np,
+        dict(run.params),
+        run.main,
+        run.where,
+        dict(run.software),
+        run.status,
+        list(run.attempts),
+        list(run.ranks),
+        run.controller,
+        run.timings,
+        run.logs_cut,
+        run.logs,
+        run._metrics.saved(),
+        run.profile.saved(),
+        [(each.folder, each.marker) for each in run.checkpoints],
+    )
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(partial, "wb", opener=_private) as file:
+            file.write(_encode(saved))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str]) -> Run:
+    """Read a run's record. What it says is as it was when the record was written.
+
+    Raises:
+        HorovodRunnerError: the file cannot be read, or is not such a record.
+    """
+    try:
+        saved = _decode(Path(path).read_bytes())
+    except OSError as error:
+        raise HorovodRunnerError(f"the record of a run cannot be read: {error}") from error
+    except msgspec.MsgspecError as error:
+        raise HorovodRunnerError(
+            f"{path} is not the record of a run, or one of another version of horovod_runner: "
+            f"{error}"
+        ) from error
+    run = Run(
+        saved.run_id,
+        saved.np,
+        saved.params,
+        main=saved.main,
+        where=saved.where,
+        software=saved.software,
+        status=saved.status,
+        attempts=saved.attempts,
+        ranks=saved.ranks,
+        controller=saved.controller,
+        timings=saved.timings,
+        logs_cut=saved.logs_cut,
+        profile=RunProfile.restored(saved.profile),
+        _metrics=Metrics.restored(saved.metrics),
+        _checkpoints=[
+            Checkpoint(open_folder(folder), marker) for folder, marker in saved.checkpoints
+        ],
+    )
+    run._lines.extend(saved.lines)
+    return run
+
+
+def folder() -> Path:
+    """The folder of this user's records."""
+    return state_folder() / "records"
+
+
+def keep(run: Run) -> Path | None:
+    """Write a run's record into :func:`folder`, and delete the oldest ones.
+
+    Returns:
+        Where it is; None where the folder cannot be written.
+    """
+    with suppress(OSError, RuntimeError):  # RuntimeError: Path.home() finds no home folder
+        records = folder()
+        records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = records / f"{run.run_id}{SUFFIX}"
+        save(run, path)
+        _delete_old()
+        return path
+    return None
+
+
+def kept() -> list[Path]:
+    """The records of this user's runs, the latest first."""
+    found = []
+    with suppress(RuntimeError):
+        for path in folder().glob(f"*{SUFFIX}"):
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def find(run: str | None = None) -> Path:
+    """The record of a run.
+
+    Args:
+        run: its id or the start of it, or the path of a record; None: the latest.
+
+    Raises:
+        HorovodRunnerError: there is none, or several begin so.
+    """
+    if run is not None and Path(run).is_file():
+        return Path(run)
+    records = kept()
+    chosen = [path for path in records if path.stem.startswith(run or "")]
+    if not chosen:
+        there = ", ".join(path.stem for path in records[:5]) or "none"
+        which = "no run" if run is None else f"no run {run}"
+        raise HorovodRunnerError(f"there is {which} in {folder()}; the latest: {there}")
+    if run is not None and len(chosen) > 1 and chosen[0].stem != run:
+        several = ", ".join(path.stem for path in chosen[:5])
+        raise HorovodRunnerError(f"{run} may be {several}: write more of the id")
+    return chosen[0]
+
+
+def load_run(run: str | os.PathLike[str] | None = None) -> Run:
+    """Read the record of an earlier run of this user on this machine.
+
+        run = horovod_runner.load_run()  # the latest
+        print(run.diagnose())
+
+    The latest 50 runs are kept, in ~/.local/state/horovod_runner/records.
+
+    Args:
+        run: the run's id or the start of it, or the path of a record; None: the latest run.
+
+    Returns:
+        What ``runner.last_run`` was when the run ended. Its checkpoints can be loaded where their
+        files still are.
+
+    Raises:
+        HorovodRunnerError: there is no such run, or several begin so.
+    """
+    return load(find(None if run is None else os.fspath(run)))
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
+
+
+def _delete_old() -> None:
+    size = 0
+    for number, path in enumerate(kept()):
+        with suppress(OSError):
+            size += path.stat().st_size
+            if number >= _KEPT_RUNS or (number and size > _KEPT_BYTES):
+                path.unlink()
