@@ -115,7 +115,7 @@ class Driver:
             if isinstance(error, TaskLostError):
                 roster = supervisor.roster
                 raise failures.lost_error(
-                    [error.task], roster.slots, roster.pids, str(error)
+                    [error.task], roster.slots, roster.pids, roster.machines, str(error)
                 ) from None
             raise
 

@@ -30,6 +30,7 @@ OwnMessage = (
     | messages.Fence
     | messages.Lookup
     | messages.Failed
+    | measurements.MemoryShort
     | Content
 )
 

@@ -11,6 +11,7 @@ from horovod_runner.host import software
 from horovod_runner.host.pmi import process_mapping
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
+from horovod_runner.wire.measurements import Machine
 from horovod_runner.wire.slots import RankInfo, Slot
 
 
@@ -26,6 +27,7 @@ class Roster:
         slots: each rank's, in the order of ranks; empty until all tasks have reported.
         ranks: the rank of each task.
         pids: the process id of each rank's worker, once it runs.
+        machines: the last measurement of the machine under each rank.
         mpi_values: what the ranks' MPI processes have published for each other.
     """
 
@@ -36,6 +38,7 @@ class Roster:
         self.slots: list[Slot] = []
         self.ranks: dict[int, int] = {}
         self.pids: dict[int, int] = {}
+        self.machines: dict[int, Machine] = {}
         self.mpi_values: dict[str, str] = {}
         self._fenced: set[int] = set()
         self._cold: dict[int, str] = {}

@@ -16,6 +16,7 @@ from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.liveness import Liveness
 from horovod_runner.driver.phases import GATHER_SECONDS, Event, Phase, State
 from horovod_runner.driver.roster import Roster
+from horovod_runner.driver.shortage import Shortage
 from horovod_runner.driver.sync_check import SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
@@ -64,6 +65,7 @@ class Supervisor:
         self._watchdog = Watchdog(
             job, observer.notice, lambda: self._send_all(messages.ShowStacks())
         )
+        self._shortage = Shortage(observer.notice)
         self._stacks_wanted = Flag()
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
@@ -176,6 +178,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         """Once a second: is every task still there, and do the ranks make progress?"""
+        self._shortage.show()
         # A task that ends closes its connection. Any other end of a connection is unexplained.
         if self._channel.broken - self._ended > self._unexplained:
             self._unexplained = self._channel.broken - self._ended
@@ -192,7 +195,8 @@ class Supervisor:
     def _on_lost(self, lost: Iterable[int]) -> None:
         self._lost |= set(lost)
         if not self.phase.ending:
-            error = lost_error(sorted(self._lost), self.roster.slots, self.roster.pids)
+            roster = self.roster
+            error = lost_error(sorted(self._lost), roster.slots, roster.pids, roster.machines)
             self.fail(error, "a rank was lost")
 
     def fail(self, problem: HorovodRunnerError, reason: str = "") -> None:
@@ -274,10 +278,10 @@ class Supervisor:
                 self._channel.send(task, messages.MpiValues(self.roster.mpi_values))
             case messages.Failed():
                 self._on_failed(task, message)
-            case messages.Output() | messages.Log() | messages.Began():
+            case messages.Output() | messages.Log() | messages.Began() | measurements.Profile():
                 self._observe(task, message)
-            case measurements.Profile() | measurements.Machine() | measurements.Lines():
-                self._observe(task, message)
+            case measurements.Machine() | measurements.MemoryShort() | measurements.Lines():
+                self._on_measured(task, message)
             case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
                 if message.rank == 0:
                     self._observe(task, message)
@@ -285,6 +289,18 @@ class Supervisor:
                     self._channel.dropped += 1  # only rank 0 saves and loads
             case _:
                 assert_never(message)
+
+    def _on_measured(
+        self,
+        task: int,
+        message: measurements.Machine | measurements.MemoryShort | measurements.Lines,
+    ) -> None:
+        if isinstance(message, measurements.MemoryShort):
+            self._shortage.take(self.roster.slots[message.rank], message)
+            return
+        if isinstance(message, measurements.Machine):
+            self.roster.machines[message.rank] = message
+        self._observe(task, message)
 
     def _on_reports(self, task: int, reports: list[messages.Report]) -> None:
         if self.phase.state is State.DETACHED:
@@ -364,6 +380,7 @@ class Supervisor:
     def _on_failed(self, task: int, message: messages.Failed) -> None:
         if self.phase.ending or task in self.failed:
             return
+        self._shortage.show(all_=True)  # it may be the cause
         if message.secondary:
             self._secondary[task] = message.rank
             self.phase.on(Event.SECONDARY)

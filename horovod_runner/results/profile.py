@@ -17,9 +17,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import structs
 
 from horovod_runner.results.flame import flame_graph
-from horovod_runner.wire.measurements import Lines, Machine, Profile
+from horovod_runner.wire.measurements import OF_HOST, Lines, Machine, Profile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +32,8 @@ MAX_ROWS: Final = 3600
 _MAX_ALL_ROWS: Final = 100_000
 _FEWEST_ROWS: Final = 60
 _CLOCK_SAMPLES: Final = 100
+# Older measurements of a host's ranks are not compared with a newer one of the host.
+_SAME_SECONDS: Final = 15.0
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
 #: Which count tells the steps of a training: the first of these that there is.
@@ -115,6 +118,7 @@ class RunProfile:
         self._totals: dict[int, RankTotals] = {}
         self._lines: dict[int, Lines] = {}
         self._machines: dict[int, deque[Machine]] = {}
+        self._without_host: dict[int, set[int]] = {}  # ranks whose host is not measured yet
         self._last: Counter[int] = Counter()
         self._lateness: defaultdict[int, float] = defaultdict(float)
         self._pending: OrderedDict[int, dict[int, tuple[int, float]]] = OrderedDict()
@@ -127,6 +131,7 @@ class RunProfile:
             self._size = size
             self._pending.clear()
             self._offsets.clear()
+            self._without_host.clear()
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
@@ -152,8 +157,8 @@ class RunProfile:
             profile._last[rank], profile._lateness[rank] = total.last, total.lateness
         for lines in saved.lines:
             profile.add_lines(lines)
-        for machine in saved.machines:
-            profile.add_machine(machine)
+        for machine in saved.machines:  # they are complete
+            profile._machines.setdefault(machine.rank, deque()).append(machine)
         for rank, offset in saved.clock_offsets.items():
             profile._offsets[rank] = deque([offset])
         profile.compared = saved.compared
@@ -169,7 +174,7 @@ class RunProfile:
             rows = self._rows.setdefault(profile.rank, [])
             if rows:  # the first one is from the time when everything was compiled and connected
                 self._totals.setdefault(profile.rank, RankTotals()).add(profile)
-            rows.append(msgspec.structs.replace(profile, arrivals=[]))
+            rows.append(structs.replace(profile, arrivals=[]))
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
             for number, waited, age in profile.arrivals:
@@ -209,12 +214,30 @@ class RunProfile:
             return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
 
     def add_machine(self, machine: Machine) -> None:
-        """Add what a rank's host did in some seconds."""
+        """Add what a rank's host did in some seconds, and what the host's first rank says of it."""
         with self._lock:
             machines = self._machines.setdefault(machine.rank, deque())
+            if machine.host_rank in (-1, machine.rank):
+                machine = structs.replace(machine, other_cores=self._other_cores(machine))
+                for rank in self._without_host.pop(machine.rank, ()):
+                    self._machines[rank][-1] = _with_host(self._machines[rank][-1], machine)
+            elif hosts := self._machines.get(machine.host_rank):
+                machine = _with_host(machine, hosts[-1])
+            else:
+                self._without_host.setdefault(machine.host_rank, set()).add(machine.rank)
             machines.append(machine)
             if len(machines) > self._most_rows():
                 machines.popleft()
+
+    def _other_cores(self, host: Machine) -> float:
+        """Cores that are busy on a host, but not with the ranks of this run."""
+        others = [
+            machines[-1]
+            for rank, machines in self._machines.items()
+            if rank != host.rank and machines and machines[-1].host_rank == host.rank
+        ]
+        own = sum(m.own_cores for m in others if host.time - m.time < _SAME_SECONDS)
+        return max(0.0, host.cores - host.own_cores - own)
 
     @property
     def machines(self) -> dict[int, list[Machine]]:
@@ -242,13 +265,40 @@ class RunProfile:
             return found
 
     def table(self) -> pa.Table:
-        """A row for each summary of each rank; requires pyarrow.
+        """:meth:`columns` as a table; requires pyarrow."""
+        import pyarrow as pa
+
+        return pa.table(self.columns())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """:meth:`columns` as a pandas DataFrame."""
+        return self.table().to_pandas()
+
+    def machine_table(self) -> pa.Table:
+        """:meth:`machine_columns` as a table; requires pyarrow."""
+        import pyarrow as pa
+
+        return pa.table(self.machine_columns())
+
+    def machines_to_pandas(self) -> pd.DataFrame:
+        """:meth:`machine_columns` as a pandas DataFrame."""
+        return self.machine_table().to_pandas()
+
+    def machine_columns(self) -> dict[str, list[float]]:
+        """A value for each measurement of the machine under each rank, by column.
+
+        The columns are the attributes of ``wire.measurements.Machine``: rank, time, seconds, cores
+        (of the host, busy), of_cores, own_cores, other_cores, memory (bytes) and so on.
+        """
+        rows = [machine for machines in self.machines.values() for machine in machines]
+        return {name: [getattr(row, name) for row in rows] for name in Machine.__struct_fields__}
+
+    def columns(self) -> dict[str, list[float]]:
+        """A value for each summary of each rank, by column.
 
         Columns: rank, time, seconds, steps, data, waiting, moving, report, checkpoint (seconds of
         the main thread), compute (the rest), bytes and collectives, cpu (seconds).
         """
-        import pyarrow as pa
-
         with self._lock:
             rows = [profile for rank in sorted(self._rows) for profile in self._rows[rank]]
         columns: dict[str, list[float]] = {
@@ -263,11 +313,7 @@ class RunProfile:
         columns["bytes"] = [row.bytes for row in rows]
         columns["collectives"] = [row.collectives for row in rows]
         columns["cpu"] = [row.cpu for row in rows]
-        return pa.table(columns)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """:meth:`table` as a pandas DataFrame."""
-        return self.table().to_pandas()
+        return columns
 
     def lines(self, rank: int) -> list[tuple[tuple[str, ...], float]]:
         """The stacks that a rank's main thread was seen at, and the share of each; most first.
@@ -322,7 +368,7 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
         if second is None:
             yield first
             return
-        yield msgspec.structs.replace(
+        yield structs.replace(
             second,
             seconds=first.seconds + second.seconds,
             steps=_sum(first.steps, second.steps),
@@ -337,6 +383,11 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
             starved=first.starved + second.starved,
             late=first.late + second.late,
         )
+
+
+def _with_host(machine: Machine, host: Machine) -> Machine:
+    """A measurement beside a rank, with what is known of its host."""
+    return structs.replace(machine, **{name: getattr(host, name) for name in OF_HOST})
 
 
 def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
