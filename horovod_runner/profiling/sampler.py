@@ -11,8 +11,11 @@ from collections import Counter
 from types import CodeType, FrameType
 from typing import Final
 
+LOOK_SECONDS: Final = 0.02
 _DEEPEST: Final = 64  # frames
 _MOST: Final = 2000  # different stacks
+_BACKWARD: Final = "_engine_run_backward"  # torch's, which waits for DDP's collectives at its end
+_DISTRIBUTED: Final = "torch/distributed/"
 
 #: A stack: (file, function, line), the outermost call first.
 Stack = tuple[tuple[str, str, int], ...]
@@ -23,10 +26,13 @@ class Sampler:
 
     Attributes:
         looks: how many times it has looked.
+        blocked: how often the main thread was in a call of torch that waits for collectives.
     """
 
     def __init__(self) -> None:
         self.looks = 0
+        self.blocked = 0
+        self._blocks: dict[CodeType, bool] = {}
         self._main = threading.main_thread().ident
         # Code objects are kept, so that no two get the same identity.
         self._counts: Counter[tuple[tuple[CodeType, int], ...]] = Counter()
@@ -35,9 +41,18 @@ class Sampler:
         """Count the stack at this moment."""
         frame = sys._current_frames().get(self._main or 0)
         self.looks += 1
+        if frame is not None:
+            self.blocked += self._may_block(frame.f_code)
         stack = _walk(frame)
         if stack in self._counts or len(self._counts) < _MOST:
             self._counts[stack] += 1
+
+    def _may_block(self, code: CodeType) -> bool:
+        blocks = self._blocks.get(code)
+        if blocks is None:
+            blocks = code.co_name == _BACKWARD or _DISTRIBUTED in code.co_filename
+            self._blocks[code] = blocks
+        return blocks
 
     def stacks(self) -> dict[Stack, int]:
         """How often each stack was seen."""

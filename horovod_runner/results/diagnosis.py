@@ -100,7 +100,7 @@ def diagnose(profile: RunProfile) -> Diagnosis:
     totals = {rank: total for rank, total in profile.totals.items() if total.step_count}
     if not totals:
         return Diagnosis(len(profile.totals), 0, None)
-    steps = {rank: step_of(total) for rank, total in totals.items()}
+    steps = {rank: step_of(total, profile.compared) for rank, total in totals.items()}
     typical = Step(
         *(median(getattr(step, name) for step in steps.values()) for name in Step.__annotations__)
     )
@@ -115,10 +115,20 @@ def diagnose(profile: RunProfile) -> Diagnosis:
     return found
 
 
-def step_of(total: RankTotals) -> Step:
-    """Where a step of a rank goes on average."""
+def step_of(total: RankTotals, compared: int) -> Step:
+    """Where a step of a rank goes on average.
+
+    Args:
+        total: what the rank has measured.
+        compared: how many collectives were compared over all ranks.
+    """
     count = total.step_count
-    spent = total.spent
+    spent = dict(total.spent)
+    blocked = spent.get("blocked", 0.0)
+    if blocked and compared:
+        # Each step waits about as long as one of its collectives.
+        waiting = min(blocked, count * total.waited_in_compared / compared)
+        spent["waiting"], spent["moving"] = waiting, blocked - waiting
     names = ("data", "waiting", "moving", "report", "checkpoint")
     return Step(total.seconds / count, *(spent.get(name, 0.0) / count for name in names))
 

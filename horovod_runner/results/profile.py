@@ -6,10 +6,11 @@ and added up by rank.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from horovod_runner.results.flame import flame_graph
-from horovod_runner.wire.measurements import Lines, Machine, Profile
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,6 +53,7 @@ class RankTotals:
         late: seconds by which the sampling thread ran too late.
         last: in how many of the compared collectives this rank was the last.
         lateness: seconds, over those, by which the median rank was earlier.
+        waited_in_compared: seconds, over all compared collectives, until the last rank began.
     """
 
     seconds: float = 0.0
@@ -68,6 +70,7 @@ class RankTotals:
     late: float = 0.0
     last: int = 0
     lateness: float = 0.0
+    waited_in_compared: float = 0.0
 
     def add(self, profile: Profile) -> None:
         """Add a summary."""
@@ -108,23 +111,29 @@ class RunProfile:
         compared: how many collectives were compared over all ranks.
     """
 
-    def __init__(self, size: int = 0) -> None:
-        self._size = size
+    def __init__(self) -> None:
+        self._hosts: Sequence[str] = ()
+        self._delays: dict[str, float] = {}
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
         self._totals: dict[int, RankTotals] = {}
-        self._lines: dict[int, Lines] = {}
+        self._lines: dict[tuple[int, Thread], Lines] = {}
         self._machines: dict[int, deque[Machine]] = {}
         self._last: Counter[int] = Counter()
         self._lateness: defaultdict[int, float] = defaultdict(float)
+        self._waited: defaultdict[int, float] = defaultdict(float)
         self._pending: OrderedDict[int, dict[int, tuple[int, float]]] = OrderedDict()
         self._offsets: dict[int, deque[float]] = {}
         self.compared = 0
 
-    def begin(self, size: int) -> None:
-        """A new attempt: its collectives are counted from 1 again."""
+    def begin(self, hosts: Sequence[str]) -> None:
+        """A new attempt: its collectives are counted from 1 again.
+
+        Args:
+            hosts: of the ranks, in their order.
+        """
         with self._lock:
-            self._size = size
+            self._hosts = hosts
             self._pending.clear()
             self._offsets.clear()
 
@@ -144,12 +153,13 @@ class RunProfile:
     @classmethod
     def restored(cls, saved: SavedProfile) -> RunProfile:
         """The profile of a file; no more can be added."""
-        profile = cls(len(saved.totals))
+        profile = cls()
         for row in saved.rows:
             profile._rows.setdefault(row.rank, []).append(row)
         for rank, total in saved.totals.items():
             profile._totals[rank] = total
             profile._last[rank], profile._lateness[rank] = total.last, total.lateness
+            profile._waited[rank] = total.waited_in_compared
         for lines in saved.lines:
             profile.add_lines(lines)
         for machine in saved.machines:
@@ -161,11 +171,13 @@ class RunProfile:
 
     def _most_rows(self) -> int:
         """Of each rank; and of records of its host."""
-        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, self._size)))
+        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._hosts))))
 
-    def add(self, profile: Profile) -> None:
-        """Add a summary of a rank."""
+    def add(self, profile: Profile, now: float) -> None:
+        """Add a summary of a rank, which arrived at the time ``now`` by the driver's clock."""
         with self._lock:
+            host = self._host(profile.rank)
+            self._delays[host] = min(self._delays.get(host, math.inf), now - profile.time)
             rows = self._rows.setdefault(profile.rank, [])
             if rows:  # the first one is from the time when everything was compiled and connected
                 self._totals.setdefault(profile.rank, RankTotals()).add(profile)
@@ -175,38 +187,52 @@ class RunProfile:
             for number, waited, age in profile.arrivals:
                 self._arrived(profile.rank, number, waited, profile.time - age * 1e-6)
 
-    def _arrived(self, rank: int, number: int, waited: int, started: float) -> None:
+    def _host(self, rank: int) -> str:
+        return self._hosts[rank] if rank < len(self._hosts) else ""
+
+    def _arrived(self, rank: int, number: int, waited: int, time: float) -> None:
         arrived = self._pending.setdefault(number, {})
-        arrived[rank] = waited, started
-        if len(arrived) == self._size:
+        arrived[rank] = waited, time
+        if len(arrived) == len(self._hosts):
             del self._pending[number]
-            self._compare({rank: waited for rank, (waited, _) in arrived.items()})
-            first = arrived.get(0, (0, started))[1]
-            for each, (_, time) in arrived.items():
-                self._offsets.setdefault(each, deque(maxlen=_CLOCK_SAMPLES)).append(time - first)
+            self._compare(arrived)
         elif len(self._pending) > _MAX_PENDING:
             self._pending.popitem(last=False)
 
-    def _compare(self, waits: dict[int, int]) -> None:
-        """The rank that waited least was the last that all others waited for."""
-        if len(waits) < 2:
+    def _compare(self, arrived: dict[int, tuple[int, float]]) -> None:
+        """Find the rank that began a collective last, and for how long the others waited for it."""
+        if len(arrived) < 2:
             return
-        ordered = sorted(waits.values())
-        middle = ordered[len(ordered) // 2]
-        last = min(waits, key=lambda rank: waits[rank])
+        if any(waited == UNKNOWN for waited, _ in arrived.values()):
+            begun = {rank: time + self._delay(rank) for rank, (_, time) in arrived.items()}
+        else:
+            begun = {rank: -waited * 1e-6 for rank, (waited, _) in arrived.items()}
+            for rank, (_, time) in arrived.items():
+                offsets = self._offsets.setdefault(rank, deque(maxlen=_CLOCK_SAMPLES))
+                offsets.append(time - arrived[0][1])
+        last = max(begun, key=lambda rank: begun[rank])
         self._last[last] += 1
-        self._lateness[last] += (middle - waits[last]) * 1e-6
+        self._lateness[last] += begun[last] - median(begun.values())
+        for rank, time in begun.items():
+            self._waited[rank] += begun[last] - time
         self.compared += 1
+
+    def _delay(self, rank: int) -> float:
+        """The driver's clock minus that of a rank's host, and the time that a message takes."""
+        return self._delays.get(self._host(rank), 0.0)
 
     @property
     def clock_offsets(self) -> dict[int, float]:
         """By rank, the seconds by which its host's clock is ahead of that of rank 0's host.
 
-        A collective starts on all ranks at the same moment, within the time that a message takes.
-        Ranks of which no collective is known are not listed.
+        A collective of Horovod starts on all ranks at the same moment, within the time that a
+        message takes. Where none is known, the clocks are compared by how long messages to the
+        driver take at least.
         """
         with self._lock:
-            return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
+            if self._offsets:
+                return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
+            return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host did in some seconds."""
@@ -225,7 +251,7 @@ class RunProfile:
     def add_lines(self, lines: Lines) -> None:
         """Replace the lines that a rank was seen at."""
         with self._lock:
-            self._lines[lines.rank] = lines
+            self._lines[lines.rank, lines.thread] = lines
 
     @property
     def totals(self) -> dict[int, RankTotals]:
@@ -238,6 +264,7 @@ class RunProfile:
                     total = RankTotals()
                     total.add(rows[0])
                 total.last, total.lateness = self._last[rank], self._lateness[rank]
+                total.waited_in_compared = self._waited[rank]
                 found[rank] = total
             return found
 
@@ -269,13 +296,17 @@ class RunProfile:
         """:meth:`table` as a pandas DataFrame."""
         return self.table().to_pandas()
 
-    def lines(self, rank: int) -> list[tuple[tuple[str, ...], float]]:
-        """The stacks that a rank's main thread was seen at, and the share of each; most first.
+    def lines(self, rank: int, thread: Thread = "main") -> list[tuple[tuple[str, ...], float]]:
+        """The stacks that a rank was seen at, and the share of each; most first.
+
+        Args:
+            rank: the rank's number.
+            thread: "main": of its main thread; "loader": of its DataLoader's processes.
 
         A stack is a tuple of calls, "file:line function", the outermost first.
         """
         with self._lock:
-            lines = self._lines.get(rank)
+            lines = self._lines.get((rank, thread))
         if lines is None or not lines.looks:
             return []
         calls = [_call(text) for text in lines.calls]
@@ -284,11 +315,18 @@ class RunProfile:
             for stack, count in zip(lines.stacks, lines.counts, strict=True)
         ]
 
-    def flame(self, rank: int = 0, path: str | os.PathLike[str] | None = None) -> str:
-        """Draw where a rank's main thread was seen as a flame graph.
+    def flame(
+        self,
+        rank: int = 0,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        thread: Thread = "main",
+    ) -> str:
+        """Draw where a rank was seen as a flame graph.
 
         Args:
             rank: the rank's number.
+            thread: "main": its main thread; "loader": the processes of its DataLoader.
             path: also write the SVG to this file.
 
         Returns:
@@ -297,13 +335,14 @@ class RunProfile:
         Raises:
             ValueError: nothing is known of this rank.
         """
-        stacks = self.lines(rank)
+        stacks = self.lines(rank, thread)
         if not stacks:
             raise ValueError(
                 f"rank {rank} has sent no lines: it ran for less than a second, there is no such "
                 "rank, or the run had DebugConfig(profile=False)"
             )
-        text = flame_graph(stacks, f"rank {rank}: lines of the main thread")
+        of = "the main thread" if thread == "main" else "the DataLoader's processes"
+        text = flame_graph(stacks, f"rank {rank}: lines of {of}")
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text

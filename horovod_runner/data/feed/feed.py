@@ -267,10 +267,8 @@ _REMEDIES = {
 
 def _waited_for(ahead: Ahead[Any, list[T]]) -> list[T] | None:
     """The next chunk; None after the last."""
-    began = perf_counter()
-    chunk = next(ahead, None)
-    clock.add("data", perf_counter() - began)
-    return chunk
+    with clock.timing("data"):
+        return next(ahead, None)
 
 
 def dicts_of(transform: Callable[[Any], Any] | None) -> Make[Any]:
