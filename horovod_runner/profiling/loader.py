@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from horovod_runner.profiling.clock import clock
+from horovod_runner.profiling.clock import cells, clock
 from horovod_runner.profiling.sampler import LOOK_SECONDS, Sampler, Stack
 from horovod_runner.wire.framing import complete, frame, unframe
 
@@ -39,13 +39,15 @@ class LoaderWatch:
     """Watches the DataLoaders of this process, once torch is imported.
 
     Attributes:
-        batches: how many batches they have handed over to the main thread.
+        batches: how many batches they have handed over.
+        cells: numbers in the first part of these batches.
         looks: how often processes of DataLoaders were looked at.
         stacks: how often each stack was seen.
     """
 
     def __init__(self) -> None:
         self.batches = 0
+        self.cells = 0
         self.looks = 0
         self.stacks: Counter[Stack] = Counter()
         self._is_watching = False
@@ -80,6 +82,7 @@ class LoaderWatch:
             with clock.timing("data"):
                 batch = following(self)
             watch.batches += 1
+            watch.cells += cells(batch)
             return batch
 
         loader.__iter__, iterator.__next__ = timed_begin, timed_next

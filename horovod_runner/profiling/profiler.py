@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from horovod_runner.profiling.steps import OptimizerSteps
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread
 
 _WINDOW_SECONDS: Final = 1.0
+_LATE_SECONDS: Final = 0.002  # from which it is of interest who has the interpreter lock
 _LINES_SECONDS: Final = 30.0  # between two messages with the lines seen so far
 _ARRIVALS: Final = 100  # collectives of a window whose waits are sent one by one
 _MOST_STACKS: Final = 200
@@ -49,13 +51,13 @@ class Profiler:
         self._names: Counter[str] = Counter()
         self._unsent: list[Collective] = []
         self._late = 0.0
+        self._thread = threading.Thread(
+            target=self._run, name="horovod_runner-profile", daemon=True
+        )
         self._before = self._count()
         self._has_news = False
         self._problem = ""
         self._ended = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, name="horovod_runner-profile", daemon=True
-        )
         self._thread.start()
 
     def _run(self) -> None:
@@ -70,7 +72,10 @@ class Profiler:
         due = now + LOOK_SECONDS
         while not self._ended.wait(max(0.0, due - time.monotonic())):
             now = time.monotonic()
-            self._late += now - due
+            late = now - due
+            self._late += late
+            if late > _LATE_SECONDS:
+                self._sampler.look_at_others()
             due = max(due + LOOK_SECONDS, now)  # not several looks at once after a pause
             self._sampler.look()
             if now >= window:
@@ -108,7 +113,7 @@ class Profiler:
         spent = {name: s - before.spent.get(name, 0.0) for name, s in now.spent.items()}
         if collectives and collectives[-1].started is None:
             spent["blocked"] = _blocked(now, before, sum(spent.values()))
-        behind = {name: s - before.behind.get(name, 0.0) for name, s in now.behind.items()}
+        stages = {name: s - before.stages.get(name, 0.0) for name, s in now.stages.items()}
         steps = {name: n - before.steps.get(name, 0) for name, n in now.steps.items()}
         self._send(
             Profile(
@@ -117,7 +122,9 @@ class Profiler:
                 now.time - before.time,
                 {name: n for name, n in steps.items() if n},
                 {name: s for name, s in spent.items() if s > 0},
-                {name: s for name, s in behind.items() if s > 0},
+                {name: s for name, s in stages.items() if s > 0},
+                now.cells - before.cells,
+                _torch_threads(),
                 sum(each.bytes for each in collectives),
                 len(collectives),
                 sum(each.waited for each in collectives),
@@ -158,11 +165,13 @@ class Profiler:
             "waiting": totals.waiting + in_graph.waiting,
             "moving": totals.moving + in_graph.moving,
         }
-        counters.behind = dict(clock.behind)
+        counters.stages = dict(clock.stages)
+        counters.cells = max(clock.cells, self._loader.cells)
         times = os.times()
         counters.cpu = times.user + times.system
-        counters.main_cpu, counters.starved = _main_thread()
-        counters.late = self._late
+        counters.main_cpu, counters.starved = _scheduled(os.getpid())
+        _, no_core = _scheduled(self._thread.native_id or 0)
+        counters.late = self._late - no_core
         counters.looks, counters.blocked = self._sampler.looks, self._sampler.blocked
         return counters
 
@@ -205,7 +214,8 @@ class _Counters:
         self.time = time.monotonic()
         self.steps: dict[str, int] = {}
         self.spent: dict[str, float] = {}
-        self.behind: dict[str, float] = {}
+        self.stages: dict[str, float] = {}
+        self.cells = 0
         self.cpu = 0.0
         self.main_cpu = 0.0
         self.starved = 0.0
@@ -214,17 +224,22 @@ class _Counters:
         self.blocked = 0
 
 
-def _main_thread() -> tuple[float, float]:
-    """Seconds in which the main thread has run, and in which it could have but had no core.
+def _scheduled(thread: int) -> tuple[float, float]:
+    """Seconds in which a thread has run, and in which it could have but had no core.
 
     Linux counts both; see its documentation of schedstats.
     """
     with suppress(OSError, ValueError):
-        pid = os.getpid()
-        with open(f"/proc/self/task/{pid}/schedstat", "rb") as file:
+        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
             ran, waited, _ = file.read().split()
         return int(ran) * 1e-9, int(waited) * 1e-9
     return 0.0, 0.0
+
+
+def _torch_threads() -> int:
+    """With how many threads torch computes; 0 if it is not imported."""
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return 0 if count is None else int(count())
 
 
 def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:

@@ -31,11 +31,25 @@ MAX_ROWS: Final = 3600
 # Of all ranks together, above the fewest that a rank has.
 _MAX_ALL_ROWS: Final = 100_000
 _FEWEST_ROWS: Final = 60
+_SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
 _CLOCK_SAMPLES: Final = 100
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
 #: Which count tells the steps of a training: the first of these that there is.
 STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
+# Numbers that are added up.
+_ADDED: Final = (
+    "seconds",
+    "cells",
+    "bytes",
+    "collectives",
+    "waited",
+    "moved",
+    "cpu",
+    "main_cpu",
+    "starved",
+    "late",
+)
 SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 
 
@@ -47,19 +61,23 @@ class RankTotals:
         seconds: the time that the summaries cover.
         steps: counts, by what was counted.
         spent: seconds of the main thread by kind.
-        behind: seconds of the feed's threads by stage.
+        stages: seconds of any thread by what it does for a feed.
+        cells: numbers in the first part of the batches.
+        threads: how many threads torch computes with; 0 if that is not known.
         cpu, main_cpu: CPU seconds of the process, and of its main thread.
         starved: seconds in which the main thread could have run and had no core.
-        late: seconds by which the sampling thread ran too late.
+        late: seconds by which the sampling thread waited for the interpreter lock.
         last: in how many of the compared collectives this rank was the last.
-        lateness: seconds, over those, by which the median rank was earlier.
+        lateness: seconds, over those, by which the median of the other ranks was earlier.
         waited_in_compared: seconds, over all compared collectives, until the last rank began.
     """
 
     seconds: float = 0.0
     steps: dict[str, int] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
-    behind: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    cells: int = 0
+    threads: int = 0
     bytes: int = 0
     collectives: int = 0
     waited: float = 0.0
@@ -72,20 +90,13 @@ class RankTotals:
     lateness: float = 0.0
     waited_in_compared: float = 0.0
 
-    def add(self, profile: Profile) -> None:
-        """Add a summary."""
-        self.seconds += profile.seconds
-        self.steps = _sum(self.steps, profile.steps)
-        self.spent = _sum(self.spent, profile.spent)
-        self.behind = _sum(self.behind, profile.behind)
-        self.bytes += profile.bytes
-        self.collectives += profile.collectives
-        self.waited += profile.waited
-        self.moved += profile.moved
-        self.cpu += profile.cpu
-        self.main_cpu += profile.main_cpu
-        self.starved += profile.starved
-        self.late += profile.late
+    def add(self, profile: Profile, sign: int = 1) -> None:
+        """Add a summary; with the sign -1, take it away again."""
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + sign * getattr(profile, name))
+        for name in ("steps", "spent", "stages"):
+            setattr(self, name, _sum(getattr(self, name), getattr(profile, name), sign))
+        self.threads = profile.threads or self.threads
 
     @property
     def step_count(self) -> int:
@@ -96,6 +107,7 @@ class RankTotals:
 class SavedProfile(msgspec.Struct):
     """The profile of a run in a file."""
 
+    hosts: list[str]
     rows: list[Profile]
     totals: dict[int, RankTotals]
     lines: list[Lines]
@@ -139,11 +151,12 @@ class RunProfile:
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
-        totals, offsets = self.totals, self.clock_offsets
+        offsets = self.clock_offsets
         with self._lock:
             return SavedProfile(
+                list(self._hosts),
                 [row for rows in self._rows.values() for row in rows],
-                totals,
+                {rank: self._compared(rank) for rank in self._rows},
                 list(self._lines.values()),
                 [machine for machines in self._machines.values() for machine in machines],
                 self.compared,
@@ -154,6 +167,7 @@ class RunProfile:
     def restored(cls, saved: SavedProfile) -> RunProfile:
         """The profile of a file; no more can be added."""
         profile = cls()
+        profile.begin(saved.hosts)
         for row in saved.rows:
             profile._rows.setdefault(row.rank, []).append(row)
         for rank, total in saved.totals.items():
@@ -179,8 +193,7 @@ class RunProfile:
             host = self._host(profile.rank)
             self._delays[host] = min(self._delays.get(host, math.inf), now - profile.time)
             rows = self._rows.setdefault(profile.rank, [])
-            if rows:  # the first one is from the time when everything was compiled and connected
-                self._totals.setdefault(profile.rank, RankTotals()).add(profile)
+            self._totals.setdefault(profile.rank, RankTotals()).add(profile)
             rows.append(msgspec.structs.replace(profile, arrivals=[]))
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
@@ -212,7 +225,7 @@ class RunProfile:
                 offsets.append(time - arrived[0][1])
         last = max(begun, key=lambda rank: begun[rank])
         self._last[last] += 1
-        self._lateness[last] += begun[last] - median(begun.values())
+        self._lateness[last] += begun[last] - median(t for r, t in begun.items() if r != last)
         for rank, time in begun.items():
             self._waited[rank] += begun[last] - time
         self.compared += 1
@@ -254,19 +267,54 @@ class RunProfile:
             self._lines[lines.rank, lines.thread] = lines
 
     @property
-    def totals(self) -> dict[int, RankTotals]:
-        """What each rank has measured, by rank: without its first summary, if there are more."""
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank."""
         with self._lock:
+            return dict(enumerate(self._hosts))
+
+    @property
+    def totals(self) -> dict[int, RankTotals]:
+        """What each rank has measured, by rank: without its warm-up, see :attr:`warm_up`."""
+        with self._lock:
+            warm = self._warm_up_rows()
             found = {}
             for rank, rows in sorted(self._rows.items()):
-                total = copy(self._totals.get(rank))
-                if total is None:
-                    total = RankTotals()
-                    total.add(rows[0])
-                total.last, total.lateness = self._last[rank], self._lateness[rank]
-                total.waited_in_compared = self._waited[rank]
-                found[rank] = total
+                found[rank] = self._compared(rank)
+                for row in rows[:warm]:
+                    found[rank].add(row, sign=-1)
             return found
+
+    def _compared(self, rank: int) -> RankTotals:
+        """All that a rank has measured, with what the comparison has found."""
+        total = copy(self._totals.get(rank, RankTotals()))
+        total.last, total.lateness = self._last[rank], self._lateness[rank]
+        total.waited_in_compared = self._waited[rank]
+        return total
+
+    @property
+    def warm_up(self) -> tuple[float, int]:
+        """Seconds and steps at the begin that were much slower than the rest, of the median rank.
+
+        The first summary counts among them in any case: its time is that of the first steps.
+        """
+        with self._lock:
+            warm = self._warm_up_rows()
+            starts = [rows[:warm] for rows in self._rows.values()]
+        if not starts:
+            return 0.0, 0
+        seconds = median(sum(row.seconds for row in rows) for rows in starts)
+        return seconds, round(median(sum(steps_of(row.steps) for row in rows) for rows in starts))
+
+    def _warm_up_rows(self) -> int:
+        """How many summaries at the begin of each rank are of its warm-up; not all of them."""
+        rows = min(self._rows.values(), key=len, default=[])
+        if len(rows) < 2:
+            return 0
+        rates = [steps_of(row.steps) / row.seconds for row in rows]
+        usual = median(rates[len(rates) // 2 :])
+        most = max(1, len(rows) // 2)
+        slow = next((n for n, rate in enumerate(rates) if rate > usual * _SLOW_START), 0)
+        return min(most, max(1, slow))
 
     def table(self) -> pa.Table:
         """A row for each summary of each rank; requires pyarrow.
@@ -301,7 +349,8 @@ class RunProfile:
 
         Args:
             rank: the rank's number.
-            thread: "main": of its main thread; "loader": of its DataLoader's processes.
+            thread: "main": of its main thread; "loader": of its DataLoader's processes; "others":
+                of its other threads while the interpreter lock was not free.
 
         A stack is a tuple of calls, "file:line function", the outermost first.
         """
@@ -366,7 +415,8 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
             seconds=first.seconds + second.seconds,
             steps=_sum(first.steps, second.steps),
             spent=_sum(first.spent, second.spent),
-            behind=_sum(first.behind, second.behind),
+            stages=_sum(first.stages, second.stages),
+            cells=first.cells + second.cells,
             bytes=first.bytes + second.bytes,
             collectives=first.collectives + second.collectives,
             waited=first.waited + second.waited,
@@ -378,8 +428,8 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
         )
 
 
-def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
+def _sum(first: Mapping[str, Any], second: Mapping[str, Any], sign: int = 1) -> dict[str, Any]:
+    return {name: first.get(name, 0) + sign * second.get(name, 0) for name in {**first, **second}}
 
 
 def _call(text: str) -> str:

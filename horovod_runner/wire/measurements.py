@@ -8,8 +8,9 @@ import msgspec
 
 #: In ``Profile.arrivals``.
 UNKNOWN: Final = -1
-#: Which threads lines are of: a rank's main thread, or those of DataLoader's processes.
-Thread = Literal["main", "loader"]
+#: Which threads lines are of: a rank's main thread, those of DataLoader's processes, or the rank's
+#: other threads while the interpreter lock was not free.
+Thread = Literal["main", "loader", "others"]
 
 
 class Measurement(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -27,7 +28,9 @@ class Profile(Measurement, frozen=True, gc=False):
         spent: seconds of the main thread: "data" (waiting for a batch), "report", "checkpoint",
             "waiting" (for other ranks, before a collective), "moving" (in a collective), "blocked"
             (in either of the two).
-        behind: seconds of the feed's threads, by stage.
+        stages: seconds of any thread, by what it does for a feed, see ``profiling.clock``.
+        cells: numbers in the first part of the batches.
+        threads: how many threads torch computes with; 0 if that is not known.
         bytes: of all collectives.
         collectives: how many there were.
         waited: seconds, over the collectives, until all ranks had their tensors.
@@ -38,8 +41,8 @@ class Profile(Measurement, frozen=True, gc=False):
         cpu: CPU seconds of the process.
         main_cpu: CPU seconds of the main thread.
         starved: seconds in which the main thread could have run and had no core.
-        late: seconds by which the sampling thread ran too late, which needs the interpreter's
-            lock and a core.
+        late: seconds by which the sampling thread ran too late because it waited for Python's
+            interpreter lock.
     """
 
     rank: int
@@ -47,7 +50,9 @@ class Profile(Measurement, frozen=True, gc=False):
     seconds: float
     steps: dict[str, int] = {}
     spent: dict[str, float] = {}
-    behind: dict[str, float] = {}
+    stages: dict[str, float] = {}
+    cells: int = 0
+    threads: int = 0
     bytes: int = 0
     collectives: int = 0
     waited: float = 0.0
