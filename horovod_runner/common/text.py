@@ -44,3 +44,9 @@ def bytes_text(count: float) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if abs(size) >= 100 or unit == "B" else f"{size:.1f} {unit}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds, with three digits."""
+    number = seconds * 1e3
+    return "0 ms" if number < 0.01 else f"{number:.3g} ms" if number < 1e3 else f"{number:,.0f} ms"
