@@ -30,7 +30,6 @@ OwnMessage = (
     | messages.Fence
     | messages.Lookup
     | messages.Failed
-    | measurements.MemoryShort
     | Content
 )
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver import placement
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host import software
 from horovod_runner.host.pmi import process_mapping
+from horovod_runner.results.failures import lost_error
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import Machine
@@ -140,6 +142,10 @@ class Roster:
             )
             for slot in self.slots
         ]
+
+    def lost_error(self, tasks: Sequence[int], said: str = "") -> HorovodRunnerError:
+        """The exception for tasks that were lost; ``said`` is the launcher's description of it."""
+        return lost_error(tasks, self.slots, self.pids, self.machines, said)
 
     def fence(self, message: messages.Fence) -> bool:
         """Take in that a rank's MPI waits at a fence; whether all do with it."""

@@ -16,15 +16,14 @@ from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.liveness import Liveness
 from horovod_runner.driver.phases import GATHER_SECONDS, Event, Phase, State
 from horovod_runner.driver.roster import Roster
-from horovod_runner.driver.shortage import Shortage
 from horovod_runner.driver.sync_check import SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
 from horovod_runner.launchers.launcher import Launch, TaskLostError
-from horovod_runner.results.failures import lost_error
 from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job
+from horovod_runner.wire.measurements import MemoryShort
 
 _TICK_SECONDS: Final = 1.0
 
@@ -65,7 +64,6 @@ class Supervisor:
         self._watchdog = Watchdog(
             job, observer.notice, lambda: self._send_all(messages.ShowStacks())
         )
-        self._shortage = Shortage(observer.notice)
         self._stacks_wanted = Flag()
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
@@ -178,7 +176,6 @@ class Supervisor:
 
     def _tick(self) -> None:
         """Once a second: is every task still there, and do the ranks make progress?"""
-        self._shortage.show()
         # A task that ends closes its connection. Any other end of a connection is unexplained.
         if self._channel.broken - self._ended > self._unexplained:
             self._unexplained = self._channel.broken - self._ended
@@ -195,9 +192,7 @@ class Supervisor:
     def _on_lost(self, lost: Iterable[int]) -> None:
         self._lost |= set(lost)
         if not self.phase.ending:
-            roster = self.roster
-            error = lost_error(sorted(self._lost), roster.slots, roster.pids, roster.machines)
-            self.fail(error, "a rank was lost")
+            self.fail(self.roster.lost_error(sorted(self._lost)), "a rank was lost")
 
     def fail(self, problem: HorovodRunnerError, reason: str = "") -> None:
         """End the attempt for a reason that is no rank's failure."""
@@ -256,7 +251,7 @@ class Supervisor:
                 self._on_ended(task, message)
             case messages.Failed(rank=-1):  # before it was given a rank
                 self._on_failed(task, message)
-            case messages.Alive() | messages.Stalled() | messages.Stacks():
+            case messages.Alive() | messages.Stalled() | messages.Stacks() | MemoryShort():
                 if task in self.roster.ranks:
                     self._watchdog.handle(self.roster.ranks[task], message)
             case _ if message.rank != self.roster.ranks.get(task):
@@ -278,10 +273,10 @@ class Supervisor:
                 self._channel.send(task, messages.MpiValues(self.roster.mpi_values))
             case messages.Failed():
                 self._on_failed(task, message)
-            case messages.Output() | messages.Log() | messages.Began() | measurements.Profile():
+            case messages.Output() | messages.Log() | messages.Began():
                 self._observe(task, message)
-            case measurements.Machine() | measurements.MemoryShort() | measurements.Lines():
-                self._on_measured(task, message)
+            case measurements.Profile() | measurements.Machine() | measurements.Lines():
+                self._observe(task, message)
             case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
                 if message.rank == 0:
                     self._observe(task, message)
@@ -289,18 +284,6 @@ class Supervisor:
                     self._channel.dropped += 1  # only rank 0 saves and loads
             case _:
                 assert_never(message)
-
-    def _on_measured(
-        self,
-        task: int,
-        message: measurements.Machine | measurements.MemoryShort | measurements.Lines,
-    ) -> None:
-        if isinstance(message, measurements.MemoryShort):
-            self._shortage.take(self.roster.slots[message.rank], message)
-            return
-        if isinstance(message, measurements.Machine):
-            self.roster.machines[message.rank] = message
-        self._observe(task, message)
 
     def _on_reports(self, task: int, reports: list[messages.Report]) -> None:
         if self.phase.state is State.DETACHED:
@@ -313,6 +296,8 @@ class Supervisor:
             self._observer.reports(valid)
 
     def _observe(self, task: int, message: Content) -> None:
+        if isinstance(message, measurements.Machine):
+            self.roster.machines[message.rank] = message
         try:
             answer = self._observer.take(message)
         except ValueError:
@@ -380,7 +365,7 @@ class Supervisor:
     def _on_failed(self, task: int, message: messages.Failed) -> None:
         if self.phase.ending or task in self.failed:
             return
-        self._shortage.show(all_=True)  # it may be the cause
+        self._watchdog.show_shortages()  # they may be the cause
         if message.secondary:
             self._secondary[task] = message.rank
             self.phase.on(Event.SECONDARY)

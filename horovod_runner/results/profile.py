@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from horovod_runner.results.flame import flame_graph
-from horovod_runner.wire.measurements import OF_HOST, UNKNOWN, Lines, Machine, Profile, Thread
+from horovod_runner.results.machines import Machines
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +34,6 @@ _MAX_ALL_ROWS: Final = 100_000
 _FEWEST_ROWS: Final = 60
 _SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
 _CLOCK_SAMPLES: Final = 100
-# Older measurements of a host's ranks are not compared with a newer one of the host.
-_SAME_SECONDS: Final = 15.0
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
 #: Which count tells the steps of a training: the first of these that there is.
@@ -132,8 +131,7 @@ class RunProfile:
         self._rows: dict[int, list[Profile]] = {}
         self._totals: dict[int, RankTotals] = {}
         self._lines: dict[tuple[int, Thread], Lines] = {}
-        self._machines: dict[int, deque[Machine]] = {}
-        self._without_host: dict[int, set[int]] = {}  # ranks whose host is not measured yet
+        self._machines = Machines()
         self._last: Counter[int] = Counter()
         self._lateness: defaultdict[int, float] = defaultdict(float)
         self._waited: defaultdict[int, float] = defaultdict(float)
@@ -151,7 +149,7 @@ class RunProfile:
             self._hosts = hosts
             self._pending.clear()
             self._offsets.clear()
-            self._without_host.clear()
+            self._machines.begin()
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
@@ -162,7 +160,7 @@ class RunProfile:
                 [row for rows in self._rows.values() for row in rows],
                 {rank: self._compared(rank) for rank in self._rows},
                 list(self._lines.values()),
-                [machine for machines in self._machines.values() for machine in machines],
+                self._machines.all(),
                 self.compared,
                 offsets,
             )
@@ -180,8 +178,7 @@ class RunProfile:
             profile._waited[rank] = total.waited_in_compared
         for lines in saved.lines:
             profile.add_lines(lines)
-        for machine in saved.machines:  # they are complete
-            profile._machines.setdefault(machine.rank, deque()).append(machine)
+        profile._machines = Machines.restored(saved.machines)
         for rank, offset in saved.clock_offsets.items():
             profile._offsets[rank] = deque([offset])
         profile.compared = saved.compared
@@ -252,41 +249,15 @@ class RunProfile:
             return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
 
     def add_machine(self, machine: Machine) -> None:
-        """Add what a rank's host did in some seconds, and what the host's first rank says of it."""
+        """Add what a rank's host and processes did in some seconds."""
         with self._lock:
-            machines = self._machines.setdefault(machine.rank, deque())
-            if machine.host_rank in (-1, machine.rank):
-                machine = msgspec.structs.replace(machine, other_cores=self._other_cores(machine))
-                for rank in self._without_host.pop(machine.rank, ()):
-                    self._machines[rank][-1] = _with_host(self._machines[rank][-1], machine)
-            elif host := self._recent_host(machine):
-                machine = _with_host(machine, host)
-            else:
-                self._without_host.setdefault(machine.host_rank, set()).add(machine.rank)
-            machines.append(machine)
-            if len(machines) > self._most_rows():
-                machines.popleft()
-
-    def _recent_host(self, machine: Machine) -> Machine | None:
-        """The last measurement of a rank's host; not one of an earlier attempt."""
-        hosts = self._machines.get(machine.host_rank)
-        return hosts[-1] if hosts and machine.time - hosts[-1].time < _SAME_SECONDS else None
-
-    def _other_cores(self, host: Machine) -> float:
-        """Cores that are busy on a host, but not with the ranks of this run."""
-        others = [
-            machines[-1]
-            for rank, machines in self._machines.items()
-            if rank != host.rank and machines and machines[-1].host_rank == host.rank
-        ]
-        own = sum(m.own_cores for m in others if host.time - m.time < _SAME_SECONDS)
-        return max(0.0, host.cores - host.own_cores - own)
+            self._machines.add(machine, self._most_rows())
 
     @property
     def machines(self) -> dict[int, list[Machine]]:
         """What the host of each rank did, by rank: a record for every five seconds."""
         with self._lock:
-            return {rank: list(found) for rank, found in sorted(self._machines.items())}
+            return self._machines.by_rank()
 
     def add_lines(self, lines: Lines) -> None:
         """Replace the lines that a rank was seen at."""
@@ -369,7 +340,8 @@ class RunProfile:
         The columns are the attributes of ``wire.measurements.Machine``: rank, time, seconds, cores
         (of the host, busy), of_cores, own_cores, other_cores, memory (bytes) and so on.
         """
-        rows = [machine for machines in self.machines.values() for machine in machines]
+        with self._lock:
+            rows = self._machines.all()
         return {name: [getattr(row, name) for row in rows] for name in Machine.__struct_fields__}
 
     def columns(self) -> dict[str, list[float]]:
@@ -476,12 +448,6 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
             starved=first.starved + second.starved,
             late=first.late + second.late,
         )
-
-
-def _with_host(machine: Machine, host: Machine) -> Machine:
-    """A measurement beside a rank, with what is known of its host."""
-    found = {name: getattr(host, name) for name in OF_HOST}
-    return msgspec.structs.replace(machine, **found)
 
 
 def _sum(first: Mapping[str, Any], second: Mapping[str, Any], sign: int = 1) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,6 +19,7 @@ import psutil
 
 from horovod_runner.host import counters, limits, processes
 from horovod_runner.wire.measurements import MemoryShort, MemoryUse
+from horovod_runner.wire.slots import Slot
 
 _LOOK_SECONDS: Final = 1.0
 # Between two readings of all processes. Where more than _MUCH of the memory is used they are read
@@ -29,10 +31,15 @@ _KEPT_SECONDS: Final = 60.0
 # never more than a quarter.
 _LITTLE: Final = 0.05
 _LITTLE_BYTES: Final = 500 << 20
-# How growth is recognized: by the least free memory of three spans in a row, of as many looks each;
-# and how many seconds may be left then. Fast growth is seen within seconds, slow growth minutes
-# before the end.
+# Growth is recognized by the least free memory in some spans of time in a row: it falls below all
+# that was seen before, from each span to the next, and about as much each time. That is rare where
+# the use only goes up and down. A span has so many looks, and the memory must last for fewer seconds
+# than the second number. The first recognizes fast growth within seconds, the other slow growth
+# minutes before the end.
 _SPANS: Final = ((1, 60.0), (20, 300.0))
+_IN_A_ROW: Final = 4
+_ALIKE: Final = 0.5  # the smallest fall, of the largest
+_MOST_LOOKS: Final = _IN_A_ROW * max(count for count, _ in _SPANS)
 
 
 def seconds_left(looks: Sequence[tuple[float, int]], limit: int, lowest: int) -> float | None:
@@ -41,24 +48,27 @@ def seconds_left(looks: Sequence[tuple[float, int]], limit: int, lowest: int) ->
     Args:
         looks: times in seconds, each with the bytes that were free then; the latest last.
         limit: the bytes that may be used.
-        lowest: the fewest bytes that were ever free.
+        lowest: the fewest bytes that were free before these looks.
 
     Returns:
         Seconds; None if there is no reason to warn.
     """
     little = min(max(_LITTLE * limit, _LITTLE_BYTES), limit / 4)
-    if looks[-1][1] >= little:
+    if len(looks) < _IN_A_ROW or max(free for _, free in looks[-2:]) >= little:
         return None
     for count, longest in _SPANS:
-        if len(looks) < 3 * count:
+        if len(looks) < _IN_A_ROW * count:
             break
-        ends = [len(looks) - index * count for index in (2, 1, 0)]
-        first, second, third = (min(free for _, free in looks[i - count : i]) for i in ends)
+        ends = range(len(looks) - (_IN_A_ROW - 1) * count, len(looks) + 1, count)
+        lows = [min(free for _, free in looks[end - count : end]) for end in ends]
+        falls = [before - after for before, after in pairwise(lows)]
         seconds = looks[-1][0] - looks[-1 - count][0]
-        rate = min(first - second, second - third) / seconds if seconds > 0 else 0.0
-        # A training whose use goes up and down has been this low before.
-        if third <= lowest and rate > 0 and third / rate < longest:
-            return third / rate
+        before = min([lowest, *(free for _, free in looks[: ends[0]])])
+        if lows[1] >= before or min(falls) <= _ALIKE * max(falls) or seconds <= 0:
+            continue
+        left = lows[-1] / (min(falls) / seconds)
+        if left < longest:
+            return left
     return None
 
 
@@ -66,7 +76,7 @@ class MemoryWatch:
     """Watches the host or container of one rank, and the processes of the rank.
 
     Args:
-        rank: the rank's number.
+        slot: the rank's.
         pid: its worker process.
         guard: the process that started the worker, and adopts what the worker leaves behind.
 
@@ -74,13 +84,13 @@ class MemoryWatch:
         use: what was seen last, while the worker lived; None before that.
     """
 
-    def __init__(self, rank: int, pid: int, guard: int) -> None:
-        self._rank = rank
+    def __init__(self, slot: Slot, pid: int, guard: int) -> None:
+        self._slot = slot
         self._pid = pid
         self._guard = guard
         self._limit = 0
         self._lowest = 0
-        self._looks: deque[tuple[float, int]] = deque(maxlen=max(3 * n for n, _ in _SPANS))
+        self._looks: deque[tuple[float, int]] = deque(maxlen=_MOST_LOOKS)
         self._readings: deque[_Reading] = deque()
         self._first_memory: dict[int, int] = {}
         self._warned = False
@@ -97,9 +107,10 @@ class MemoryWatch:
             return None  # what it had stays known
         left = limits.memory(self._pid)
         if left.limit != self._limit:  # the host's memory, or another container's limit
-            self._limit, self._lowest = left.limit, left.free
+            self._limit = self._lowest = left.limit
             self._looks.clear()
-        self._lowest = min(self._lowest, left.free)
+        elif len(self._looks) == _MOST_LOOKS:
+            self._lowest = min(self._lowest, self._looks[0][1])
         self._looks.append((now, left.free))
         much = left.free < (1 - _MUCH) * left.limit
         if much or not self._readings or now - self._readings[-1].time >= _PROCESSES_SECONDS:
@@ -111,7 +122,7 @@ class MemoryWatch:
         if seconds is None:
             return None
         self._warned = True
-        return MemoryShort(self._rank, seconds, self.use)
+        return MemoryShort(self._slot.rank, self._slot.hostname, seconds, self.use)
 
     def at_end(self) -> MemoryUse | None:
         """What was seen last, for a worker that has ended: with its age, and what was killed."""

@@ -178,7 +178,7 @@ class Relay:
         self._queue(messages.Started(self._slot.rank, pid, self._worker.cold_reason))
         self._activity = Activity(pid, self._activity_seconds)
         guard = self._worker.guard
-        self._memory = MemoryWatch(self._slot.rank, pid, guard)
+        self._memory = MemoryWatch(self._slot, pid, guard)
         if self._profiles:
             self._machine = MachineWatch(self._slot, pid, guard, self._memory)
 

@@ -201,10 +201,12 @@ class MemoryShort(Measurement, frozen=True):
     """A rank's host or container will soon have no memory left.
 
     Attributes:
+        host: its name.
         seconds: how long it lasts at the present growth.
     """
 
     rank: int
+    host: str
     seconds: float
     use: MemoryUse
 
