@@ -21,7 +21,7 @@ import msgspec
 
 from horovod_runner.results.flame import flame_graph
 from horovod_runner.results.machines import Machines
-from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,8 +36,6 @@ _SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
 _CLOCK_SAMPLES: Final = 100
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
-#: Which count tells the steps of a training: the first of these that there is.
-STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
 # Numbers that are added up.
 _ADDED: Final = (
     "seconds",
@@ -417,11 +415,6 @@ class RunProfile:
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
-
-
-def steps_of(steps: dict[str, int]) -> int:
-    """The number of steps in a summary."""
-    return next((steps[name] for name in STEP_SOURCES if steps.get(name)), 0)
 
 
 def merged(rows: Iterable[Profile]) -> Iterator[Profile]:

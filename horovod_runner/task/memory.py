@@ -33,9 +33,9 @@ _LITTLE: Final = 0.05
 _LITTLE_BYTES: Final = 500 << 20
 # Growth is recognized by the least free memory in some spans of time in a row: it falls below all
 # that was seen before, from each span to the next, and about as much each time. That is rare where
-# the use only goes up and down. A span has so many looks, and the memory must last for fewer seconds
-# than the second number. The first recognizes fast growth within seconds, the other slow growth
-# minutes before the end.
+# the use only goes up and down. A span has so many looks, and what is left must last for less than
+# the second number of seconds. The first recognizes fast growth within seconds, the other one slow
+# growth minutes before the end.
 _SPANS: Final = ((1, 60.0), (20, 300.0))
 _IN_A_ROW: Final = 4
 _ALIKE: Final = 0.5  # the smallest fall, of the largest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -62,6 +63,15 @@ class Profile(Measurement, frozen=True, gc=False):
     main_cpu: float = 0.0
     starved: float = 0.0
     late: float = 0.0
+
+
+#: Which count tells the steps of a training: the first of these that there is.
+STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
+
+
+def steps_of(steps: Mapping[str, int]) -> int:
+    """The number of steps in a summary, by its ``steps``."""
+    return next((steps[name] for name in STEP_SOURCES if steps.get(name)), 0)
 
 
 class Machine(Measurement, frozen=True):
