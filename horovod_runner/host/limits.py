@@ -87,23 +87,18 @@ def cpu_time(pid: int | None = None) -> CpuTime:
 
 def memory(pid: int | None = None) -> Memory:
     """The limit of memory of which a process has the least left: the host's, or a container's."""
-    host = psutil.virtual_memory()
-    limits = [Memory(host.total, host.available)]
-    limits += (limit for limit in _memory_limits(pid) if limit.limit < host.total)
-    return min(limits, key=lambda each: each.free)
+    return min(_memory_limits(pid), key=lambda each: each.free)
 
 
 def memory_for_files() -> int:
     """How many bytes the system can use to cache files."""
-    limits = (limit.limit for limit in _memory_limits(None))
-    return min([psutil.virtual_memory().available, *limits])
+    host, *containers = _memory_limits(None)
+    return min([host.free, *(each.limit for each in containers)])
 
 
 def memory_is_short() -> bool:
     """Whether the host, or this container, has less than a twentieth of its memory left."""
-    host = psutil.virtual_memory()
-    limits = [Memory(host.total, host.available), *_memory_limits(None)]
-    return any(each.free < _SHORT_SHARE * each.limit for each in limits)
+    return any(each.free < _SHORT_SHARE * each.limit for each in _memory_limits(None))
 
 
 def kill_counter(pid: int | None = None) -> Path:
@@ -142,11 +137,18 @@ def _cpu_quotas(pid: int | None) -> Iterator[float]:
 
 
 def _memory_limits(pid: int | None) -> Iterator[Memory]:
-    """The memory limits of control groups that apply to a process."""
+    """The host's memory, and the limits of control groups that apply to a process."""
+    host = psutil.virtual_memory()
+    yield Memory(host.total, host.available)
     for version, folder in _groups("memory", pid):
-        names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+        limit_name, used_name = (
+            ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+        )
         with suppress(OSError, ValueError):  # "max" is not a number
-            limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
+            limit = int((folder / f"memory.{limit_name}").read_text())
+            if limit >= host.total:  # version 1 has no word for no limit
+                continue
+            used = int((folder / f"memory.{used_name}").read_text())
             counters = _counters(folder / "memory.stat")
             cache = sum(
                 # Version 1 counts the groups below under these names alone.
@@ -158,8 +160,8 @@ def _memory_limits(pid: int | None) -> Iterator[Memory]:
 
 def _counters(path: Path) -> dict[str, int]:
     """The counters of a file with a name and a number in each line."""
-    pairs = (line.split() for line in path.read_text().splitlines())
-    return {name: int(number) for name, number in pairs}
+    words = path.read_text().split()
+    return {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
 
 
 def _groups(controller: str, pid: int | None) -> Iterator[tuple[int, Path]]:

@@ -192,7 +192,7 @@ def _reason(outcome: Outcome) -> str:
     if worker is None:
         # Also a clean exit: os._exit(0) before main returned leaves no outcome.
         ended = describe_exit(code) if code is not None else "no exit code"
-        if code == -signal.SIGKILL:
+        if code == -signal.SIGKILL and outcome.memory is not None:
             ended = f"killed by SIGKILL ({memory.killer(outcome.memory)})"
         verb = "was" if ended.startswith("killed") else "ended with"
         return f"its process {verb} {ended} before main returned"

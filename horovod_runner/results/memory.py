@@ -24,10 +24,8 @@ def last_use(machine: Machine) -> MemoryUse:
     )
 
 
-def killer(use: MemoryUse | None) -> str:
-    """Who sent SIGKILL to a rank, as far as its memory says; the rest of a sentence in brackets."""
-    if use is None:
-        return "often the out-of-memory killer: check the host's memory"
+def killer(use: MemoryUse) -> str:
+    """Who sent SIGKILL to a rank, as far as its memory says; a part of a sentence."""
     if use.killed:
         return "the kernel's out-of-memory killer"
     much = use.free > _MUCH_LEFT * use.limit
@@ -122,4 +120,4 @@ def warning(host: str, messages: Mapping[int, MemoryShort]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    return f"{max(1.0, seconds):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

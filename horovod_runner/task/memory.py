@@ -143,6 +143,8 @@ class MemoryWatch:
         memory = {use.pid: use.memory for use in family if use.pid != self._guard}
         # A forked process begins with the pages of the worker, which are not growth.
         worker = memory.get(self._pid, 0)
+        if self._readings:
+            worker = min(worker, self._readings[-1].memory.get(self._pid, worker))
         self._first_memory = {
             pid: self._first_memory.get(pid, min(size, worker)) for pid, size in memory.items()
         }
