@@ -176,13 +176,16 @@ class Profiler:
         return counters
 
     def _send_all_lines(self) -> None:
-        if self._sampler.looks:
-            self._send_lines(
-                _lines(self._rank, "main", self._sampler.looks, self._sampler.stacks())
-            )
-        self._loader.read()
-        if self._loader.looks:
-            self._send_lines(_lines(self._rank, "loader", self._loader.looks, self._loader.stacks))
+        sampler, loader = self._sampler, self._loader
+        loader.read()
+        seen: list[tuple[Thread, int, Mapping[Stack, int]]] = [
+            ("main", sampler.looks, sampler.stacks()),
+            ("others", sampler.late_looks, sampler.stacks_of_others()),
+            ("loader", loader.looks, loader.stacks),
+        ]
+        for thread, looks, stacks in seen:
+            if looks:
+                self._send_lines(_lines(self._rank, thread, looks, stacks))
 
 
 def _lines(rank: int, thread: Thread, looks: int, seen: Mapping[Stack, int]) -> Lines:
