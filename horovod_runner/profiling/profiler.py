@@ -78,9 +78,9 @@ class Profiler:
                 self._sampler.look_at_others()
             due = max(due + LOOK_SECONDS, now)  # not several looks at once after a pause
             self._sampler.look()
+            self._steps.watch()
+            self._loader.watch()
             if now >= window:
-                self._steps.watch()
-                self._loader.watch()
                 self._summarize()
                 window = now + _WINDOW_SECONDS
             if now >= lines and self._has_news:
