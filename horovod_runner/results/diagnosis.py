@@ -91,6 +91,11 @@ class Diagnosis:
     step: Step | None
     findings: list[Finding] = field(default_factory=list)
 
+    def rate_without(self, finding: Finding) -> float:
+        """The most steps per second that there could be without what was found."""
+        seconds = self.step.seconds if self.step is not None else 0.0
+        return 1 / max(seconds - finding.seconds, seconds / 100) if seconds else 0.0
+
     def __str__(self) -> str:
         return "\n".join(_text(self))
 
@@ -363,7 +368,7 @@ def _text(found: Diagnosis) -> Iterator[str]:
         yield "Nothing stands out."
     for finding in found.findings:
         yield f"{finding.text[0].upper()}{finding.text[1:].removesuffix('.')}."
-        most = 1 / max(step.seconds - finding.seconds, step.seconds / 100)
+        most = found.rate_without(finding)
         yield f"  -> {finding.advice}. Expected: {rate:.3g} -> {most:.3g} steps/s at most."
 
 
