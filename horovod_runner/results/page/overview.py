@@ -82,18 +82,13 @@ def verdict(view: View) -> Section | None:
     ]
     said: list[Html] = [element("p", str(found).splitlines()[-1], class_="plain")]
     if found.findings:
-        rate = 1 / step.seconds
         said = [
             element(
                 "li",
                 element("b", finding.cause),
                 element("p", f"{finding.text[0].upper()}{finding.text[1:].removesuffix('.')}."),
                 element("p", f"What would help: {finding.advice}.", class_="advice"),
-                element(
-                    "p",
-                    f"{rate:.3g} steps/s would become {found.rate_without(finding):.3g} at most.",
-                    class_="note",
-                ),
+                element("p", f"Expected: {found.expected(finding)}.", class_="note"),
             )
             for finding in found.findings
         ]
