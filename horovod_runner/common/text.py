@@ -34,3 +34,9 @@ def spans(ranks: Sequence[int]) -> str:
         else:
             groups.append([rank])
     return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds, with three digits."""
+    number = seconds * 1e3
+    return "0 ms" if number < 0.01 else f"{number:.3g} ms" if number < 1e3 else f"{number:,.0f} ms"

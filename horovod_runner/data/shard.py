@@ -36,6 +36,7 @@ from horovod_runner.data.read.decoded import Decoded
 from horovod_runner.data.read.readers import Deferred, Reader, name_in_errors
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import VARIABLE, RunFolder
+from horovod_runner.profiling.clock import clock
 from horovod_runner.worker import context
 from horovod_runner.worker.api import log_to_driver
 
@@ -329,7 +330,8 @@ class Shard:
         content = repr((layout.fingerprint, layout.columns, rank, images)).encode()
         name = hashlib.blake2b(content, digest_size=8).hexdigest()
         store = Store.create(run_folder() / name, layout)
-        store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
+        with clock.timing("data"), clock.stage("pack"):
+            store.fill(lambda unit: reader.chunks(unit, layout), self._report_progress())
         pa.default_memory_pool().release_unused()  # batches need none of it
         store.open()
         self._stores[tuple(names), images] = store

@@ -138,6 +138,8 @@ def worker_variables(
             the rank and its GPUs.
     """
     defaults = {**gloo_variables(slot), **cycle_variables(slot), **thread_variables(slot, cores)}
+    # torch.distributed keeps its last collectives, for the profile of the run.
+    defaults["TORCH_FR_BUFFER_SIZE"] = "512"
     if assignment.controller == "mpi":
         defaults |= mpi_variables(user.get("HOROVOD_GLOO_IFACE", slot.interface))
         defaults |= yield_variables(slot, cores)

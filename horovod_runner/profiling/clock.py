@@ -1,50 +1,114 @@
 """Adds up the seconds that a rank spends in calls of this package.
 
-A rank has one clock. A call costs a fraction of a microsecond, so it runs in every training.
+A rank has one clock. A call costs about a microsecond, so it runs in every training.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import perf_counter
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-#: What the main thread waits for, and what threads of the feed do for it meanwhile.
-Kind = Literal["data", "report", "checkpoint", "pack", "gather", "convert", "transform"]
+#: What the main thread waits for, and what threads of the feed do for it meanwhile. Such a thread
+#: is "idle" while a framework has not asked for the next batches.
+Kind = Literal["data", "report", "checkpoint", "pack", "gather", "convert", "transform", "idle"]
 
 
 class Clock:
     """Seconds by kind, and counts of batches and reports.
 
     Attributes:
-        seconds: of the main thread, by kind.
-        behind: of other threads, by kind.
+        seconds: of the main thread: "data" (waiting for a batch), "report", "checkpoint".
+        stages: of all threads, by what they do for a feed: "gather", "convert", "decode COLUMN",
+            "transform", "pack"; "idle": the framework has not asked for the next batches.
         batches: how many batches the feeds have handed over.
+        cells: numbers in the first part of these batches.
         reports: how many reports ``main`` has sent.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.behind: dict[str, float] = {}
+        self.stages: dict[str, float] = {}
         self.batches = 0
+        self.cells = 0
         self.reports = 0
         self._main = threading.main_thread().ident
+        self._depth = 0
 
-    def add(self, kind: Kind, seconds: float) -> None:
-        """Add seconds to those of the calling thread."""
-        by_kind = self.seconds if threading.get_ident() == self._main else self.behind
-        by_kind[kind] = by_kind.get(kind, 0.0) + seconds
+    def stage(self, name: str) -> _Stage:
+        """A context manager that adds the seconds of its block to a stage of the feed."""
+        return _Stage(self.stages, name)
 
-    @contextmanager
-    def timing(self, kind: Kind) -> Iterator[None]:
-        """Add the seconds of a block; for what takes longer than some microseconds."""
-        began = perf_counter()
-        try:
-            yield
-        finally:
-            self.add(kind, perf_counter() - began)
+    def batch(self, batch: Any) -> None:
+        """Count a batch that is handed over."""
+        self.batches += 1
+        self.cells += cells(batch)
+
+    def timing(self, kind: str) -> _Timing:
+        """A context manager that adds the seconds of its block, in the main thread.
+
+        Of nested blocks only the outermost one counts.
+        """
+        return _Timing(self, kind)
+
+
+class _Stage:
+    """Adds the seconds of a block to those of a name; without the cost of a generator."""
+
+    __slots__ = ("_began", "_name", "_seconds")
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds = seconds
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = self._seconds
+        seconds[self._name] = seconds.get(self._name, 0.0) + perf_counter() - self._began
+
+
+class _Timing(_Stage):
+    """See :meth:`Clock.timing`."""
+
+    __slots__ = ("_clock", "_is_main")
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        super().__init__(clock.seconds, name)
+        self._clock = clock
+        self._is_main = threading.get_ident() == clock._main
+
+    def __enter__(self) -> None:
+        self._clock._depth += self._is_main
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._clock._depth -= self._is_main
+        if self._is_main and not self._clock._depth:
+            super().__exit__()
+
+
+def cells(batch: Any) -> int:
+    """How many numbers the first part of a batch has: rows, times the size of one."""
+    for _ in range(4):  # parts of parts
+        if hasattr(batch, "shape"):
+            try:
+                return math.prod(batch.shape)
+            except TypeError:  # an unknown dimension
+                return 0
+        if isinstance(batch, dict):
+            batch = next(iter(batch.values()), None)
+        elif isinstance(batch, tuple) and batch:
+            batch = batch[0]
+        elif isinstance(batch, list) and batch:
+            if isinstance(batch[0], int | float | str | bytes):
+                return len(batch)
+            batch = batch[0]
+        else:
+            return 0
+    return 0
 
 
 #: This process's.

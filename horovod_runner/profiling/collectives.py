@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 _ROOM: Final = 4096  # HorovodActivityLog::room
@@ -40,19 +41,29 @@ class Collective(NamedTuple):
         number: the same on all ranks of the process set.
         process_set: Horovod's id of the set.
         bytes: of all its tensors.
-        started: when all ranks had all tensors, in seconds of the monotonic clock.
-        waited: seconds from the moment at which this rank had all tensors until all ranks had them.
-        moved: seconds from then until the result was there; None while it lasts.
+        queued: when this rank had all tensors, in seconds of the monotonic clock.
+        started: when all ranks had them; None where that is not known.
+        ended: when the result was there; None where that is not known.
         name: of the tensor that this rank had last.
     """
 
     number: int
     process_set: int
     bytes: int
-    started: float
-    waited: float
-    moved: float | None
+    queued: float
+    started: float | None
+    ended: float | None
     name: str
+
+    @property
+    def waited(self) -> float:
+        """Seconds until all ranks had their tensors."""
+        return 0.0 if self.started is None else self.started - self.queued
+
+    @property
+    def moved(self) -> float:
+        """Seconds of the collective itself."""
+        return 0.0 if self.started is None or self.ended is None else self.ended - self.started
 
 
 class Totals(NamedTuple):
@@ -67,14 +78,44 @@ class Totals(NamedTuple):
     moving: float = 0.0
 
 
+def tails(collectives: Iterable[Collective]) -> Totals:
+    """What collectives take of a step whose main thread does not wait for them itself.
+
+    A framework's graph begins them while it still computes. Of those that overlap, what comes after
+    the last one has been queued is taken for the time in which nothing is computed.
+    """
+    waiting = moving = end = 0.0
+    last: Collective | None = None
+    for each in sorted(collectives, key=lambda each: each.queued):
+        if each.started is None or each.ended is None:
+            continue
+        if last is not None and last.started is not None and each.queued >= end:
+            waiting += last.started - last.queued
+            moving += end - last.started
+        last, end = each, max(end, each.ended)
+    if last is not None and last.started is not None:
+        waiting += last.started - last.queued
+        moving += end - last.started
+    return Totals(waiting, moving)
+
+
 class Collectives:
-    """The collectives of this process since the last call of :meth:`take`."""
+    """The collectives of this process since the last call of :meth:`take`.
+
+    Attributes:
+        totals: what they have taken since the start of the process.
+    """
 
     def __init__(self) -> None:
         self._read: Any = None
         self._sequence = 0
         self._buffer = (_Record * _ROOM)()
         self.totals = Totals()
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there was one since the start of the process."""
+        return self._sequence > 0
 
     def take(self) -> list[Collective]:
         """Return the collectives that have ended since the last call; at most 4096."""
@@ -96,14 +137,13 @@ class Collectives:
 
 
 def _collective(record: _Record) -> Collective:
-    queued = record.queued or record.started
     return Collective(
         record.number,
         record.process_set,
         record.bytes,
+        min(record.queued or record.started, record.started) * _NANO,
         record.started * _NANO,
-        max(0, record.started - queued) * _NANO,
-        (record.ended - record.started) * _NANO,
+        record.ended * _NANO,
         record.name.decode(errors="replace"),
     )
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
 from horovod_runner.profiling.clock import clock
-from horovod_runner.profiling.collectives import Collective, Collectives
-from horovod_runner.profiling.sampler import Sampler
+from horovod_runner.profiling.collectives import Collective, Collectives, Totals, tails
+from horovod_runner.profiling.flight_recorder import FlightRecorder
+from horovod_runner.profiling.loader import LoaderWatch
+from horovod_runner.profiling.sampler import LOOK_SECONDS, Sampler, Stack
 from horovod_runner.profiling.steps import OptimizerSteps
-from horovod_runner.wire.measurements import Lines, Profile
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread
 
-_LOOK_SECONDS: Final = 0.02
 _WINDOW_SECONDS: Final = 1.0
+_LATE_SECONDS: Final = 0.002  # from which it is of interest who has the interpreter lock
 _LINES_SECONDS: Final = 30.0  # between two messages with the lines seen so far
 _ARRIVALS: Final = 100  # collectives of a window whose waits are sent one by one
 _MOST_STACKS: Final = 200
@@ -40,49 +43,65 @@ class Profiler:
         self._send_lines = send_lines
         self._sampler = Sampler()
         self._steps = OptimizerSteps()
+        self._loader = LoaderWatch()
         self._collectives = Collectives()
+        self._flight_recorder = FlightRecorder()
+        self._in_graph = Totals()  # see tails()
+        self._blocked = 0.0
         self._names: Counter[str] = Counter()
         self._unsent: list[Collective] = []
-        self._before = _Counters()
         self._late = 0.0
-        self._has_news = False
-        self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="horovod_runner-profile", daemon=True
         )
+        self._before = self._count()
+        self._has_news = False
+        self._problem = ""
+        self._ended = threading.Event()
         self._thread.start()
 
     def _run(self) -> None:
+        try:
+            self._measure()
+        except Exception as error:  # whatever a future version of a framework does
+            self._problem = f"{type(error).__name__}: {error}"
+
+    def _measure(self) -> None:
         now = time.monotonic()
         window, lines = now + _WINDOW_SECONDS, now + _LINES_SECONDS
-        due = now + _LOOK_SECONDS
+        due = now + LOOK_SECONDS
         while not self._ended.wait(max(0.0, due - time.monotonic())):
             now = time.monotonic()
-            self._late += now - due
-            due = max(due + _LOOK_SECONDS, now)  # not several looks at once after a pause
+            late = now - due
+            self._late += late
+            if late > _LATE_SECONDS:
+                self._sampler.look_at_others()
+            due = max(due + LOOK_SECONDS, now)  # not several looks at once after a pause
             self._sampler.look()
             if now >= window:
                 self._steps.watch()
+                self._loader.watch()
                 self._summarize()
                 window = now + _WINDOW_SECONDS
             if now >= lines and self._has_news:
-                self._send_lines(self._lines())
+                self._send_all_lines()
                 self._has_news = False
                 lines = now + _LINES_SECONDS
 
-    def finish(self) -> None:
-        """Stop measuring, and send the rest."""
+    def finish(self) -> str:
+        """Stop measuring, and send the rest; returns why it has ended earlier, or ""."""
         self._ended.set()
         self._thread.join()
-        self._summarize(final=True)
-        if self._sampler.looks:
-            self._send_lines(self._lines())
+        if not self._problem:
+            self._summarize(final=True)
+            self._send_all_lines()
+        return self._problem
 
     def _summarize(self, *, final: bool = False) -> None:
-        taken = self._collectives.take()
-        self._names.update(each.name for each in taken)
+        taken = self._take()
+        self._names.update(each.name for each in taken if each.name)
         collectives = self._unsent + taken
-        now = _Counters.now(self._steps.count, self._collectives, self._names, self._late)
+        now = self._count()
         before = self._before
         if not any(now.steps.values()):  # still importing and connecting
             self._before, self._unsent = now, []
@@ -92,7 +111,9 @@ class Profiler:
             return  # a rank that hangs must look like one, and not report that it does
         self._before, self._has_news, self._unsent = now, True, []
         spent = {name: s - before.spent.get(name, 0.0) for name, s in now.spent.items()}
-        behind = {name: s - before.behind.get(name, 0.0) for name, s in now.behind.items()}
+        if collectives and collectives[-1].started is None:
+            spent["blocked"] = _blocked(now, before, sum(spent.values()))
+        stages = {name: s - before.stages.get(name, 0.0) for name, s in now.stages.items()}
         steps = {name: n - before.steps.get(name, 0) for name, n in now.steps.items()}
         self._send(
             Profile(
@@ -101,11 +122,13 @@ class Profiler:
                 now.time - before.time,
                 {name: n for name, n in steps.items() if n},
                 {name: s for name, s in spent.items() if s > 0},
-                {name: s for name, s in behind.items() if s > 0},
+                {name: s for name, s in stages.items() if s > 0},
+                now.cells - before.cells,
+                _torch_threads(),
                 sum(each.bytes for each in collectives),
                 len(collectives),
                 sum(each.waited for each in collectives),
-                sum(each.moved or 0.0 for each in collectives),
+                sum(each.moved for each in collectives),
                 arrivals(collectives, now.time),
                 now.cpu - before.cpu,
                 now.main_cpu - before.main_cpu,
@@ -114,12 +137,74 @@ class Profiler:
             )
         )
 
-    def _lines(self) -> Lines:
-        stacks = Counter(self._sampler.stacks()).most_common(_MOST_STACKS)
-        numbers: dict[tuple[str, str, int], int] = {}
-        coded = [[numbers.setdefault(call, len(numbers)) for call in stack] for stack, _ in stacks]
-        calls = [f"{file}\0{function}\0{line}" for file, function, line in numbers]
-        return Lines(self._rank, self._sampler.looks, calls, coded, [n for _, n in stacks])
+    def _take(self) -> list[Collective]:
+        """The collectives since the last call: of Horovod, else of torch.distributed."""
+        blocked = self._collectives.totals
+        taken = self._collectives.take()
+        if not taken:
+            return [] if self._collectives.has_any else self._flight_recorder.take()
+        if self._collectives.totals == blocked:  # the main thread waits for them in another way
+            waiting, moving = tails(taken)
+            self._in_graph = Totals(
+                self._in_graph.waiting + waiting, self._in_graph.moving + moving
+            )
+        return taken
+
+    def _count(self) -> _Counters:
+        """The counts at this moment."""
+        counters = _Counters()
+        counters.steps = {
+            "optimizer": self._steps.count,
+            "batches": max(clock.batches, self._loader.batches),
+            "reports": clock.reports,
+            "reductions": max(self._names.values(), default=0),
+        }
+        totals, in_graph = self._collectives.totals, self._in_graph
+        counters.spent = {
+            **clock.seconds,
+            "waiting": totals.waiting + in_graph.waiting,
+            "moving": totals.moving + in_graph.moving,
+        }
+        counters.stages = dict(clock.stages)
+        counters.cells = max(clock.cells, self._loader.cells)
+        times = os.times()
+        counters.cpu = times.user + times.system
+        counters.main_cpu, counters.starved = _scheduled(os.getpid())
+        _, no_core = _scheduled(self._thread.native_id or 0)
+        counters.late = self._late - no_core
+        counters.looks, counters.blocked = self._sampler.looks, self._sampler.blocked
+        return counters
+
+    def _send_all_lines(self) -> None:
+        if self._sampler.looks:
+            self._send_lines(
+                _lines(self._rank, "main", self._sampler.looks, self._sampler.stacks())
+            )
+        self._loader.read()
+        if self._loader.looks:
+            self._send_lines(_lines(self._rank, "loader", self._loader.looks, self._loader.stacks))
+
+
+def _lines(rank: int, thread: Thread, looks: int, seen: Mapping[Stack, int]) -> Lines:
+    stacks = Counter(seen).most_common(_MOST_STACKS)
+    numbers: dict[tuple[str, str, int], int] = {}
+    coded = [[numbers.setdefault(call, len(numbers)) for call in stack] for stack, _ in stacks]
+    calls = [f"{file}\0{function}\0{line}" for file, function, line in numbers]
+    return Lines(rank, looks, calls, coded, [n for _, n in stacks], thread)
+
+
+def _blocked(now: _Counters, before: _Counters, known: float) -> float:
+    """Seconds in which the main thread did nothing, in calls of torch that wait for collectives.
+
+    Args:
+        now: the counts at the end of the time.
+        before: the counts at its begin.
+        known: seconds in which it waited for something else.
+    """
+    seconds = now.time - before.time
+    looks = max(1, now.looks - before.looks)
+    idle = seconds - known - (now.main_cpu - before.main_cpu) - (now.starved - before.starved)
+    return max(0.0, min(idle, seconds * (now.blocked - before.blocked) / looks))
 
 
 class _Counters:
@@ -129,53 +214,36 @@ class _Counters:
         self.time = time.monotonic()
         self.steps: dict[str, int] = {}
         self.spent: dict[str, float] = {}
-        self.behind: dict[str, float] = {}
+        self.stages: dict[str, float] = {}
+        self.cells = 0
         self.cpu = 0.0
         self.main_cpu = 0.0
         self.starved = 0.0
         self.late = 0.0
-
-    @classmethod
-    def now(
-        cls, optimizer_steps: int, collectives: Collectives, names: Counter[str], late: float
-    ) -> _Counters:
-        """The counts at this moment."""
-        counters = cls()
-        counters.steps = {
-            "optimizer": optimizer_steps,
-            "batches": clock.batches,
-            "reports": clock.reports,
-            "reductions": max(names.values(), default=0),
-        }
-        totals = collectives.totals
-        counters.spent = {
-            **clock.seconds,
-            "waiting": totals.waiting,
-            "moving": totals.moving,
-        }
-        counters.behind = dict(clock.behind)
-        times = os.times()
-        counters.cpu = times.user + times.system
-        counters.main_cpu, counters.starved = _main_thread()
-        counters.late = late
-        return counters
+        self.looks = 0
+        self.blocked = 0
 
 
-def _main_thread() -> tuple[float, float]:
-    """Seconds in which the main thread has run, and in which it could have but had no core.
+def _scheduled(thread: int) -> tuple[float, float]:
+    """Seconds in which a thread has run, and in which it could have but had no core.
 
     Linux counts both; see its documentation of schedstats.
     """
     with suppress(OSError, ValueError):
-        pid = os.getpid()
-        with open(f"/proc/self/task/{pid}/schedstat", "rb") as file:
+        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
             ran, waited, _ = file.read().split()
         return int(ran) * 1e-9, int(waited) * 1e-9
     return 0.0, 0.0
 
 
+def _torch_threads() -> int:
+    """With how many threads torch computes; 0 if it is not imported."""
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return 0 if count is None else int(count())
+
+
 def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
-    """Some collectives of all ranks: (number, microseconds waited, microseconds since its start).
+    """Some collectives of all ranks, see :attr:`Profile.arrivals`.
 
     Other ranks choose the same ones: the numbers that are divisible by a power of two. The power
     depends on how many collectives there are, so one that is chosen at a higher rate is chosen at a
@@ -185,8 +253,10 @@ def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, i
     stride = 1
     while len(of_all) > _ARRIVALS * stride:
         stride *= 2
-    return [
-        (each.number, round(each.waited * 1e6), round((now - each.started) * 1e6))
-        for each in of_all
-        if each.number % stride == 0
-    ]
+    return [_arrival(each, now) for each in of_all if each.number % stride == 0]
+
+
+def _arrival(each: Collective, now: float) -> tuple[int, int, int]:
+    if each.started is None:
+        return each.number, UNKNOWN, round((now - each.queued) * 1e6)
+    return each.number, round(each.waited * 1e6), round((now - each.started) * 1e6)

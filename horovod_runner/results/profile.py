@@ -6,10 +6,11 @@ and added up by rank.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from horovod_runner.results.flame import flame_graph
-from horovod_runner.wire.measurements import Lines, Machine, Profile
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,11 +31,25 @@ MAX_ROWS: Final = 3600
 # Of all ranks together, above the fewest that a rank has.
 _MAX_ALL_ROWS: Final = 100_000
 _FEWEST_ROWS: Final = 60
+_SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
 _CLOCK_SAMPLES: Final = 100
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
 #: Which count tells the steps of a training: the first of these that there is.
 STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
+# Numbers that are added up.
+_ADDED: Final = (
+    "seconds",
+    "cells",
+    "bytes",
+    "collectives",
+    "waited",
+    "moved",
+    "cpu",
+    "main_cpu",
+    "starved",
+    "late",
+)
 SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 
 
@@ -46,18 +61,23 @@ class RankTotals:
         seconds: the time that the summaries cover.
         steps: counts, by what was counted.
         spent: seconds of the main thread by kind.
-        behind: seconds of the feed's threads by stage.
+        stages: seconds of any thread by what it does for a feed.
+        cells: numbers in the first part of the batches.
+        threads: how many threads torch computes with; 0 if that is not known.
         cpu, main_cpu: CPU seconds of the process, and of its main thread.
         starved: seconds in which the main thread could have run and had no core.
-        late: seconds by which the sampling thread ran too late.
+        late: seconds by which the sampling thread waited for the interpreter lock.
         last: in how many of the compared collectives this rank was the last.
-        lateness: seconds, over those, by which the median rank was earlier.
+        lateness: seconds, over those, by which the median of the other ranks was earlier.
+        waited_in_compared: seconds, over all compared collectives, until the last rank began.
     """
 
     seconds: float = 0.0
     steps: dict[str, int] = field(default_factory=dict)
     spent: dict[str, float] = field(default_factory=dict)
-    behind: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    cells: int = 0
+    threads: int = 0
     bytes: int = 0
     collectives: int = 0
     waited: float = 0.0
@@ -68,21 +88,15 @@ class RankTotals:
     late: float = 0.0
     last: int = 0
     lateness: float = 0.0
+    waited_in_compared: float = 0.0
 
-    def add(self, profile: Profile) -> None:
-        """Add a summary."""
-        self.seconds += profile.seconds
-        self.steps = _sum(self.steps, profile.steps)
-        self.spent = _sum(self.spent, profile.spent)
-        self.behind = _sum(self.behind, profile.behind)
-        self.bytes += profile.bytes
-        self.collectives += profile.collectives
-        self.waited += profile.waited
-        self.moved += profile.moved
-        self.cpu += profile.cpu
-        self.main_cpu += profile.main_cpu
-        self.starved += profile.starved
-        self.late += profile.late
+    def add(self, profile: Profile, sign: int = 1) -> None:
+        """Add a summary; with the sign -1, take it away again."""
+        for name in _ADDED:
+            setattr(self, name, getattr(self, name) + sign * getattr(profile, name))
+        for name in ("steps", "spent", "stages"):
+            setattr(self, name, _sum(getattr(self, name), getattr(profile, name), sign))
+        self.threads = profile.threads or self.threads
 
     @property
     def step_count(self) -> int:
@@ -93,6 +107,7 @@ class RankTotals:
 class SavedProfile(msgspec.Struct):
     """The profile of a run in a file."""
 
+    hosts: list[str]
     rows: list[Profile]
     totals: dict[int, RankTotals]
     lines: list[Lines]
@@ -108,33 +123,40 @@ class RunProfile:
         compared: how many collectives were compared over all ranks.
     """
 
-    def __init__(self, size: int = 0) -> None:
-        self._size = size
+    def __init__(self) -> None:
+        self._hosts: Sequence[str] = ()
+        self._delays: dict[str, float] = {}
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
         self._totals: dict[int, RankTotals] = {}
-        self._lines: dict[int, Lines] = {}
+        self._lines: dict[tuple[int, Thread], Lines] = {}
         self._machines: dict[int, deque[Machine]] = {}
         self._last: Counter[int] = Counter()
         self._lateness: defaultdict[int, float] = defaultdict(float)
+        self._waited: defaultdict[int, float] = defaultdict(float)
         self._pending: OrderedDict[int, dict[int, tuple[int, float]]] = OrderedDict()
         self._offsets: dict[int, deque[float]] = {}
         self.compared = 0
 
-    def begin(self, size: int) -> None:
-        """A new attempt: its collectives are counted from 1 again."""
+    def begin(self, hosts: Sequence[str]) -> None:
+        """A new attempt: its collectives are counted from 1 again.
+
+        Args:
+            hosts: of the ranks, in their order.
+        """
         with self._lock:
-            self._size = size
+            self._hosts = hosts
             self._pending.clear()
             self._offsets.clear()
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
-        totals, offsets = self.totals, self.clock_offsets
+        offsets = self.clock_offsets
         with self._lock:
             return SavedProfile(
+                list(self._hosts),
                 [row for rows in self._rows.values() for row in rows],
-                totals,
+                {rank: self._compared(rank) for rank in self._rows},
                 list(self._lines.values()),
                 [machine for machines in self._machines.values() for machine in machines],
                 self.compared,
@@ -144,12 +166,14 @@ class RunProfile:
     @classmethod
     def restored(cls, saved: SavedProfile) -> RunProfile:
         """The profile of a file; no more can be added."""
-        profile = cls(len(saved.totals))
+        profile = cls()
+        profile.begin(saved.hosts)
         for row in saved.rows:
             profile._rows.setdefault(row.rank, []).append(row)
         for rank, total in saved.totals.items():
             profile._totals[rank] = total
             profile._last[rank], profile._lateness[rank] = total.last, total.lateness
+            profile._waited[rank] = total.waited_in_compared
         for lines in saved.lines:
             profile.add_lines(lines)
         for machine in saved.machines:
@@ -161,52 +185,67 @@ class RunProfile:
 
     def _most_rows(self) -> int:
         """Of each rank; and of records of its host."""
-        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, self._size)))
+        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._hosts))))
 
-    def add(self, profile: Profile) -> None:
-        """Add a summary of a rank."""
+    def add(self, profile: Profile, now: float) -> None:
+        """Add a summary of a rank, which arrived at the time ``now`` by the driver's clock."""
         with self._lock:
+            host = self._host(profile.rank)
+            self._delays[host] = min(self._delays.get(host, math.inf), now - profile.time)
             rows = self._rows.setdefault(profile.rank, [])
-            if rows:  # the first one is from the time when everything was compiled and connected
-                self._totals.setdefault(profile.rank, RankTotals()).add(profile)
+            self._totals.setdefault(profile.rank, RankTotals()).add(profile)
             rows.append(msgspec.structs.replace(profile, arrivals=[]))
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
             for number, waited, age in profile.arrivals:
                 self._arrived(profile.rank, number, waited, profile.time - age * 1e-6)
 
-    def _arrived(self, rank: int, number: int, waited: int, started: float) -> None:
+    def _host(self, rank: int) -> str:
+        return self._hosts[rank] if rank < len(self._hosts) else ""
+
+    def _arrived(self, rank: int, number: int, waited: int, time: float) -> None:
         arrived = self._pending.setdefault(number, {})
-        arrived[rank] = waited, started
-        if len(arrived) == self._size:
+        arrived[rank] = waited, time
+        if len(arrived) == len(self._hosts):
             del self._pending[number]
-            self._compare({rank: waited for rank, (waited, _) in arrived.items()})
-            first = arrived.get(0, (0, started))[1]
-            for each, (_, time) in arrived.items():
-                self._offsets.setdefault(each, deque(maxlen=_CLOCK_SAMPLES)).append(time - first)
+            self._compare(arrived)
         elif len(self._pending) > _MAX_PENDING:
             self._pending.popitem(last=False)
 
-    def _compare(self, waits: dict[int, int]) -> None:
-        """The rank that waited least was the last that all others waited for."""
-        if len(waits) < 2:
+    def _compare(self, arrived: dict[int, tuple[int, float]]) -> None:
+        """Find the rank that began a collective last, and for how long the others waited for it."""
+        if len(arrived) < 2:
             return
-        ordered = sorted(waits.values())
-        middle = ordered[len(ordered) // 2]
-        last = min(waits, key=lambda rank: waits[rank])
+        if any(waited == UNKNOWN for waited, _ in arrived.values()):
+            begun = {rank: time + self._delay(rank) for rank, (_, time) in arrived.items()}
+        else:
+            begun = {rank: -waited * 1e-6 for rank, (waited, _) in arrived.items()}
+            for rank, (_, time) in arrived.items():
+                offsets = self._offsets.setdefault(rank, deque(maxlen=_CLOCK_SAMPLES))
+                offsets.append(time - arrived[0][1])
+        last = max(begun, key=lambda rank: begun[rank])
         self._last[last] += 1
-        self._lateness[last] += (middle - waits[last]) * 1e-6
+        self._lateness[last] += begun[last] - median(t for r, t in begun.items() if r != last)
+        for rank, time in begun.items():
+            self._waited[rank] += begun[last] - time
         self.compared += 1
+
+    def _delay(self, rank: int) -> float:
+        """The driver's clock minus that of a rank's host, and the time that a message takes."""
+        return self._delays.get(self._host(rank), 0.0)
 
     @property
     def clock_offsets(self) -> dict[int, float]:
         """By rank, the seconds by which its host's clock is ahead of that of rank 0's host.
 
-        A collective starts on all ranks at the same moment, within the time that a message takes.
-        Ranks of which no collective is known are not listed.
+        A collective of Horovod starts on all ranks at the same moment, within the time that a
+        message takes. Where none is known, the clocks are compared by how long messages to the
+        driver take at least.
         """
         with self._lock:
-            return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
+            if self._offsets:
+                return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
+            return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
 
     @property
     def rows(self) -> dict[int, list[Profile]]:
@@ -231,21 +270,57 @@ class RunProfile:
     def add_lines(self, lines: Lines) -> None:
         """Replace the lines that a rank was seen at."""
         with self._lock:
-            self._lines[lines.rank] = lines
+            self._lines[lines.rank, lines.thread] = lines
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank."""
+        with self._lock:
+            return dict(enumerate(self._hosts))
 
     @property
     def totals(self) -> dict[int, RankTotals]:
-        """What each rank has measured, by rank: without its first summary, if there are more."""
+        """What each rank has measured, by rank: without its warm-up, see :attr:`warm_up`."""
         with self._lock:
+            warm = self._warm_up_rows()
             found = {}
             for rank, rows in sorted(self._rows.items()):
-                total = copy(self._totals.get(rank))
-                if total is None:
-                    total = RankTotals()
-                    total.add(rows[0])
-                total.last, total.lateness = self._last[rank], self._lateness[rank]
-                found[rank] = total
+                found[rank] = self._compared(rank)
+                for row in rows[:warm]:
+                    found[rank].add(row, sign=-1)
             return found
+
+    def _compared(self, rank: int) -> RankTotals:
+        """All that a rank has measured, with what the comparison has found."""
+        total = copy(self._totals.get(rank, RankTotals()))
+        total.last, total.lateness = self._last[rank], self._lateness[rank]
+        total.waited_in_compared = self._waited[rank]
+        return total
+
+    @property
+    def warm_up(self) -> tuple[float, int]:
+        """Seconds and steps at the begin that were much slower than the rest, of the median rank.
+
+        The first summary counts among them in any case: its time is that of the first steps.
+        """
+        with self._lock:
+            warm = self._warm_up_rows()
+            starts = [rows[:warm] for rows in self._rows.values()]
+        if not starts:
+            return 0.0, 0
+        seconds = median(sum(row.seconds for row in rows) for rows in starts)
+        return seconds, round(median(sum(steps_of(row.steps) for row in rows) for rows in starts))
+
+    def _warm_up_rows(self) -> int:
+        """How many summaries at the begin of each rank are of its warm-up; not all of them."""
+        rows = min(self._rows.values(), key=len, default=[])
+        if len(rows) < 2:
+            return 0
+        rates = [steps_of(row.steps) / row.seconds for row in rows]
+        usual = median(rates[len(rates) // 2 :])
+        most = max(1, len(rows) // 2)
+        slow = next((n for n, rate in enumerate(rates) if rate > usual * _SLOW_START), 0)
+        return min(most, max(1, slow))
 
     def table(self) -> pa.Table:
         """A row for each summary of each rank; requires pyarrow.
@@ -275,13 +350,18 @@ class RunProfile:
         """:meth:`table` as a pandas DataFrame."""
         return self.table().to_pandas()
 
-    def lines(self, rank: int) -> list[tuple[tuple[str, ...], float]]:
-        """The stacks that a rank's main thread was seen at, and the share of each; most first.
+    def lines(self, rank: int, thread: Thread = "main") -> list[tuple[tuple[str, ...], float]]:
+        """The stacks that a rank was seen at, and the share of each; most first.
+
+        Args:
+            rank: the rank's number.
+            thread: "main": of its main thread; "loader": of its DataLoader's processes; "others":
+                of its other threads while the interpreter lock was not free.
 
         A stack is a tuple of calls, "file:line function", the outermost first.
         """
         with self._lock:
-            lines = self._lines.get(rank)
+            lines = self._lines.get((rank, thread))
         if lines is None or not lines.looks:
             return []
         calls = [_call(text) for text in lines.calls]
@@ -290,11 +370,18 @@ class RunProfile:
             for stack, count in zip(lines.stacks, lines.counts, strict=True)
         ]
 
-    def flame(self, rank: int = 0, path: str | os.PathLike[str] | None = None) -> str:
-        """Draw where a rank's main thread was seen as a flame graph.
+    def flame(
+        self,
+        rank: int = 0,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        thread: Thread = "main",
+    ) -> str:
+        """Draw where a rank was seen as a flame graph.
 
         Args:
             rank: the rank's number.
+            thread: "main": its main thread; "loader": the processes of its DataLoader.
             path: also write the SVG to this file.
 
         Returns:
@@ -303,13 +390,14 @@ class RunProfile:
         Raises:
             ValueError: nothing is known of this rank.
         """
-        stacks = self.lines(rank)
+        stacks = self.lines(rank, thread)
         if not stacks:
             raise ValueError(
                 f"rank {rank} has sent no lines: it ran for less than a second, there is no such "
                 "rank, or the run had DebugConfig(profile=False)"
             )
-        text = flame_graph(stacks, f"rank {rank}: lines of the main thread")
+        of = "the main thread" if thread == "main" else "the DataLoader's processes"
+        text = flame_graph(stacks, f"rank {rank}: lines of {of}")
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
@@ -333,7 +421,8 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
             seconds=first.seconds + second.seconds,
             steps=_sum(first.steps, second.steps),
             spent=_sum(first.spent, second.spent),
-            behind=_sum(first.behind, second.behind),
+            stages=_sum(first.stages, second.stages),
+            cells=first.cells + second.cells,
             bytes=first.bytes + second.bytes,
             collectives=first.collectives + second.collectives,
             waited=first.waited + second.waited,
@@ -345,8 +434,8 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
         )
 
 
-def _sum(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
+def _sum(first: Mapping[str, Any], second: Mapping[str, Any], sign: int = 1) -> dict[str, Any]:
+    return {name: first.get(name, 0) + sign * second.get(name, 0) for name in {**first, **second}}
 
 
 def _call(text: str) -> str:

@@ -61,7 +61,7 @@ class Recorder(Sink):
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         self._run.ranks = ranks
-        self._run.profile.begin(len(ranks))
+        self._run.profile.begin([rank.host for rank in ranks])
 
     def began(self, rank: int) -> None:
         timings = self._run.timings
@@ -74,7 +74,7 @@ class Recorder(Sink):
         self._run._metrics.extend(reports, self._attempt)
 
     def profile(self, profile: Profile) -> None:
-        self._run.profile.add(profile)
+        self._run.profile.add(profile, time.time())
 
     def machine(self, machine: Machine) -> None:
         self._run.profile.add_machine(machine)

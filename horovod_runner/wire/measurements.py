@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final, Literal
+
 import msgspec
+
+#: In ``Profile.arrivals``.
+UNKNOWN: Final = -1
+#: Which threads lines are of: a rank's main thread, those of DataLoader's processes, or the rank's
+#: other threads while the interpreter lock was not free.
+Thread = Literal["main", "loader", "others"]
 
 
 class Measurement(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -18,19 +26,23 @@ class Profile(Measurement, frozen=True, gc=False):
         steps: how many steps were counted, by what counts them: "optimizer", "batches",
             "reports", "reductions".
         spent: seconds of the main thread: "data" (waiting for a batch), "report", "checkpoint",
-            "waiting" (for other ranks, before a collective), "moving" (in a collective).
-        behind: seconds of the feed's threads, by stage.
+            "waiting" (for other ranks, before a collective), "moving" (in a collective), "blocked"
+            (in either of the two).
+        stages: seconds of any thread, by what it does for a feed, see ``profiling.clock``.
+        cells: numbers in the first part of the batches.
+        threads: how many threads torch computes with; 0 if that is not known.
         bytes: of all collectives.
         collectives: how many there were.
         waited: seconds, over the collectives, until all ranks had their tensors.
         moved: seconds of the collectives themselves.
-        arrivals: of some collectives, their number, the microseconds that this rank waited, and the
-            microseconds from their start to ``time``.
+        arrivals: of some collectives, their number, the microseconds that this rank waited until
+            all ranks had begun, and the microseconds from then to ``time``. Where it is not known
+            when all had begun: UNKNOWN, and the microseconds since this rank has begun.
         cpu: CPU seconds of the process.
         main_cpu: CPU seconds of the main thread.
         starved: seconds in which the main thread could have run and had no core.
-        late: seconds by which the sampling thread ran too late, which needs the interpreter's
-            lock and a core.
+        late: seconds by which the sampling thread ran too late because it waited for Python's
+            interpreter lock.
     """
 
     rank: int
@@ -38,7 +50,9 @@ class Profile(Measurement, frozen=True, gc=False):
     seconds: float
     steps: dict[str, int] = {}
     spent: dict[str, float] = {}
-    behind: dict[str, float] = {}
+    stages: dict[str, float] = {}
+    cells: int = 0
+    threads: int = 0
     bytes: int = 0
     collectives: int = 0
     waited: float = 0.0
@@ -82,10 +96,10 @@ class Machine(Measurement, frozen=True):
 
 
 class Lines(Measurement, frozen=True):
-    """The lines that a rank's main thread was seen at, from its start.
+    """The lines that a rank's main thread, or processes of its DataLoader, were seen at.
 
     Attributes:
-        looks: how often it was looked at.
+        looks: how often it was looked at, from the start of the rank.
         calls: each a file, a function and a line, separated by NUL.
         stacks: indices into ``calls``, the outermost call first; the most frequent stacks.
         counts: how often each stack was seen.
@@ -96,3 +110,4 @@ class Lines(Measurement, frozen=True):
     calls: list[str] = []
     stacks: list[list[int]] = []
     counts: list[int] = []
+    thread: Thread = "main"

@@ -12,7 +12,6 @@ what checkpoints and weight checks need: it would slow down the start of every r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.numbers import check_report, plain_int
@@ -71,9 +70,8 @@ def report(
     """
     rank = context.current()
     if rank is not None:
-        began = perf_counter()
-        rank.reporter.report(metrics, step, epoch, total_steps)
-        clock.add("report", perf_counter() - began)
+        with clock.timing("report"):
+            rank.reporter.report(metrics, step, epoch, total_steps)
         clock.reports += 1
         return
     check_report(metrics, step, epoch)
@@ -107,7 +105,8 @@ def save_checkpoint(state: Any, step: int, metrics: Mapping[str, Any] | None = N
         from horovod_runner.checkpoints.saver import Saver
 
         rank.saver = Saver(rank.checkpoints, rank.file_parts)
-    rank.saver.save(state, step, metrics)
+    with clock.timing("checkpoint"):
+        rank.saver.save(state, step, metrics)
 
 
 def load_checkpoint() -> LoadedCheckpoint | None:

@@ -55,8 +55,8 @@ def run_worker(arguments: list[str], status: int | None = None) -> int:
     imports = _watch_imports(job, forked=status is not None)
     profiler = _start_profiler(job, rank)
     outcome = _call_main(job, rank)
-    if profiler is not None:
-        profiler.finish()
+    if profiler is not None and (problem := profiler.finish()):
+        api.log_to_driver(f"HorovodRunner: this rank's profile is not complete: {problem}")
     if imports is not None:
         outcome = outcome._replace(imported=imports.preloadable())
     # On a failed rank too: the next attempt resumes from what it has saved.

@@ -8,16 +8,18 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec import structs
 
-from horovod_runner.profiling.clock import Clock, clock
-from horovod_runner.profiling.collectives import Collective
+from horovod_runner.profiling.clock import Clock, cells, clock
+from horovod_runner.profiling.collectives import Collective, tails
 from horovod_runner.profiling.profiler import Profiler, arrivals
 from horovod_runner.profiling.sampler import Sampler
-from horovod_runner.results.diagnosis import diagnose, user_lines
+from horovod_runner.results.diagnosis import diagnose
+from horovod_runner.results.lines import user_lines
 from horovod_runner.results.profile import MAX_ROWS, RunProfile
-from horovod_runner.wire.measurements import Lines, Machine, Profile
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile
 
 SIZE = 4
 
@@ -43,10 +45,10 @@ def windows(rank: int, count: int = 30, waits: int = 0, **spent: float) -> list[
 
 def run_of(*ranks: list[Profile]) -> RunProfile:
     profile = RunProfile()
-    profile.begin(len(ranks))
+    profile.begin(["host"] * len(ranks))
     for together in zip(*ranks, strict=True):
         for message in together:
-            profile.add(message)
+            profile.add(message, message.time)
     return profile
 
 
@@ -108,11 +110,153 @@ def measured(rank: int, **changed: float) -> list[Profile]:
 
 def test_a_main_thread_without_a_core_is_told_from_one_that_waits_for_the_lock() -> None:
     others = [windows(rank, waits=50) for rank in (0, 1, 2)]
-    (finding,) = diagnose(run_of(*others, measured(3, starved=0.4, late=0.5))).findings
-    assert (finding.cause, finding.rank) == ("cpu", 3)
-    assert "rank 3 has no core for up to 40% of the time: too many threads" in finding.text
-    (finding,) = diagnose(run_of(*others, measured(3, late=0.5))).findings
+    starved = measured(3, starved=0.4, main_cpu=0.55, late=0.2, cpu=1.5)
+    (finding,) = diagnose(run_of(*others, starved)).findings
+    assert (finding.cause, finding.rank, finding.reason) == ("cpu", 3, "others")
+    assert "rank 3 has no core for up to 40% of the time: its host's 4 ranks" in finding.text
+    profile = run_of(*others, measured(3, main_cpu=0.5, late=0.2))
+    calls = ["/work/train.py\0count\x0030", "/x/python3.13/threading.py\0wait\x001"]
+    profile.add_lines(Lines(3, 100, calls, [[0], [1]], [60, 90], "others"))
+    (finding,) = diagnose(profile).findings
     assert (finding.cause, finding.rank) == ("interpreter lock", 3)
+    assert "another thread is at /work/train.py:30 count" in finding.text
+    # A main thread that computes in Python holds the lock itself.
+    assert diagnose(run_of(*others, measured(3, main_cpu=0.95, late=0.2))).findings == []
+
+
+def test_too_many_threads_are_told_from_other_processes() -> None:
+    starved = [
+        [structs.replace(row, starved=0.3, main_cpu=0.6, threads=8) for row in windows(rank)]
+        for rank in range(2)
+    ]
+    profile = run_of(*starved)
+    profile.add_machine(Machine(0, 1030.0, 5.0, cores=2.0, of_cores=2))
+    profile.add_machine(Machine(1, 1030.0, 5.0, cores=2.0, of_cores=2))
+    (finding,) = diagnose(profile).findings
+    assert (finding.cause, finding.rank, finding.reason) == ("cpu", None, "threads")
+    assert "compute with 16 threads on 2 cores" in finding.text
+
+
+def test_a_rank_with_larger_batches_is_not_blamed_for_its_code() -> None:
+    def with_cells(rank: int, cells: int, **changed: float) -> list[Profile]:
+        steps = {"optimizer": 10, "batches": 10}
+        rows = windows(rank, **changed)
+        return [structs.replace(row, cells=cells * 10, steps=steps) for row in rows]
+
+    slow = with_cells(1, 900, waits=100, waiting=0.01)
+    (finding,) = diagnose(run_of(with_cells(0, 300, waits=40_100, waiting=0.4), slow)).findings
+    assert (finding.cause, finding.rank, finding.reason) == ("slow rank", 1, "batches")
+    assert "3.0 times as large as those of the others (900 numbers, not 300)" in finding.text
+
+
+def test_a_slow_host_is_named_with_all_its_ranks() -> None:
+    profile = RunProfile()
+    profile.begin(["a", "a", "b", "b"])
+    quick = [windows(rank, waits=40_000, waiting=0.4) for rank in (0, 1)]
+    slow = [windows(2, waits=100, waiting=0.02), windows(3, waits=110, waiting=0.02)]
+    for row in (row for rows in zip(*quick, *slow, strict=True) for row in rows):
+        # The two slow ranks take turns.
+        turned = row.rank == 3 and row.time % 2
+        waits = [(n, 90, age) for n, _, age in row.arrivals] if turned else row.arrivals
+        profile.add(structs.replace(row, arrivals=waits), row.time)
+    (finding,) = diagnose(profile).findings
+    assert (finding.cause, finding.rank) == ("slow host", None)
+    assert "the ranks of host b (ranks 2-3) are last in 100% of the collectives" in finding.text
+
+
+def test_ranks_that_take_turns_at_being_last_are_no_slow_rank() -> None:
+    def turns(rank: int) -> list[Profile]:
+        rows = windows(rank, waiting=0.3)
+        return [
+            structs.replace(
+                row,
+                arrivals=[(n, 10 if n % 2 == rank else 60_000, age) for n, _, age in row.arrivals],
+            )
+            for row in rows
+        ]
+
+    (finding,) = diagnose(run_of(turns(0), turns(1))).findings
+    assert (finding.cause, finding.rank) == ("uneven steps", None)
+
+
+def test_small_steps_are_told_from_large_tensors() -> None:
+    def small(rank: int) -> list[Profile]:
+        rows = windows(rank, moving=0.5)
+        return [structs.replace(row, steps={"optimizer": 500}, bytes=500_000) for row in rows]
+
+    (finding,) = diagnose(run_of(small(0), small(1))).findings
+    assert finding.cause == "small steps"
+    assert "a step takes 2 ms, of which 1 ms are collectives of 1 kB" in finding.text
+
+
+def test_a_graph_that_waits_for_its_feed_is_noticed() -> None:
+    def fed(rank: int, idle: float) -> list[Profile]:
+        stages = {"decode photo": 0.8, "gather": 0.1, "idle": idle}
+        return [structs.replace(row, stages=stages, cpu=1.2) for row in windows(rank)]
+
+    profile = run_of(fed(0, 0.01), fed(1, 0.01))
+    profile.add_machine(Machine(0, 1030.0, 5.0, of_cores=4))
+    (finding,) = diagnose(profile).findings
+    assert finding.cause == "data"
+    assert 'most of it is decoding column "photo", 80% of one core' in finding.text
+    assert "cache=True" in finding.advice
+    assert finding.seconds == pytest.approx(0.1 - 1.2 / 10 / 4)
+    assert diagnose(run_of(fed(0, 0.5), fed(1, 0.5))).findings == []
+
+
+def test_a_long_warm_up_is_named_and_does_not_count_as_the_training() -> None:
+    def started_slowly(rank: int) -> list[Profile]:
+        return [
+            structs.replace(row, steps={"optimizer": 1}) if number < 12 else row
+            for number, row in enumerate(windows(rank, count=30))
+        ]
+
+    found = diagnose(run_of(started_slowly(0), started_slowly(1)))
+    (finding,) = found.findings
+    assert finding.cause == "warm-up"
+    assert "the first 12 steps took 12.0 s, as much as 120 later ones" in finding.text
+    assert found.step is not None
+    assert found.step.seconds == pytest.approx(0.1)
+    assert "10.8 s less in all, at most" in str(found)
+
+
+def test_a_host_that_swaps_is_named() -> None:
+    profile = run_of(windows(0), windows(1))
+    profile.add_machine(Machine(1, 1030.0, 5.0, faults=2000, swapped=500 << 20))
+    assert [finding.cause for finding in diagnose(profile).findings] == ["memory"]
+
+
+def test_collectives_of_torch_are_compared_by_the_clocks_of_the_hosts() -> None:
+    """Of them only the begin on each rank is known, by its host's clock."""
+
+    def begun(rank: int, ahead: float, late: int) -> list[Profile]:
+        rows = windows(rank, blocked=0.4 if not late else 0.05)
+        return [
+            structs.replace(
+                row,
+                time=row.time + ahead,
+                arrivals=[(n, UNKNOWN, age - late) for n, _, age in row.arrivals],
+            )
+            for row in rows
+        ]
+
+    profile = RunProfile()
+    profile.begin(["a", "b"])
+    rows = zip(begun(0, 0.0, 0), begun(1, 7.0, 30_000), strict=True)
+    for row in (row for pair in rows for row in pair):
+        profile.add(row, row.time - 7.0 * row.rank + 0.001)
+    found = diagnose(profile)
+    (finding,) = found.findings
+    assert (finding.cause, finding.rank) == ("slow rank", 1)
+    assert finding.seconds == pytest.approx(0.03, rel=0.01)
+    assert "30 ms after the median of the others" in finding.text
+
+
+def test_what_follows_the_last_queued_collective_is_waited_for() -> None:
+    first = [Collective(1, 0, 1, 1.0, 1.5, 2.0, "a"), Collective(2, 0, 1, 1.2, 2.0, 2.5, "b")]
+    second = [Collective(3, 0, 1, 4.0, 4.25, 4.5, "a"), Collective(4, 0, 1, 5.0, None, None, "b")]
+    waiting, moving = tails([*first, *second])
+    assert (waiting, moving) == pytest.approx((0.8 + 0.25, 0.5 + 0.25))
 
 
 def test_a_quota_of_a_container_is_named() -> None:
@@ -151,7 +295,7 @@ def test_rows_are_merged_when_there_are_many() -> None:
     assert rows.num_rows < MAX_ROWS
     assert sum(rows["seconds"].to_pylist()) == pytest.approx(MAX_ROWS + 1)
     assert sum(rows["steps"].to_pylist()) == 10 * (MAX_ROWS + 1)
-    assert profile.totals[0].spent["data"] == pytest.approx(MAX_ROWS / 2)
+    assert profile.totals[0].spent["data"] == pytest.approx((MAX_ROWS - 1) / 2)
 
 
 def test_the_clocks_of_hosts_are_compared_by_the_starts_of_collectives() -> None:
@@ -175,11 +319,38 @@ def test_the_clock_tells_the_main_thread_from_others() -> None:
     clock = Clock()
     with clock.timing("data"):
         pass
-    other = threading.Thread(target=clock.add, args=("gather", 2.0))
-    other.start()
-    other.join()
+        with clock.timing("data"), clock.stage("gather"):
+            pass  # a DataLoader around a feed
+    inside = dict(clock.seconds)
+
+    def other() -> None:
+        with clock.timing("data"), clock.stage("decode photo"):
+            pass
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
     assert set(clock.seconds) == {"data"}
-    assert clock.behind == {"gather": 2.0}
+    assert clock.seconds == inside
+    assert set(clock.stages) == {"gather", "decode photo"}
+    assert clock.stages["gather"] < clock.seconds["data"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (np.zeros((4, 3)), 12),
+        ({"x": np.zeros((4, 3)), "y": np.zeros(4)}, 12),
+        ((np.zeros((4, 3)), np.zeros(4)), 12),
+        ([[np.zeros(5)], 1], 5),
+        ([1, 2, 3], 3),
+        (["a", "b"], 2),
+        ({}, 0),
+        (None, 0),
+    ],
+)
+def test_the_size_of_a_batch_is_that_of_its_first_part(batch: object, count: int) -> None:
+    assert cells(batch) == count
 
 
 def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -153,7 +152,7 @@ class Feed(Generic[T]):
             for batch in batches:
                 self._step += 1
                 self._given = self._step
-                clock.batches += 1
+                clock.batch(batch)
                 yield batch
 
     def chunks(self) -> Iterator[list[T]]:
@@ -197,16 +196,17 @@ class Feed(Generic[T]):
 
     def _chunk(self, numbers: tuple[int, Array]) -> list[T]:
         first, rows = numbers
-        began = perf_counter()
-        taken = self._plan.store.take(rows.ravel(), self._columns, self._buffers)
-        taken_at = perf_counter()
-        clock.add("gather", taken_at - began)
-        values = [_by_step(field, taken, len(rows), self._buffers) for field in self._plan.fields]
-        if self._plan.options.sample_weights:
+        options = self._plan.options
+        with clock.stage("gather"):
+            taken = self._plan.store.take(rows.ravel(), self._columns, self._buffers)
+        values = []
+        for field in self._plan.fields:
+            with clock.stage(field.stage):
+                values.append(_by_step(field, taken, len(rows), self._buffers))
+        if options.sample_weights:
             values.append(self._weights(first, rows))
-        batches = self._make(self.names, values)
-        clock.add("convert", perf_counter() - taken_at)
-        return batches
+        with clock.stage("convert" if options.transform is None else "transform"):
+            return self._make(self.names, values)
 
     def _weights(self, step: int, rows: Array) -> Array:
         """1 for each row of some steps, and 0 for padding."""
@@ -267,10 +267,8 @@ _REMEDIES = {
 
 def _waited_for(ahead: Ahead[Any, list[T]]) -> list[T] | None:
     """The next chunk; None after the last."""
-    began = perf_counter()
-    chunk = next(ahead, None)
-    clock.add("data", perf_counter() - began)
-    return chunk
+    with clock.timing("data"):
+        return next(ahead, None)
 
 
 def dicts_of(transform: Callable[[Any], Any] | None) -> Make[Any]:
@@ -278,7 +276,9 @@ def dicts_of(transform: Callable[[Any], Any] | None) -> Make[Any]:
 
     def make(names: list[str], values: list[Any]) -> list[Any]:
         batches = [dict(zip(names, parts, strict=True)) for parts in zip(*values, strict=True)]
-        return batches if transform is None else [transform(batch) for batch in batches]
+        if transform is None:
+            return batches
+        return [transform(batch) for batch in batches]
 
     return make
 

@@ -92,6 +92,12 @@ class Field:
         values = _side_by_side([taken[column.name].values for column in self.columns], self.dtype)
         return self._converted(values, buffers)
 
+    @property
+    def stage(self) -> str:
+        """What is done to its rows, in the profile of a run."""
+        decodes = self.image is not None and not self.image.cache
+        return f"decode {self.image_name}" if decodes else "convert"
+
     def _pixels(self, image: Image, taken: Mapping[str, Rows], buffers: Buffers | None) -> Array:
         if image.cache:
             pixels = taken[self.image_name].values

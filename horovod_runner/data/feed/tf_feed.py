@@ -9,6 +9,7 @@ releases it once no batch of it is in use.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -63,7 +64,7 @@ def _as_batches(_: list[str], values: list[Any]) -> list[Any]:
 
 def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.Dataset:
     chunks = tf.data.Dataset.from_generator(
-        lambda: map(_counted, feed.chunks()),
+        lambda: _measured(feed.chunks()),
         output_signature=tuple(tf.TensorSpec([None, *s.shape], s.dtype) for s in signatures),
     ).prefetch(1)
     if sum(s.shape.num_elements() * s.dtype.size for s in signatures) <= _SMALL_BYTES:
@@ -76,10 +77,13 @@ def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.
     return chunks.flat_map(batches)
 
 
-def _counted(chunk: list[Any]) -> tuple[Any, ...]:
-    """Count the batches of a chunk, for the profile of the run."""
-    clock.batches += len(chunk[0])
-    return tuple(chunk)
+def _measured(chunks: Iterator[list[Any]]) -> Iterator[tuple[Any, ...]]:
+    """Pass chunks on, and count for the profile of the run what TensorFlow takes."""
+    for chunk in chunks:
+        clock.batches += len(chunk[0])
+        clock.cells += math.prod(np.shape(chunk[0]))
+        with clock.stage("idle"):
+            yield tuple(chunk)
 
 
 def _one_by_one(feed: Feed[Any], signatures: Sequence[Any]) -> tf.data.Dataset:

@@ -23,8 +23,8 @@ from horovod_runner.results.page.heat_map import Row, heat_map
 from horovod_runner.results.page.markup import Html, Section, element, section, table
 from horovod_runner.results.page.timeline import Timeline
 from horovod_runner.results.page.view import KINDS, View
-from horovod_runner.results.profile import SPENT, RankTotals, steps_of
-from horovod_runner.wire.measurements import Profile
+from horovod_runner.results.profile import steps_of
+from horovod_runner.wire.measurements import Profile, Thread
 
 _MOST_BARS: Final = 40
 _LEAST_WAITING, _MOST_WAITING = 16, 8  # shown of more ranks
@@ -32,21 +32,23 @@ _MOST_ROWS: Final = 64  # of the heat map
 _MOST_GRAPHS: Final = 6
 _GRAPH_CHARACTERS: Final = 1_000_000  # of all graphs
 _LEAST_PIXELS: Final = 2.4  # of 1200: calls below 0.2% are left out of a flame graph
+_THREADS: Final[dict[Thread, str]] = {"main": "", "loader": ", processes of its DataLoader"}
 _IMPORT: Final = "<frozen "
 _RUNNER: Final = re.compile(r"<frozen |[/\\]horovod_runner[/\\](worker|warm)[/\\]")
 
 
-def _parts(total: RankTotals) -> list[Part]:
+def _parts(view: View, rank: int) -> list[Part]:
     """The seconds of a step of a rank by kind; of a second where no steps were counted."""
+    total = view.totals[rank]
     count = total.step_count or total.seconds or 1.0
-    seconds = {name: total.spent.get(name, 0.0) / count for name in SPENT}
+    seconds = {name: spent / count for name, spent in view.spent(rank, total.spent).items()}
     seconds["compute"] = max(0.0, total.seconds / count - sum(seconds.values()))
     return [Part(colour, words, seconds[name]) for name, words, colour in KINDS]
 
 
 def time_by_rank(view: View) -> Section | None:
     """A bar for each rank: of all, or of those that wait least and most."""
-    parts = {rank: _parts(total) for rank, total in view.totals.items() if total.seconds > 0}
+    parts = {rank: _parts(view, rank) for rank, total in view.totals.items() if total.seconds > 0}
     if not parts:
         return None
     chosen, remark = sorted(parts), ""
@@ -118,13 +120,11 @@ def _details(view: View, parts: dict[int, list[Part]]) -> Html:
 
 def stragglers(view: View) -> Section | None:
     """A heat map: which rank waits for others, and when."""
-    timeline, waits = view.timeline, any("waiting" in t.spent for t in view.totals.values())
+    timeline = view.timeline
+    waits = any(view.spent(rank, total.spent)["waiting"] for rank, total in view.totals.items())
     if timeline is None or len(view.rows) < 2 or not waits:
         return None
-    shares = {
-        rank: _shares(timeline, rows, view.offsets.get(rank, 0.0))
-        for rank, rows in sorted(view.rows.items())
-    }
+    shares = {rank: _shares(view, timeline, rank, rows) for rank, rows in sorted(view.rows.items())}
     ranks = list(shares)
     group = -(-len(ranks) // _MOST_ROWS)
     rows, of_group = [], ""
@@ -150,8 +150,11 @@ def stragglers(view: View) -> Section | None:
     )
 
 
-def _shares(timeline: Timeline, rows: list[Profile], offset: float) -> list[float | None]:
-    sums = timeline.sums(rows, lambda row: (row.spent.get("waiting", 0.0),), offset)
+def _shares(view: View, timeline: Timeline, rank: int, rows: list[Profile]) -> list[float | None]:
+    def waiting(row: Profile) -> tuple[float]:
+        return (view.spent(rank, row.spent)["waiting"],)
+
+    sums = timeline.sums(rows, waiting, view.offsets.get(rank, 0.0))
     return [None if cell is None else min(1.0, cell[1] / cell[0]) for cell in sums]
 
 
@@ -170,7 +173,7 @@ def over_time(view: View) -> Section | None:
         return None
 
     def amounts(row: Profile) -> tuple[float, ...]:
-        spent = [row.spent.get(name, 0.0) for name in SPENT]
+        spent = view.spent(row.rank, row.spent).values()
         return (steps_of(row.steps), row.bytes, max(0.0, row.seconds - sum(spent)), *spent)
 
     sums = [
@@ -220,25 +223,25 @@ def _mean(cells: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None
 
 
 def lines(view: View) -> Section | None:
-    """A flame graph of each chosen rank; the first one is open."""
+    """Flame graphs of the chosen ranks, and of the processes of their DataLoaders."""
     graphs: list[Html] = []
     for rank in _with_graph(view):
-        stacks = [(own_calls(stack), share) for stack, share in view.run.profile.lines(rank)]
-        if not stacks:
-            continue
-        graph = Html(flame_graph(stacks, "share of the looks at the main thread", _LEAST_PIXELS))
-        if graphs and sum(map(len, graphs)) + len(graph) > _GRAPH_CHARACTERS:
-            break
-        named = " (the verdict names it)" if rank == view.suspect else ""
-        graphs.append(
-            element(
-                "details",
-                element("summary", f"{view.name(rank)}{named}"),
-                element("div", graph, class_="scroll flame", tabindex="0"),
-                name="flame",
-                open=not graphs,
+        for thread, of in _THREADS.items():
+            stacks = view.run.profile.lines(rank, thread)
+            own = [(own_calls(stack), share) for stack, share in stacks]
+            graph = Html(flame_graph(own, "share of the looks", _LEAST_PIXELS))
+            if not stacks or sum(map(len, graphs)) + len(graph) > _GRAPH_CHARACTERS:
+                continue
+            named = " (the verdict names it)" if rank == view.suspect else ""
+            graphs.append(
+                element(
+                    "details",
+                    element("summary", f"{view.name(rank)}{of}{named}"),
+                    element("div", graph, class_="scroll flame", tabindex="0"),
+                    name="flame",
+                    open=not graphs,
+                )
             )
-        )
     if not graphs:
         return None
     return section(
@@ -246,8 +249,8 @@ def lines(view: View) -> Section | None:
         "Lines of code",
         element(
             "p",
-            "The width of a box is the share of time in which the main thread was in that call; "
-            "above it is what it has called. Warm colours are your files, cold ones libraries.",
+            "The width of a box is the share of time that was spent in that call; above it is what "
+            "it has called. Warm colours are your files, cold ones libraries.",
             class_="lead",
         ),
         *graphs,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from horovod_runner.results.causes import step_of
 from horovod_runner.results.diagnosis import Diagnosis
 from horovod_runner.results.page.charts import Mark
 from horovod_runner.results.page.markup import Html, element
 from horovod_runner.results.page.timeline import Timeline, timeline_of
-from horovod_runner.results.profile import RankTotals
+from horovod_runner.results.profile import SPENT, RankTotals
 from horovod_runner.results.run import Run
 from horovod_runner.wire.measurements import Profile
 
@@ -54,6 +56,29 @@ class View:
     def totals(self) -> dict[int, RankTotals]:
         """What each rank has measured in all."""
         return self.run.profile.totals
+
+    @cached_property
+    def _waiting_shares(self) -> dict[int, float]:
+        """By rank, which share of the time blocked in collectives is waiting for other ranks."""
+        compared, found = self.run.profile.compared, {}
+        for rank, total in self.totals.items():
+            if total.spent.get("blocked") and total.step_count and compared:
+                step = step_of(total, compared)
+                found[rank] = step.waiting / max(step.waiting + step.moving, 1e-12)
+        return found
+
+    def spent(self, rank: int, spent: Mapping[str, float]) -> dict[str, float]:
+        """Divide the time that a rank was blocked in collectives into waiting and moving.
+
+        Horovod's collectives are measured so; of others the sum is known, and how long the rank
+        waited in all.
+        """
+        found = {name: spent.get(name, 0.0) for name in SPENT}
+        share = self._waiting_shares.get(rank)
+        if share is not None:
+            found["waiting"] += share * spent.get("blocked", 0.0)
+            found["moving"] += (1 - share) * spent.get("blocked", 0.0)
+        return found
 
     @cached_property
     def offsets(self) -> dict[int, float]:

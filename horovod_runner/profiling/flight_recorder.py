@@ -1,0 +1,55 @@
+"""Reads which collectives torch.distributed has begun, for trainings with DDP or FSDP.
+
+torch keeps its last collectives in memory, its "flight recorder", with the time at which this rank
+has begun each one. host/rank_environment.py sets how many: of a rank with more collectives in a
+second, the last ones are measured.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+import time
+from typing import Any, Final
+
+from horovod_runner.profiling.collectives import Collective
+
+_BYTES: Final = {"Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Char": 1, "Byte": 1, "Bool": 1}
+
+
+class FlightRecorder:
+    """The collectives of this process since the last call of :meth:`take`."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def take(self) -> list[Collective]:
+        """Return the collectives of all ranks that have begun since the last call.
+
+        When they ended is not known for all backends, so nothing is said of it.
+        """
+        # The modules may be on their way in, in the main thread.
+        is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
+        c10d = sys.modules.get("torch._C._distributed_c10d")
+        dump = getattr(c10d, "_dump_fr_trace", None)
+        if is_initialized is None or dump is None or not is_initialized():
+            return []
+        # The bytes come from torch in this process, with no data of anybody else.
+        trace = pickle.loads(  # noqa: S301
+            dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
+        )
+        ahead = time.time() - time.monotonic()
+        taken = []
+        for entry in trace.get("entries", ()):
+            if entry["record_id"] > self._last and entry["pg_id"] == 0 and not entry["is_p2p"]:
+                taken.append(_collective(entry, ahead))
+        self._last = max([self._last, *(entry["record_id"] for entry in trace.get("entries", ()))])
+        return taken
+
+
+def _collective(entry: dict[str, Any], ahead: float) -> Collective:
+    sizes = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
+    size = sum(math.prod(shape) * _BYTES.get(kind, 4) for shape, kind in sizes)
+    begun = entry["time_created_ns"] * 1e-9 - ahead
+    return Collective(entry["collective_seq_id"], 0, size, begun, None, None, "")

@@ -1,0 +1,79 @@
+"""Which of the user's own lines ranks were seen at, in words for a diagnosis."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Final
+
+from horovod_runner.results.profile import RunProfile
+from horovod_runner.wire.measurements import Thread
+
+_LIBRARY: Final = re.compile(
+    r"[/\\](site-packages|dist-packages|python3\.\d+|horovod_runner)[/\\]|^<frozen |^<string>"
+)
+_LOADER: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]|horovod_runner[/\\]data[/\\]")
+_NOT_MUCH: Final = 0.05  # of all looks
+
+
+def user_lines(profile: RunProfile, rank: int, thread: Thread = "main") -> dict[str, float]:
+    """By line of the user's own code, the share of looks at which a rank was in it, most first.
+
+    A line counts with what it calls in libraries.
+    """
+    shares: dict[str, float] = {}
+    for stack, share in profile.lines(rank, thread):
+        users = own(stack)
+        if users:
+            shares[users[-1]] = shares.get(users[-1], 0.0) + share
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def own(stack: Sequence[str]) -> list[str]:
+    """The calls of a stack that are in the user's own files."""
+    return [call for call in stack if not _LIBRARY.search(call)]
+
+
+def more_often(profile: RunProfile, rank: int, ranks: Iterable[int]) -> str:
+    """The line at which a rank is seen more often than the others; "" if there is none."""
+    mine = user_lines(profile, rank)
+    others = [user_lines(profile, other) for other in ranks if other != rank]
+    if not mine or not others:
+        return ""
+    more = {
+        line: share - median(lines.get(line, 0.0) for lines in others)
+        for line, share in mine.items()
+    }
+    line = max(more, key=lambda line: more[line])
+    if more[line] < _NOT_MUCH:
+        return ""
+    return f", {more[line]:.0%} more of its time in {line}"
+
+
+def waiting_line(profile: RunProfile, rank: int) -> str:
+    """The user's line that makes batches in the main thread; "" if there is none."""
+    shares: dict[str, float] = {}
+    for stack, share in profile.lines(rank):
+        loads = next((n for n, call in enumerate(stack) if _LOADER.search(call)), None)
+        if loads is not None and (below := own(stack[loads:])):
+            shares[below[-1]] = shares.get(below[-1], 0.0) + share
+    return _most(shares, "of its time is")
+
+
+def loader_line(profile: RunProfile, rank: int) -> str:
+    """The user's line at which the DataLoader's processes are seen most; "" if there is none."""
+    return _most(user_lines(profile, rank, "loader"), "of the time of its processes is")
+
+
+def other_threads_line(profile: RunProfile, rank: int) -> str:
+    """The user's line at which other threads are while the lock is not free; "" if none is."""
+    lines = user_lines(profile, rank, "others")
+    return f"; another thread is at {next(iter(lines))}" if lines else ""
+
+
+def _most(shares: dict[str, float], words: str) -> str:
+    if not shares:
+        return ""
+    line = max(shares, key=lambda line: shares[line])
+    return f"; {shares[line]:.0%} {words} in {line}" if shares[line] >= _NOT_MUCH else ""
