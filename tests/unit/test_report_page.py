@@ -28,7 +28,7 @@ from horovod_runner.results.page.timeline import Timeline
 from horovod_runner.results.page.view import View
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Line, Run, Timings
-from horovod_runner.wire.measurements import Profile
+from horovod_runner.wire.measurements import UNKNOWN, Profile
 from horovod_runner.wire.messages import Report
 from tests.made_up_runs import made_up_run
 
@@ -174,6 +174,22 @@ def test_the_row_of_a_group_shows_the_rank_that_waits_least() -> None:
     dark = re.findall(r'<path d="([^"]*)" class="heat h0">', found.body)
     assert {int(y) for path in dark for y in re.findall(r"M\d+ (\d+)h", path)} == {77 // 4}
     assert "ranks 76-79" in found.body
+
+
+def test_time_blocked_in_collectives_is_divided_by_how_long_the_rank_waited() -> None:
+    run = Run("test", 2)
+    run.profile.begin(["host", "host"])
+    for second in range(30):
+        for rank, begun in ((0, 80_000), (1, 40_000)):  # microseconds before the end of a step
+            arrivals = [(second * 10 + i, UNKNOWN, begun + 100_000 * (9 - i)) for i in range(10)]
+            blocked = {"blocked": begun * 10 / 1e6}
+            row = Profile(rank, 100.0 + second, 1.0, {"optimizer": 10}, blocked, arrivals=arrivals)
+            run.profile.add(row, 100.0 + second)
+    shown = view(run)
+    assert shown.spent(0, {"blocked": 0.8}) == pytest.approx(
+        {"data": 0, "waiting": 0.4, "moving": 0.4, "report": 0, "checkpoint": 0}
+    )
+    assert shown.spent(1, {"blocked": 0.4})["waiting"] == pytest.approx(0)
 
 
 def test_of_many_ranks_those_that_wait_least_and_most_have_a_bar() -> None:
