@@ -247,6 +247,12 @@ class RunProfile:
                 return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
             return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
 
+    @property
+    def rows(self) -> dict[int, list[Profile]]:
+        """The summaries of each rank, by rank, in the order of time."""
+        with self._lock:
+            return {rank: list(rows) for rank, rows in sorted(self._rows.items())}
+
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host did in some seconds."""
         with self._lock:
