@@ -88,15 +88,16 @@ test: packages
 # Downloads and the last compiler of a build leave a core idle, so two are made at a time.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
 
-# What the tests under Open MPI and Slurm need of Debian's packages.
+# What the tests under Open MPI and Slurm, and those in a browser, need of Debian's packages.
 packages:
-	@if ! (command -v mpirun && command -v srun && command -v ccache && PATH=$$PATH:/usr/sbin command -v munged) >/dev/null; \
+	@if ! (command -v mpirun && command -v srun && command -v ccache && PATH=$$PATH:/usr/sbin command -v munged && \
+	{ command -v chromium || command -v chromium-browser; }) >/dev/null; \
 	then if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; \
 	then apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
 		-o DPkg::Lock::Timeout=600 --no-install-recommends \
-		openmpi-bin libopenmpi-dev slurm-wlm munge ccache >/dev/null; \
-	else echo "no Open MPI and Slurm here (apt-get install openmpi-bin libopenmpi-dev slurm-wlm \
-munge): their tests are skipped"; fi; fi
+		openmpi-bin libopenmpi-dev slurm-wlm munge ccache chromium >/dev/null; \
+	else echo "no Open MPI, Slurm and Chromium here (apt-get install openmpi-bin libopenmpi-dev \
+slurm-wlm munge chromium): their tests are skipped"; fi; fi
 
 check: lint fast
 

@@ -1,4 +1,4 @@
-"""The `horovod-runner` command: parses the arguments of run, ps, stop, install and doctor."""
+"""The `horovod-runner` command: parses its arguments, and calls what they name."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_ps_and_stop(commands)
+    _add_report(commands)
     _add_install(commands)
     _add_doctor(commands)
     return root
@@ -186,6 +187,34 @@ def _add_ps_and_stop(commands: Any) -> None:
     stop.set_defaults(command=_stop)
 
 
+def _add_report(commands: Any) -> None:
+    report = commands.add_parser(
+        "report",
+        help="write a page about a run: where its time went, metrics, hosts, logs, failures",
+        description="Write one HTML file about a run of this user on this machine: its verdict, "
+        "metrics, the time of its ranks, hosts, flame graphs, failures, checkpoints and logs. The "
+        "file loads nothing from elsewhere. Only its owner can read it, because it shows what the "
+        "run printed. A run that still goes on is shown as it is now.",
+    )
+    report.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="its id as ps or --list shows it, the start of the id, or the path of a record "
+        "(default: the latest run)",
+    )
+    report.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the file to write (default: the run's id and .html, in the current folder)",
+    )
+    report.add_argument(
+        "--list", action="store_true", help="list the runs that have a record, the latest first"
+    )
+    report.set_defaults(command=_report)
+
+
 def _run(options: argparse.Namespace) -> int:
     try:
         return run.run(options, options.arguments)
@@ -229,6 +258,15 @@ def _stop(options: argparse.Namespace) -> int:
         print(f"{listed.run_id}: {problem or 'ended'}", file=sys.stderr if problem else sys.stdout)
         status = status or bool(problem)
     return int(status)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from horovod_runner.commands import report
+
+    if options.list:
+        print(report.listing())
+        return 0
+    return report.report(options.run, options.output)
 
 
 def _install(options: argparse.Namespace) -> int:

@@ -78,9 +78,9 @@ class Profiler:
                 self._sampler.look_at_others()
             due = max(due + LOOK_SECONDS, now)  # not several looks at once after a pause
             self._sampler.look()
+            self._steps.watch()
+            self._loader.watch()
             if now >= window:
-                self._steps.watch()
-                self._loader.watch()
                 self._summarize()
                 window = now + _WINDOW_SECONDS
             if now >= lines and self._has_news:
@@ -176,13 +176,16 @@ class Profiler:
         return counters
 
     def _send_all_lines(self) -> None:
-        if self._sampler.looks:
-            self._send_lines(
-                _lines(self._rank, "main", self._sampler.looks, self._sampler.stacks())
-            )
-        self._loader.read()
-        if self._loader.looks:
-            self._send_lines(_lines(self._rank, "loader", self._loader.looks, self._loader.stacks))
+        sampler, loader = self._sampler, self._loader
+        loader.read()
+        seen: list[tuple[Thread, int, Mapping[Stack, int]]] = [
+            ("main", sampler.looks, sampler.stacks()),
+            ("others", sampler.late_looks, sampler.stacks_of_others()),
+            ("loader", loader.looks, loader.stacks),
+        ]
+        for thread, looks, stacks in seen:
+            if looks:
+                self._send_lines(_lines(self._rank, thread, looks, stacks))
 
 
 def _lines(rank: int, thread: Thread, looks: int, seen: Mapping[Stack, int]) -> Lines:

@@ -13,7 +13,7 @@ from typing import Final
 
 from horovod_runner.common.text import milliseconds as ms
 from horovod_runner.common.text import ranks_text
-from horovod_runner.results.lines import loader_line, more_often, other_threads_line, waiting_line
+from horovod_runner.results.lines import busy_thread, loader_line, more_often, waiting_line
 from horovod_runner.results.profile import RankTotals, RunProfile
 
 FEW_STEPS: Final = 20
@@ -26,6 +26,7 @@ _OWN_CALLS: Final = 0.05
 _STARVED: Final = 0.15  # of the time, for the main thread
 _THROTTLED: Final = 0.05
 _LATE: Final = 0.1  # of the time, for the sampling thread
+_BUSY_THREAD: Final = 0.5  # of the moments in which the lock was not free
 _BUSY_FEED: Final = 0.9  # of the time, for the threads of a feed
 _OFTEN: Final = 0.65  # of the compared collectives
 _OFTEN_HOST: Final = 0.85
@@ -332,7 +333,7 @@ def _data(case: Case, before: Sequence[Finding]) -> Iterator[Finding]:
 def _data_advice(totals: Sequence[RankTotals]) -> str:
     if any(name.startswith("decode") for total in totals for name in total.stages):
         return (
-            "images(..., cache=True) keeps decoded images, or more cores per task, or a smaller "
+            "Image(..., cache=True) keeps decoded images; or more cores per task, or a smaller "
             "size of the images"
         )
     if any(total.stages for total in totals):
@@ -488,18 +489,19 @@ def _interpreter_lock(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
         late = total.late / total.seconds
         known = sum(total.spent.values()) + total.main_cpu + total.starved
         stopped = 1 - known / total.seconds
-        if late > _LATE and stopped > _STARVED:
+        busy = busy_thread(case.profile, rank)[0]
+        if late > _LATE and stopped > _STARVED and busy > _BUSY_THREAD:
             held[rank] = min(stopped, 1.0)
     if not held:
         return
     worst = max(held, key=lambda rank: held[rank])
-    by = other_threads_line(case.profile, worst)
+    line = busy_thread(case.profile, worst)[1]
     yield Finding(
         "interpreter lock",
         worst if len(held) == 1 < len(case.totals) else None,
         case.steps[worst].seconds * held[worst],
         f"the main thread of {ranks_text(list(held))} waits for Python's interpreter lock, for up "
-        f"to {held[worst]:.0%} of the time{by}",
+        f"to {held[worst]:.0%} of the time; another thread is at {line}",
         "move the work of other threads into processes, or into calls that release the lock",
     )
 
@@ -524,19 +526,29 @@ def _memory(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
 
 def _warm_up(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     """A begin that was much slower than the rest, and a large part of the run."""
-    seconds, steps = case.profile.warm_up
+    start = case.profile.warm_up
+    steps, usual = start.step_count, case.typical.seconds
     rest = median(total.seconds for total in case.totals.values())
-    lost = seconds - steps * case.typical.seconds
-    if lost < max(_WARM_UP_SECONDS, _WARM_UP * (seconds + rest)):
+    lost = start.seconds - steps * usual
+    if lost < max(_WARM_UP_SECONDS, _WARM_UP * (start.seconds + rest)):
         return
+    data = start.spent.get("data", 0.0)
+    if data > start.seconds / 2:
+        why = f"{data:.1f} s of it went into waiting for data{_stage([start])}"
+        advice = "what is packed once is used again: by longer runs, and by runs with a data_dir"
+    else:
+        why = "the training compiles or warms up"
+        advice = (
+            "a longer run makes it matter less; keep compiled code (torch.compile's cache, XLA's), "
+            "and keep shapes the same so that nothing is compiled again"
+        )
     yield Finding(
         "warm-up",
         None,
         lost,
-        f"the first {steps} steps took {seconds:.1f} s, as much as "
-        f"{seconds / case.typical.seconds:,.0f} later ones: the training compiles or warms up",
-        "a longer run makes it matter less; keep compiled code (torch.compile's cache, XLA's), and "
-        "keep shapes the same so that nothing is compiled again",
+        f"the first {steps} steps took {start.seconds:.1f} s, as much as "
+        f"{start.seconds / usual:,.0f} later ones: {why}",
+        advice,
     )
 
 

@@ -34,6 +34,16 @@ class Diagnosis:
     step: Step | None
     findings: list[Finding] = field(default_factory=list)
 
+    def expected(self, finding: Finding) -> str:
+        """The upper bound of what a remedy brings: "19.4 -> 435 steps/s at most"."""
+        if finding.cause == "warm-up":
+            return f"{finding.seconds:.3g} s less in all, at most"
+        if self.step is None or not self.step.seconds:
+            return "unknown"
+        seconds = self.step.seconds
+        most = 1 / max(seconds - finding.seconds, seconds / _MOST_GAIN)
+        return f"{1 / seconds:.3g} -> {most:.3g} steps/s at most"
+
     def __str__(self) -> str:
         return "\n".join(_text(self))
 
@@ -80,12 +90,4 @@ def _text(diagnosis: Diagnosis) -> Iterator[str]:
         yield "Nothing stands out."
     for finding in diagnosis.findings:
         yield f"{finding.text[0].upper()}{finding.text[1:].removesuffix('.')}."
-        yield f"  -> {finding.advice}. Expected: {_expected(finding, step)}."
-
-
-def _expected(finding: Finding, step: Step) -> str:
-    if finding.cause == "warm-up":
-        return f"{finding.seconds:.3g} s less in all, at most"
-    rate = 1 / step.seconds
-    most = 1 / max(step.seconds - finding.seconds, step.seconds / _MOST_GAIN)
-    return f"{rate:.3g} -> {most:.3g} steps/s at most"
+        yield f"  -> {finding.advice}. Expected: {diagnosis.expected(finding)}."

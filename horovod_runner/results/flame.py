@@ -33,13 +33,16 @@ class _Box:
         return 1 + max((call.depth for call in self.calls.values()), default=0)
 
 
-def flame_graph(stacks: Iterable[tuple[Sequence[str], float]], title: str) -> str:
+def flame_graph(
+    stacks: Iterable[tuple[Sequence[str], float]], title: str, least: float = _LEAST
+) -> str:
     """Draw stacks as an SVG.
 
     Args:
         stacks: each a list of calls ("file:line function"), the outermost first, and its share of
             all looks.
         title: written above the graph.
+        least: the width in pixels, of 1200, below which a call is left out.
 
     Returns:
         The text of the SVG.
@@ -51,8 +54,9 @@ def flame_graph(stacks: Iterable[tuple[Sequence[str], float]], title: str) -> st
         for call in stack:
             box = box.calls.setdefault(call, _Box())
             box.share += share
-    height = (root.depth + 1) * _ROW + 8
     scale = _WIDTH / root.share if root.share else 0.0
+    _prune(root, least / scale if scale else 0.0)
+    height = (root.depth + 1) * _ROW + 8
     boxes = list(_boxes(root, 0.0, 0, scale, height))
     return "\n".join(
         [
@@ -65,20 +69,26 @@ def flame_graph(stacks: Iterable[tuple[Sequence[str], float]], title: str) -> st
     )
 
 
+def _prune(box: _Box, least: float) -> None:
+    """Remove calls with a smaller share."""
+    box.calls = {call: inner for call, inner in box.calls.items() if inner.share >= least}
+    for inner in box.calls.values():
+        _prune(inner, least)
+
+
 def _boxes(parent: _Box, x: float, depth: int, scale: float, height: int) -> Iterator[str]:
     for call, box in sorted(parent.calls.items(), key=lambda item: -item[1].share):
         width = box.share * scale
-        if width >= _LEAST:
-            y = height - (depth + 1) * _ROW
-            label = _short(call)
-            room = int(width / _LETTER) - 1
-            text = label if len(label) <= room else f"{label[: room - 1]}…" if room > 3 else ""
-            yield (
-                f'<g><title>{escape(call)}: {box.share:.1%}</title><rect x="{x:.1f}" y="{y}" '
-                f'width="{width:.1f}" height="{_ROW - 1}" rx="2" fill="{_colour(call)}"/>'
-                f'<text x="{x + 3:.1f}" y="{y + _ROW - 6}">{escape(text)}</text></g>'
-            )
-            yield from _boxes(box, x, depth + 1, scale, height)
+        y = height - (depth + 1) * _ROW
+        label = _short(call)
+        room = int(width / _LETTER) - 1
+        text = label if len(label) <= room else f"{label[: room - 1]}…" if room > 3 else ""
+        yield (
+            f'<g><title>{escape(call)}: {box.share:.1%}</title><rect x="{x:.1f}" y="{y}" '
+            f'width="{width:.1f}" height="{_ROW - 1}" rx="2" fill="{_colour(call)}"/>'
+            f'<text x="{x + 3:.1f}" y="{y + _ROW - 6}">{escape(text)}</text></g>'
+        )
+        yield from _boxes(box, x, depth + 1, scale, height)
         x += width
 
 
@@ -92,5 +102,7 @@ def _colour(call: str) -> str:
     """Warm colours for the user's files, cold ones for libraries; the same for the same call."""
     kind = "library" if "site-packages" in call or "/python3" in call else "user"
     low, high = _HUES[kind]
-    number = int.from_bytes(hashlib.blake2b(call.encode(), digest_size=2).digest(), "big")
+    number = int.from_bytes(
+        hashlib.blake2b(call.encode(errors="replace"), digest_size=2).digest(), "big"
+    )
     return f"hsl({low + number % (high - low)}, 75%, 70%)"

@@ -14,6 +14,28 @@ _LIBRARY: Final = re.compile(
     r"[/\\](site-packages|dist-packages|python3\.\d+|horovod_runner)[/\\]|^<frozen |^<string>"
 )
 _LOADER: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]|horovod_runner[/\\]data[/\\]")
+# Functions that release the interpreter lock while they wait.
+_WAITS: Final = frozenset(
+    [
+        "wait",
+        "acquire",
+        "join",
+        "get",
+        "put",
+        "select",
+        "poll",
+        "accept",
+        "recv",
+        "recv_into",
+        "recv_bytes",
+        "_recv",
+        "read",
+        "readline",
+        "readinto",
+        "sleep",
+        "_wait_for_tstate_lock",
+    ]
+)
 _NOT_MUCH: Final = 0.05  # of all looks
 
 
@@ -66,10 +88,20 @@ def loader_line(profile: RunProfile, rank: int) -> str:
     return _most(user_lines(profile, rank, "loader"), "of the time of its processes is")
 
 
-def other_threads_line(profile: RunProfile, rank: int) -> str:
-    """The user's line at which other threads are while the lock is not free; "" if none is."""
-    lines = user_lines(profile, rank, "others")
-    return f"; another thread is at {next(iter(lines))}" if lines else ""
+def busy_thread(profile: RunProfile, rank: int) -> tuple[float, str]:
+    """What another thread does while the interpreter lock is not free.
+
+    Returns:
+        In which share of these moments a thread is seen in code that does not wait, and where: its
+        most frequent line; ("" if there is none).
+    """
+    shares: dict[str, float] = {}
+    for stack, share in profile.lines(rank, "others"):
+        if stack and stack[-1].rpartition(".")[2].rpartition(" ")[2] not in _WAITS:
+            line = (own(stack) or stack)[-1]
+            shares[line] = shares.get(line, 0.0) + share
+    line = max(shares, key=lambda line: shares[line], default="")
+    return sum(shares.values()), line
 
 
 def _most(shares: dict[str, float], words: str) -> str:

@@ -246,6 +246,12 @@ class RunProfile:
                 return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
             return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
 
+    @property
+    def rows(self) -> dict[int, list[Profile]]:
+        """The summaries of each rank, by rank, in the order of time."""
+        with self._lock:
+            return {rank: list(rows) for rank, rows in sorted(self._rows.items())}
+
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host and processes did in some seconds."""
         with self._lock:
@@ -288,18 +294,17 @@ class RunProfile:
         return total
 
     @property
-    def warm_up(self) -> tuple[float, int]:
-        """Seconds and steps at the begin that were much slower than the rest, of the median rank.
+    def warm_up(self) -> RankTotals:
+        """What rank 0, or the first rank that is known, has measured before its usual pace.
 
-        The first summary counts among them in any case: its time is that of the first steps.
+        The first summary counts among it in any case: its time is that of the first steps.
         """
+        total = RankTotals()
         with self._lock:
             warm = self._warm_up_rows()
-            starts = [rows[:warm] for rows in self._rows.values()]
-        if not starts:
-            return 0.0, 0
-        seconds = median(sum(row.seconds for row in rows) for rows in starts)
-        return seconds, round(median(sum(steps_of(row.steps) for row in rows) for rows in starts))
+            for row in next(iter(self._rows.values()), [])[:warm]:
+                total.add(row)
+        return total
 
     def _warm_up_rows(self) -> int:
         """How many summaries at the begin of each rank are of its warm-up; not all of them."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from horovod_runner.wire.messages import Controller, Report
 
 _KEPT_CHARACTERS = 16 << 20
+_DETAIL_CHARACTERS = 64 << 10
 
 
 class Recorder(Sink):
@@ -87,6 +88,7 @@ class Recorder(Sink):
         if attempt is not None:
             lines = str(error).strip().splitlines() or [""]
             attempt.error = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
+            attempt.details = _details(error)
             attempt.ended = time.time()
 
     def ended(self, status: Status) -> None:
@@ -96,3 +98,18 @@ class Recorder(Sink):
         for attempt in run.attempts[-1:]:
             attempt.ended = attempt.ended or run.timings.end
         run.status = status
+
+
+def _details(error: BaseException) -> str:
+    """An error with those that caused it; of long ones the beginning and the end."""
+    texts: list[str] = []
+    cause: BaseException | None = error
+    while cause is not None and len(texts) < 10:  # an error may be its own cause
+        texts.append(f"{type(cause).__name__}: {str(cause).strip()}".removesuffix(": "))
+        cause = cause.__cause__
+    text = "\n\nCaused by ".join(texts)
+    if len(text) <= _DETAIL_CHARACTERS:
+        return text
+    half = _DETAIL_CHARACTERS // 2
+    left_out = len(text) - 2 * half
+    return f"{text[:half]}\n... {left_out:,} characters are left out here ...\n{text[-half:]}"

@@ -1,7 +1,7 @@
 """Lists the runs of this user on this machine, and stops them: ``horovod-runner ps`` and ``stop``.
 
     <state>/horovod_runner/runs/<run id>.json    the run's entry; deleted when the run ends
-                                <run id>.stop    a FIFO: writing to it cancels the run
+                                <run id>.stop    a FIFO: "x" cancels the run, "r" writes its record
 
 <state> is ``$XDG_STATE_HOME`` or ~/.local/state. An environment variable marks the processes of a
 run, so processes that a killed driver left behind are listed as well.
@@ -25,6 +25,7 @@ import psutil
 
 from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns
+from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.warm.protocol import NO_RUN
@@ -32,7 +33,10 @@ from horovod_runner.wire.job_file import RUN_VARIABLE
 from horovod_runner.wire.slots import RankInfo
 
 _GRACE_SECONDS = 5.0
-_STOP, _CLOSE = b"x", b"."
+_STOP, _RECORD, _CLOSE = b"x", b"r", b"."
+# A run's record is written again after this time, or later where writing it takes long.
+_RECORD_SECONDS = 60.0
+_RECORD_SHARE = 0.02  # of the time, at most
 
 
 class Entry(msgspec.Struct):
@@ -74,7 +78,9 @@ def folder() -> Path:
 
 
 class Registration(Sink):
-    """Keeps a run listed while it lasts; use it as a context manager.
+    """Keeps a run listed and recorded while it lasts; use it as a context manager.
+
+    The record is written every minute, so that a killed driver leaves one.
 
     If the entry cannot be written (a read-only home folder), the run goes on unlisted.
 
@@ -94,6 +100,7 @@ class Registration(Sink):
             psutil.Process().create_time(),
             run.timings.queued,
         )
+        self._run = run
         self._cancel = cancel
         self._path: Path | None = None
 
@@ -136,13 +143,23 @@ class Registration(Sink):
     def _listen(self) -> None:
         poller = select.poll()  # select() cannot handle descriptors above 1023
         poller.register(self._fifo, select.POLLIN)
+        due = time.monotonic() + _RECORD_SECONDS
         while True:
-            poller.poll()
-            command = os.read(self._fifo, 1)
+            is_due = not poller.poll(1000 * max(0.0, due - time.monotonic()))
+            command = _RECORD if is_due else os.read(self._fifo, 1)
             if command == _CLOSE:
                 return
             if command == _STOP:
                 self._cancel()
+            elif command == _RECORD:
+                due = time.monotonic() + self._record()
+
+    def _record(self) -> float:
+        """Write the record; returns the seconds until it is due again."""
+        began = time.monotonic()
+        with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
+            saved_run.keep(self._run)
+        return max(_RECORD_SECONDS, (time.monotonic() - began) / _RECORD_SHARE)
 
     def _write(self, path: Path) -> None:
         partial = path.with_suffix(".part")
@@ -187,6 +204,66 @@ def find() -> list[ListedRun]:
             continue
         runs.append(ListedRun(run_id, entry, alive, pids))
     return sorted(runs, key=lambda run: run.entry.began if run.entry else 0.0)
+
+
+def entry_of(run_id: str) -> Entry | None:
+    """Return the entry of a run; None if it has ended, or is not listed here."""
+    with suppress(OSError, RuntimeError, msgspec.MsgspecError):
+        return msgspec.json.decode((folder() / f"{run_id}.json").read_bytes(), type=Entry)
+    return None
+
+
+def running(start: str = "") -> list[str]:
+    """Return the ids of this user's runs whose driver runs on this machine, the latest first.
+
+    Args:
+        start: how the ids begin.
+    """
+    entries = [entry for entry in _entries() if entry.run_id.startswith(start) and entry.alive]
+    return [entry.run_id for entry in sorted(entries, key=lambda entry: -entry.began)]
+
+
+def status_now(run: Run | saved_run.Summary) -> str:
+    """Return the status of a run whose record may be older than its end.
+
+    Returns:
+        The status of the record; "lost" if that is "running", but no driver of the run is on this
+        machine, or on another one with the same home folder.
+    """
+    if run.status != "running" or run.recorded is None:
+        return run.status
+    entry = entry_of(run.run_id)
+    return "lost" if entry is None or entry.alive is False else "running"
+
+
+def write_record(run_id: str, seconds: float = 10.0) -> bool:
+    """Ask the driver of a run to write its record, and wait for the file.
+
+    Args:
+        run_id: of a run whose driver is on this machine.
+        seconds: how long to wait.
+
+    Returns:
+        Whether the record was written; also if the run has ended meanwhile.
+    """
+    path = saved_run.folder() / f"{run_id}{saved_run.SUFFIX}"
+    before = _version(path)
+    if not _tell_driver(run_id, _RECORD):
+        return path.exists()
+    deadline = time.monotonic() + seconds
+    while _version(path) == before:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Differs between two files of the same name; None if there is none."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_mtime_ns, found.st_ino
+    return None
 
 
 def _entries() -> Iterable[Entry]:
@@ -250,7 +327,7 @@ def stop(run: ListedRun, seconds: float) -> str:
     entry = run.entry
     if entry is not None and run.alive is None and not run.processes:
         return f"its driver is on {entry.host}: run this command there"
-    if run.alive and _ask_driver(run.run_id):
+    if run.alive and _tell_driver(run.run_id, _STOP):
         deadline = time.monotonic() + seconds
         path = folder() / f"{run.run_id}.json"
         while path.exists():
@@ -268,13 +345,13 @@ def stop(run: ListedRun, seconds: float) -> str:
     return f"processes that do not end: {', '.join(remaining)}" if remaining else ""
 
 
-def _ask_driver(run_id: str) -> bool:
+def _tell_driver(run_id: str, command: bytes) -> bool:
     try:
         fifo = os.open(folder() / f"{run_id}.stop", os.O_WRONLY | os.O_NONBLOCK)
     except OSError:  # the run is ending right now
         return False
     with open(fifo, "wb", buffering=0) as file:
-        file.write(_STOP)
+        file.write(command)
     return True
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
@@ -58,6 +60,8 @@ class Attempt:
         resumed_from: the step of the latest checkpoint when the attempt began; None if there was no
             checkpoint.
         error: the error in one line; empty if the attempt did not fail.
+        details: the whole error with the traceback of the rank, at most 64 KB; empty if the attempt
+            did not fail.
     """
 
     number: int
@@ -65,6 +69,7 @@ class Attempt:
     ended: float | None = None
     resumed_from: int | None = None
     error: str = ""
+    details: str = ""
 
 
 @dataclass
@@ -105,6 +110,8 @@ class Run:
         timings: the times of the run's events.
         logs_cut: the number of characters that were removed from :attr:`logs` to save memory.
         profile: where the time of each rank went; see :meth:`diagnose`.
+        recorded: when this record was written, in seconds since the epoch, if it was read from a
+            file; None for a run of this process.
     """
 
     run_id: str
@@ -120,6 +127,7 @@ class Run:
     timings: Timings = field(default_factory=lambda: Timings(time.time()))
     logs_cut: int = 0
     profile: RunProfile = field(default_factory=RunProfile, repr=False)
+    recorded: float | None = None
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -157,6 +165,27 @@ class Run:
         Also while the run goes on.
         """
         return diagnose(self.profile)
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write a page about the run: one HTML file that loads nothing from elsewhere.
+
+            runner.last_run.report("run.html")
+
+        Also while the run goes on. Only this user can read a new file: the page shows what the run
+        printed.
+
+        Args:
+            path: the file; None: "<run id>.html" in the current folder.
+
+        Returns:
+            The file.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from horovod_runner.results.page.document import write_page
+
+        return write_page(self, path)
 
     @property
     def logs(self) -> list[Line]:

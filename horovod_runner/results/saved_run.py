@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -31,8 +33,11 @@ _KEPT_RUNS: Final = 50
 _KEPT_BYTES: Final = 1 << 30
 
 
-class _Saved(msgspec.Struct, tag="horovod_runner run 1"):
-    """The contents of the file. The tag grows where older files cannot be read any more."""
+_TAG: Final = "horovod_runner run 1"  # grows where older files cannot be read any more
+
+
+class _Saved(msgspec.Struct, tag=_TAG):
+    """The contents of the file."""
 
     run_id: str
     np: int
@@ -50,14 +55,36 @@ class _Saved(msgspec.Struct, tag="horovod_runner run 1"):
     metrics: list[MetricRows]
     profile: SavedProfile
     checkpoints: list[tuple[str, Marker]]  # each with its folder
+    recorded: float = 0.0  # when the file was written
 
 
+class Summary(msgspec.Struct, tag=_TAG):
+    """A few fields of a record; see :class:`~horovod_runner.results.run.Run`."""
+
+    run_id: str
+    np: int
+    main: str
+    where: str
+    status: Status
+    timings: Timings
+    recorded: float = 0.0
+
+
+# A record that is written while the run goes on never replaces that of its end.
+_writing: Final = threading.Lock()
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_Saved).decode
+_decode_summary: Final = msgspec.msgpack.Decoder(Summary).decode
 
 
 def save(run: Run, path: str | os.PathLike[str]) -> None:
     """Write a run's record to a file that only this user can read; replaces it at once."""
+    path = Path(path)
+    with _writing:
+        _save(run, path)
+
+
+def _save(run: Run, path: Path) -> None:
     saved = _Saved(
         run.run_id,
         run.np,
@@ -75,8 +102,8 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
         run._metrics.saved(),
         run.profile.saved(),
         [(each.folder, each.marker) for each in run.checkpoints],
+        time.time(),
     )
-    path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(partial, "wb", opener=_private) as file:
@@ -114,6 +141,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         controller=saved.controller,
         timings=saved.timings,
         logs_cut=saved.logs_cut,
+        recorded=saved.recorded or Path(path).stat().st_mtime,
         profile=RunProfile.restored(saved.profile),
         _metrics=Metrics.restored(saved.metrics),
         _checkpoints=[
@@ -153,6 +181,17 @@ def kept() -> list[Path]:
             with suppress(OSError):
                 found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def summaries() -> list[Summary]:
+    """The kept records in short, the latest first; files that are none are left out."""
+    found = []
+    for path in kept():
+        with suppress(OSError, msgspec.MsgspecError):
+            summary = _decode_summary(path.read_bytes())
+            summary.recorded = summary.recorded or path.stat().st_mtime
+            found.append(summary)
+    return found
 
 
 def find(run: str | None = None) -> Path:

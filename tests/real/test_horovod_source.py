@@ -16,10 +16,14 @@ def test_every_patch_applies_to_the_release_and_changes_it(tmp_path: Path) -> No
         assert {file: file.read_bytes() for file in files} != before, patch.name
 
 
-def test_the_overlay_replaces_files_of_the_release(tmp_path: Path) -> None:
+def test_the_overlay_replaces_files_of_the_release_and_adds_what_patches_include(
+    tmp_path: Path,
+) -> None:
     root = source.fetch(tmp_path)
     files = [file for file in source.OVERLAY.rglob("*") if file.is_file()]
-    replaced = [root / file.relative_to(source.OVERLAY) for file in files]
-    assert all(file.is_file() for file in replaced)  # Horovod has files of these names
+    there = [root / file.relative_to(source.OVERLAY) for file in files]
+    patches = "".join(patch.read_text() for patch in source.PATCHES.glob("*.patch"))
+    for file in there:
+        assert file.is_file() or f'+#include "{file.name}"' in patches, file.name
     source.apply_patches(root)
-    assert [file.read_bytes() for file in replaced] == [file.read_bytes() for file in files]
+    assert [file.read_bytes() for file in there] == [file.read_bytes() for file in files]

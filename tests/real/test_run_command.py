@@ -216,6 +216,27 @@ def test_a_driver_that_was_killed_leaves_no_entry(waiting: subprocess.Popen[str]
     assert not list(Path(os.environ["XDG_STATE_HOME"]).rglob("*.json"))
 
 
+def test_the_page_of_a_run_is_of_this_moment_and_says_when_its_driver_was_killed(
+    waiting: subprocess.Popen[str], folder: Path
+) -> None:
+    (found,) = listed()
+    done = other("report", found["run_id"][:6], "-o", str(folder / "running.html"))
+    assert (done.returncode, done.stderr) == (0, "")
+    text = (folder / "running.html").read_text()
+    assert "The run goes on" in text
+    assert text.count("<span>waits ") == 2
+    waiting.kill()
+    waiting.wait()
+    assert other("report", "-o", str(folder / "lost.html")).returncode == 0
+    text = (folder / "lost.html").read_text()
+    assert "no driver of it runs on this machine any more" in text
+    assert text.count("<span>waits ") == 2
+    assert re.search(
+        rf"{found['run_id']}  train.py  -2  local  lost", other("report", "--list").stdout
+    )
+    other("stop", "--all")
+
+
 def test_the_list_is_this_users_alone(waiting: subprocess.Popen[str]) -> None:
     place = Path(os.environ["XDG_STATE_HOME"], "horovod_runner", "runs")
     assert place.stat().st_mode & 0o077 == 0

@@ -1,0 +1,70 @@
+"""`horovod-runner report`: writes the page of a run, and lists the runs that have a record."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from horovod_runner.common.text import align_columns
+from horovod_runner.results import registry, saved_run
+
+
+def report(run: str | None, output: str | None) -> int:
+    """Write the page of a run, and print where it is.
+
+    Args:
+        run: its id or the start of it, or the path of a record; None: the latest run.
+        output: the file to write; None: the run's id and ".html", in the current folder.
+
+    Returns:
+        The exit status: 1 if the file cannot be written.
+
+    Raises:
+        HorovodRunnerError: there is no such run, or several begin so.
+    """
+    found = saved_run.load(_record(run))
+    try:
+        path = found.report(output)
+    except OSError as error:
+        print(
+            f"horovod-runner: the page of run {found.run_id} cannot be written: {error}. Name a "
+            "file in a folder that exists and that you can write to: -o FILE",
+            file=sys.stderr,
+        )
+        return 1
+    print(path)
+    return 0
+
+
+def _record(run: str | None) -> Path:
+    """The record of a run; of one that goes on as it is now."""
+    if run is not None and Path(run).is_file():
+        return Path(run)
+    going_on = registry.running(run or "")
+    for run_id in going_on if run is not None else going_on[:1]:
+        if not registry.write_record(run_id):
+            print(
+                f"horovod-runner: the driver of run {run_id} did not write its record within 10 s: "
+                "the page shows an older one, if there is one",
+                file=sys.stderr,
+            )
+    return saved_run.find(run)
+
+
+def listing() -> str:
+    """The runs that have a record as a table, the latest first."""
+    rows = [["run", "main", "np", "where", "status", "began", "duration"]]
+    for each in saved_run.summaries():
+        seconds = (each.timings.end or each.recorded) - each.timings.queued
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.timings.queued))
+        status = registry.status_now(each)
+        rows.append(
+            [each.run_id, each.main, f"{each.np}", each.where, status, began, _hours(seconds)]
+        )
+    return align_columns(rows) if len(rows) > 1 else "no runs"
+
+
+def _hours(seconds: float) -> str:
+    minutes, rest = divmod(round(max(0.0, seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -1,0 +1,125 @@
+"""The section of logs: the last lines of each rank, in the order of their time."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from horovod_runner.results.page.markup import Html, Section, element, join, section, text
+from horovod_runner.results.page.view import View
+from horovod_runner.results.run import Line
+
+_LINES: Final = 500  # of a rank
+_CHARACTERS: Final = 700_000  # of all ranks
+_WIDEST: Final = 2000  # characters of a line
+_MARKUP: Final = 75  # characters around a line, about
+_ESCAPE: Final = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
+_STREAMS: Final = {"stdout": "", "stderr": "e", "log": "", "notice": "n"}
+
+
+class LogLine(NamedTuple):
+    """A line that a rank printed; rank -1 is the runner itself."""
+
+    time: float
+    rank: int
+    stream: str
+    text: str
+
+
+def whole_lines(pieces: Sequence[Line]) -> list[LogLine]:
+    """Put pieces of output together to lines, in the order in which they began.
+
+    Colours of terminals are left out. Of a line that was overwritten, as progress bars do, the last
+    state is kept.
+    """
+    lines: list[LogLine] = []
+    begun: dict[tuple[int, str], int] = {}  # the number of the line that has not ended yet
+    for piece in pieces:
+        place = piece.rank, piece.stream
+        parts = piece.text.split("\n")
+        if piece.stream in ("log", "notice"):
+            lines.extend(LogLine(piece.time, *place, part) for part in parts)
+            continue
+        for number, part in enumerate(parts):
+            if number == 0 and place in begun:
+                old = lines[begun[place]]
+                lines[begun[place]] = old._replace(text=old.text + part)
+            elif part or number < len(parts) - 1:
+                begun[place] = len(lines)
+                lines.append(LogLine(piece.time, *place, part))
+            if number < len(parts) - 1:
+                begun.pop(place, None)
+    return [line._replace(text=_cleaned(line.text)) for line in lines]
+
+
+def _cleaned(line: str) -> str:
+    line = _ESCAPE.sub("", line).rstrip("\r")
+    line = line.rpartition("\r")[2]
+    return line if len(line) <= _WIDEST else f"{line[:_WIDEST]} … ({len(line):,} characters)"
+
+
+def last_lines(lines: Sequence[LogLine]) -> list[LogLine]:
+    """The last lines of each rank, as many as a page has room for."""
+    room = _CHARACTERS // max(1, len({line.rank for line in lines}))
+    kept: list[LogLine] = []
+    counts: Counter[int] = Counter()
+    spent: Counter[int] = Counter()
+    for line in reversed(lines):
+        cost = len(text(line.text)) + _MARKUP
+        if counts[line.rank] < _LINES and spent[line.rank] + cost <= room:
+            kept.append(line)
+        counts[line.rank] += 1
+        spent[line.rank] += cost  # also of lines left out: what is kept has no gaps
+    return kept[::-1]
+
+
+def logs(view: View) -> Section | None:
+    """The last lines of each rank; a script of the page filters them by rank and text."""
+    lines = whole_lines(view.run.logs)
+    shown = last_lines(lines)
+    if not shown:
+        return None
+    ranks = sorted({line.rank for line in shown})
+    many = len({rank for rank in ranks if rank >= 0}) > 1
+    options = [element("option", "all ranks", value="")] if many else []
+    options += [
+        element("option", _name(rank), value=rank) for rank in ranks if many or len(ranks) > 1
+    ]
+    left_out = len(lines) - len(shown)
+    notes = [f"{left_out:,} earlier lines are left out."] if left_out else []
+    if view.run.logs_cut:
+        notes.append(f"{view.run.logs_cut:,} characters before them were not kept.")
+    return section(
+        "logs",
+        "Logs",
+        element(
+            "form",
+            element("label", "Rank ", element("select", *options, name="rank"))
+            if options
+            else None,
+            element("label", "Text ", element("input", name="text", type="search", size="24")),
+            element("output"),
+            hidden=True,
+            id="filter",
+        ),
+        element("div", *map(_line, shown), class_="log", id="log", tabindex="0"),
+        element("p", " ".join(notes), class_="note") if notes else None,
+    )
+
+
+def _name(rank: int) -> str:
+    return "the runner" if rank < 0 else f"rank {rank}"
+
+
+def _line(line: LogLine) -> Html:
+    moment = time.strftime("%H:%M:%S", time.localtime(line.time))
+    who = "" if line.rank < 0 else f"{line.rank}"
+    return element(
+        "div",
+        join([element("i", moment), element("b", who), element("span", line.text)]),
+        class_=_STREAMS.get(line.stream) or None,
+        data_r=line.rank,
+    )

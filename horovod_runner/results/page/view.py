@@ -1,0 +1,121 @@
+"""What all sections of the page show: a run, and what is computed of it once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from horovod_runner.results.causes import step_of
+from horovod_runner.results.diagnosis import Diagnosis
+from horovod_runner.results.page.charts import Mark
+from horovod_runner.results.page.markup import Html, element
+from horovod_runner.results.page.timeline import Timeline, timeline_of
+from horovod_runner.results.profile import SPENT, RankTotals
+from horovod_runner.results.run import Run
+from horovod_runner.wire.measurements import Profile
+
+#: The kinds of a rank's time: their names in the profile, in words, and their colours.
+KINDS = (
+    ("compute", "compute", "compute"),
+    ("data", "wait for data", "data"),
+    ("waiting", "wait for other ranks", "waiting"),
+    ("moving", "reduce", "moving"),
+    ("report", "report", "report"),
+    ("checkpoint", "checkpoint", "checkpoint"),
+)
+
+
+@dataclass(frozen=True)
+class View:
+    """A run as the page shows it.
+
+    Attributes:
+        run: the run.
+        status: as :attr:`Run.status`, or "lost".
+        remark: a sentence about the status; empty for a run that has ended.
+        end: when the run ended, or until when it is known; seconds since the epoch.
+    """
+
+    run: Run
+    status: str
+    remark: str
+    end: float
+
+    @cached_property
+    def found(self) -> Diagnosis:
+        """Why the run is slow."""
+        return self.run.diagnose()
+
+    @cached_property
+    def rows(self) -> dict[int, list[Profile]]:
+        """The measurements of each rank."""
+        return self.run.profile.rows
+
+    @cached_property
+    def totals(self) -> dict[int, RankTotals]:
+        """What each rank has measured in all."""
+        return self.run.profile.totals
+
+    @cached_property
+    def _waiting_shares(self) -> dict[int, float]:
+        """By rank, which share of the time blocked in collectives is waiting for other ranks."""
+        compared, found = self.run.profile.compared, {}
+        for rank, total in self.totals.items():
+            if total.spent.get("blocked") and total.step_count and compared:
+                step = step_of(total, compared)
+                found[rank] = step.waiting / max(step.waiting + step.moving, 1e-12)
+        return found
+
+    def spent(self, rank: int, spent: Mapping[str, float]) -> dict[str, float]:
+        """Divide the time that a rank was blocked in collectives into waiting and moving.
+
+        Horovod's collectives are measured so; of others the sum is known, and how long the rank
+        waited in all.
+        """
+        found = {name: spent.get(name, 0.0) for name in SPENT}
+        share = self._waiting_shares.get(rank)
+        if share is not None:
+            found["waiting"] += share * spent.get("blocked", 0.0)
+            found["moving"] += (1 - share) * spent.get("blocked", 0.0)
+        return found
+
+    @cached_property
+    def offsets(self) -> dict[int, float]:
+        """By how much the clocks of the ranks' hosts are ahead."""
+        return self.run.profile.clock_offsets
+
+    @cached_property
+    def hosts(self) -> dict[int, str]:
+        """The host of each rank."""
+        return {info.rank: info.host for info in self.run.ranks}
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """The intervals of the charts by time; None where nothing was measured."""
+        rows = [row for rows in self.rows.values() for row in rows]
+        return timeline_of(self.run, rows, self.end)
+
+    @cached_property
+    def suspect(self) -> int | None:
+        """The rank that the verdict names first; None if it names none."""
+        return next((each.rank for each in self.found.findings if each.rank is not None), None)
+
+    def name(self, rank: int) -> str:
+        """A rank, and its host where there are several."""
+        several = len(set(self.hosts.values())) > 1
+        host = f" · {self.hosts[rank]}" if several and rank in self.hosts else ""
+        return f"rank {rank}{host}"
+
+    def lead(self, text: str) -> Html | None:
+        """A sentence above charts by time, and what their dashed lines are."""
+        several = len(self.run.attempts) > 1
+        said = " ".join([text, "A dashed line marks a restart." if several else ""]).strip()
+        return element("p", said, class_="lead") if said else None
+
+    def restarts(self, start: float) -> list[Mark]:
+        """The launches after the first one, in seconds since ``start``."""
+        return [
+            Mark(attempt.started - start, f"attempt {attempt.number} began")
+            for attempt in self.run.attempts[1:]
+        ]

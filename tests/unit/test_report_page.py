@@ -1,0 +1,388 @@
+"""The page about a run: what it shows, drawn from made-up records, and the command that writes it.
+
+tests/real/test_report.py opens pages in a browser.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import socket
+import threading
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horovod_runner.commands import cli
+from horovod_runner.results import registry, saved_run
+from horovod_runner.results.page import logs, metrics, overview, ranks, scales
+from horovod_runner.results.page.charts import Line as ChartLine
+from horovod_runner.results.page.charts import line_chart, time_axis
+from horovod_runner.results.page.document import page
+from horovod_runner.results.page.markup import Html, element, text
+from horovod_runner.results.page.timeline import Timeline
+from horovod_runner.results.page.view import View
+from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.run import Line, Run, Timings
+from horovod_runner.wire.measurements import UNKNOWN, Profile
+from horovod_runner.wire.messages import Report
+from tests.made_up_runs import made_up_run
+
+ALL = (
+    *("verdict", "metrics", "ranks", "stragglers", "time", "hosts", "lines", "failures"),
+    *("checkpoints", "logs", "software", "parameters"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+class Reader(HTMLParser):
+    """Collects the elements of a page, and checks that each is closed."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.sections: list[str] = []
+        self.addresses: list[str] = []
+        self.open: list[str] = []
+        self.feed(source)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: Sequence[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        if tag == "section":
+            self.sections.append(found["id"] or "")
+        self.addresses += [found[name] or "" for name in ("src", "href") if name in found]
+        if tag not in {"meta", "link", "!doctype"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def view(run: Run) -> View:
+    return View(run, run.status, "", run.timings.end or 0.0)
+
+
+def test_ticks_are_at_round_numbers() -> None:
+    assert [tick.label for tick in scales.number_ticks(0.0713, 0.0848)] == ["0.075", "0.080"]
+    assert [tick.label for tick in scales.number_ticks(0, 3, 6, whole=True)] == list("0123")
+    assert [tick.label for tick in scales.number_ticks(5, 5)] == ["5"]
+    assert [tick.label for tick in scales.number_ticks(0, 12_345)] == ["0", "5,000", "10,000"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "labels", "unit"),
+    [
+        (42, ["0", "10", "20", "30", "40"], "s"),
+        (100, ["0:00", "0:30", "1:00", "1:30"], "min:s"),
+        (5 * 3600, ["0:00", "1:00", "2:00", "3:00", "4:00", "5:00"], "h:min"),
+        (9 * 86400, ["0", "2", "4", "6", "8"], "d"),
+    ],
+)
+def test_ticks_of_time_are_at_round_times(seconds: float, labels: list[str], unit: str) -> None:
+    assert [tick.label for tick in scales.time_ticks(0, seconds)] == labels
+    assert scales.time_unit(seconds) == unit
+
+
+def test_numbers_have_their_units() -> None:
+    given = (0.0, 0.00003, 0.0421, 3.456, 125, 3780, 90_000, 200_000)
+    assert [scales.duration(seconds) for seconds in given] == [
+        *("0 ms", "0.03 ms", "42.1 ms", "3.46 s", "2 min 5 s", "1 h 3 min", "1 d 1 h", "2 d 8 h"),
+    ]
+    assert [scales.size(count) for count in (12, 3_400, 5.6e9)] == ["12 B", "3.4 kB", "5.6 GB"]
+    assert [scales.percent(share) for share in (0, 0.034, 0.41)] == ["0%", "3.4%", "41%"]
+    assert scales.number(math.nan) == "nan"
+
+
+def test_texts_are_escaped_and_markup_is_not() -> None:
+    assert text("<a href=\"x\" title='y'>&\0\x1b") == (
+        "&lt;a href=&quot;x&quot; title=&#x27;y&#x27;&gt;&amp;\ufffd\ufffd"
+    )
+    inner = element("b", "1 < 2")
+    assert element("p", inner, None, "</p>", class_='"', hidden=True, id=None) == Html(
+        '<p class="&quot;" hidden><b>1 &lt; 2</b>&lt;/p&gt;</p>'
+    )
+    assert text("\udcff").encode() == "\ufffd".encode()
+
+
+def test_measurements_are_divided_among_the_intervals_that_they_touch() -> None:
+    timeline = Timeline(100.0, 2.0, 5)
+    rows = [Profile(0, 103.0, 2.0, {"optimizer": 10}), Profile(0, 107.0, 4.0, {"optimizer": 40})]
+    sums = timeline.sums(rows, lambda row: (row.steps["optimizer"],))
+    assert sums == [(1.0, 5.0), (2.0, 15.0), (2.0, 20.0), (1.0, 10.0), None]
+    ahead = timeline.sums(rows, lambda row: (row.steps["optimizer"],), offset=2.0)
+    assert ahead[0] == (2.0, 15.0)
+
+
+def test_a_line_is_interrupted_where_nothing_is_known() -> None:
+    points = [(0.0, 1.0), (1.0, 2.0), (2.0, None), (3.0, 3.0)]
+    chart = line_chart("x", [ChartLine("x", points)], time_axis(4.0))
+    (path,) = re.findall(r'<path d="([^"]*)" class="line c0">', chart)
+    assert path.count("M") == 2
+    assert path.endswith("h0")  # a dot
+    assert "3 s\n3" in chart
+
+
+def test_peaks_stay_and_values_that_are_no_numbers_are_counted() -> None:
+    run = made_up_run(1, 1, profile=False, reporting=())
+    recorder = Recorder(run)
+    values = {500: 99.0, 700: math.nan, 701: math.inf}
+    recorder.reports([Report(0, {"x": values.get(step, 1.0)}, step) for step in range(5000)])
+    found = metrics.metrics(view(run))
+    assert found is not None
+    assert "2 values are not finite numbers" in found.body
+    assert found.body.count("L") < 500
+    (path,) = re.findall(r'<path d="([^"]*)" class="line c0">', found.body)
+    assert min(int(y) for y in re.findall(r"\d+ (\d+)", path)) < 60  # near the upper edge
+
+
+def test_metrics_of_several_ranks_and_attempts_are_in_one_panel() -> None:
+    run = made_up_run(3, 2, profile=False, reporting=range(3))
+    recorder = Recorder(run)
+    recorder.failed(ValueError("x"))
+    recorder.attempt(2)
+    run.attempts[1].resumed_from = 15
+    recorder.reports([Report(0, {"loss": 1.0}, 16), Report(0, {"loss": 2.0}, 17)])
+    found = metrics.metrics(view(run))
+    assert found is not None
+    assert found.body.count("<figure>") == 2
+    assert found.body.count('class="line ') == 6
+    assert "<title>attempt 2</title>" in found.body
+    (path,) = re.findall(r'<path d="([^"]*)" class="line c0">', found.body.partition("loss")[2])[:1]
+    assert path.count("M") == 2
+
+
+def test_of_many_ranks_a_chart_shows_median_and_range() -> None:
+    run = made_up_run(20, 3, profile=False, reporting=range(20))
+    found = metrics.metrics(view(run))
+    assert found is not None
+    assert "median of 20 ranks" in found.body
+    assert found.body.count('class="band"') == 2
+
+
+def test_the_row_of_a_group_shows_the_rank_that_waits_least() -> None:
+    found = ranks.stragglers(view(made_up_run(200, 12, slow_rank=77)))
+    assert found is not None
+    assert "A row stands for 4 ranks" in found.body
+    dark = re.findall(r'<path d="([^"]*)" class="heat h0">', found.body)
+    assert {int(y) for path in dark for y in re.findall(r"M\d+ (\d+)h", path)} == {77 // 4}
+    assert "ranks 76-79" in found.body
+
+
+def test_time_blocked_in_collectives_is_divided_by_how_long_the_rank_waited() -> None:
+    run = Run("test", 2)
+    run.profile.begin(["host", "host"])
+    for second in range(30):
+        for rank, begun in ((0, 80_000), (1, 40_000)):  # microseconds before the end of a step
+            arrivals = [(second * 10 + i, UNKNOWN, begun + 100_000 * (9 - i)) for i in range(10)]
+            blocked = {"blocked": begun * 10 / 1e6}
+            row = Profile(rank, 100.0 + second, 1.0, {"optimizer": 10}, blocked, arrivals=arrivals)
+            run.profile.add(row, 100.0 + second)
+    shown = view(run)
+    assert shown.spent(0, {"blocked": 0.8}) == pytest.approx(
+        {"data": 0, "waiting": 0.4, "moving": 0.4, "report": 0, "checkpoint": 0}
+    )
+    assert shown.spent(1, {"blocked": 0.4})["waiting"] == pytest.approx(0)
+
+
+def test_of_many_ranks_those_that_wait_least_and_most_have_a_bar() -> None:
+    found = ranks.time_by_rank(view(made_up_run(200, 12, slow_rank=77)))
+    assert found is not None
+    bars, _, table = found.body.partition("<table>")
+    assert bars.count('class="bar"') == 16 + 8 + 1
+    assert "rank 77 · worker-19" in bars
+    assert table.count("<tr>") == 201
+
+
+def test_pieces_of_output_are_put_together() -> None:
+    def piece(said: str, rank: int = 0, stream: str = "stdout") -> Line:
+        return Line(1.0, rank, stream, said)  # type: ignore[arg-type]
+
+    pieces = [
+        piece("a"),
+        piece("other\n", rank=1),
+        piece("b\nc\n"),
+        piece("10%\r20%\r"),
+        piece("30%\n"),
+        piece("\x1b[31mred\x1b[0m\n", stream="stderr"),
+        piece("two\nlines", rank=-1, stream="notice"),
+        piece("no end"),
+    ]
+    assert [(line.rank, line.text) for line in logs.whole_lines(pieces)] == [
+        *((0, "ab"), (1, "other"), (0, "c"), (0, "30%"), (0, "red"), (-1, "two")),
+        *((-1, "lines"), (0, "no end")),
+    ]
+
+
+def test_the_logs_of_a_page_have_a_limit() -> None:
+    lines = [
+        logs.LogLine(float(number), number % 3, "stdout", "<" * 400) for number in range(10_000)
+    ]
+    kept = logs.last_lines(lines)
+    assert {line.rank for line in kept} == {0, 1, 2}
+    assert kept[-1] is lines[-1]
+    assert [line.time for line in kept] == sorted(line.time for line in kept)
+    assert 300_000 < sum(len(text(line.text)) for line in kept) < 1_000_000
+
+
+def test_parameters_that_look_secret_are_hidden() -> None:
+    secret = (
+        "password",
+        "db_passwd",
+        "API_TOKEN",
+        "aws_secret_access_key",
+        "hfToken",
+        "apikey",
+        "auth",
+    )
+    assert all(overview.is_secret(name, "x") for name in secret)
+    shown = {"tokenizer": "bert", "max_tokens": 512, "use_auth": True, "author": "x", "lr": 0.1}
+    shown |= {"password": None}
+    assert [name for name, value in shown.items() if overview.is_secret(name, value)] == []
+    assert overview.without_password("s3://me:pw@host/x") == "s3://***@host/x"
+    written = page(made_up_run(1, 1))
+    assert "hf_hidden" not in written
+    assert "<dt>max_tokens</dt><dd>512</dd>" in written
+
+
+def test_a_stack_begins_where_main_does() -> None:
+    stack = [
+        *("<frozen runpy>:88 run", "/x/horovod_runner/worker/main.py:165 _call_main"),
+        *("/work/train.py:3 train", "<frozen importlib>:1 load", "/x/torch/__init__.py:1 f"),
+    ]
+    assert ranks.own_calls(stack) == ["/work/train.py:3 train", "/x/torch/__init__.py:1 f"]
+    assert ranks.own_calls(stack[:2]) == stack[1:2]
+
+
+def test_a_page_has_all_that_is_known_and_nothing_else() -> None:
+    full = Reader(page(made_up_run(4, 20, slow_rank=1)))
+    assert full.sections == [name for name in ALL if name not in {"failures", "checkpoints"}]
+    bare = Reader(page(Run("0" * 8, -1, timings=Timings(0.0, end=1.0), status="cancelled")))
+    assert bare.sections == []
+    no_profile = Reader(page(made_up_run(4, 20, profile=False)))
+    assert no_profile.sections == ["metrics", "hosts", "logs", "software", "parameters"]
+    assert all(re.match(r"#|data:,$", each) for each in full.addresses)
+
+
+def test_a_failed_run_shows_each_error_in_full() -> None:
+    run = made_up_run(2, 5, status="failed")
+    recorder = Recorder(run)
+    for number in (1, 2):
+        if number == 2:
+            recorder.attempt(2)
+            run.attempts[1].resumed_from = 30
+        recorder.failed(ValueError(f"bad <row> {number}\nsecond line"))
+    run.ranks = [run.ranks[0], run.ranks[1]._replace(exit_code=-9)]
+    written = page(run)
+    Reader(written)
+    for number in (1, 2):
+        assert f"ValueError: bad &lt;row&gt; {number}\nsecond line</pre>" in written
+    assert "from the checkpoint of step 30" in written
+    assert "rank 1: exit code -9" in written
+    assert '<p class="error">ValueError: bad &lt;row&gt; 2</p>' in written
+
+
+def test_the_page_of_a_thousand_ranks_is_small() -> None:
+    written = page(made_up_run(1000, 12, slow_rank=617, reporting=range(0, 1000, 50)))
+    Reader(written)
+    assert len(written.encode()) < 1_500_000
+    assert "rank 617 · worker-154 (the verdict names it)" in written
+
+
+def test_a_page_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    run = made_up_run(1, 1)
+    path = run.report(tmp_path / "run.html")
+    assert path.stat().st_mode & 0o077 == 0
+    assert path.read_text().startswith("<!doctype html>")
+
+
+def entry(run_id: str, pid: int, created: float, host: str | None = None) -> None:
+    """List a run, as its driver does."""
+    found = registry.Entry(
+        run_id, "train", 1, "local", host or socket.gethostname(), pid, created, 1.0
+    )
+    path = registry.folder() / f"{run_id}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(registry.msgspec.json.encode(found))
+
+
+def test_a_record_without_a_driver_is_lost() -> None:
+    run = Run("1234abcd", 1)
+    saved_run.keep(run)
+    loaded = saved_run.load_run("1234")
+    assert registry.status_now(run) == "running"  # of this process
+    assert registry.status_now(loaded) == "lost"
+    assert "no driver of it runs on this machine any more" in page(loaded)
+    entry(run.run_id, os.getpid(), psutil.Process().create_time())
+    assert registry.status_now(loaded) == "running"
+    entry(run.run_id, os.getpid(), 0.0)  # the id of a process that has ended
+    assert registry.status_now(loaded) == "lost"
+    entry(run.run_id, 1, 0.0, host="elsewhere")
+    assert registry.status_now(loaded) == "running"
+    run.status = "failed"
+    saved_run.keep(run)
+    assert registry.status_now(saved_run.load_run("1234")) == "failed"
+
+
+def test_a_driver_writes_the_record_of_its_run_when_it_is_asked() -> None:
+    run = Run("1234abcd", 1)
+    with registry.Registration(run, lambda: None):
+        assert registry.running("12") == [run.run_id]
+        assert registry.write_record(run.run_id)
+        run.main = "later"
+        assert registry.write_record(run.run_id)
+        assert saved_run.load_run("1234").main == "later"
+    assert registry.running() == []
+    assert registry.write_record(run.run_id)  # it has ended, and left a record
+
+
+def test_a_driver_writes_the_record_of_its_run_time_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written, stopped = threading.Semaphore(0), threading.Event()
+
+    def keep(run: Run) -> None:
+        written.release()
+        raise ValueError("cannot be written")
+
+    monkeypatch.setattr(saved_run, "keep", keep)
+    monkeypatch.setattr(registry, "_RECORD_SECONDS", 0.01)
+    run = Run("1234abcd", 1)
+    with registry.Registration(run, stopped.set):
+        assert all(written.acquire(timeout=30) for _ in range(3))
+        registry._tell_driver(run.run_id, b"x")
+        assert stopped.wait(30)
+
+
+def test_the_command_writes_and_lists_pages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["report", "--list"]) == 0
+    assert cli.main(["report"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "no runs\n"
+    assert "there is no run in" in said.err
+    saved_run.keep(made_up_run(2, 2))
+    saved_run.keep(made_up_run(3, 2, status="failed"))
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["report", "--list"]) == 0
+    head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == ["run", "main", "np", "where", "status", "began", "duration"]
+    assert first.split()[:5] == ["00000003", "train", "3", "spark://master:7077", "failed"]
+    assert (second.split()[0], second.split()[-1]) == ("00000002", "0:00:07")
+    assert cli.main(["report", "00000002"]) == 0
+    assert capsys.readouterr().out == "00000002.html\n"
+    assert "<title>train 00000002: finished</title>" in Path("00000002.html").read_text()
+    assert cli.main(["report", "-o", "latest.html"]) == 0
+    assert "<title>train 00000003: failed</title>" in Path("latest.html").read_text()
+    assert cli.main(["report", "0000"]) == 1
+    assert "write more of the id" in capsys.readouterr().err
+    assert cli.main(["report", "-o", "missing/run.html"]) == 1
+    assert "-o FILE" in capsys.readouterr().err
