@@ -112,6 +112,11 @@ def kill_counter(pid: int | None = None) -> Path:
         path = folder / ("memory.events" if version == 2 else "memory.oom_control")
         if path.exists():
             return path
+    return host_kill_counter()
+
+
+def host_kill_counter() -> Path:
+    """The file that counts the same for the whole host."""
     return _PROC / "vmstat"
 
 

@@ -130,11 +130,11 @@ class MemoryWatch:
             return None
         last = self._readings[-1]
         before = next(each.killed for each in self._readings if each.counter == last.counter)
-        killed = limits.killed_for_memory(last.counter)
+        killed = _more(limits.killed_for_memory(last.counter), before)
+        # A worker that has moved to another container since then is counted there.
+        of_host = _more(limits.killed_for_memory(limits.host_kill_counter()), last.killed_on_host)
         return msgspec.structs.replace(
-            self.use,
-            killed=None if killed is None or before is None else killed - before,
-            age=time.monotonic() - self._looks[-1][0],
+            self.use, killed=killed or of_host, age=time.monotonic() - self._looks[-1][0]
         )
 
     def _read(self, now: float) -> None:
@@ -149,7 +149,9 @@ class MemoryWatch:
             pid: self._first_memory.get(pid, min(size, worker)) for pid, size in memory.items()
         }
         counter = limits.kill_counter(self._pid)
-        self._readings.append(_Reading(now, memory, counter, limits.killed_for_memory(counter)))
+        killed = limits.killed_for_memory(counter)
+        on_host = limits.killed_for_memory(limits.host_kill_counter())
+        self._readings.append(_Reading(now, memory, counter, killed, on_host))
         while now - self._readings[0].time > _KEPT_SECONDS:
             self._readings.popleft()
 
@@ -178,12 +180,18 @@ class _Reading(NamedTuple):
     Attributes:
         memory: bytes by process id.
         counter, killed: see `limits.kill_counter`, and what it said.
+        killed_on_host: the same of the whole host.
     """
 
     time: float
     memory: dict[int, int]
     counter: Path
     killed: int | None
+    killed_on_host: int | None
+
+
+def _more(now: int | None, before: int | None) -> int | None:
+    return None if now is None or before is None else now - before
 
 
 def _lives(pid: int) -> bool:

@@ -23,8 +23,7 @@ from horovod_runner.results.page.heat_map import Row, heat_map
 from horovod_runner.results.page.markup import Html, Section, element, section, table
 from horovod_runner.results.page.timeline import Timeline
 from horovod_runner.results.page.view import KINDS, View
-from horovod_runner.results.profile import steps_of
-from horovod_runner.wire.measurements import Profile, Thread
+from horovod_runner.wire.measurements import Profile, Thread, steps_of
 
 _MOST_BARS: Final = 40
 _LEAST_WAITING, _MOST_WAITING = 16, 8  # shown of more ranks
