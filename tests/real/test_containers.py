@@ -7,9 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,36 +16,16 @@ from horovod_runner import HorovodRunner, RankFailedError
 from horovod_runner.host import limits
 from horovod_runner.results.run import Run
 from horovod_runner.task import memory
+from tests.control_groups import cpu_quota, memory_limit
 
 MIB = 1 << 20
-Enter = Callable[[], None]
-
-
-@contextmanager
-def control_group(controller: str, old: dict[str, str], new: dict[str, str]) -> Iterator[Path]:
-    """A control group with limits, named as in version 1 or 2; a process enters it by itself."""
-    root = Path("/sys/fs/cgroup")
-    is_old = (root / controller).is_dir()
-    group = root / (controller if is_old else "") / f"horovod_runner-test-{uuid.uuid4().hex}"
-    try:
-        group.mkdir()
-        for name, value in (old if is_old else new).items():
-            (group / name).write_text(value)
-    except OSError as error:
-        with suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"needs a control group: {error}")
-    yield group
-    group.rmdir()
 
 
 @pytest.fixture
-def container() -> Iterator[Enter]:
-    """A container with 200 MiB; a process that calls what is given enters it."""
-    limit = str(200 * MIB)
-    names = {"memory.limit_in_bytes": limit}, {"memory.max": limit}
-    with control_group("memory", *names) as group:
-        yield lambda: (group / "cgroup.procs").write_text("0")  # type: ignore[func-returns-value]
+def container() -> Iterator[Path]:
+    """A container with 200 MiB: the file that takes its members' process ids."""
+    with memory_limit(200 * MIB) as members:
+        yield members
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +40,9 @@ def notices(run: Run | None) -> list[str]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_growing_rank_is_named_before_the_kernel_ends_it_and_after(container: Enter) -> None:
+def test_a_growing_rank_is_named_before_the_kernel_ends_it_and_after(container: Path) -> None:
     def main() -> None:
-        container()
+        container.write_text("0")
         kept = []
         while os.environ["HOROVOD_RANK"] == "1":
             kept.append(b"x" * (4 * MIB))
@@ -86,7 +64,7 @@ def test_a_growing_rank_is_named_before_the_kernel_ends_it_and_after(container: 
 
 @pytest.mark.usefixtures("nothing_left")
 def test_a_rank_that_uses_most_memory_steadily_causes_no_warning(
-    container: Enter, tmp_path: Path
+    container: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "cached"
     with file.open("wb") as written:
@@ -96,7 +74,7 @@ def test_a_rank_that_uses_most_memory_steadily_causes_no_warning(
         os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def main() -> int:
-        container()
+        container.write_text("0")
         kept = b"x" * (130 * MIB)
         with file.open("rb", buffering=0) as data:
             os.posix_fadvise(data.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # without reading ahead
@@ -119,9 +97,8 @@ def test_a_process_that_its_quota_stops_has_waited_for_most_of_the_time() -> Non
         print("computed", flush=True)
         sys.stdin.read()
     """
-    names = {"cpu.cfs_quota_us": "20000"}, {"cpu.max": "20000 100000"}
-    with control_group("cpu", *names) as group:
-        command = [sys.executable, "-c", code, str(group / "cgroup.procs")]
+    with cpu_quota(0.2) as members:
+        command = [sys.executable, "-c", code, str(members)]
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
