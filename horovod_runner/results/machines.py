@@ -55,11 +55,12 @@ class Machines:
 
     def _other_cores(self, host: Machine) -> float:
         """Cores that are busy on a host, but not with the ranks of this run."""
-        own = host.own_cores
-        for rank, measured in self._by_rank.items():
-            last = measured[-1] if measured and rank != host.rank else None
-            if last and last.host_rank == host.rank and host.time - last.time < _SAME_SECONDS:
-                own += last.own_cores
+        own, rank = host.own_cores, host.rank + 1
+        # The ranks of a host have neighbouring numbers.
+        while (measured := self._by_rank.get(rank)) and measured[-1].host_rank == host.rank:
+            if host.time - measured[-1].time < _SAME_SECONDS:
+                own += measured[-1].own_cores
+            rank += 1
         return max(0.0, host.cores - own)
 
     def all(self) -> list[Machine]:

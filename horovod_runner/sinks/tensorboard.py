@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from horovod_runner.wire.messages import Report
 
 _FLUSH_SECONDS: Final = 1.0
+_COLUMNS: Final = 120
 _PROFILE: Final = "profile"  # the folder of what the run measures of itself
 _file_numbers = itertools.count()
 
@@ -126,8 +127,7 @@ class TensorBoardSink(Sink):
     def end(self, run: Run) -> None:
         if (file := self._files.get(_PROFILE)) is not None:
             self._write_summary(file)
-            text = textwrap.indent(str(run.diagnose()), "    ")  # as it is, in Markdown
-            file.text("profile/diagnosis", text, self._summary.steps)
+            file.text("profile/diagnosis", _code_block(str(run.diagnose())), self._summary.steps)
         for file in self._files.values():
             file.close()
 
@@ -208,6 +208,12 @@ class _EventFile:
     def close(self) -> None:
         """Write buffered events and close the file."""
         self._writer.close()
+
+
+def _code_block(text: str) -> str:
+    """Text that Markdown shows as it is, but in lines that need no scrolling."""
+    lines = (textwrap.wrap(line, _COLUMNS, subsequent_indent="     ") for line in text.splitlines())
+    return textwrap.indent("\n".join(part for parts in lines for part in parts), "    ")
 
 
 def _markdown_table(run: Run) -> str:
