@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.results.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.metrics_table import Metrics
-from horovod_runner.results.profile import RunProfile
+from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
+from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.wire.slots import RankInfo
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from horovod_runner.checkpoints.folders import open_folder
 from horovod_runner.common.state import state_folder
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.metrics_table import MetricRows, Metrics
-from horovod_runner.results.profile import RunProfile, SavedProfile
 from horovod_runner.results.run import Attempt, Line, Run, Status, Timings
+from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.messages import Controller
 from horovod_runner.wire.slots import RankInfo

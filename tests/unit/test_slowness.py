@@ -16,9 +16,9 @@ from horovod_runner.profiling.clock import Clock, cells, clock
 from horovod_runner.profiling.collectives import Collective, tails
 from horovod_runner.profiling.profiler import Profiler, arrivals
 from horovod_runner.profiling.sampler import Sampler
-from horovod_runner.results.diagnosis import diagnose
-from horovod_runner.results.lines import user_lines
-from horovod_runner.results.profile import MAX_ROWS, RunProfile
+from horovod_runner.results.slowness.diagnosis import diagnose
+from horovod_runner.results.slowness.lines import user_lines
+from horovod_runner.results.slowness.profile import MAX_ROWS, RunProfile
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile
 
 SIZE = 4
