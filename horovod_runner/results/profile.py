@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -33,6 +34,7 @@ _FEWEST_ROWS: Final = 60
 _CLOCK_SAMPLES: Final = 100
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
+_RECENT_ROWS: Final = 60
 #: Which count tells the steps of a training: the first of these that there is.
 STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
 SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
@@ -101,6 +103,20 @@ class SavedProfile(msgspec.Struct):
     clock_offsets: dict[int, float]
 
 
+class Recent(NamedTuple):
+    """What was last heard of a rank.
+
+    Attributes:
+        rows: its latest summaries, at most 60, oldest first.
+        heard: when the last of them arrived, in seconds since the epoch by the driver's clock.
+        machine: the latest record of its host; None before the first.
+    """
+
+    rows: list[Profile]
+    heard: float
+    machine: Machine | None
+
+
 class RunProfile:
     """The profile of a run. One thread adds to it; any thread may read.
 
@@ -112,6 +128,7 @@ class RunProfile:
         self._size = size
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
+        self._heard: dict[int, float] = {}
         self._totals: dict[int, RankTotals] = {}
         self._lines: dict[int, Lines] = {}
         self._machines: dict[int, deque[Machine]] = {}
@@ -170,6 +187,7 @@ class RunProfile:
             if rows:  # the first one is from the time when everything was compiled and connected
                 self._totals.setdefault(profile.rank, RankTotals()).add(profile)
             rows.append(msgspec.structs.replace(profile, arrivals=[]))
+            self._heard[profile.rank] = time.time()
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
             for number, waited, age in profile.arrivals:
@@ -207,6 +225,23 @@ class RunProfile:
         """
         with self._lock:
             return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
+
+    def recent(self) -> dict[int, Recent]:
+        """What was last heard of each rank, by rank; cheap enough for every second."""
+        with self._lock:
+            return {
+                rank: Recent(
+                    self._rows.get(rank, [])[-_RECENT_ROWS:],
+                    self._heard.get(rank, 0.0),
+                    machines[-1] if (machines := self._machines.get(rank)) else None,
+                )
+                for rank in self._rows.keys() | self._machines.keys()
+            }
+
+    def steps(self, rank: int) -> int:
+        """How many steps a rank has counted, over all attempts."""
+        with self._lock:
+            return sum(steps_of(row.steps) for row in self._rows.get(rank, ()))
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host did in some seconds."""
