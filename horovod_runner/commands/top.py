@@ -134,20 +134,19 @@ class Watch:
 
     @property
     def seen(self) -> list[Seen]:
-        """The runs, oldest first."""
-        return [
+        """The runs, oldest first; those whose drivers do not answer come last."""
+        runs = [
             Seen(run.run_id, self._problem(run), self._views.get(run.run_id), run.entry)
             for run in self._listed
         ]
+        return sorted(runs, key=lambda seen: bool(seen.problem))
 
     def _problem(self, run: ListedRun) -> str:
         entry, here = run.entry, len(run.processes)
-        left = f"{here} process{'es' * (here > 1)} of it {'are' if here > 1 else 'is'} left here"
+        are, them = ("es of it are", "them") if here > 1 else (" of it is", "it")
+        left = f"{here} process{are} left here: horovod-runner stop {run.run_id} ends {them}"
         if entry is None:
-            return (
-                f"its driver is gone or on another host, and {left}: "
-                f"horovod-runner stop {run.run_id} ends them"
-            )
+            return f"its driver is gone or on another host, and {left}"
         if run.alive is None:
             return f"its driver is on {entry.host}: run horovod-runner top there"
         driver = f"its driver (process {entry.pid})"

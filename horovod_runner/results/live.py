@@ -209,7 +209,10 @@ def _rank(info: RankInfo, known: Recent | None, now: float) -> LiveRank:
         rank.rate, rank.silent = steps / seconds, max(0.0, now - known.heard)
         if rank.silent > _SUMMARY_SECONDS:  # it has not finished a step since
             rank.rate = min(rank.rate, 1 / (rank.silent - _SUMMARY_SECONDS))
-        spent = {name: sum(row.spent.get(name, 0.0) for row in rows) / seconds for name in SPENT}
+        sums = {name: sum(row.spent.get(name, 0.0) for row in rows) for name in SPENT}
+        # What a rank has waited for counts in the second in which the wait ends.
+        whole = max(seconds, sum(sums.values()))
+        spent = {name: each / whole for name, each in sums.items()}
         rank.shares = Shares(
             max(0.0, 1.0 - sum(spent.values())),
             spent["data"],
