@@ -21,7 +21,7 @@ horovod-runner doctor                                   # two ranks say hello
 horovod-runner run train.py --np -2 -- --lr 0.1         # two ranks on this machine
 horovod-runner run train.py --np 8 --master spark://host:7077 --max-restarts 2
 horovod-runner ps
-horovod-runner top                                      # how far they are, and where their time goes
+horovod-runner top                                      # how far they are, how their time goes
 ```
 
 The options of `run` are the arguments of `HorovodRunner` and its configs, with dashes
