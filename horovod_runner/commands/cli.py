@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_ps_and_stop(commands)
+    _add_top(commands)
     _add_report(commands)
     _add_install(commands)
     _add_doctor(commands)
@@ -215,6 +216,29 @@ def _add_report(commands: Any) -> None:
     report.set_defaults(command=_report)
 
 
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="show runs while they go on",
+        description="Show the runs of this machine and refresh every second: how far they are, "
+        "where the time of their ranks goes, memory, the last lines. A q or Ctrl-C quits. Needs "
+        "rich: pip install 'horovod_runner[top]'.",
+    )
+    top.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="show this run in detail: its id as ps shows it, or the start of the id",
+    )
+    top.add_argument(
+        "--once",
+        action="store_true",
+        help="print once and exit, as where stdout is not a terminal",
+    )
+    top.add_argument("--json", action="store_true", help="print JSON once; needs no rich")
+    top.set_defaults(command=_top)
+
+
 def _run(options: argparse.Namespace) -> int:
     try:
         return run.run(options, options.arguments)
@@ -240,20 +264,10 @@ def _stop(options: argparse.Namespace) -> int:
     from horovod_runner.results import registry
 
     runs = registry.find()
-    chosen = [listed for listed in runs if options.all or listed.run_id.startswith(options.run)]
-    if not chosen:
-        if options.all:
-            print("no runs")
-            return 0
-        there = ", ".join(listed.run_id for listed in runs) or "none"
-        print(f"horovod-runner: no run {options.run} here; there are: {there}", file=sys.stderr)
-        return 1
-    if len(chosen) > 1 and not options.all:
-        several = ", ".join(listed.run_id for listed in chosen)
-        print(f"horovod-runner: {options.run} may be {several}", file=sys.stderr)
-        return 1
+    if options.all and not runs:
+        print("no runs")
     status = 0
-    for listed in chosen:
+    for listed in runs if options.all else [registry.find_one(runs, options.run)]:
         problem = registry.stop(listed, options.timeout)
         print(f"{listed.run_id}: {problem or 'ended'}", file=sys.stderr if problem else sys.stdout)
         status = status or bool(problem)
@@ -267,6 +281,12 @@ def _report(options: argparse.Namespace) -> int:
         print(report.listing())
         return 0
     return report.report(options.run, options.output)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from horovod_runner.commands import top
+
+    return top.top(options.run, once=options.once, as_json=options.json)
 
 
 def _install(options: argparse.Namespace) -> int:

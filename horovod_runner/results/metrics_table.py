@@ -7,7 +7,7 @@ import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -43,11 +43,31 @@ class MetricRows(msgspec.Struct):
     columns: dict[str, Cells]
 
 
+class Position(NamedTuple):
+    """How far a rank has come, as it last reported: None for what it has not said."""
+
+    step: int | None = None
+    epoch: int | None = None
+    total_steps: int | None = None
+
+    def after(self, reports: Sequence[Report]) -> Position:
+        """The position after more reports."""
+        return Position(
+            next((r.step for r in reversed(reports) if r.step is not None), self.step),
+            next((r.epoch for r in reversed(reports) if r.epoch is not None), self.epoch),
+            next(
+                (r.total_steps for r in reversed(reports) if r.total_steps is not None),
+                self.total_steps,
+            ),
+        )
+
+
 class Metrics:
     """The reports of all ranks. One thread adds reports; any thread may read.
 
     Attributes:
         latest: by rank, the latest value of each metric, also from reports without a row.
+        positions: by rank, how far it has come; not kept in files.
         dropped: by rank, the number of reports without a row: the rank could not send them, or the
             table had too many rows.
     """
@@ -57,6 +77,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._ranks: dict[int, _Rows] = {}
         self.latest: dict[int, dict[str, float | int]] = {}
+        self.positions: dict[int, Position] = {}
         self.dropped: dict[int, int] = {}
 
     def extend(self, reports: Sequence[Report], attempt: int) -> None:
@@ -75,6 +96,7 @@ class Metrics:
                 else:
                     known = report.metrics.keys() & latest.keys()
                     latest.update({name: report.metrics[name] for name in known})
+            self.positions[rank] = self.positions.get(rank, Position()).after(reports)
             dropped = sum([report.left_out for report in reports])
             for start in range(0, len(reports), self._max_rows):
                 part = reports[start : start + self._max_rows]

@@ -1,7 +1,9 @@
 """Lists the runs of this user on this machine, and stops them: ``horovod-runner ps`` and ``stop``.
 
     <state>/horovod_runner/runs/<run id>.json    the run's entry; deleted when the run ends
-                                <run id>.stop    a FIFO: "x" cancels the run, "r" writes its record
+                                <run id>.stop    a FIFO: "x" cancels the run, "r" writes its record,
+                                                 "v" asks for a view
+                                <run id>.live    the last view that `top` has asked for
 
 <state> is ``$XDG_STATE_HOME`` or ~/.local/state. An environment variable marks the processes of a
 run, so processes that a killed driver left behind are listed as well.
@@ -25,7 +27,9 @@ import psutil
 
 from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
+from horovod_runner.results.live import Live, live
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.warm.protocol import NO_RUN
@@ -33,10 +37,11 @@ from horovod_runner.wire.job_file import RUN_VARIABLE
 from horovod_runner.wire.slots import RankInfo
 
 _GRACE_SECONDS = 5.0
-_STOP, _RECORD, _CLOSE = b"x", b"r", b"."
+_STOP, _RECORD, _VIEW, _CLOSE = b"x", b"r", b"v", b"."
 # A run's record is written again after this time, or later where writing it takes long.
 _RECORD_SECONDS = 60.0
 _RECORD_SHARE = 0.02  # of the time, at most
+_VIEW_SECONDS = 0.25  # a view that is younger answers the next question, too
 
 
 class Entry(msgspec.Struct):
@@ -102,6 +107,7 @@ class Registration(Sink):
         )
         self._run = run
         self._cancel = cancel
+        self._shown_at = float("-inf")
         self._path: Path | None = None
 
     def __enter__(self) -> Registration:
@@ -110,7 +116,7 @@ class Registration(Sink):
             entries = folder()
             entries.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = entries / f"{self._entry.run_id}.json"
-            self._write(path)
+            self._write_entry()
             fifo = path.with_suffix(".stop")
             os.mkfifo(fifo, 0o600)
             # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
@@ -153,6 +159,8 @@ class Registration(Sink):
                 self._cancel()
             elif command == _RECORD:
                 due = time.monotonic() + self._record()
+            elif command == _VIEW:
+                self._show()
 
     def _record(self) -> float:
         """Write the record; returns the seconds until it is due again."""
@@ -161,18 +169,34 @@ class Registration(Sink):
             saved_run.keep(self._run)
         return max(_RECORD_SECONDS, (time.monotonic() - began) / _RECORD_SHARE)
 
-    def _write(self, path: Path) -> None:
-        partial = path.with_suffix(".part")
-        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(msgspec.json.encode(self._entry))
-        partial.replace(path)
+    def _show(self) -> None:
+        """Write what the run is doing now."""
+        began = time.monotonic()
+        if began < self._shown_at + _VIEW_SECONDS:
+            return
+        self._shown_at = began
+        with suppress(Exception):  # without an answer `top` says so; `stop` must go on working
+            view = msgspec.msgpack.encode(live(self._run))
+            _write(folder() / f"{self._run.run_id}.live", view)
+
+    def _write_entry(self) -> None:
+        path = folder() / f"{self._entry.run_id}.json"
+        _write(path, msgspec.json.encode(self._entry))
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""
         if self._path is not None:
             self._entry.ranks = [(rank.rank, rank.host, rank.pid) for rank in ranks]
             with suppress(OSError):
-                self._write(self._path)
+                self._write_entry()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file at once; only this user may read it."""
+    partial = path.with_name(f"{path.name}.part")
+    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+    partial.replace(path)
 
 
 class ListedRun(msgspec.Struct):
@@ -289,8 +313,24 @@ def _processes() -> dict[str, list[psutil.Process]]:
 
 
 def _forget(run_id: str) -> None:
-    for suffix in ("json", "stop", "part"):
+    for suffix in ("json", "stop", "live", "json.part", "live.part"):
         (folder() / f"{run_id}.{suffix}").unlink(missing_ok=True)
+
+
+def find_one(runs: Iterable[ListedRun], start: str) -> ListedRun:
+    """The run whose id begins so.
+
+    Raises:
+        HorovodRunnerError: there is none, or there are several.
+    """
+    runs = list(runs)
+    chosen = [run for run in runs if run.run_id.startswith(start)]
+    if not chosen:
+        there = ", ".join(run.run_id for run in runs) or "none"
+        raise HorovodRunnerError(f"no run {start} here; there are: {there}")
+    if len(chosen) > 1:
+        raise HorovodRunnerError(f"{start} may be {', '.join(run.run_id for run in chosen)}")
+    return chosen[0]
 
 
 def table(runs: Iterable[ListedRun]) -> str:
@@ -345,13 +385,33 @@ def stop(run: ListedRun, seconds: float) -> str:
     return f"processes that do not end: {', '.join(remaining)}" if remaining else ""
 
 
+def ask_for_view(run_id: str) -> bool:
+    """Ask a run's driver to write what it is doing now; see :func:`view`. Never waits.
+
+    Returns:
+        Whether there is a driver that can be asked.
+    """
+    return _tell_driver(run_id, _VIEW)
+
+
+def view(run_id: str) -> Live | None:
+    """The last view that the driver of a run has written; None if there is none.
+
+    Raises:
+        MsgspecError: another version of this package wrote it.
+    """
+    with suppress(OSError):
+        return msgspec.msgpack.decode((folder() / f"{run_id}.live").read_bytes(), type=Live)
+    return None
+
+
 def _tell_driver(run_id: str, command: bytes) -> bool:
     try:
         fifo = os.open(folder() / f"{run_id}.stop", os.O_WRONLY | os.O_NONBLOCK)
+        with open(fifo, "wb", buffering=0) as file:
+            file.write(command)
     except OSError:  # the run is ending right now
         return False
-    with open(fifo, "wb", buffering=0) as file:
-        file.write(command)
     return True
 
 

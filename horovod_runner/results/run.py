@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -131,6 +132,8 @@ class Run:
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    # For views: what diagnose() finds, and until when this holds by the monotonic clock.
+    _verdict: tuple[str, float] = field(default=("", 0.0), repr=False)
     _archive: Archive | None = field(default=None, repr=False)
     _checkpoints: list[Checkpoint] = field(default_factory=list, repr=False)
     _sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
@@ -192,6 +195,11 @@ class Run:
         """What ranks and runner printed: the last 16 million characters."""
         with self._lock:
             return list(self._lines)
+
+    def last_lines(self, count: int) -> list[Line]:
+        """The last pieces of :attr:`logs`, without a copy of all."""
+        with self._lock:
+            return list(islice(reversed(self._lines), count))[::-1]
 
     @property
     def checkpoints(self) -> list[Checkpoint]:

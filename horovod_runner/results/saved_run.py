@@ -152,6 +152,22 @@ def load(path: str | os.PathLike[str]) -> Run:
     return run
 
 
+class _End(msgspec.Struct, tag=_Saved.__struct_config__.tag):
+    """How a run ended: a part of the file."""
+
+    status: Status
+    attempts: list[Attempt]
+
+
+def end_of(run_id: str) -> tuple[Status, str] | None:
+    """How a run of this user ended, and the error of its last attempt; None without a record."""
+    with suppress(OSError, RuntimeError, msgspec.MsgspecError):
+        data = (folder() / f"{run_id}{SUFFIX}").read_bytes()
+        end = msgspec.msgpack.decode(data, type=_End)
+        return end.status, end.attempts[-1].error if end.attempts else ""
+    return None
+
+
 def folder() -> Path:
     """The folder of this user's records."""
     return state_folder() / "records"

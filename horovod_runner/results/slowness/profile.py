@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from horovod_runner.results.slowness.flame import flame_graph
-from horovod_runner.results.slowness.totals import RankTotals, merged, steps_of
+from horovod_runner.results.slowness.totals import RankTotals, merged, spent_of, steps_of
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ _SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
 _CLOCK_SAMPLES: Final = 100
 # Collectives that some ranks have not told of yet.
 _MAX_PENDING: Final = 10_000
+_RECENT_ROWS: Final = 60
 SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 
 
@@ -50,6 +52,20 @@ class SavedProfile(msgspec.Struct):
     clock_offsets: dict[int, float]
 
 
+class Recent(NamedTuple):
+    """What was last heard of a rank.
+
+    Attributes:
+        rows: its latest summaries, at most 60, oldest first.
+        heard: when the last of them arrived, in seconds since the epoch by the driver's clock.
+        machine: the latest record of its host; None before the first.
+    """
+
+    rows: list[Profile]
+    heard: float
+    machine: Machine | None
+
+
 class RunProfile:
     """The profile of a run. One thread adds to it; any thread may read.
 
@@ -62,6 +78,7 @@ class RunProfile:
         self._delays: dict[str, float] = {}
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
+        self._heard: dict[int, float] = {}
         self._totals: dict[int, RankTotals] = {}
         self._lines: dict[tuple[int, Thread], Lines] = {}
         self._machines: dict[int, deque[Machine]] = {}
@@ -129,6 +146,7 @@ class RunProfile:
             rows = self._rows.setdefault(profile.rank, [])
             self._totals.setdefault(profile.rank, RankTotals()).add(profile)
             rows.append(msgspec.structs.replace(profile, arrivals=[]))
+            self._heard[profile.rank] = time.time()
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
             for number, waited, age in profile.arrivals:
@@ -186,6 +204,23 @@ class RunProfile:
         """The summaries of each rank, by rank, in the order of time."""
         with self._lock:
             return {rank: list(rows) for rank, rows in sorted(self._rows.items())}
+
+    def recent(self) -> dict[int, Recent]:
+        """What was last heard of each rank, by rank; cheap enough for every second."""
+        with self._lock:
+            return {
+                rank: Recent(
+                    self._rows.get(rank, [])[-_RECENT_ROWS:],
+                    self._heard.get(rank, 0.0),
+                    machines[-1] if (machines := self._machines.get(rank)) else None,
+                )
+                for rank in self._rows.keys() | self._machines.keys()
+            }
+
+    def steps(self, rank: int) -> int:
+        """How many steps a rank has counted, over all attempts."""
+        with self._lock:
+            return sum(steps_of(row.steps) for row in self._rows.get(rank, ()))
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host did in some seconds."""
@@ -272,7 +307,7 @@ class RunProfile:
             "steps": [steps_of(row.steps) for row in rows],
         }
         for name in SPENT:
-            columns[name] = [row.spent.get(name, 0.0) for row in rows]
+            columns[name] = [spent_of(row).get(name, 0.0) for row in rows]
         columns["compute"] = [max(0.0, r.seconds - sum(r.spent.values())) for r in rows]
         columns["bytes"] = [row.bytes for row in rows]
         columns["collectives"] = [row.collectives for row in rows]

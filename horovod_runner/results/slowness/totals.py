@@ -83,6 +83,15 @@ def steps_of(steps: dict[str, int]) -> int:
     return next((steps[name] for name in STEP_SOURCES if steps.get(name)), 0)
 
 
+def spent_of(profile: Profile) -> dict[str, float]:
+    """Seconds by kind. Where waiting and moving cannot be told apart in a summary: as waiting."""
+    spent = dict(profile.spent)
+    blocked = spent.pop("blocked", 0.0)
+    if blocked:
+        spent["waiting"] = spent.get("waiting", 0.0) + blocked
+    return spent
+
+
 def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
     """Merge each two rows into one."""
     pairs = iter(rows)
