@@ -23,7 +23,7 @@ from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results import saved_run
 from horovod_runner.results.live import live
 from horovod_runner.results.recorder import Recorder
-from horovod_runner.results.registry import Registration
+from horovod_runner.results.registration import Registration
 from horovod_runner.results.run import Run, Status, Timings, plain_params
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.panel import progress_sink

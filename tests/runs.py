@@ -18,7 +18,7 @@ def make_run(size: int, seconds: int = 6, slow: int | None = None) -> Run:
     run.timings = Timings(time.time() - 30)
     run.attempts.append(Attempt(1, time.time() - 30))
     run.ranks = [RankInfo(rank, f"host-{rank // 8}", 4000 + rank, (), None) for rank in range(size)]
-    run.profile.begin(size)
+    run.profile.begin([info.host for info in run.ranks])
     for second in range(seconds):
         for rank in range(size):
             run.profile.add(window(rank, second, 0.0 if rank == slow else 0.4))

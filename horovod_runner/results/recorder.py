@@ -74,7 +74,7 @@ class Recorder(Sink):
         self._run._metrics.extend(reports, self._attempt)
 
     def profile(self, profile: Profile) -> None:
-        self._run.profile.add(profile, time.time())
+        self._run.profile.add(profile)
 
     def machine(self, machine: Machine) -> None:
         self._run.profile.add_machine(machine)

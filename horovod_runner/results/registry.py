@@ -12,15 +12,12 @@ run, so processes that a killed driver left behind are listed as well.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import psutil
@@ -29,19 +26,14 @@ from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
-from horovod_runner.results.live import Live, live
+from horovod_runner.results.live import Live
 from horovod_runner.results.run import Run
-from horovod_runner.sinks.sink import Sink
 from horovod_runner.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
-from horovod_runner.wire.slots import RankInfo
 
 _GRACE_SECONDS = 5.0
-_STOP, _RECORD, _VIEW, _CLOSE = b"x", b"r", b"v", b"."
-# A run's record is written again after this time, or later where writing it takes long.
-_RECORD_SECONDS = 60.0
-_RECORD_SHARE = 0.02  # of the time, at most
-_VIEW_SECONDS = 0.25  # a view that is younger answers the next question, too
+#: What is written to a run's FIFO.
+STOP, RECORD, VIEW = b"x", b"r", b"v"
 
 
 class Entry(msgspec.Struct):
@@ -82,123 +74,6 @@ def folder() -> Path:
     return state_folder() / "runs"
 
 
-class Registration(Sink):
-    """Keeps a run listed and recorded while it lasts; use it as a context manager.
-
-    The record is written every minute, so that a killed driver leaves one.
-
-    If the entry cannot be written (a read-only home folder), the run goes on unlisted.
-
-    Args:
-        run: the run.
-        cancel: ends the run; called in another thread.
-    """
-
-    def __init__(self, run: Run, cancel: Callable[[], None]) -> None:
-        self._entry = Entry(
-            run.run_id,
-            run.main,
-            run.np,
-            run.where,
-            socket.gethostname(),
-            os.getpid(),
-            psutil.Process().create_time(),
-            run.timings.queued,
-        )
-        self._run = run
-        self._cancel = cancel
-        self._shown_at = float("-inf")
-        self._path: Path | None = None
-
-    def __enter__(self) -> Registration:
-        path = None
-        try:
-            entries = folder()
-            entries.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = entries / f"{self._entry.run_id}.json"
-            self._write_entry()
-            fifo = path.with_suffix(".stop")
-            os.mkfifo(fifo, 0o600)
-            # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
-            self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, RuntimeError):  # RuntimeError: Path.home() finds no home folder
-            if path is not None:
-                _forget(self._entry.run_id)
-            return self
-        self._path = path
-        self._thread = threading.Thread(
-            target=self._listen, name="horovod_runner-stop", daemon=True
-        )
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._path is None:
-            return
-        os.write(self._fifo, _CLOSE)
-        self._thread.join()
-        os.close(self._fifo)
-        with suppress(OSError):
-            _forget(self._entry.run_id)
-
-    def _listen(self) -> None:
-        poller = select.poll()  # select() cannot handle descriptors above 1023
-        poller.register(self._fifo, select.POLLIN)
-        due = time.monotonic() + _RECORD_SECONDS
-        while True:
-            is_due = not poller.poll(1000 * max(0.0, due - time.monotonic()))
-            command = _RECORD if is_due else os.read(self._fifo, 1)
-            if command == _CLOSE:
-                return
-            if command == _STOP:
-                self._cancel()
-            elif command == _RECORD:
-                due = time.monotonic() + self._record()
-            elif command == _VIEW:
-                self._show()
-
-    def _record(self) -> float:
-        """Write the record; returns the seconds until it is due again."""
-        began = time.monotonic()
-        with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
-            saved_run.keep(self._run)
-        return max(_RECORD_SECONDS, (time.monotonic() - began) / _RECORD_SHARE)
-
-    def _show(self) -> None:
-        """Write what the run is doing now."""
-        began = time.monotonic()
-        if began < self._shown_at + _VIEW_SECONDS:
-            return
-        self._shown_at = began
-        with suppress(Exception):  # without an answer `top` says so; `stop` must go on working
-            view = msgspec.msgpack.encode(live(self._run))
-            _write(folder() / f"{self._run.run_id}.live", view)
-
-    def _write_entry(self) -> None:
-        path = folder() / f"{self._entry.run_id}.json"
-        _write(path, msgspec.json.encode(self._entry))
-
-    def ranks(self, ranks: list[RankInfo]) -> None:
-        """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""
-        if self._path is not None:
-            self._entry.ranks = [(rank.rank, rank.host, rank.pid) for rank in ranks]
-            with suppress(OSError):
-                self._write_entry()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file at once; only this user may read it."""
-    partial = path.with_name(f"{path.name}.part")
-    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-    partial.replace(path)
-
-
 class ListedRun(msgspec.Struct):
     """A run, or the remains of one.
 
@@ -224,7 +99,7 @@ def find() -> list[ListedRun]:
         alive = False if entry is None else entry.alive
         pids = sorted(process.pid for process in processes.get(run_id, ()))
         if entry is not None and alive is False and not pids:
-            _forget(run_id)  # its driver was killed, and no process is left
+            forget(run_id)  # its driver was killed, and no process is left
             continue
         runs.append(ListedRun(run_id, entry, alive, pids))
     return sorted(runs, key=lambda run: run.entry.began if run.entry else 0.0)
@@ -272,7 +147,7 @@ def write_record(run_id: str, seconds: float = 10.0) -> bool:
     """
     path = saved_run.folder() / f"{run_id}{saved_run.SUFFIX}"
     before = _version(path)
-    if not _tell_driver(run_id, _RECORD):
+    if not _tell_driver(run_id, RECORD):
         return path.exists()
     deadline = time.monotonic() + seconds
     while _version(path) == before:
@@ -312,7 +187,8 @@ def _processes() -> dict[str, list[psutil.Process]]:
     return by_run
 
 
-def _forget(run_id: str) -> None:
+def forget(run_id: str) -> None:
+    """Delete a run's files here, except its record."""
     for suffix in ("json", "stop", "live", "json.part", "live.part"):
         (folder() / f"{run_id}.{suffix}").unlink(missing_ok=True)
 
@@ -367,7 +243,7 @@ def stop(run: ListedRun, seconds: float) -> str:
     entry = run.entry
     if entry is not None and run.alive is None and not run.processes:
         return f"its driver is on {entry.host}: run this command there"
-    if run.alive and _tell_driver(run.run_id, _STOP):
+    if run.alive and _tell_driver(run.run_id, STOP):
         deadline = time.monotonic() + seconds
         path = folder() / f"{run.run_id}.json"
         while path.exists():
@@ -380,7 +256,7 @@ def stop(run: ListedRun, seconds: float) -> str:
             time.sleep(0.05)
     _end(_processes().get(run.run_id, []))
     if entry is None or not run.alive:
-        _forget(run.run_id)
+        forget(run.run_id)
     remaining = [str(process.pid) for process in _processes().get(run.run_id, [])]
     return f"processes that do not end: {', '.join(remaining)}" if remaining else ""
 
@@ -391,7 +267,7 @@ def ask_for_view(run_id: str) -> bool:
     Returns:
         Whether there is a driver that can be asked.
     """
-    return _tell_driver(run_id, _VIEW)
+    return _tell_driver(run_id, VIEW)
 
 
 def view(run_id: str) -> Live | None:

@@ -225,7 +225,7 @@ def test_the_end_of_the_one_run_is_told() -> None:
         watch = Watch("1a")
         watch.ask()
         assert watch.ended == ""
-        registry._forget("1a2b")
+        registry.forget("1a2b")
         while not watch.ended:
             watch.ask()
     assert not list(folder.iterdir())

@@ -138,15 +138,21 @@ class RunProfile:
         """Of each rank; and of records of its host."""
         return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._hosts))))
 
-    def add(self, profile: Profile, now: float) -> None:
-        """Add a summary of a rank, which arrived at the time ``now`` by the driver's clock."""
+    def add(self, profile: Profile, now: float | None = None) -> None:
+        """Add a summary of a rank.
+
+        Args:
+            profile: the summary.
+            now: when it arrived, by the driver's clock; None: now.
+        """
+        now = time.time() if now is None else now
         with self._lock:
             host = self._host(profile.rank)
             self._delays[host] = min(self._delays.get(host, math.inf), now - profile.time)
             rows = self._rows.setdefault(profile.rank, [])
             self._totals.setdefault(profile.rank, RankTotals()).add(profile)
             rows.append(msgspec.structs.replace(profile, arrivals=[]))
-            self._heard[profile.rank] = time.time()
+            self._heard[profile.rank] = now
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
             for number, waited, age in profile.arrivals:
