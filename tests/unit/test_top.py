@@ -28,7 +28,8 @@ from horovod_runner.commands.top import Seen, Watch
 from horovod_runner.commands.top_view import Detail, Overview
 from horovod_runner.results import registry, saved_run
 from horovod_runner.results.live import Live, live
-from horovod_runner.results.registry import Entry, Registration
+from horovod_runner.results.registration import Registration
+from horovod_runner.results.registry import Entry
 from tests.runs import make_run
 
 
