@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.results.run import TraceFile
+from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.slots import RankInfo
@@ -21,6 +23,7 @@ Content = (
     | messages.FilePart
     | messages.Saved
     | messages.Unsaved
+    | messages.Untraced
     | messages.Fetch
 )
 #: What a task sends about its own rank.
@@ -66,11 +69,14 @@ class Intake:
     Args:
         sink: shows and records.
         archive: takes the checkpoints and the timeline; None where there is no place for them.
+        traces: takes the files of frameworks' profilers.
     """
 
-    def __init__(self, sink: Sink, archive: Archive | None) -> None:
+    def __init__(self, sink: Sink, archive: Archive | None, traces: Arrivals) -> None:
         self._sink = sink
         self._archive = archive
+        self._traces = traces
+        self._untraced = False
 
     def reports(self, reports: Sequence[messages.Report]) -> None:
         """As in :class:`Observer`, like all methods below."""
@@ -106,11 +112,14 @@ class Intake:
             case messages.Fetch():
                 return self._fetch(message)
             case messages.FilePart():
-                self._take_part(message)
+                is_trace = message.name in messages.TRACE_NAMES
+                (self._take_trace if is_trace else self._take_part)(message)
             case messages.Saved():
                 self._take_saved(message)
             case messages.Unsaved():
                 self._warn_unsaved(f"the checkpoint of step {message.step}", message.reason)
+            case messages.Untraced():
+                self._warn_untraced(message.rank, message.reason)
             case _:
                 assert_never(message)
         return None
@@ -128,6 +137,24 @@ class Intake:
             return
         if timeline is not None:
             self._sink.notice(f"Horovod's timeline: {timeline}")
+            self._sink.trace(TraceFile(0, "horovod", str(timeline)))
+
+    def _take_trace(self, message: messages.FilePart) -> None:
+        try:
+            trace = self._traces.part(message)
+        except OSError as error:
+            self._warn_untraced(message.rank, str(error))
+            return
+        if trace is not None:
+            if self._traces.count == 1:
+                names = trace.path.replace(f"-rank-{trace.rank}.", "-rank-*.")
+                self._sink.notice(f"steps of the ranks, as their framework's profiler saw: {names}")
+            self._sink.trace(trace)
+
+    def _warn_untraced(self, rank: int, why: str) -> None:
+        if not self._untraced:  # most often it is the same on all ranks
+            self._untraced = True
+            self._sink.notice(f"torch_profiler: there is no trace of rank {rank}: {why}")
 
     def _take_saved(self, message: messages.Saved) -> None:
         if self._archive is None:

@@ -274,12 +274,12 @@ class Supervisor:
                 self._channel.send(task, messages.MpiValues(self.roster.mpi_values))
             case messages.Failed():
                 self._on_failed(task, message)
-            case messages.Output() | messages.Log() | messages.Began():
+            case messages.Output() | messages.Log() | messages.Began() | messages.Untraced():
                 self._observe(task, message)
             case measurements.Profile() | measurements.Machine() | measurements.Lines():
                 self._observe(task, message)
             case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
-                if message.rank == 0:
+                if message.rank == 0 or _is_trace(message):
                     self._observe(task, message)
                 else:
                     self._channel.dropped += 1  # only rank 0 saves and loads
@@ -395,3 +395,7 @@ class Supervisor:
 
     def _send_all(self, message: messages.FromDriver) -> None:
         self._channel.send_all(self.roster.hellos, message)
+
+
+def _is_trace(message: messages.FromRank) -> bool:
+    return isinstance(message, messages.FilePart) and message.name in messages.TRACE_NAMES

@@ -6,7 +6,7 @@ A rank has one clock. A call costs a fraction of a microsecond, so it runs in ev
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Final, Literal
@@ -23,6 +23,7 @@ class Clock:
         behind: of other threads, by kind.
         batches: how many batches the feeds have handed over.
         reports: how many reports ``main`` has sent.
+        after: called after each of them, in the thread that has made it; must not raise.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,20 @@ class Clock:
         self.behind: dict[str, float] = {}
         self.batches = 0
         self.reports = 0
+        self.after: Callable[[], None] | None = None
         self._main = threading.main_thread().ident
+
+    def count_batch(self) -> None:
+        """Count a batch that a feed hands over."""
+        self.batches += 1
+        if self.after is not None:
+            self.after()
+
+    def count_report(self) -> None:
+        """Count a report."""
+        self.reports += 1
+        if self.after is not None:
+            self.after()
 
     def add(self, kind: Kind, seconds: float) -> None:
         """Add seconds to those of the calling thread."""

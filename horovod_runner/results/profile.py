@@ -6,10 +6,11 @@ and added up by rank.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,6 +100,7 @@ class SavedProfile(msgspec.Struct):
     machines: list[Machine]
     compared: int
     clock_offsets: dict[int, float]
+    driver_ahead: float | None = None
 
 
 class RunProfile:
@@ -108,8 +110,10 @@ class RunProfile:
         compared: how many collectives were compared over all ranks.
     """
 
-    def __init__(self, size: int = 0) -> None:
-        self._size = size
+    def __init__(self) -> None:
+        self._hosts: Sequence[str] = ()
+        self._delays: dict[str, float] = {}
+        self._driver_ahead: float | None = None  # of a record
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
         self._totals: dict[int, RankTotals] = {}
@@ -121,16 +125,20 @@ class RunProfile:
         self._offsets: dict[int, deque[float]] = {}
         self.compared = 0
 
-    def begin(self, size: int) -> None:
-        """A new attempt: its collectives are counted from 1 again."""
+    def begin(self, hosts: Sequence[str]) -> None:
+        """A new attempt: its collectives are counted from 1 again.
+
+        Args:
+            hosts: of the ranks, in their order.
+        """
         with self._lock:
-            self._size = size
+            self._hosts = hosts
             self._pending.clear()
             self._offsets.clear()
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
-        totals, offsets = self.totals, self.clock_offsets
+        totals, offsets, ahead = self.totals, self.clock_offsets, self.driver_ahead
         with self._lock:
             return SavedProfile(
                 [row for rows in self._rows.values() for row in rows],
@@ -139,12 +147,13 @@ class RunProfile:
                 [machine for machines in self._machines.values() for machine in machines],
                 self.compared,
                 offsets,
+                ahead,
             )
 
     @classmethod
     def restored(cls, saved: SavedProfile) -> RunProfile:
         """The profile of a file; no more can be added."""
-        profile = cls(len(saved.totals))
+        profile = cls()
         for row in saved.rows:
             profile._rows.setdefault(row.rank, []).append(row)
         for rank, total in saved.totals.items():
@@ -156,16 +165,19 @@ class RunProfile:
             profile.add_machine(machine)
         for rank, offset in saved.clock_offsets.items():
             profile._offsets[rank] = deque([offset])
+        profile._driver_ahead = saved.driver_ahead
         profile.compared = saved.compared
         return profile
 
     def _most_rows(self) -> int:
         """Of each rank; and of records of its host."""
-        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, self._size)))
+        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._hosts))))
 
-    def add(self, profile: Profile) -> None:
-        """Add a summary of a rank."""
+    def add(self, profile: Profile, now: float) -> None:
+        """Add a summary of a rank, which arrived at the time ``now`` by the driver's clock."""
         with self._lock:
+            host = self._host(profile.rank)
+            self._delays[host] = min(self._delays.get(host, math.inf), now - profile.time)
             rows = self._rows.setdefault(profile.rank, [])
             if rows:  # the first one is from the time when everything was compiled and connected
                 self._totals.setdefault(profile.rank, RankTotals()).add(profile)
@@ -175,10 +187,13 @@ class RunProfile:
             for number, waited, age in profile.arrivals:
                 self._arrived(profile.rank, number, waited, profile.time - age * 1e-6)
 
+    def _host(self, rank: int) -> str:
+        return self._hosts[rank] if rank < len(self._hosts) else ""
+
     def _arrived(self, rank: int, number: int, waited: int, started: float) -> None:
         arrived = self._pending.setdefault(number, {})
         arrived[rank] = waited, started
-        if len(arrived) == self._size:
+        if len(arrived) == len(self._hosts):
             del self._pending[number]
             self._compare({rank: waited for rank, (waited, _) in arrived.items()})
             first = arrived.get(0, (0, started))[1]
@@ -202,11 +217,40 @@ class RunProfile:
     def clock_offsets(self) -> dict[int, float]:
         """By rank, the seconds by which its host's clock is ahead of that of rank 0's host.
 
-        A collective starts on all ranks at the same moment, within the time that a message takes.
-        Ranks of which no collective is known are not listed.
+        A collective of Horovod starts on all ranks at the same moment, within the time that a
+        message takes. Where none is known, the clocks are compared by how long messages to the
+        driver take at least.
         """
         with self._lock:
-            return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
+            if self._offsets:
+                return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
+            return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
+
+    def _delay(self, rank: int) -> float:
+        """The driver's clock minus that of a rank's host, and the time that a message takes."""
+        return self._delays.get(self._host(rank), 0.0)
+
+    @property
+    def driver_ahead(self) -> float | None:
+        """The seconds by which the driver's clock is ahead of that of rank 0's host.
+
+        It is too large by the time that the fastest message from a rank to the driver took, which
+        is milliseconds; in detached mode, up to the time from the end of ``main`` to that of the
+        job. None where no rank has sent a summary.
+        """
+        offsets = self.clock_offsets
+        with self._lock:
+            if not self._delays:
+                return self._driver_ahead
+            hosts = {self._host(rank): offset for rank, offset in offsets.items()}
+            found = [delay + hosts[host] for host, delay in self._delays.items() if host in hosts]
+            return min(found, default=None)
+
+    @property
+    def rows(self) -> dict[int, list[Profile]]:
+        """The summaries of each rank, by rank, oldest first."""
+        with self._lock:
+            return {rank: list(found) for rank, found in sorted(self._rows.items())}
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host did in some seconds."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from horovod_runner.results.run import Attempt, Line, Run, Status
+from horovod_runner.results.run import Attempt, Line, Run, Status, TraceFile
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
 
@@ -24,6 +24,7 @@ class Recorder(Sink):
         self._run = run
         self._characters = 0
         self._attempt = 1
+        self._placed = 0  # the attempt whose ranks are known
 
     def attempt(self, number: int) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like the methods below."""
@@ -60,7 +61,9 @@ class Recorder(Sink):
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         self._run.ranks = ranks
-        self._run.profile.begin(len(ranks))
+        if self._placed != self._attempt:  # at the end of an attempt there is another call
+            self._placed = self._attempt
+            self._run.profile.begin([rank.host for rank in ranks])
 
     def began(self, rank: int) -> None:
         timings = self._run.timings
@@ -73,13 +76,19 @@ class Recorder(Sink):
         self._run._metrics.extend(reports, self._attempt)
 
     def profile(self, profile: Profile) -> None:
-        self._run.profile.add(profile)
+        self._run.profile.add(profile, time.time())
 
     def machine(self, machine: Machine) -> None:
         self._run.profile.add_machine(machine)
 
     def lines(self, lines: Lines) -> None:
         self._run.profile.add_lines(lines)
+
+    def trace(self, trace: TraceFile) -> None:
+        self._run.traces[:] = [
+            *(known for known in self._run.traces if known.path != trace.path),
+            trace,
+        ]
 
     def failed(self, error: BaseException) -> None:
         """Record that the current attempt has failed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -45,6 +46,21 @@ class Line(NamedTuple):
     rank: int
     stream: Literal["stdout", "stderr", "log", "notice"]
     text: str
+
+
+class TraceFile(NamedTuple):
+    """A file with a trace, on the driver's machine.
+
+    Attributes:
+        rank: the rank that wrote it.
+        kind: "horovod": Horovod's timeline, which rank 0 writes for all ranks; "torch",
+            "tensorflow": steps of the rank, as its framework's profiler saw them.
+        path: of the file.
+    """
+
+    rank: int
+    kind: Literal["horovod", "torch", "tensorflow"]
+    path: str
 
 
 @dataclass
@@ -105,6 +121,8 @@ class Run:
         timings: the times of the run's events.
         logs_cut: the number of characters that were removed from :attr:`logs` to save memory.
         profile: where the time of each rank went; see :meth:`diagnose`.
+        traces: the files that ``DebugConfig(timeline=, torch_profiler=)`` ask for, and that came;
+            :meth:`trace` merges them.
     """
 
     run_id: str
@@ -120,6 +138,7 @@ class Run:
     timings: Timings = field(default_factory=lambda: Timings(time.time()))
     logs_cut: int = 0
     profile: RunProfile = field(default_factory=RunProfile, repr=False)
+    traces: list[TraceFile] = field(default_factory=list, repr=False)
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -157,6 +176,28 @@ class Run:
         Also while the run goes on.
         """
         return diagnose(self.profile)
+
+    def trace(self, path: str | os.PathLike[str]) -> list[str]:
+        """Write all that is known of the run's time as one trace for Perfetto or Chrome.
+
+            runner.last_run.trace("trace.json.gz")
+
+        Open the file at https://ui.perfetto.dev. Each rank is a process, and so is each host; the
+        traces of ``DebugConfig(timeline=, torch_profiler=)`` are in it. The clocks of all hosts are
+        aligned. Also while the run goes on.
+
+        Args:
+            path: of the file; with a name that ends in ".gz" it is compressed.
+
+        Returns:
+            What is missing in the trace, a sentence each.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from horovod_runner.results.trace.merge import write_trace
+
+        return write_trace(self, path)
 
     @property
     def logs(self) -> list[Line]:

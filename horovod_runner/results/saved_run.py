@@ -1,6 +1,8 @@
 """Keeps the record of a run in a file, for ``horovod-runner report`` and ``load_run``.
 
     <state>/horovod_runner/records/<run id>.run    MessagePack; the latest runs of this user
+                                   <run id>-rank-3.torch.json.gz    traces of its ranks, which are
+                                                                    deleted with it
 
 <state> is ``$XDG_STATE_HOME`` or ~/.local/state. Only the user may read the files.
 """
@@ -8,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +23,7 @@ from horovod_runner.common.state import state_folder
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.metrics_table import MetricRows, Metrics
 from horovod_runner.results.profile import RunProfile, SavedProfile
-from horovod_runner.results.run import Attempt, Line, Run, Status, Timings
+from horovod_runner.results.run import Attempt, Line, Run, Status, Timings, TraceFile
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.messages import Controller
 from horovod_runner.wire.slots import RankInfo
@@ -29,6 +32,8 @@ SUFFIX: Final = ".run"
 # Older records are deleted where there are more, or where all of them are larger.
 _KEPT_RUNS: Final = 50
 _KEPT_BYTES: Final = 1 << 30
+# Traces without a record, unless their run may still go on.
+_LEFT_SECONDS: Final = 7 * 86400.0
 
 
 class _Saved(msgspec.Struct, tag="horovod_runner run 1"):
@@ -50,6 +55,7 @@ class _Saved(msgspec.Struct, tag="horovod_runner run 1"):
     metrics: list[MetricRows]
     profile: SavedProfile
     checkpoints: list[tuple[str, Marker]]  # each with its folder
+    traces: list[TraceFile] = []
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -75,6 +81,7 @@ def save(run: Run, path: str | os.PathLike[str]) -> None:
         run._metrics.saved(),
         run.profile.saved(),
         [(each.folder, each.marker) for each in run.checkpoints],
+        list(run.traces),
     )
     path = Path(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -115,6 +122,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         timings=saved.timings,
         logs_cut=saved.logs_cut,
         profile=RunProfile.restored(saved.profile),
+        traces=saved.traces,
         _metrics=Metrics.restored(saved.metrics),
         _checkpoints=[
             Checkpoint(open_folder(folder), marker) for folder, marker in saved.checkpoints
@@ -207,6 +215,13 @@ def _delete_old() -> None:
     size = 0
     for number, path in enumerate(kept()):
         with suppress(OSError):
-            size += path.stat().st_size
+            files = [path, *path.parent.glob(f"{path.stem}-rank-*")]
+            size += sum(file.stat().st_size for file in files)
             if number >= _KEPT_RUNS or (number and size > _KEPT_BYTES):
+                for file in files:
+                    file.unlink()
+    for path in folder().glob("*-rank-*"):  # of a run whose driver was killed
+        with suppress(OSError):
+            record = path.with_name(f"{path.name.partition('-rank-')[0]}{SUFFIX}")
+            if not record.exists() and path.stat().st_mtime < time.time() - _LEFT_SECONDS:
                 path.unlink()

@@ -4,15 +4,15 @@ On the wire a message is MessagePack, with the name of its type first. Nothing i
 What ranks measure of themselves is in `measurements`.
 
     rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines, FilePart,
-                    Saved, Unsaved, Fetch, Weights, Fence, Lookup, Alive, Stalled, Stacks, Failed,
-                    Ended
+                    Saved, Unsaved, Untraced, Fetch, Weights, Fence, Lookup, Alive, Stalled, Stacks,
+                    Failed, Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -23,6 +23,10 @@ from horovod_runner.wire.slots import Offer, Slot
 
 #: What Horovod calls the library that coordinates its CPU collectives.
 Controller = Literal["gloo", "mpi"]
+#: A file with some steps of a rank, from the profiler of its framework; every rank may send one.
+TraceName = Literal["torch.json.gz", "tensorflow.zip"]
+TRACE_NAMES: Final[tuple[TraceName, ...]] = get_args(TraceName)
+MOST_TRACE_BYTES: Final = 64 << 20
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -103,8 +107,9 @@ class FilePart(Message, frozen=True):
     """A piece of a file that is copied to the driver's machine. Pieces arrive in order.
 
     Attributes:
-        name: a checkpoint's file name, or "timeline".
+        name: a checkpoint's file name, "timeline", or a TraceName.
         offset: where the piece begins, in bytes.
+        data: empty after the last piece of a trace.
     """
 
     rank: int
@@ -125,6 +130,13 @@ class Unsaved(Message, frozen=True):
 
     rank: int
     step: int
+    reason: str
+
+
+class Untraced(Message, frozen=True):
+    """There will be no trace of a rank, although ``torch_profiler`` asks for one."""
+
+    rank: int
     reason: str
 
 
@@ -317,6 +329,7 @@ FromRank = (
     | FilePart
     | Saved
     | Unsaved
+    | Untraced
     | Fetch
     | Weights
     | Fence

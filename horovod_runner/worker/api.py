@@ -74,7 +74,7 @@ def report(
         began = perf_counter()
         rank.reporter.report(metrics, step, epoch, total_steps)
         clock.add("report", perf_counter() - began)
-        clock.reports += 1
+        clock.count_report()
         return
     check_report(metrics, step, epoch)
     if total_steps is not None:

@@ -43,10 +43,10 @@ def windows(rank: int, count: int = 30, waits: int = 0, **spent: float) -> list[
 
 def run_of(*ranks: list[Profile]) -> RunProfile:
     profile = RunProfile()
-    profile.begin(len(ranks))
+    profile.begin(["a"] * len(ranks))
     for together in zip(*ranks, strict=True):
         for message in together:
-            profile.add(message)
+            profile.add(message, message.time)
     return profile
 
 

@@ -153,7 +153,7 @@ class Feed(Generic[T]):
             for batch in batches:
                 self._step += 1
                 self._given = self._step
-                clock.batches += 1
+                clock.count_batch()
                 yield batch
 
     def chunks(self) -> Iterator[list[T]]:

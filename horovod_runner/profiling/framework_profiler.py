@@ -1,0 +1,195 @@
+"""Runs torch's or TensorFlow's own profiler around some steps, for ``torch_profiler=True``.
+
+torch's profiler records the threads that begin work after its start, so it is started in the thread
+that trains: after a step of an optimizer, or with a batch or a report where there is no optimizer.
+TensorFlow's records all threads. No Python code of a rank runs between its steps, so a thread looks
+at the counters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from horovod_runner.profiling.clock import clock
+from horovod_runner.profiling.collectives import Collectives
+from horovod_runner.profiling.steps import OptimizerSteps
+from horovod_runner.wire.messages import MOST_TRACE_BYTES, TraceName
+
+#: The steps that are recorded, the first one being step 1.
+FIRST_STEP, LAST_STEP = 10, 20
+#: The key of a torch trace with what this package knows of it.
+METADATA: Final = "horovod_runner"
+_LOOK_SECONDS: Final = 0.02
+_Source = Literal["optimizer", "batches", "reports"]
+
+
+class FrameworkProfiler:
+    """Records steps 10 to 20 of this process, from its construction to :meth:`finish`.
+
+    It never raises: the training goes on without it.
+
+    Args:
+        path: the start of the paths of its files, to which ".torch.json.gz" or ".tensorflow.zip" is
+            added; the folder exists.
+        fail: called with the reason, a sentence, where there will be no file.
+    """
+
+    def __init__(self, path: str, fail: Callable[[str], None]) -> None:
+        self._path = path
+        self._fail = fail
+        self._is_over = False  # there is a file, or there will be none
+        self._torch: Any = None  # torch's profiler while it records
+        self._source: _Source = "optimizer"
+        self._until = 0  # the number of steps at which the recording ends
+        self._marks: list[tuple[int, int]] = []  # steps that were made, and the time in nanoseconds
+        self._steps = OptimizerSteps(self._after_step)
+        clock.after = self._after_step
+        import wrapt
+
+        wrapt.register_post_import_hook(lambda _: self._steps.watch(), "torch.optim.optimizer")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._watch_tensorflow, name="horovod_runner-framework-profile", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self, *, ok: bool) -> None:
+        """End the recording, and write what there is of it.
+
+        Args:
+            ok: whether ``main`` has returned. Otherwise nothing is said of missing steps.
+        """
+        self._ended.set()
+        self._thread.join()
+        if self._torch is not None:
+            self._attempt(self._stop_torch)
+        if not self._is_over:
+            self._is_over = True
+            if ok:
+                self._fail(
+                    f"it made {self._done()[1]} steps that this package saw, and steps "
+                    f"{FIRST_STEP} to {LAST_STEP} are recorded: train for longer, and with an "
+                    "optimizer of torch, batches of a Shard or calls of report"
+                )
+
+    def _after_step(self) -> None:
+        if not self._is_over:
+            self._attempt(self._advance)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        """Do something with a framework's profiler; where it raises there is no trace."""
+        try:
+            action()
+        except Exception as error:
+            self._is_over = True
+            profiler, self._torch = self._torch, None
+            with suppress(Exception):
+                if profiler is not None:
+                    profiler.stop()
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _done(self) -> tuple[_Source, int]:
+        """How many steps are done, and what tells so."""
+        if self._steps.count:
+            return "optimizer", self._steps.count
+        if clock.batches:
+            return "batches", clock.batches - 1  # the latest one has just been handed over
+        return "reports", clock.reports
+
+    def _advance(self) -> None:
+        source, count = self._done()
+        if self._torch is None:
+            if count >= FIRST_STEP - 1 and (source == "optimizer" or not _has_tensorflow()):
+                self._source, self._until = source, count + LAST_STEP - FIRST_STEP + 1
+                self._start_torch(count)
+        elif source == self._source:
+            self._marks.append((count, time.time_ns()))
+            if count >= self._until:
+                self._stop_torch()
+
+    def _start_torch(self, count: int) -> None:
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._torch = profile(activities=activities)
+        self._torch.start()
+        self._marks.append((count, time.time_ns()))
+
+    def _stop_torch(self) -> None:
+        profiler = self._torch
+        profiler.add_metadata_json(METADATA, json.dumps({"steps": self._marks}))
+        profiler.stop()
+        self._torch = None
+        part = Path(f"{self._path}.part.json.gz")  # torch compresses what is named so
+        profiler.export_chrome_trace(str(part))
+        self._keep(part, "torch.json.gz")
+
+    def _keep(self, part: Path, name: TraceName) -> None:
+        """Give a complete file the name by which the task finds it."""
+        self._is_over = True
+        size = part.stat().st_size
+        if size > MOST_TRACE_BYTES:
+            part.unlink()
+            raise ValueError(
+                f"the profile of steps {FIRST_STEP} to {LAST_STEP} has {size / 1e6:.0f} MB, and up "
+                f"to {MOST_TRACE_BYTES / 1e6:.0f} MB are sent to the driver: the steps launch very "
+                "many operations; profile a part of them in main with torch.profiler"
+            )
+        os.replace(part, f"{self._path}.{name}")
+
+    def _watch_tensorflow(self) -> None:
+        self._attempt(self._record_tensorflow)
+
+    def _record_tensorflow(self) -> None:
+        counter = _TensorFlowSteps()
+        until, folder = 0, Path(f"{self._path}.tensorflow")
+        while not self._ended.wait(_LOOK_SECONDS) and not self._is_over:
+            if not _has_tensorflow() or self._steps.count:
+                continue  # nothing of TensorFlow's, or so far
+            count = counter.count()
+            if not until and count >= FIRST_STEP - 1:
+                sys.modules["tensorflow"].profiler.experimental.start(str(folder))
+                until = count + LAST_STEP - FIRST_STEP + 1
+            elif until and count >= until:
+                break
+        if until:
+            sys.modules["tensorflow"].profiler.experimental.stop()
+            part = shutil.make_archive(f"{self._path}.part", "zip", folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            self._keep(Path(part), "tensorflow.zip")
+
+
+class _TensorFlowSteps:
+    """Counts TensorFlow's steps: the reductions of one tensor, or else reports or batches.
+
+    Batches come last: TensorFlow takes many at a time, before it needs them.
+    """
+
+    def __init__(self) -> None:
+        self._collectives = Collectives()
+        self._names: Counter[str] = Counter()
+
+    def count(self) -> int:
+        """How many there were."""
+        self._names.update(each.name for each in self._collectives.take())
+        return max(self._names.values(), default=0) or clock.reports or clock.batches
+
+
+def _has_tensorflow() -> bool:
+    """Whether TensorFlow may be what trains; Keras imports it on torch, too."""
+    return "tensorflow" in sys.modules and os.environ.get("KERAS_BACKEND") != "torch"
