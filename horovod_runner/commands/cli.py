@@ -1,4 +1,4 @@
-"""The `horovod-runner` command: parses the arguments of run, ps, stop, install and doctor."""
+"""The `horovod-runner` command: parses the arguments of its commands."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_ps_and_stop(commands)
+    _add_trace(commands)
     _add_install(commands)
     _add_doctor(commands)
     return root
@@ -186,6 +187,30 @@ def _add_ps_and_stop(commands: Any) -> None:
     stop.set_defaults(command=_stop)
 
 
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser(
+        "trace",
+        help="write one trace of a run for Perfetto or Chrome",
+        description="Write one trace of an ended run of this user: a process for each rank and "
+        "each host, on one clock, with what --timeline and --torch-profiler have recorded. Open it "
+        "at https://ui.perfetto.dev.",
+    )
+    trace.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the run's id, the start of it, or the file of its record (default: the latest run)",
+    )
+    trace.add_argument(
+        "-o",
+        "--output",
+        default="trace.json.gz",
+        metavar="FILE",
+        help="the file to write, compressed if its name ends in .gz (default: %(default)s)",
+    )
+    trace.set_defaults(command=_trace)
+
+
 def _run(options: argparse.Namespace) -> int:
     try:
         return run.run(options, options.arguments)
@@ -229,6 +254,21 @@ def _stop(options: argparse.Namespace) -> int:
         print(f"{listed.run_id}: {problem or 'ended'}", file=sys.stderr if problem else sys.stdout)
         status = status or bool(problem)
     return int(status)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from horovod_runner.results.saved_run import load_run
+
+    run = load_run(options.run)
+    try:
+        missing = run.trace(options.output)
+    except OSError as error:
+        print(f"horovod-runner: the trace cannot be written: {error}", file=sys.stderr)
+        return 1
+    for sentence in missing:
+        print(f"horovod-runner: {sentence}", file=sys.stderr)
+    print(f"run {run.run_id} ({run.main}): {options.output}")
+    return 0
 
 
 def _install(options: argparse.Namespace) -> int:

@@ -112,8 +112,7 @@ class Intake:
             case messages.Fetch():
                 return self._fetch(message)
             case messages.FilePart():
-                is_trace = message.name in messages.TRACE_NAMES
-                (self._take_trace if is_trace else self._take_part)(message)
+                self._take_part(message)
             case messages.Saved():
                 self._take_saved(message)
             case messages.Unsaved():
@@ -125,6 +124,9 @@ class Intake:
         return None
 
     def _take_part(self, message: messages.FilePart) -> None:
+        if messages.is_trace(message):
+            self._take_trace(message)
+            return
         if self._archive is None:
             return
         try:

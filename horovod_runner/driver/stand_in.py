@@ -24,7 +24,6 @@ from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome, Record
 from horovod_runner.wire.measurements import Lines, Machine, Profile
 from horovod_runner.wire.messages import (
-    TRACE_NAMES,
     Began,
     Controller,
     Fetch,
@@ -36,6 +35,7 @@ from horovod_runner.wire.messages import (
     Saved,
     Unsaved,
     Untraced,
+    is_trace,
 )
 from horovod_runner.wire.slots import RankInfo
 
@@ -166,7 +166,7 @@ class Keeper:
         return None
 
     def _leave_out(self, message: FilePart) -> None:
-        if message.name in TRACE_NAMES and message.name not in self._in_parts:
+        if is_trace(message) and message.name not in self._in_parts:
             why = "in detached mode no files come back from the executors"
             self._facts.append(Untraced(message.rank, why))
         self._in_parts.add(message.name)

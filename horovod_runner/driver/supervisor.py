@@ -279,7 +279,7 @@ class Supervisor:
             case measurements.Profile() | measurements.Machine() | measurements.Lines():
                 self._observe(task, message)
             case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
-                if message.rank == 0 or _is_trace(message):
+                if message.rank == 0 or messages.is_trace(message):
                     self._observe(task, message)
                 else:
                     self._channel.dropped += 1  # only rank 0 saves and loads
@@ -395,7 +395,3 @@ class Supervisor:
 
     def _send_all(self, message: messages.FromDriver) -> None:
         self._channel.send_all(self.roster.hellos, message)
-
-
-def _is_trace(message: messages.FromRank) -> bool:
-    return isinstance(message, messages.FilePart) and message.name in messages.TRACE_NAMES

@@ -8,6 +8,7 @@ at the counters.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -51,12 +52,16 @@ class FrameworkProfiler:
         self._torch: Any = None  # torch's profiler while it records
         self._source: _Source = "optimizer"
         self._until = 0  # the number of steps at which the recording ends
-        self._marks: list[tuple[int, int]] = []  # steps that were made, and the time in nanoseconds
+        # The time in nanoseconds: of the start, and after each step with its number.
+        self._began = 0
+        self._marks: list[tuple[int, int]] = []
+        self._packing: threading.Thread | None = None
         self._steps = OptimizerSteps(self._after_step)
         clock.after = self._after_step
         import wrapt
 
         wrapt.register_post_import_hook(lambda _: self._steps.watch(), "torch.optim.optimizer")
+        os.register_at_fork(after_in_child=self._after_fork)
         self._ended = threading.Event()
         self._thread = threading.Thread(
             target=self._watch_tensorflow, name="horovod_runner-framework-profile", daemon=True
@@ -73,6 +78,8 @@ class FrameworkProfiler:
         self._thread.join()
         if self._torch is not None:
             self._attempt(self._stop_torch)
+        if self._packing is not None:
+            self._packing.join()
         if not self._is_over:
             self._is_over = True
             if ok:
@@ -81,6 +88,9 @@ class FrameworkProfiler:
                     f"{FIRST_STEP} to {LAST_STEP} are recorded: train for longer, and with an "
                     "optimizer of torch, batches of a Shard or calls of report"
                 )
+
+    def _after_fork(self) -> None:
+        self._is_over = True  # a process of a DataLoader makes no steps of the training
 
     def _after_step(self) -> None:
         if not self._is_over:
@@ -96,7 +106,8 @@ class FrameworkProfiler:
             with suppress(Exception):
                 if profiler is not None:
                     profiler.stop()
-            self._fail(f"{type(error).__name__}: {error}")
+            with suppress(OSError):  # the task has ended
+                self._fail(f"{type(error).__name__}: {error}")
 
     def _done(self) -> tuple[_Source, int]:
         """How many steps are done, and what tells so."""
@@ -123,25 +134,45 @@ class FrameworkProfiler:
             return
         from torch.profiler import ProfilerActivity, profile
 
+        if torch.autograd._profiler_enabled():  # a second one would take the events of the first
+            raise RuntimeError(
+                f"main runs torch's profiler itself at step {FIRST_STEP}: leave one of them out"
+            )
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._torch = profile(activities=activities)
+        self._began = time.time_ns()
         self._torch.start()
         self._marks.append((count, time.time_ns()))
 
     def _stop_torch(self) -> None:
         profiler = self._torch
-        profiler.add_metadata_json(METADATA, json.dumps({"steps": self._marks}))
+        known = {"began": self._began, "steps": self._marks}
+        profiler.add_metadata_json(METADATA, json.dumps(known))
         profiler.stop()
         self._torch = None
-        part = Path(f"{self._path}.part.json.gz")  # torch compresses what is named so
-        profiler.export_chrome_trace(str(part))
+        self._is_over = True
+        written = Path(f"{self._path}.json")
+        profiler.export_chrome_trace(str(written))
+        # Meanwhile the training goes on: it takes longer than the profiler's own work.
+        self._packing = threading.Thread(
+            target=self._attempt,
+            args=(lambda: self._pack(written),),
+            name="horovod_runner-framework-profile",
+            daemon=True,
+        )
+        self._packing.start()
+
+    def _pack(self, written: Path) -> None:
+        part = Path(f"{self._path}.json.part")
+        with written.open("rb") as file, gzip.open(part, "wb", compresslevel=6) as compressed:
+            shutil.copyfileobj(file, compressed, 1 << 20)
+        written.unlink()
         self._keep(part, "torch.json.gz")
 
     def _keep(self, part: Path, name: TraceName) -> None:
         """Give a complete file the name by which the task finds it."""
-        self._is_over = True
         size = part.stat().st_size
         if size > MOST_TRACE_BYTES:
             part.unlink()
@@ -169,6 +200,9 @@ class FrameworkProfiler:
                 break
         if until:
             sys.modules["tensorflow"].profiler.experimental.stop()
+            for file in folder.rglob("*.xplane.pb"):  # named by the host, which ranks share
+                file.rename(file.with_name(f"{Path(self._path).name}.xplane.pb"))
+            self._is_over = True
             part = shutil.make_archive(f"{self._path}.part", "zip", folder)
             shutil.rmtree(folder, ignore_errors=True)
             self._keep(Path(part), "tensorflow.zip")

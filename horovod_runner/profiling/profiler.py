@@ -97,7 +97,7 @@ class Profiler:
         self._send(
             Profile(
                 self._rank,
-                time.time(),
+                now.wall,
                 now.time - before.time,
                 {name: n for name, n in steps.items() if n},
                 {name: s for name, s in spent.items() if s > 0},
@@ -126,7 +126,8 @@ class _Counters:
     """What has been counted up to a moment."""
 
     def __init__(self) -> None:
-        self.time = time.monotonic()
+        # Both at once: other hosts' clocks are compared by collectives, whose times are monotonic.
+        self.time, self.wall = time.monotonic(), time.time()
         self.steps: dict[str, int] = {}
         self.spent: dict[str, float] = {}
         self.behind: dict[str, float] = {}

@@ -347,6 +347,12 @@ FromDriver = (
 #: What a rank or the driver sends.
 Sent = Message | measurements.Measurement
 
+
+def is_trace(message: Sent) -> bool:
+    """Whether a message is a piece of a trace, which every rank may send."""
+    return isinstance(message, FilePart) and message.name in TRACE_NAMES
+
+
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
 _from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)

@@ -85,12 +85,12 @@ class Arrivals:
         if message.offset + size > MOST_TRACE_BYTES:
             raise ValueError(f"the trace of rank {message.rank} is too large")
         if self._room is not None:
-            self._room -= size
-            if self._room < 0:
+            if size > self._room:
                 raise OSError(
                     f"the traces of all ranks have more than {_MOST_BYTES >> 20} MiB, the most "
                     'that is kept beside the record of a run. Name a folder: torch_profiler="DIR"'
                 )
+            self._room -= size
         mode = "ab" if message.offset else "wb"
         with open(part, mode, buffering=0, opener=_private) as file:
             if file.seek(0, os.SEEK_END) != message.offset:

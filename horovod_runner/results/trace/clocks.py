@@ -21,7 +21,8 @@ class Clocks:
 
     Args:
         run: the run.
-        others: moments of rank 0's clock that must be on the time line, too.
+        others: further moments of the time line, each a rank and the seconds since the Unix epoch
+            by the clock of its host.
 
     Attributes:
         zero: the start of the time line, in seconds since the Unix epoch by rank 0's clock.
@@ -29,11 +30,12 @@ class Clocks:
         driver_ahead: the same of the driver's; None if it is not known, and taken for 0.
     """
 
-    def __init__(self, run: Run, others: Iterable[float] = ()) -> None:
+    def __init__(self, run: Run, others: Iterable[tuple[int, float]] = ()) -> None:
         self.offsets = _by_host(run.profile.clock_offsets, run.ranks)
         self.driver_ahead = run.profile.driver_ahead
         self.zero = 0.0
-        moments = [self.by_driver(run.timings.queued), *(each * 1e6 for each in others)]
+        moments = [self.by_driver(run.timings.queued)]
+        moments += [self.by_rank(rank, seconds) for rank, seconds in others]
         for rank, rows in run.profile.rows.items():
             moments += [self.by_rank(rank, row.time - row.seconds) for row in rows[:1]]
         for rank, machines in run.profile.machines.items():

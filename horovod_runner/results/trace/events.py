@@ -48,21 +48,27 @@ def _metadata(pid: int, tid: int, kind: str, args: Event) -> Event:
     return {"ph": "M", "name": kind, "ts": 0, "pid": pid, "tid": tid, "args": args}
 
 
-def instant(pid: int, tid: int, name: str, ts: float, **args: Any) -> Event:
-    """A moment of a thread."""
-    found = {key: value for key, value in args.items() if value not in (None, "", {})}
+def instant(
+    pid: int, tid: int, name: str, ts: float, args: Mapping[str, Any] | None = None
+) -> Event:
+    """A moment of a thread; ``args`` are shown with it."""
     event = {"ph": "i", "s": "t", "name": name, "ts": _micros(ts), "pid": pid, "tid": tid}
-    return {**event, "args": found} if found else event
+    return {**event, "args": args} if args else event
 
 
-def span(pid: int, tid: int, name: str, begin: float, end: float, **args: Any) -> Event:
-    """A time of a thread, from a moment to another."""
+def span(
+    pid: int,
+    tid: int,
+    name: str,
+    times: tuple[float, float],
+    args: Mapping[str, Any] | None = None,
+) -> Event:
+    """A time of a thread, between two moments; ``args`` are shown with it."""
     # From rounded moments: otherwise it could end after the beginning of the next one.
-    ts = _micros(begin)
-    duration = round(max(0.0, _micros(end) - ts), 3)
+    ts, end = map(_micros, times)
+    duration = round(max(0.0, end - ts), 3)
     event = {"ph": "X", "name": name, "ts": ts, "dur": duration, "pid": pid, "tid": tid}
-    found = {key: value for key, value in args.items() if value not in (None, "")}
-    return {**event, "args": found} if found else event
+    return {**event, "args": args} if args else event
 
 
 def counter(

@@ -42,6 +42,7 @@ class HorovodTimeline:
         path: of the file.
 
     Attributes:
+        rank: 0, which writes it.
         path: of the file.
         is_complete: whether its end was there, once its events have been read.
         began: the start of Horovod, in seconds since the Unix epoch by rank 0's clock.
@@ -52,6 +53,7 @@ class HorovodTimeline:
     """
 
     def __init__(self, path: str) -> None:
+        self.rank = 0
         self.path = path
         with _opened(path) as file:
             first = next(iter(JsonArray(file, r"^\s*\[")), {})
@@ -108,7 +110,7 @@ class _Spans:
 
     def begin(self, name: str, ts: float) -> None:
         """Begin a span inside those that are open."""
-        event = span(TIMELINE, self._tid, name, ts, ts)
+        event = span(TIMELINE, self._tid, name, (ts, ts))
         self._spans.append(event)
         self._open.append(event)
 
@@ -153,10 +155,11 @@ class TorchTrace:
             head = json.loads(f"{JsonArray(file, _EVENTS).head} {_NO_EVENTS}")
         # The times of events count from there; before torch 2.4, from the Unix epoch.
         self._base = int(head.get("baseTimeNanoseconds", 0))
-        self._steps: list[tuple[int, int]] = head.get(METADATA, {}).get("steps", [])
-        if not self._steps:
+        known = head.get(METADATA)
+        if known is None:
             raise ValueError("it does not say which steps it holds")
-        self.began = self._steps[0][1] * 1e-9
+        self._steps: list[tuple[int, int]] = known["steps"]
+        self.began: float = known["began"] * 1e-9
         self.is_complete = True
 
     def events(self, clocks: Clocks) -> Iterator[Event]:
@@ -164,8 +167,8 @@ class TorchTrace:
         pid = pid_of_rank(self.rank)
         yield from thread(pid, STEPS, "steps")
         for (_, begin), (step, end) in zip(self._steps, self._steps[1:], strict=False):
-            moments = [clocks.by_rank(self.rank, each * 1e-9) for each in (begin, end)]
-            yield span(pid, STEPS, f"step {step}", *moments)
+            times = clocks.by_rank(self.rank, begin * 1e-9), clocks.by_rank(self.rank, end * 1e-9)
+            yield span(pid, STEPS, f"step {step}", times)
         zero = clocks.zero + clocks.offsets.get(self.rank, 0.0)
         shift = round(self._base * 1e-3 - zero * 1e6, 3)
         threads: dict[tuple[Any, Any], int] = {}

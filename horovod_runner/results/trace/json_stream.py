@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, TextIO
 
 _PIECE: Final = 1 << 20  # characters
@@ -52,10 +54,16 @@ class JsonArray:
             try:
                 found, at = decode(text, at)
             except ValueError:  # it is cut here, or by the end of the piece
-                piece = self._file.read(_PIECE)
+                piece = self._more()
                 if not piece or len(text) - at > _LONGEST:
                     return
                 text, at = text[at:] + piece, 0
                 continue
             if isinstance(found, dict):
                 yield found
+
+    def _more(self) -> str:
+        """Some more text; empty at the end, and where a compressed file is damaged."""
+        with suppress(OSError, EOFError, zlib.error):
+            return self._file.read(_PIECE)
+        return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import time
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,7 @@ def write_trace(run: Run, path: str | os.PathLike[str]) -> list[str]:
             "not aligned. The run had DebugConfig(profile=False), or made no step."
         )
     found = [each for trace in run.traces if (each := _open(run, trace, missing)) is not None]
-    timelines = tuple(each.began for each in found if isinstance(each, HorovodTimeline))
-    clocks = Clocks(run, timelines)
+    clocks = Clocks(run, [(each.rank, each.began) for each in found])
     events = _all_events(run, clocks, found)
     _write(Path(path), events, _about(run, clocks))
     for each in found:
@@ -57,7 +57,7 @@ def _open(run: Run, trace: TraceFile, missing: list[str]) -> HorovodTimeline | T
                 return timeline
             raise ValueError("it is of another run, which wrote the same file")
         missing.append(f"TensorFlow's profile of rank {trace.rank} is not merged: {trace.path}")
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         missing.append(f"{trace.path} is left out: {error}.")
     return None
 

@@ -38,18 +38,11 @@ def of_run(run: Run, clocks: Clocks) -> Iterator[Event]:
         if attempt.ended is not None:
             until = place(attempt.ended)
         name = f"attempt {attempt.number}"
-        yield span(
-            RUN,
-            _ATTEMPTS,
-            name,
-            began,
-            until,
-            resumed_from=attempt.resumed_from,
-            error=attempt.error,
-        )
+        about = {"resumed_from": attempt.resumed_from, "error": attempt.error}
+        yield span(RUN, _ATTEMPTS, name, (began, until), about)
         if attempt.error:
             text = f"{name} failed: {attempt.error}"
-            yield instant(RUN, _ATTEMPTS, _shortened(text), until, error=attempt.error)
+            yield instant(RUN, _ATTEMPTS, _shortened(text), until, {"error": attempt.error})
     yield instant(RUN, _ATTEMPTS, "run called", place(timings.queued))
     if timings.first_line is not None:
         yield instant(RUN, _ATTEMPTS, "main began", place(timings.first_line))
@@ -59,7 +52,7 @@ def of_run(run: Run, clocks: Clocks) -> Iterator[Event]:
         yield instant(RUN, _ATTEMPTS, f"run {run.status}", end)
     notices = [line for line in run.logs if line.stream == "notice"]
     for line in notices[-_MOST_NOTICES:]:
-        yield instant(RUN, _NOTICES, _shortened(line.text), place(line.time), text=line.text)
+        yield instant(RUN, _NOTICES, _shortened(line.text), place(line.time), {"text": line.text})
 
 
 def of_ranks(run: Run, clocks: Clocks) -> Iterator[Event]:
@@ -79,8 +72,7 @@ def of_ranks(run: Run, clocks: Clocks) -> Iterator[Event]:
             MOMENTS,
             f"epoch {each.epoch}",
             clocks.by_rank(each.rank, each.time),
-            step=each.step,
-            **each.metrics,
+            {"step": each.step, **each.metrics},
         )
     for checkpoint in run.checkpoints:
         yield instant(
@@ -88,8 +80,7 @@ def of_ranks(run: Run, clocks: Clocks) -> Iterator[Event]:
             MOMENTS,
             f"checkpoint of step {checkpoint.step}",
             clocks.by_rank(0, checkpoint.saved_at),
-            bytes=checkpoint.size,
-            **checkpoint.metrics,
+            {"bytes": checkpoint.size, **checkpoint.metrics},
         )
 
 
