@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
 from horovod_runner.results.run import TraceFile
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks import Sink
@@ -150,13 +151,16 @@ class Intake:
         if trace is not None:
             if self._traces.count == 1:
                 names = trace.path.replace(f"-rank-{trace.rank}.", "-rank-*.")
-                self._sink.notice(f"steps of the ranks, as their framework's profiler saw: {names}")
+                kind = "TensorFlow" if trace.kind == "tensorflow" else trace.kind
+                self._sink.notice(
+                    f"traces of {kind}'s profiler, of steps {FIRST_STEP} to {LAST_STEP}: {names}"
+                )
             self._sink.trace(trace)
 
     def _warn_untraced(self, rank: int, why: str) -> None:
-        if not self._untraced:  # most often it is the same on all ranks
+        if not self._untraced:  # the reason is often the same on all ranks
             self._untraced = True
-            self._sink.notice(f"torch_profiler: there is no trace of rank {rank}: {why}")
+            self._sink.notice(f"torch_profiler: rank {rank} has sent no trace. {why}")
 
     def _take_saved(self, message: messages.Saved) -> None:
         if self._archive is None:

@@ -130,7 +130,7 @@ class Keeper:
         self._profiles: deque[Profile | Machine] = deque(maxlen=_KEPT_REPORTS)
         self._lines: dict[int, Lines] = {}
         self._characters = 0
-        self._in_parts: set[str] = set()  # files that came here, and have no place here
+        self._in_parts: set[str] = set()  # names of files that the driver cannot get
 
     @property
     def kept(
@@ -167,7 +167,7 @@ class Keeper:
 
     def _leave_out(self, message: FilePart) -> None:
         if is_trace(message) and message.name not in self._in_parts:
-            why = "in detached mode no files come back from the executors"
+            why = "In detached mode no files come back from the executors."
             self._facts.append(Untraced(message.rank, why))
         self._in_parts.add(message.name)
 

@@ -1,9 +1,8 @@
 """Runs torch's or TensorFlow's own profiler around some steps, for ``torch_profiler=True``.
 
-torch's profiler records the threads that begin work after its start, so it is started in the thread
-that trains: after a step of an optimizer, or with a batch or a report where there is no optimizer.
-TensorFlow's records all threads. No Python code of a rank runs between its steps, so a thread looks
-at the counters.
+torch's profiler records the thread that starts it. So the thread that trains starts it, after a
+step of an optimizer; without an optimizer, with the next batch or report. TensorFlow's profiler
+records all threads, and its steps run no Python code: a thread polls the number of steps.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from horovod_runner.wire.messages import MOST_TRACE_BYTES, TraceName
 
 #: The steps that are recorded, the first one being step 1.
 FIRST_STEP, LAST_STEP = 10, 20
-#: The key of a torch trace with what this package knows of it.
+#: The key under which this package writes the times of steps into a torch trace.
 METADATA: Final = "horovod_runner"
 _LOOK_SECONDS: Final = 0.02
 _Source = Literal["optimizer", "batches", "reports"]
@@ -42,7 +41,7 @@ class FrameworkProfiler:
     Args:
         path: the start of the paths of its files, to which ".torch.json.gz" or ".tensorflow.zip" is
             added; the folder exists.
-        fail: called with the reason, a sentence, where there will be no file.
+        fail: called with the reason if there will be no file.
     """
 
     def __init__(self, path: str, fail: Callable[[str], None]) -> None:
@@ -69,10 +68,11 @@ class FrameworkProfiler:
         self._thread.start()
 
     def finish(self, *, ok: bool) -> None:
-        """End the recording, and write what there is of it.
+        """End the recording, and write the steps that were recorded.
 
         Args:
-            ok: whether ``main`` has returned. Otherwise nothing is said of missing steps.
+            ok: whether ``main`` has returned. Only then too few steps are a reason to call
+                ``fail``.
         """
         self._ended.set()
         self._thread.join()
@@ -84,9 +84,9 @@ class FrameworkProfiler:
             self._is_over = True
             if ok:
                 self._fail(
-                    f"it made {self._done()[1]} steps that this package saw, and steps "
-                    f"{FIRST_STEP} to {LAST_STEP} are recorded: train for longer, and with an "
-                    "optimizer of torch, batches of a Shard or calls of report"
+                    f"It counted {self._done()[1]} steps, and records steps {FIRST_STEP} to "
+                    f"{LAST_STEP}: train for more steps. Steps of a torch optimizer, batches of a "
+                    "Shard and calls of report count."
                 )
 
     def _after_fork(self) -> None:
@@ -97,7 +97,7 @@ class FrameworkProfiler:
             self._attempt(self._advance)
 
     def _attempt(self, action: Callable[[], None]) -> None:
-        """Do something with a framework's profiler; where it raises there is no trace."""
+        """Call a framework's profiler; an error ends the recording, not the training."""
         try:
             action()
         except Exception as error:
@@ -110,11 +110,11 @@ class FrameworkProfiler:
                 self._fail(f"{type(error).__name__}: {error}")
 
     def _done(self) -> tuple[_Source, int]:
-        """How many steps are done, and what tells so."""
+        """What counts as a step, and how many of them are complete."""
         if self._steps.count:
             return "optimizer", self._steps.count
         if clock.batches:
-            return "batches", clock.batches - 1  # the latest one has just been handed over
+            return "batches", clock.batches - 1  # the step of the latest batch begins now
         return "reports", clock.reports
 
     def _advance(self) -> None:
@@ -136,7 +136,8 @@ class FrameworkProfiler:
 
         if torch.autograd._profiler_enabled():  # a second one would take the events of the first
             raise RuntimeError(
-                f"main runs torch's profiler itself at step {FIRST_STEP}: leave one of them out"
+                f"main uses torch's profiler itself at step {FIRST_STEP}. Leave out torch_profiler "
+                "or the profiler in main."
             )
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
@@ -155,7 +156,7 @@ class FrameworkProfiler:
         self._is_over = True
         written = Path(f"{self._path}.json")
         profiler.export_chrome_trace(str(written))
-        # Meanwhile the training goes on: it takes longer than the profiler's own work.
+        # In a thread: compressing takes longer than writing, and the training can continue.
         self._packing = threading.Thread(
             target=self._attempt,
             args=(lambda: self._pack(written),),
@@ -177,9 +178,9 @@ class FrameworkProfiler:
         if size > MOST_TRACE_BYTES:
             part.unlink()
             raise ValueError(
-                f"the profile of steps {FIRST_STEP} to {LAST_STEP} has {size / 1e6:.0f} MB, and up "
-                f"to {MOST_TRACE_BYTES / 1e6:.0f} MB are sent to the driver: the steps launch very "
-                "many operations; profile a part of them in main with torch.profiler"
+                f"the trace has {size / 1e6:.0f} MB, more than the {MOST_TRACE_BYTES / 1e6:.0f} MB "
+                f"that a rank may send: steps {FIRST_STEP} to {LAST_STEP} run very many "
+                "operations. Use torch.profiler in main for a part of a step."
             )
         os.replace(part, f"{self._path}.{name}")
 
@@ -191,7 +192,7 @@ class FrameworkProfiler:
         until, folder = 0, Path(f"{self._path}.tensorflow")
         while not self._ended.wait(_LOOK_SECONDS) and not self._is_over:
             if not _has_tensorflow() or self._steps.count:
-                continue  # nothing of TensorFlow's, or so far
+                continue  # torch trains, or nothing does yet
             count = counter.count()
             if not until and count >= FIRST_STEP - 1:
                 sys.modules["tensorflow"].profiler.experimental.start(str(folder))
@@ -200,7 +201,7 @@ class FrameworkProfiler:
                 break
         if until:
             sys.modules["tensorflow"].profiler.experimental.stop()
-            for file in folder.rglob("*.xplane.pb"):  # named by the host, which ranks share
+            for file in folder.rglob("*.xplane.pb"):  # by default named after the host
                 file.rename(file.with_name(f"{Path(self._path).name}.xplane.pb"))
             self._is_over = True
             part = shutil.make_archive(f"{self._path}.part", "zip", folder)
@@ -209,9 +210,9 @@ class FrameworkProfiler:
 
 
 class _TensorFlowSteps:
-    """Counts TensorFlow's steps: the reductions of one tensor, or else reports or batches.
+    """Counts TensorFlow's steps: the reductions of one tensor, else reports, else batches.
 
-    Batches come last: TensorFlow takes many at a time, before it needs them.
+    Batches are the last choice because TensorFlow fetches many of them ahead.
     """
 
     def __init__(self) -> None:
@@ -225,5 +226,5 @@ class _TensorFlowSteps:
 
 
 def _has_tensorflow() -> bool:
-    """Whether TensorFlow may be what trains; Keras imports it on torch, too."""
+    """Whether TensorFlow may train this rank. Keras on torch imports it without using it."""
     return "tensorflow" in sys.modules and os.environ.get("KERAS_BACKEND") != "torch"

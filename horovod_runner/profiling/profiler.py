@@ -126,7 +126,7 @@ class _Counters:
     """What has been counted up to a moment."""
 
     def __init__(self) -> None:
-        # Both at once: other hosts' clocks are compared by collectives, whose times are monotonic.
+        # Read together: a pause between them would shift this rank's clock against other hosts'.
         self.time, self.wall = time.monotonic(), time.time()
         self.steps: dict[str, int] = {}
         self.spent: dict[str, float] = {}

@@ -113,7 +113,7 @@ class RunProfile:
     def __init__(self) -> None:
         self._hosts: Sequence[str] = ()
         self._delays: dict[str, float] = {}
-        self._driver_ahead: float | None = None  # of a record
+        self._driver_ahead: float | None = None  # from a file
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
         self._totals: dict[int, RankTotals] = {}
@@ -234,9 +234,9 @@ class RunProfile:
     def driver_ahead(self) -> float | None:
         """The seconds by which the driver's clock is ahead of that of rank 0's host.
 
-        It is too large by the time that the fastest message from a rank to the driver took, which
-        is milliseconds; in detached mode, up to the time from the end of ``main`` to that of the
-        job. None where no rank has sent a summary.
+        The number includes the time that the fastest message took from a rank to the driver, about
+        a millisecond. In detached mode messages arrive at the end of the job, which may add
+        seconds. None if no rank has sent a summary.
         """
         offsets = self.clock_offsets
         with self._lock:

@@ -24,7 +24,7 @@ class Recorder(Sink):
         self._run = run
         self._characters = 0
         self._attempt = 1
-        self._placed = 0  # the attempt whose ranks are known
+        self._placed = 0  # the attempt for which ``ranks`` was called last
 
     def attempt(self, number: int) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like the methods below."""
@@ -61,7 +61,7 @@ class Recorder(Sink):
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         self._run.ranks = ranks
-        if self._placed != self._attempt:  # at the end of an attempt there is another call
+        if self._placed != self._attempt:  # the second call only adds exit codes
             self._placed = self._attempt
             self._run.profile.begin([rank.host for rank in ranks])
 

@@ -121,8 +121,7 @@ class Run:
         timings: the times of the run's events.
         logs_cut: the number of characters that were removed from :attr:`logs` to save memory.
         profile: where the time of each rank went; see :meth:`diagnose`.
-        traces: the files that ``DebugConfig(timeline=, torch_profiler=)`` ask for, and that came;
-            :meth:`trace` merges them.
+        traces: the files of ``DebugConfig(timeline=, torch_profiler=)``; :meth:`trace` merges them.
     """
 
     run_id: str
@@ -178,19 +177,19 @@ class Run:
         return diagnose(self.profile)
 
     def trace(self, path: str | os.PathLike[str]) -> list[str]:
-        """Write all that is known of the run's time as one trace for Perfetto or Chrome.
+        """Write one trace of all ranks for Perfetto or Chrome.
 
             runner.last_run.trace("trace.json.gz")
 
-        Open the file at https://ui.perfetto.dev. Each rank is a process, and so is each host; the
-        traces of ``DebugConfig(timeline=, torch_profiler=)`` are in it. The clocks of all hosts are
-        aligned. Also while the run goes on.
+        Open the file at https://ui.perfetto.dev. It shows each rank and each host as a process, and
+        contains the traces of ``DebugConfig(timeline=, torch_profiler=)``. The clocks of all hosts
+        are aligned. The call also works while the run goes on.
 
         Args:
             path: of the file; with a name that ends in ".gz" it is compressed.
 
         Returns:
-            What is missing in the trace, a sentence each.
+            A sentence for each thing that the trace lacks; empty if it is complete.
 
         Raises:
             OSError: the file cannot be written.

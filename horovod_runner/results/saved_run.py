@@ -32,7 +32,7 @@ SUFFIX: Final = ".run"
 # Older records are deleted where there are more, or where all of them are larger.
 _KEPT_RUNS: Final = 50
 _KEPT_BYTES: Final = 1 << 30
-# Traces without a record, unless their run may still go on.
+# Traces without a record are deleted after this time: their run may still go on.
 _LEFT_SECONDS: Final = 7 * 86400.0
 
 

@@ -269,7 +269,7 @@ class _RankTask:
         if timeline is not None:  # all ranks must ask for one; only rank 0 writes it
             variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
         if _wants_trace(self._job):
-            # torch's profiler prints its own course on stderr otherwise.
+            # Otherwise torch's profiler prints its own log on stderr.
             variables.setdefault("KINETO_LOG_LEVEL", "99")
         if assignment.controller == "mpi":
             variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment))

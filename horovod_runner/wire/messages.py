@@ -23,7 +23,7 @@ from horovod_runner.wire.slots import Offer, Slot
 
 #: What Horovod calls the library that coordinates its CPU collectives.
 Controller = Literal["gloo", "mpi"]
-#: A file with some steps of a rank, from the profiler of its framework; every rank may send one.
+#: The trace of a framework's profiler; every rank may send one.
 TraceName = Literal["torch.json.gz", "tensorflow.zip"]
 TRACE_NAMES: Final[tuple[TraceName, ...]] = get_args(TraceName)
 MOST_TRACE_BYTES: Final = 64 << 20
@@ -134,7 +134,7 @@ class Unsaved(Message, frozen=True):
 
 
 class Untraced(Message, frozen=True):
-    """There will be no trace of a rank, although ``torch_profiler`` asks for one."""
+    """A rank will send no trace, although ``torch_profiler`` asks for one."""
 
     rank: int
     reason: str

@@ -90,7 +90,7 @@ def test_one_trace_has_the_collectives_and_the_operations_of_all_ranks_on_one_cl
         if (e["pid"], e["tid"], e["name"]) == (horovod, probe, "ALLREDUCE")
     ]
     assert len(reductions) == 30
-    # A rank is in the call while the reduction goes on: by two clocks of torch, and Horovod's.
+    # Both ranks are in the call while Horovod reduces, by the clocks of three files.
     for first, second, (begin, end) in zip(*probes, reductions[9:20], strict=True):
         assert max(first[0], second[0], begin) < min(first[1], second[1], end)
     for pid in pids.values():
@@ -98,7 +98,7 @@ def test_one_trace_has_the_collectives_and_the_operations_of_all_ranks_on_one_cl
             (times,) = traces.spans(events, pid, f"step {step}")
             (inside,) = traces.spans(events, pid, f"in step {step}")
             assert times[0] < inside[0] < inside[1] < times[1]
-    # The command makes the same of the run's record.
+    # The command writes the same trace from the run's record.
     again = tmp_path / "again.json"
     assert cli.main(["trace", run.run_id, "-o", str(again)]) == 0
     assert str(again) in capsys.readouterr().out
@@ -114,7 +114,7 @@ def test_a_rank_that_fails_brings_the_steps_that_it_has_made(ranks: Ranks, tmp_p
     run = runner.last_run
     assert run is not None
     assert run.traces
-    for trace in run.traces:  # a rank that the driver ends may have left none
+    for trace in run.traces:  # the driver may have ended the other rank before it wrote its file
         assert Path(trace.path) == folder / f"{run.run_id}-rank-{trace.rank}.torch.json.gz"
         assert steps_in(trace) == {f"in step {step}" for step in range(10, 14)}
 
@@ -130,7 +130,7 @@ def test_too_few_steps_are_one_notice(ranks: Ranks) -> None:
     runner.run(train, steps=5)
     assert runner.last_run is not None
     assert runner.last_run.traces == []
-    assert notices(runner.last_run).count("it made 5 steps") == 1
+    assert notices(runner.last_run).count("It counted 5 steps") == 1
 
 
 @pytest.mark.places("local")
@@ -148,7 +148,7 @@ def test_a_profiler_in_main_keeps_its_events(ranks: Ranks) -> None:
 
     runner = ranks.runner(2, torch_profiler=True)
     assert runner.run(main) == 30
-    assert "main runs torch's profiler itself at step 10" in notices(runner.last_run)
+    assert "main uses torch's profiler itself at step 10" in notices(runner.last_run)
 
 
 @pytest.mark.places("local")

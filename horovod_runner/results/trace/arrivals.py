@@ -13,7 +13,7 @@ from horovod_runner.results import saved_run
 from horovod_runner.results.run import TraceFile
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
 
-# Of all ranks together beside the run's record; a folder that the user names may hold any number.
+# The limit for all ranks together, beside the run's record. A folder of the user has no limit.
 _MOST_BYTES: Final = 512 << 20
 _KINDS: Final[dict[str, Literal["torch", "tensorflow"]]] = {
     "torch.json.gz": "torch",
@@ -68,7 +68,7 @@ class Arrivals:
         return TraceFile(message.rank, _KINDS[message.name], str(path))
 
     def _folder(self) -> Path:
-        """The folder; it exists."""
+        """The folder, which is created if it does not exist."""
         if not isinstance(self._wanted, bool):
             folder = Path(self._wanted)
             folder.mkdir(exist_ok=True)
@@ -87,8 +87,8 @@ class Arrivals:
         if self._room is not None:
             if size > self._room:
                 raise OSError(
-                    f"the traces of all ranks have more than {_MOST_BYTES >> 20} MiB, the most "
-                    'that is kept beside the record of a run. Name a folder: torch_profiler="DIR"'
+                    f"The traces of all ranks have more than {_MOST_BYTES >> 20} MiB, the limit "
+                    'beside the record of a run. Name a folder: torch_profiler="DIR"'
                 )
             self._room -= size
         mode = "ab" if message.offset else "wb"

@@ -1,7 +1,7 @@
-"""The time line of a trace: microseconds of one clock, from the first event on.
+"""The time line of a trace: microseconds since its first event, by the clock of rank 0's host.
 
-The clock is that of rank 0's host. Summaries, reports, checkpoints and the traces of frameworks
-carry the clock of the rank's host, the other records of a run that of the driver.
+Summaries, reports, checkpoints and traces of frameworks have times of the rank's host. Attempts,
+notices and printed lines have times of the driver.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Clocks:
     Attributes:
         zero: the start of the time line, in seconds since the Unix epoch by rank 0's clock.
         offsets: by rank, the seconds by which its clock is ahead of rank 0's.
-        driver_ahead: the same of the driver's; None if it is not known, and taken for 0.
+        driver_ahead: the seconds by which the driver's clock is ahead; None if it is not known.
     """
 
     def __init__(self, run: Run, others: Iterable[tuple[int, float]] = ()) -> None:
@@ -42,7 +42,8 @@ class Clocks:
             moments += [self.by_rank(rank, each.time - each.seconds) for each in machines[:1]]
         moments += [self.by_rank(end.rank, end.time) for end in run._metrics.epoch_ends()]
         moments += [self.by_rank(0, each.saved_at) for each in run.checkpoints]
-        self.zero = min(moments) * 1e-6
+        # A microsecond earlier: seconds since the epoch are not exact enough for less.
+        self.zero = min(moments) * 1e-6 - 1e-6
 
     def by_rank(self, rank: int, seconds: float) -> float:
         """Place a moment by the clock of a rank's host, in seconds since the Unix epoch."""
@@ -54,7 +55,7 @@ class Clocks:
 
 
 def _by_host(offsets: dict[int, float], ranks: Iterable[RankInfo]) -> dict[int, float]:
-    """The ranks of a host have one clock: the median of what all of them say of it."""
+    """Give all ranks of a host the median of their offsets, because they share its clock."""
     hosts: dict[int, int | str] = {rank: rank for rank in offsets}
     hosts |= {rank.rank: rank.host for rank in ranks}
     by_host: dict[int | str, list[float]] = {}

@@ -10,15 +10,14 @@ from typing import Any, Final
 
 Event = dict[str, Any]
 
-#: The processes of a trace, in the order of their numbers: the run, Horovod's timeline, ranks and
-#: hosts. The numbers of threads are others: Perfetto takes a thread with the number of its process
-#: for the main thread.
+#: The numbers of processes: the run, Horovod's timeline, ranks and hosts. No thread has the number
+#: of its process, because Perfetto would call it the main thread.
 RUN: Final = 1
 TIMELINE: Final = 2
 _RANKS, _HOSTS = 1_000_000, 2_000_000
 #: The threads of a rank's process that do not come from its framework's profiler.
 MOMENTS, STEPS, FIRST_FOREIGN = 10, 11, 20
-# Between two summaries that follow each other.
+# A longer gap between two summaries is shown as zero.
 _GAP_MICROS = 100_000.0
 
 
@@ -64,7 +63,7 @@ def span(
     args: Mapping[str, Any] | None = None,
 ) -> Event:
     """A time of a thread, between two moments; ``args`` are shown with it."""
-    # From rounded moments: otherwise it could end after the beginning of the next one.
+    # Rounded first: otherwise it could end a nanosecond after the next one begins.
     ts, end = map(_micros, times)
     duration = round(max(0.0, end - ts), 3)
     event = {"ph": "X", "name": name, "ts": ts, "dur": duration, "pid": pid, "tid": tid}

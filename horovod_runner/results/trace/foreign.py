@@ -24,7 +24,7 @@ from horovod_runner.results.trace.events import (
 )
 from horovod_runner.results.trace.json_stream import JsonArray
 
-# The clocks of ranks and driver may differ by so much where they are not known.
+# How far the driver's clock may be from that of rank 0's host.
 _SLACK_SECONDS: Final = 3600.0
 # Events that are joined by an id: a kernel with its launch, a backward with its forward. Each rank
 # counts its ids from 1; Perfetto requires numbers, which JSON holds exactly up to 2**53.
@@ -65,7 +65,7 @@ class HorovodTimeline:
         self.is_complete = True
 
     def is_of(self, began: float, ended: float) -> bool:
-        """Whether it began within a run, and is not of a later one that wrote the same file."""
+        """Whether it began within a run; a later run may have overwritten the file."""
         return began - _SLACK_SECONDS <= self.began <= ended + _SLACK_SECONDS
 
     def events(self, clocks: Clocks) -> Iterator[Event]:
@@ -100,7 +100,7 @@ class HorovodTimeline:
 class _Spans:
     """Makes one event of each pair of begin and end of a tensor.
 
-    Perfetto orders a begin and an end of the same microsecond wrongly.
+    Perfetto puts an end before the begin if both have the same microsecond.
     """
 
     def __init__(self, tid: int) -> None:

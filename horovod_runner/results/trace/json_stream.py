@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, Final, TextIO
 
 _PIECE: Final = 1 << 20  # characters
-_LONGEST: Final = 16 << 20  # of one object; more is not one
+_LONGEST: Final = 16 << 20  # the longest object
 _BETWEEN: Final = re.compile(r"[\s,]*")
 
 
@@ -27,7 +27,7 @@ class JsonArray:
             wrote leaves a part.
 
     Raises:
-        ValueError: there is no such array.
+        ValueError: the file has no such array.
     """
 
     def __init__(self, file: TextIO, opening: str) -> None:

@@ -76,7 +76,7 @@ def of_ranks(run: Run, clocks: Clocks) -> Iterator[Event]:
         )
     for checkpoint in run.checkpoints:
         yield instant(
-            pid_of_rank(0),  # which saves them all
+            pid_of_rank(0),  # rank 0 saves all checkpoints
             MOMENTS,
             f"checkpoint of step {checkpoint.step}",
             clocks.by_rank(0, checkpoint.saved_at),
