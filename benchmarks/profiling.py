@@ -71,7 +71,7 @@ def train(kind: str, series: int, seconds: float) -> dict[str, list[float]]:
         names = list(found)
         for name in names[number % 3 :] + names[: number % 3]:
             hvd.barrier()
-            profiler = Profiler(hvd.rank(), send, send) if name == "with" else None
+            profiler = Profiler(hvd.rank(), 2, send, send) if name == "with" else None
             began = time.perf_counter()
             for _ in range(count):
                 step()

@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     _add_ps_and_stop(commands)
     _add_top(commands)
     _add_report(commands)
+    _add_trace(commands)
     _add_install(commands)
     _add_doctor(commands)
     return root
@@ -239,6 +240,30 @@ def _add_top(commands: Any) -> None:
     top.set_defaults(command=_top)
 
 
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser(
+        "trace",
+        help="write one trace of a run for Perfetto or Chrome",
+        description="Write one trace of an ended run of this user: a process for each rank and "
+        "each host, on one clock, with what --timeline and --torch-profiler have recorded. Open it "
+        "at https://ui.perfetto.dev.",
+    )
+    trace.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the run's id, the start of it, or the file of its record (default: the latest run)",
+    )
+    trace.add_argument(
+        "-o",
+        "--output",
+        default="trace.json.gz",
+        metavar="FILE",
+        help="the file to write, compressed if its name ends in .gz (default: %(default)s)",
+    )
+    trace.set_defaults(command=_trace)
+
+
 def _run(options: argparse.Namespace) -> int:
     try:
         return run.run(options, options.arguments)
@@ -287,6 +312,21 @@ def _top(options: argparse.Namespace) -> int:
     from horovod_runner.commands import top
 
     return top.top(options.run, once=options.once, as_json=options.json)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from horovod_runner.results.saved_run import load_run
+
+    run = load_run(options.run)
+    try:
+        missing = run.trace(options.output)
+    except OSError as error:
+        print(f"horovod-runner: the trace cannot be written: {error}", file=sys.stderr)
+        return 1
+    for sentence in missing:
+        print(f"horovod-runner: {sentence}", file=sys.stderr)
+    print(f"run {run.run_id} ({run.main}): {options.output}")
+    return 0
 
 
 def _install(options: argparse.Namespace) -> int:

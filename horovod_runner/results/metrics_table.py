@@ -62,6 +62,22 @@ class Position(NamedTuple):
         )
 
 
+class EpochEnd(NamedTuple):
+    """The last report of an epoch.
+
+    Attributes:
+        step: None if the report had none.
+        time: of the call, in seconds since the Unix epoch, by the clock of the rank's host.
+    """
+
+    rank: int
+    attempt: int
+    epoch: int
+    step: int | None
+    time: float
+    metrics: dict[str, float]
+
+
 class Metrics:
     """The reports of all ranks. One thread adds reports; any thread may read.
 
@@ -143,6 +159,11 @@ class Metrics:
     def __len__(self) -> int:
         with self._lock:
             return sum(rows.count for rows in self._ranks.values())
+
+    def epoch_ends(self) -> list[EpochEnd]:
+        """The last report of each epoch of each rank and attempt, of those that name an epoch."""
+        with self._lock:
+            return [end for rank, rows in self._ranks.items() for end in rows.epoch_ends(rank)]
 
     def series(self, rank: int = 0) -> dict[str, list[tuple[int, int | None, float]]]:
         """Return a rank's (attempt, step, value) points by metric, in the order of arrival."""
@@ -267,6 +288,17 @@ class _Rows:
         self.count = len(self.times)
         self.every *= 2
         return before - self.count
+
+    def epoch_ends(self, rank: int) -> Iterator[EpochEnd]:
+        last = {(self.attempts[row], epoch): row for row, epoch in self.epochs.numbered()}
+        metrics: dict[int, dict[str, float]] = {row: {} for row in last.values()}
+        for name, column in self.columns.items():
+            for row, value in column.numbered():
+                if row in metrics:
+                    metrics[row][name] = value
+        steps = dict(self.steps.numbered())
+        for (attempt, epoch), row in last.items():
+            yield EpochEnd(rank, attempt, epoch, steps.get(row), self.times[row], metrics[row])
 
     def points(self, name: str) -> Iterator[tuple[int, int | None, float]]:
         steps = dict(self.steps.numbered())

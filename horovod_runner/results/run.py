@@ -50,6 +50,21 @@ class Line(NamedTuple):
     text: str
 
 
+class TraceFile(NamedTuple):
+    """A file with a trace, on the driver's machine.
+
+    Attributes:
+        rank: the rank that wrote it.
+        kind: "horovod": Horovod's timeline, which rank 0 writes for all ranks; "torch",
+            "tensorflow": steps of the rank, as its framework's profiler saw them.
+        path: of the file.
+    """
+
+    rank: int
+    kind: Literal["horovod", "torch", "tensorflow"]
+    path: str
+
+
 @dataclass
 class Attempt:
     """One launch of all ranks.
@@ -113,6 +128,7 @@ class Run:
         profile: where the time of each rank went; see :meth:`diagnose`.
         recorded: when this record was written, in seconds since the epoch, if it was read from a
             file; None for a run of this process.
+        traces: the files of ``DebugConfig(timeline=, torch_profiler=)``; :meth:`trace` merges them.
     """
 
     run_id: str
@@ -129,6 +145,7 @@ class Run:
     logs_cut: int = 0
     profile: RunProfile = field(default_factory=RunProfile, repr=False)
     recorded: float | None = None
+    traces: list[TraceFile] = field(default_factory=list, repr=False)
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -189,6 +206,28 @@ class Run:
         from horovod_runner.results.page.document import write_page
 
         return write_page(self, path)
+
+    def trace(self, path: str | os.PathLike[str]) -> list[str]:
+        """Write one trace of all ranks for Perfetto or Chrome.
+
+            runner.last_run.trace("trace.json.gz")
+
+        Open the file at https://ui.perfetto.dev. It shows each rank and each host as a process, and
+        contains the traces of ``DebugConfig(timeline=, torch_profiler=)``. The clocks of all hosts
+        are aligned. The call also works while the run goes on.
+
+        Args:
+            path: of the file; with a name that ends in ".gz" it is compressed.
+
+        Returns:
+            A sentence for each thing that the trace lacks; empty if it is complete.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from horovod_runner.results.trace.merge import write_trace
+
+        return write_trace(self, path)
 
     @property
     def logs(self) -> list[Line]:

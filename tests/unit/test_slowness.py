@@ -365,7 +365,7 @@ def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:
 def test_a_profiler_sends_only_what_was_measured_since() -> None:
     sent: list[Profile] = []
     lines: list[Lines] = []
-    profiler = Profiler(3, sent.append, lines.append)
+    profiler = Profiler(3, 4, sent.append, lines.append)
     deadline = time.monotonic() + 30
     while len(sent) < 2 and time.monotonic() < deadline:
         clock.reports += 1

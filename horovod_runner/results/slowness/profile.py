@@ -6,11 +6,10 @@ and added up by rank.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from horovod_runner.results.slowness.comparison import Comparison
 from horovod_runner.results.slowness.flame import flame_graph
 from horovod_runner.results.slowness.totals import RankTotals, merged, spent_of, steps_of
-from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread
+from horovod_runner.wire.measurements import Lines, Machine, Profile, Thread
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,9 +33,6 @@ MAX_ROWS: Final = 3600
 _MAX_ALL_ROWS: Final = 100_000
 _FEWEST_ROWS: Final = 60
 _SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
-_CLOCK_SAMPLES: Final = 100
-# Collectives that some ranks have not told of yet.
-_MAX_PENDING: Final = 10_000
 _RECENT_ROWS: Final = 60
 SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 
@@ -50,6 +47,7 @@ class SavedProfile(msgspec.Struct):
     machines: list[Machine]
     compared: int
     clock_offsets: dict[int, float]
+    driver_ahead: float | None = None
 
 
 class Recent(NamedTuple):
@@ -67,27 +65,16 @@ class Recent(NamedTuple):
 
 
 class RunProfile:
-    """The profile of a run. One thread adds to it; any thread may read.
-
-    Attributes:
-        compared: how many collectives were compared over all ranks.
-    """
+    """The profile of a run. One thread adds to it; any thread may read."""
 
     def __init__(self) -> None:
-        self._hosts: Sequence[str] = ()
-        self._delays: dict[str, float] = {}
+        self._comparison = Comparison()
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
         self._heard: dict[int, float] = {}
         self._totals: dict[int, RankTotals] = {}
         self._lines: dict[tuple[int, Thread], Lines] = {}
         self._machines: dict[int, deque[Machine]] = {}
-        self._last: Counter[int] = Counter()
-        self._lateness: defaultdict[int, float] = defaultdict(float)
-        self._waited: defaultdict[int, float] = defaultdict(float)
-        self._pending: OrderedDict[int, dict[int, tuple[int, float]]] = OrderedDict()
-        self._offsets: dict[int, deque[float]] = {}
-        self.compared = 0
 
     def begin(self, hosts: Sequence[str]) -> None:
         """A new attempt: its collectives are counted from 1 again.
@@ -96,22 +83,21 @@ class RunProfile:
             hosts: of the ranks, in their order.
         """
         with self._lock:
-            self._hosts = hosts
-            self._pending.clear()
-            self._offsets.clear()
+            self._comparison.begin(hosts)
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
-        offsets = self.clock_offsets
+        offsets, ahead = self.clock_offsets, self.driver_ahead
         with self._lock:
             return SavedProfile(
-                list(self._hosts),
+                list(self._comparison.hosts),
                 [row for rows in self._rows.values() for row in rows],
                 {rank: self._compared(rank) for rank in self._rows},
                 list(self._lines.values()),
                 [machine for machines in self._machines.values() for machine in machines],
                 self.compared,
                 offsets,
+                ahead,
             )
 
     @classmethod
@@ -123,20 +109,20 @@ class RunProfile:
             profile._rows.setdefault(row.rank, []).append(row)
         for rank, total in saved.totals.items():
             profile._totals[rank] = total
-            profile._last[rank], profile._lateness[rank] = total.last, total.lateness
-            profile._waited[rank] = total.waited_in_compared
         for lines in saved.lines:
             profile.add_lines(lines)
         for machine in saved.machines:
             profile.add_machine(machine)
-        for rank, offset in saved.clock_offsets.items():
-            profile._offsets[rank] = deque([offset])
-        profile.compared = saved.compared
+        profile._comparison.restore(
+            saved.compared, saved.totals, saved.clock_offsets, saved.driver_ahead
+        )
         return profile
 
     def _most_rows(self) -> int:
         """Of each rank; and of records of its host."""
-        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._hosts))))
+        return min(
+            MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._comparison.hosts)))
+        )
 
     def add(self, profile: Profile, now: float | None = None) -> None:
         """Add a summary of a rank.
@@ -147,50 +133,18 @@ class RunProfile:
         """
         now = time.time() if now is None else now
         with self._lock:
-            host = self._host(profile.rank)
-            self._delays[host] = min(self._delays.get(host, math.inf), now - profile.time)
             rows = self._rows.setdefault(profile.rank, [])
             self._totals.setdefault(profile.rank, RankTotals()).add(profile)
             rows.append(msgspec.structs.replace(profile, arrivals=[]))
             self._heard[profile.rank] = now
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
-            for number, waited, age in profile.arrivals:
-                self._arrived(profile.rank, number, waited, profile.time - age * 1e-6)
+            self._comparison.add(profile, now)
 
-    def _host(self, rank: int) -> str:
-        return self._hosts[rank] if rank < len(self._hosts) else ""
-
-    def _arrived(self, rank: int, number: int, waited: int, time: float) -> None:
-        arrived = self._pending.setdefault(number, {})
-        arrived[rank] = waited, time
-        if len(arrived) == len(self._hosts):
-            del self._pending[number]
-            self._compare(arrived)
-        elif len(self._pending) > _MAX_PENDING:
-            self._pending.popitem(last=False)
-
-    def _compare(self, arrived: dict[int, tuple[int, float]]) -> None:
-        """Find the rank that began a collective last, and for how long the others waited for it."""
-        if len(arrived) < 2:
-            return
-        if any(waited == UNKNOWN for waited, _ in arrived.values()):
-            begun = {rank: time + self._delay(rank) for rank, (_, time) in arrived.items()}
-        else:
-            begun = {rank: -waited * 1e-6 for rank, (waited, _) in arrived.items()}
-            for rank, (_, time) in arrived.items():
-                offsets = self._offsets.setdefault(rank, deque(maxlen=_CLOCK_SAMPLES))
-                offsets.append(time - arrived[0][1])
-        last = max(begun, key=lambda rank: begun[rank])
-        self._last[last] += 1
-        self._lateness[last] += begun[last] - median(t for r, t in begun.items() if r != last)
-        for rank, time in begun.items():
-            self._waited[rank] += begun[last] - time
-        self.compared += 1
-
-    def _delay(self, rank: int) -> float:
-        """The driver's clock minus that of a rank's host, and the time that a message takes."""
-        return self._delays.get(self._host(rank), 0.0)
+    @property
+    def compared(self) -> int:
+        """How many collectives were compared over all ranks."""
+        return self._comparison.compared
 
     @property
     def clock_offsets(self) -> dict[int, float]:
@@ -201,9 +155,18 @@ class RunProfile:
         driver take at least.
         """
         with self._lock:
-            if self._offsets:
-                return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
-            return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
+            return self._comparison.clock_offsets()
+
+    @property
+    def driver_ahead(self) -> float | None:
+        """The seconds by which the driver's clock is ahead of that of rank 0's host.
+
+        The number includes the time that the fastest message took from a rank to the driver, about
+        a millisecond. In detached mode messages arrive at the end of the job, which may add
+        seconds. None if no rank has sent a summary.
+        """
+        with self._lock:
+            return self._comparison.driver_ahead()
 
     @property
     def rows(self) -> dict[int, list[Profile]]:
@@ -251,7 +214,7 @@ class RunProfile:
     def hosts(self) -> dict[int, str]:
         """The host of each rank."""
         with self._lock:
-            return dict(enumerate(self._hosts))
+            return dict(enumerate(self._comparison.hosts))
 
     @property
     def totals(self) -> dict[int, RankTotals]:
@@ -268,8 +231,7 @@ class RunProfile:
     def _compared(self, rank: int) -> RankTotals:
         """All that a rank has measured, with what the comparison has found."""
         total = copy(self._totals.get(rank, RankTotals()))
-        total.last, total.lateness = self._last[rank], self._lateness[rank]
-        total.waited_in_compared = self._waited[rank]
+        self._comparison.fill(rank, total)
         return total
 
     @property
