@@ -1,4 +1,4 @@
-"""Compares when ranks begin the same collectives: which one is last, and how their clocks differ."""
+"""Compares when ranks begin the same collectives: which is last, and how their clocks differ."""
 
 from __future__ import annotations
 

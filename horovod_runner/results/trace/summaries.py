@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.results.slowness.profile import SPENT
-from horovod_runner.results.slowness.totals import steps_of
+from horovod_runner.results.slowness.totals import spent_of, steps_of
 from horovod_runner.results.trace.clocks import Clocks
 from horovod_runner.results.trace.events import Event, counter, pid_of_host, pid_of_rank, process
 
