@@ -34,37 +34,14 @@ def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
     import os
     import time
     from functools import partial
-    from itertools import pairwise
 
     import horovod.torch as hvd
     import torch
     import torch.distributed
+    from resnet import resnet20
     from torch import nn
 
-    class Block(nn.Module):
-        def __init__(self, inside: int, outside: int) -> None:
-            super().__init__()
-            stride = 1 if inside == outside else 2
-            self.main = nn.Sequential(
-                nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
-                nn.BatchNorm2d(outside),
-                nn.ReLU(),
-                nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
-                nn.BatchNorm2d(outside),
-            )
-            self.short = nn.Identity() if stride == 1 else nn.Conv2d(inside, outside, 1, stride)
-
-        def forward(self, x: Any) -> Any:
-            return torch.relu(self.main(x) + self.short(x))
-
     own_threads = torch.get_num_threads()
-
-    def make() -> Any:
-        torch.manual_seed(0)
-        widths = [16] * 4 + [32] * 3 + [64] * 3
-        blocks = [Block(*pair) for pair in pairwise(widths)]
-        head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
-        return nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1), *blocks, *head)
 
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(0, 10, (batch,))
 
@@ -93,8 +70,8 @@ def train(turns: int, batch: int) -> dict[str, list[list[float]]]:
 
     hvd.init()
     torch.distributed.init_process_group("gloo")
-    own_net, net = make(), make()
-    ddp_net = nn.parallel.DistributedDataParallel(make())
+    own_net, net = resnet20(), resnet20()
+    ddp_net = nn.parallel.DistributedDataParallel(resnet20())
     own_optimizer = torch.optim.SGD(own_net.parameters(), 0.01)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())

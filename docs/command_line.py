@@ -12,8 +12,8 @@ from horovod_runner.commands.cli import parser
 
 HEAD = """# Command line
 
-Use `horovod-runner` to run a script or function as ranks from a shell, to list and end runs, to
-build Horovod, and to check a machine:
+Use `horovod-runner` to run a script or function as ranks from a shell, to list, watch and end runs,
+to build Horovod, and to check a machine:
 
 ```sh
 horovod-runner install                                  # build Horovod for what is installed
@@ -21,6 +21,7 @@ horovod-runner doctor                                   # two ranks say hello
 horovod-runner run train.py --np -2 -- --lr 0.1         # two ranks on this machine
 horovod-runner run train.py --np 8 --master spark://host:7077 --max-restarts 2
 horovod-runner ps
+horovod-runner top                                      # how far they are, how their time goes
 ```
 
 The options of `run` are the arguments of `HorovodRunner` and its configs, with dashes

@@ -21,11 +21,12 @@ from horovod_runner.options import Options
 from horovod_runner.prepare.datasets import find_datasets
 from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results import saved_run
+from horovod_runner.results.live import live
 from horovod_runner.results.recorder import Recorder
-from horovod_runner.results.registry import Registration
+from horovod_runner.results.registration import Registration
 from horovod_runner.results.run import Run, Status, Timings, plain_params
 from horovod_runner.sinks.fan_out import FanOut
-from horovod_runner.sinks.progress import Progress
+from horovod_runner.sinks.panel import progress_sink
 from horovod_runner.sinks.terminal import TerminalSink
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class RunHandle:
         entry: Registration,
     ) -> Any:
         """Run the job to its end, and pass what happens to the sinks."""
-        progress = Progress() if self._options.progress else None
+        progress = progress_sink(live) if self._options.progress else None
         terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
         ours = [recorder, entry, terminal, *([progress] if progress is not None else [])]
         sink = FanOut(ours, self._options.sinks, terminal.notice)

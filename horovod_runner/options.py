@@ -67,6 +67,19 @@ def _timeline_path(timeline: str | os.PathLike[str]) -> Path:
     return path
 
 
+def _trace_folder(folder: str | os.PathLike[str]) -> Path:
+    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder):
+        raise TypeError(
+            f"torch_profiler must be True, False or the path of a folder, not {folder!r}"
+        )
+    path = Path(folder).absolute()
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"torch_profiler={os.fspath(folder)!r} is a file; name a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"torch_profiler={os.fspath(folder)!r}: there is no folder {path.parent}")
+    return path
+
+
 def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         listed = ", ".join(map(repr, choices))
@@ -200,6 +213,9 @@ class DebugConfig:
             they differ (:func:`horovod_runner.check_weights`).
         report_ranks: whose calls of ``report`` are recorded: rank 0's, or "all".
         timeline: a file on this machine for Horovod's timeline.
+        torch_profiler: record steps 10 to 20 of each rank with the profiler of torch, or of
+            TensorFlow. True keeps the traces beside the run's record, for ``last_run.trace``; a
+            path names the folder on this machine that they come to.
         profile: whether the ranks measure where their time goes, for ``last_run.diagnose()``.
         warn_pickle_bytes: warn above this pickled size of ``main`` and its arguments, and name the
             largest part.
@@ -212,6 +228,7 @@ class DebugConfig:
     weight_check: WeightCheck | None = None
     report_ranks: ReportRanks = 0
     timeline: str | os.PathLike[str] | None = None
+    torch_profiler: bool | str | os.PathLike[str] = False
     profile: bool = True
     warn_pickle_bytes: int = 64 << 20
 
@@ -225,6 +242,8 @@ class DebugConfig:
         _one_of("report_ranks", self.report_ranks, get_args(ReportRanks))
         if self.timeline is not None:
             _set(self, "timeline", _timeline_path(self.timeline))
+        if not isinstance(self.torch_profiler, bool):
+            _set(self, "torch_profiler", _trace_folder(self.torch_profiler))
 
 
 @dataclass(frozen=True, kw_only=True)

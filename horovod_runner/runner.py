@@ -47,8 +47,8 @@ class HorovodRunner:
         max_restarts: maximum number of relaunches from the latest checkpoint. Errors and lost
             processes or hosts are counted separately. An error that repeats at the same place
             without a newer checkpoint ends the run.
-        progress: whether to show a progress bar of what is reported; lines where there is no
-            terminal.
+        progress: whether to show a progress bar of what is reported; a panel in a notebook, lines
+            where there is no terminal.
         sinks: also receive output, reports and checkpoints: MLflow, TensorBoard, your own
             (:mod:`horovod_runner.sinks`).
         checkpoint_config: which checkpoints are kept.

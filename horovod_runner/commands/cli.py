@@ -51,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)
     _add_ps_and_stop(commands)
+    _add_top(commands)
     _add_report(commands)
+    _add_trace(commands)
     _add_install(commands)
     _add_doctor(commands)
     return root
@@ -215,6 +217,53 @@ def _add_report(commands: Any) -> None:
     report.set_defaults(command=_report)
 
 
+def _add_top(commands: Any) -> None:
+    top = commands.add_parser(
+        "top",
+        help="show runs while they go on",
+        description="Show the runs of this machine and refresh every second: how far they are, "
+        "where the time of their ranks goes, memory, the last lines. A q or Ctrl-C quits. Needs "
+        "rich: pip install 'horovod_runner[top]'.",
+    )
+    top.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="show this run in detail: its id as ps shows it, or the start of the id",
+    )
+    top.add_argument(
+        "--once",
+        action="store_true",
+        help="print once and exit, as where stdout is not a terminal",
+    )
+    top.add_argument("--json", action="store_true", help="print JSON once; needs no rich")
+    top.set_defaults(command=_top)
+
+
+def _add_trace(commands: Any) -> None:
+    trace = commands.add_parser(
+        "trace",
+        help="write one trace of a run for Perfetto or Chrome",
+        description="Write one trace of an ended run of this user: a process for each rank and "
+        "each host, on one clock, with what --timeline and --torch-profiler have recorded. Open it "
+        "at https://ui.perfetto.dev.",
+    )
+    trace.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the run's id, the start of it, or the file of its record (default: the latest run)",
+    )
+    trace.add_argument(
+        "-o",
+        "--output",
+        default="trace.json.gz",
+        metavar="FILE",
+        help="the file to write, compressed if its name ends in .gz (default: %(default)s)",
+    )
+    trace.set_defaults(command=_trace)
+
+
 def _run(options: argparse.Namespace) -> int:
     try:
         return run.run(options, options.arguments)
@@ -240,20 +289,10 @@ def _stop(options: argparse.Namespace) -> int:
     from horovod_runner.results import registry
 
     runs = registry.find()
-    chosen = [listed for listed in runs if options.all or listed.run_id.startswith(options.run)]
-    if not chosen:
-        if options.all:
-            print("no runs")
-            return 0
-        there = ", ".join(listed.run_id for listed in runs) or "none"
-        print(f"horovod-runner: no run {options.run} here; there are: {there}", file=sys.stderr)
-        return 1
-    if len(chosen) > 1 and not options.all:
-        several = ", ".join(listed.run_id for listed in chosen)
-        print(f"horovod-runner: {options.run} may be {several}", file=sys.stderr)
-        return 1
+    if options.all and not runs:
+        print("no runs")
     status = 0
-    for listed in chosen:
+    for listed in runs if options.all else [registry.find_one(runs, options.run)]:
         problem = registry.stop(listed, options.timeout)
         print(f"{listed.run_id}: {problem or 'ended'}", file=sys.stderr if problem else sys.stdout)
         status = status or bool(problem)
@@ -267,6 +306,27 @@ def _report(options: argparse.Namespace) -> int:
         print(report.listing())
         return 0
     return report.report(options.run, options.output)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from horovod_runner.commands import top
+
+    return top.top(options.run, once=options.once, as_json=options.json)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    from horovod_runner.results.saved_run import load_run
+
+    run = load_run(options.run)
+    try:
+        missing = run.trace(options.output)
+    except OSError as error:
+        print(f"horovod-runner: the trace cannot be written: {error}", file=sys.stderr)
+        return 1
+    for sentence in missing:
+        print(f"horovod-runner: {sentence}", file=sys.stderr)
+    print(f"run {run.run_id} ({run.main}): {options.output}")
+    return 0
 
 
 def _install(options: argparse.Namespace) -> int:

@@ -98,6 +98,9 @@ def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
     note = "" if default is None or kind not in _NUMBERS else f" (default: {default})"
     if kind == "bool":
         keywords["action"] = argparse.BooleanOptionalAction if default else "store_true"
+    elif kind.startswith("bool | "):
+        keywords = {"type": _true_or_path, "metavar": "PATH"}
+        note = ' Here, "true" stands for True.'
     elif kind == "Mapping":
         keywords = {"action": "append", "default": [], "type": pair, "metavar": "NAME=VALUE"}
         note = " May be repeated."
@@ -120,6 +123,10 @@ def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",")]
+
+
+def _true_or_path(text: str) -> bool | str:
+    return True if text.lower() == "true" else text
 
 
 def _or_none(number: Callable[[str], Any]) -> Callable[[str], Any]:

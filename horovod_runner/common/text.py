@@ -20,6 +20,32 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def bytes_text(count: float) -> str:
+    """A size for people: "1.9 GB"."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def duration_text(seconds: float) -> str:
+    """A time for people, in its two largest units: "42 s", "3 min 5 s", "2 h 13 min", "4 d 1 h"."""
+    whole = max(0, round(seconds))
+    for (unit, size), (part, smaller) in (
+        (("d", 86400), ("h", 3600)),
+        (("h", 3600), ("min", 60)),
+        (("min", 60), ("s", 1)),
+    ):
+        if whole >= size:
+            return f"{whole // size} {unit} {whole % size // smaller} {part}"
+    return f"{whole} s"
+
+
+def rate_text(rate: float) -> str:
+    """A rate for people, with three digits or all before the point: "0.0312", "19.4", "1,234"."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def ranks_text(ranks: Sequence[int]) -> str:
     """Format rank numbers, with runs of neighbours as ranges: "ranks 1, 3-6"."""
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
@@ -36,8 +62,8 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
 
 
-def bytes_text(count: float) -> str:
-    """Format a number of bytes: "412 MiB", "7.5 GiB"."""
+def memory_text(count: float) -> str:
+    """Format bytes of memory in the units in which limits are given: "412 MiB", "7.5 GiB"."""
     size, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1000 or unit == "TiB":

@@ -17,6 +17,7 @@ from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import LaunchError, SerializationError
 from horovod_runner.launchers.launcher import Launch, Launcher, LaunchLostError, TaskLostError
 from horovod_runner.results import failures
+from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
@@ -56,7 +57,8 @@ class Driver:
         self._launcher = launcher
         self._sink = sink
         self._cancelled = cancelled
-        self._intake = Intake(sink, archive)
+        traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
+        self._intake = Intake(sink, archive, traces)
         self._wake: Callable[[], None] = lambda: None
         self._supervisor: Supervisor | None = None
 

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
+from horovod_runner.results.run import TraceFile
+from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.slots import RankInfo
@@ -21,6 +24,7 @@ Content = (
     | messages.FilePart
     | messages.Saved
     | messages.Unsaved
+    | messages.Untraced
     | messages.Fetch
 )
 #: What a task sends about its own rank.
@@ -66,11 +70,14 @@ class Intake:
     Args:
         sink: shows and records.
         archive: takes the checkpoints and the timeline; None where there is no place for them.
+        traces: takes the files of frameworks' profilers.
     """
 
-    def __init__(self, sink: Sink, archive: Archive | None) -> None:
+    def __init__(self, sink: Sink, archive: Archive | None, traces: Arrivals) -> None:
         self._sink = sink
         self._archive = archive
+        self._traces = traces
+        self._untraced = False
 
     def reports(self, reports: Sequence[messages.Report]) -> None:
         """As in :class:`Observer`, like all methods below."""
@@ -111,11 +118,16 @@ class Intake:
                 self._take_saved(message)
             case messages.Unsaved():
                 self._warn_unsaved(f"the checkpoint of step {message.step}", message.reason)
+            case messages.Untraced():
+                self._warn_untraced(message.rank, message.reason)
             case _:
                 assert_never(message)
         return None
 
     def _take_part(self, message: messages.FilePart) -> None:
+        if messages.is_trace(message):
+            self._take_trace(message)
+            return
         if self._archive is None:
             return
         try:
@@ -128,6 +140,27 @@ class Intake:
             return
         if timeline is not None:
             self._sink.notice(f"Horovod's timeline: {timeline}")
+            self._sink.trace(TraceFile(0, "horovod", str(timeline)))
+
+    def _take_trace(self, message: messages.FilePart) -> None:
+        try:
+            trace = self._traces.part(message)
+        except OSError as error:
+            self._warn_untraced(message.rank, str(error))
+            return
+        if trace is not None:
+            if self._traces.count == 1:
+                names = trace.path.replace(f"-rank-{trace.rank}.", "-rank-*.")
+                kind = "TensorFlow" if trace.kind == "tensorflow" else trace.kind
+                self._sink.notice(
+                    f"traces of {kind}'s profiler, of steps {FIRST_STEP} to {LAST_STEP}: {names}"
+                )
+            self._sink.trace(trace)
+
+    def _warn_untraced(self, rank: int, why: str) -> None:
+        if not self._untraced:  # the reason is often the same on all ranks
+            self._untraced = True
+            self._sink.notice(f"torch_profiler: rank {rank} has sent no trace. {why}")
 
     def _take_saved(self, message: messages.Saved) -> None:
         if self._archive is None:

@@ -34,6 +34,8 @@ from horovod_runner.wire.messages import (
     Report,
     Saved,
     Unsaved,
+    Untraced,
+    is_trace,
 )
 from horovod_runner.wire.slots import RankInfo
 
@@ -121,19 +123,21 @@ class Keeper:
     def __init__(self) -> None:
         self.cut = 0
         self.chosen: Controller | None = None
-        self._facts: list[Began | Saved | Unsaved | str] = []
+        self._facts: list[Began | Saved | Unsaved | Untraced | str] = []
         self._reports: list[Report] = []
         self._every, self._seen, self._left_out = 1, 0, 0
         self._texts: deque[Output | Log] = deque()
         self._profiles: deque[Profile | Machine] = deque(maxlen=_KEPT_REPORTS)
         self._lines: dict[int, Lines] = {}
         self._characters = 0
-        self._in_parts: set[str] = set()  # checkpoints that came here, and have no place here
+        self._in_parts: set[str] = set()  # names of files that the driver cannot get
 
     @property
     def kept(
         self,
-    ) -> list[Began | Saved | Unsaved | Report | Profile | Machine | Lines | Output | Log | str]:
+    ) -> list[
+        Began | Saved | Unsaved | Untraced | Report | Profile | Machine | Lines | Output | Log | str
+    ]:
         """What was kept; a text alone is a notice for the user."""
         lines = self._lines.values()
         return [*self._facts, *self._reports, *self._profiles, *lines, *self._texts]
@@ -144,12 +148,12 @@ class Keeper:
             case Fetch():
                 return no_archive(message)
             case FilePart():
-                self._in_parts.add(message.name)
+                self._leave_out(message)
             case Saved() if message.marker.name in self._in_parts:
                 step = message.marker.step
                 why = "the ranks reach neither the driver nor its folder of checkpoints"
                 self._facts.append(Unsaved(message.rank, step, why))
-            case Began() | Saved() | Unsaved():
+            case Began() | Saved() | Unsaved() | Untraced():
                 self._facts.append(message)
             case Output() | Log():
                 self._keep_text(message)
@@ -160,6 +164,12 @@ class Keeper:
             case _:
                 assert_never(message)
         return None
+
+    def _leave_out(self, message: FilePart) -> None:
+        if is_trace(message) and message.name not in self._in_parts:
+            why = "In detached mode no files come back from the executors."
+            self._facts.append(Untraced(message.rank, why))
+        self._in_parts.add(message.name)
 
     def _keep_text(self, message: Output | Log) -> None:
         self._texts.append(message)

@@ -273,12 +273,12 @@ class Supervisor:
                 self._channel.send(task, messages.MpiValues(self.roster.mpi_values))
             case messages.Failed():
                 self._on_failed(task, message)
-            case messages.Output() | messages.Log() | messages.Began():
+            case messages.Output() | messages.Log() | messages.Began() | messages.Untraced():
                 self._observe(task, message)
             case measurements.Profile() | measurements.Machine() | measurements.Lines():
                 self._observe(task, message)
             case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
-                if message.rank == 0:
+                if message.rank == 0 or messages.is_trace(message):
                     self._observe(task, message)
                 else:
                     self._channel.dropped += 1  # only rank 0 saves and loads

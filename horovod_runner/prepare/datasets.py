@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import DataError, SerializationError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.launchers.launcher import Launcher
@@ -82,7 +83,7 @@ class Datasets:
                 ) from error
             if len(data) > pickling.MAX_BYTES:
                 raise SerializationError(
-                    f"the tables among {', '.join(readers)} take {pickling.bytes_text(len(data))}"
+                    f"the tables among {', '.join(readers)} take {bytes_text(len(data))}"
                     "; a task can receive at most 2 GB. Write them to Parquet files that the ranks "
                     "can read, or name a folder that the driver and all executors share: "
                     "data_config=DataConfig(shared_dir=...)"

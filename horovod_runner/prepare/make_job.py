@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from horovod_runner.common import replacements
+from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import SerializationError
 from horovod_runner.host import software
 from horovod_runner.options import STALL_CHECK, CpuCollectives, Options
@@ -58,7 +59,7 @@ def make_job(
             f"cannot be pickled: {culprit}"
         ) from error
     if len(pickled) > min(options.debug_config.warn_pickle_bytes, pickling.MAX_BYTES):
-        large, largest = pickling.bytes_text(len(pickled)), pickling.find_largest(main, kwargs)
+        large, largest = bytes_text(len(pickled)), pickling.find_largest(main, kwargs)
         problem = (
             f"{name} and its arguments take {large} as a pickle, and every rank receives all of "
             f"it. The largest part is {largest}. Write data to files that the ranks can read, and "

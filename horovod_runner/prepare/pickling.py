@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from horovod_runner.common.by_value import by_value
+from horovod_runner.common.text import bytes_text
 
 # A task's closure is one array of the JVM.
 MAX_BYTES = (1 << 31) - (1 << 20)
@@ -201,11 +202,3 @@ def _known(value: object) -> str:
 
 def _advice(value: object) -> str:
     return _known(value) or "Create it inside main instead of capturing or passing it."
-
-
-def bytes_text(count: int) -> str:
-    """A size for people: "1.9 GB"."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"

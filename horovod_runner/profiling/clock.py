@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from time import perf_counter
-from typing import Any, Final, Literal
-
-#: What the main thread waits for, and what threads of the feed do for it meanwhile. Such a thread
-#: is "idle" while a framework has not asked for the next batches.
-Kind = Literal["data", "report", "checkpoint", "pack", "gather", "convert", "transform", "idle"]
+from typing import Any, Final
 
 
 class Clock:
@@ -25,6 +22,7 @@ class Clock:
         batches: how many batches the feeds have handed over.
         cells: numbers in the first part of these batches.
         reports: how many reports ``main`` has sent.
+        after: called after each of them, in the thread that has made it; must not raise.
     """
 
     def __init__(self) -> None:
@@ -33,6 +31,7 @@ class Clock:
         self.batches = 0
         self.cells = 0
         self.reports = 0
+        self.after: Callable[[], None] | None = None
         self._main = threading.main_thread().ident
         self._depth = 0
 
@@ -40,10 +39,18 @@ class Clock:
         """A context manager that adds the seconds of its block to a stage of the feed."""
         return _Stage(self.stages, name)
 
+    def count_report(self) -> None:
+        """Count a report."""
+        self.reports += 1
+        if self.after is not None:
+            self.after()
+
     def batch(self, batch: Any) -> None:
         """Count a batch that is handed over."""
         self.batches += 1
         self.cells += cells(batch)
+        if self.after is not None:
+            self.after()
 
     def timing(self, kind: str) -> _Timing:
         """A context manager that adds the seconds of its block, in the main thread.

@@ -22,7 +22,8 @@ from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread
 _WINDOW_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = 0.002  # from which it is of interest who has the interpreter lock
 _LINES_SECONDS: Final = 30.0  # between two messages with the lines seen so far
-_ARRIVALS: Final = 100  # collectives of a window whose waits are sent one by one
+# Collectives of a window whose waits are sent one by one: of each rank, and of all together.
+_ARRIVALS, _ALL_ARRIVALS, _FEWEST_ARRIVALS = 100, 4000, 4
 _MOST_STACKS: Final = 200
 
 
@@ -31,14 +32,20 @@ class Profiler:
 
     Args:
         rank: this rank's number.
+        size: the number of ranks.
         send: sends a summary, or drops it where there is no room; must not wait.
         send_lines: sends the lines that the main thread was seen at; may wait.
     """
 
     def __init__(
-        self, rank: int, send: Callable[[Profile], None], send_lines: Callable[[Lines], None]
+        self,
+        rank: int,
+        size: int,
+        send: Callable[[Profile], None],
+        send_lines: Callable[[Lines], None],
     ) -> None:
         self._rank = rank
+        self._most_arrivals = max(_FEWEST_ARRIVALS, min(_ARRIVALS, _ALL_ARRIVALS // size))
         self._send = send
         self._send_lines = send_lines
         self._sampler = Sampler()
@@ -118,7 +125,7 @@ class Profiler:
         self._send(
             Profile(
                 self._rank,
-                time.time(),
+                now.wall,
                 now.time - before.time,
                 {name: n for name, n in steps.items() if n},
                 {name: s for name, s in spent.items() if s > 0},
@@ -129,7 +136,7 @@ class Profiler:
                 len(collectives),
                 sum(each.waited for each in collectives),
                 sum(each.moved for each in collectives),
-                arrivals(collectives, now.time),
+                arrivals(collectives, now.time, self._most_arrivals),
                 now.cpu - before.cpu,
                 now.main_cpu - before.main_cpu,
                 now.starved - before.starved,
@@ -214,7 +221,8 @@ class _Counters:
     """What has been counted up to a moment."""
 
     def __init__(self) -> None:
-        self.time = time.monotonic()
+        # Read together: a pause between them would shift this rank's clock against other hosts'.
+        self.time, self.wall = time.monotonic(), time.time()
         self.steps: dict[str, int] = {}
         self.spent: dict[str, float] = {}
         self.stages: dict[str, float] = {}
@@ -245,7 +253,9 @@ def _torch_threads() -> int:
     return 0 if count is None else int(count())
 
 
-def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
+def arrivals(
+    collectives: Iterable[Collective], now: float, most: int = _ARRIVALS
+) -> list[tuple[int, int, int]]:
     """Some collectives of all ranks, see :attr:`Profile.arrivals`.
 
     Other ranks choose the same ones: the numbers that are divisible by a power of two. The power
@@ -254,7 +264,7 @@ def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, i
     """
     of_all = [each for each in collectives if each.process_set == 0]
     stride = 1
-    while len(of_all) > _ARRIVALS * stride:
+    while len(of_all) > most * stride:
         stride *= 2
     return [_arrival(each, now) for each in of_all if each.number % stride == 0]
 

@@ -7,6 +7,7 @@ tensor that is reduced most often.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -16,9 +17,13 @@ class OptimizerSteps:
     Horovod's optimizer calls the step of the optimizer that it wraps: that is one step.
 
     Several optimizers take turns (as in a GAN): the one that has made the most steps counts.
+
+    Args:
+        after: called after each step, in the thread that made it; must not raise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, after: Callable[[], None] | None = None) -> None:
+        self._after = after
         self._depth = 0
         self._counts: dict[int, int] = {}
         self._is_watching = False
@@ -46,3 +51,5 @@ class OptimizerSteps:
             self._depth = 0  # a step that raised has not left
             key = id(optimizer)
             self._counts[key] = self._counts.get(key, 0) + 1
+            if self._after is not None:
+                self._after()

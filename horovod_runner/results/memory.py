@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from horovod_runner.common.text import bytes_text
+from horovod_runner.common.text import memory_text
 from horovod_runner.wire.measurements import Machine, MemoryShort, MemoryUse
 
 _MUCH_LEFT: Final = 0.25  # of the limit: then memory is not what a process was killed for
@@ -63,21 +63,21 @@ def last_words(use: MemoryUse | None, *, was_killed: bool) -> str:
 def left(use: MemoryUse) -> str:
     """How much is left of what: "118 MiB of the container's 8.0 GiB"."""
     whose = "container's" if use.in_container else "host's"
-    return f"{bytes_text(use.free)} of the {whose} {bytes_text(use.limit)}"
+    return f"{memory_text(use.free)} of the {whose} {memory_text(use.limit)}"
 
 
 def amount(use: MemoryUse) -> str:
     """What a rank's processes have in memory, and their growth."""
-    text = f"{bytes_text(use.worker + use.children)} in memory"
+    text = f"{memory_text(use.worker + use.children)} in memory"
     if use.processes:
         text += (
-            f" (its own process {bytes_text(use.worker)}, {use.processes} child "
-            f"process{'es' * (use.processes > 1)} {bytes_text(use.children)})"
+            f" (its own process {memory_text(use.worker)}, {use.processes} child "
+            f"process{'es' * (use.processes > 1)} {memory_text(use.children)})"
         )
     elif use.children:
-        text += f" (its child processes {bytes_text(use.children)})"
+        text += f" (its child processes {memory_text(use.children)})"
     if use.grown > 0:
-        text += f", {bytes_text(use.grown)} more than {use.seconds:.0f} s earlier"
+        text += f", {memory_text(use.grown)} more than {use.seconds:.0f} s earlier"
     return text
 
 
@@ -109,12 +109,12 @@ def warning(host: str, messages: Mapping[int, MemoryShort]) -> str:
         f"{_duration(first.seconds)} at the present growth. Then the kernel ends a process."
     ]
     if most.grown > 0:
-        rate = f" ({bytes_text(most.grown / most.seconds * 60)} a minute)" if most.seconds else ""
+        rate = f" ({memory_text(most.grown / most.seconds * 60)} a minute)" if most.seconds else ""
         lines.append(f"Rank {rank} has grown most{rate}: it has {amount(most)}.")
     else:
         lines.append("None of the run's ranks there has grown: another process uses the memory.")
     if most.shared:
-        lines[-1] += f" /dev/shm holds {bytes_text(most.shared)}."
+        lines[-1] += f" /dev/shm holds {memory_text(most.shared)}."
     lines.append(remedy(list(uses.values())))
     return "\n".join(lines)
 

@@ -7,7 +7,7 @@ import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -43,11 +43,47 @@ class MetricRows(msgspec.Struct):
     columns: dict[str, Cells]
 
 
+class Position(NamedTuple):
+    """How far a rank has come, as it last reported: None for what it has not said."""
+
+    step: int | None = None
+    epoch: int | None = None
+    total_steps: int | None = None
+
+    def after(self, reports: Sequence[Report]) -> Position:
+        """The position after more reports."""
+        return Position(
+            next((r.step for r in reversed(reports) if r.step is not None), self.step),
+            next((r.epoch for r in reversed(reports) if r.epoch is not None), self.epoch),
+            next(
+                (r.total_steps for r in reversed(reports) if r.total_steps is not None),
+                self.total_steps,
+            ),
+        )
+
+
+class EpochEnd(NamedTuple):
+    """The last report of an epoch.
+
+    Attributes:
+        step: None if the report had none.
+        time: of the call, in seconds since the Unix epoch, by the clock of the rank's host.
+    """
+
+    rank: int
+    attempt: int
+    epoch: int
+    step: int | None
+    time: float
+    metrics: dict[str, float]
+
+
 class Metrics:
     """The reports of all ranks. One thread adds reports; any thread may read.
 
     Attributes:
         latest: by rank, the latest value of each metric, also from reports without a row.
+        positions: by rank, how far it has come; not kept in files.
         dropped: by rank, the number of reports without a row: the rank could not send them, or the
             table had too many rows.
     """
@@ -57,6 +93,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._ranks: dict[int, _Rows] = {}
         self.latest: dict[int, dict[str, float | int]] = {}
+        self.positions: dict[int, Position] = {}
         self.dropped: dict[int, int] = {}
 
     def extend(self, reports: Sequence[Report], attempt: int) -> None:
@@ -75,6 +112,7 @@ class Metrics:
                 else:
                     known = report.metrics.keys() & latest.keys()
                     latest.update({name: report.metrics[name] for name in known})
+            self.positions[rank] = self.positions.get(rank, Position()).after(reports)
             dropped = sum([report.left_out for report in reports])
             for start in range(0, len(reports), self._max_rows):
                 part = reports[start : start + self._max_rows]
@@ -121,6 +159,11 @@ class Metrics:
     def __len__(self) -> int:
         with self._lock:
             return sum(rows.count for rows in self._ranks.values())
+
+    def epoch_ends(self) -> list[EpochEnd]:
+        """The last report of each epoch of each rank and attempt, of those that name an epoch."""
+        with self._lock:
+            return [end for rank, rows in self._ranks.items() for end in rows.epoch_ends(rank)]
 
     def series(self, rank: int = 0) -> dict[str, list[tuple[int, int | None, float]]]:
         """Return a rank's (attempt, step, value) points by metric, in the order of arrival."""
@@ -245,6 +288,17 @@ class _Rows:
         self.count = len(self.times)
         self.every *= 2
         return before - self.count
+
+    def epoch_ends(self, rank: int) -> Iterator[EpochEnd]:
+        last = {(self.attempts[row], epoch): row for row, epoch in self.epochs.numbered()}
+        metrics: dict[int, dict[str, float]] = {row: {} for row in last.values()}
+        for name, column in self.columns.items():
+            for row, value in column.numbered():
+                if row in metrics:
+                    metrics[row][name] = value
+        steps = dict(self.steps.numbered())
+        for (attempt, epoch), row in last.items():
+            yield EpochEnd(rank, attempt, epoch, steps.get(row), self.times[row], metrics[row])
 
     def points(self, name: str) -> Iterator[tuple[int, int | None, float]]:
         steps = dict(self.steps.numbered())

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from horovod_runner.results.run import Attempt, Line, Run, Status
+from horovod_runner.results.run import Attempt, Line, Run, Status, TraceFile
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
 
@@ -25,6 +25,7 @@ class Recorder(Sink):
         self._run = run
         self._characters = 0
         self._attempt = 1
+        self._placed = 0  # the attempt for which ``ranks`` was called last
 
     def attempt(self, number: int) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like the methods below."""
@@ -61,7 +62,9 @@ class Recorder(Sink):
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         self._run.ranks = ranks
-        self._run.profile.begin([rank.host for rank in ranks])
+        if self._placed != self._attempt:  # the second call only adds exit codes
+            self._placed = self._attempt
+            self._run.profile.begin([rank.host for rank in ranks])
 
     def began(self, rank: int) -> None:
         timings = self._run.timings
@@ -81,6 +84,12 @@ class Recorder(Sink):
 
     def lines(self, lines: Lines) -> None:
         self._run.profile.add_lines(lines)
+
+    def trace(self, trace: TraceFile) -> None:
+        self._run.traces[:] = [
+            *(known for known in self._run.traces if known.path != trace.path),
+            trace,
+        ]
 
     def failed(self, error: BaseException) -> None:
         """Record that the current attempt has failed."""

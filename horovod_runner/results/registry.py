@@ -1,7 +1,9 @@
 """Lists the runs of this user on this machine, and stops them: ``horovod-runner ps`` and ``stop``.
 
     <state>/horovod_runner/runs/<run id>.json    the run's entry; deleted when the run ends
-                                <run id>.stop    a FIFO: "x" cancels the run, "r" writes its record
+                                <run id>.stop    a FIFO: "x" cancels the run, "r" writes its record,
+                                                 "v" asks for a view
+                                <run id>.live    the last view that `top` has asked for
 
 <state> is ``$XDG_STATE_HOME`` or ~/.local/state. An environment variable marks the processes of a
 run, so processes that a killed driver left behind are listed as well.
@@ -10,33 +12,28 @@ run, so processes that a killed driver left behind are listed as well.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import psutil
 
 from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
+from horovod_runner.results.live import Live
 from horovod_runner.results.run import Run
-from horovod_runner.sinks.sink import Sink
 from horovod_runner.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
-from horovod_runner.wire.slots import RankInfo
 
 _GRACE_SECONDS = 5.0
-_STOP, _RECORD, _CLOSE = b"x", b"r", b"."
-# A run's record is written again after this time, or later where writing it takes long.
-_RECORD_SECONDS = 60.0
-_RECORD_SHARE = 0.02  # of the time, at most
+#: What is written to a run's FIFO.
+STOP, RECORD, VIEW = b"x", b"r", b"v"
 
 
 class Entry(msgspec.Struct):
@@ -77,104 +74,6 @@ def folder() -> Path:
     return state_folder() / "runs"
 
 
-class Registration(Sink):
-    """Keeps a run listed and recorded while it lasts; use it as a context manager.
-
-    The record is written every minute, so that a killed driver leaves one.
-
-    If the entry cannot be written (a read-only home folder), the run goes on unlisted.
-
-    Args:
-        run: the run.
-        cancel: ends the run; called in another thread.
-    """
-
-    def __init__(self, run: Run, cancel: Callable[[], None]) -> None:
-        self._entry = Entry(
-            run.run_id,
-            run.main,
-            run.np,
-            run.where,
-            socket.gethostname(),
-            os.getpid(),
-            psutil.Process().create_time(),
-            run.timings.queued,
-        )
-        self._run = run
-        self._cancel = cancel
-        self._path: Path | None = None
-
-    def __enter__(self) -> Registration:
-        path = None
-        try:
-            entries = folder()
-            entries.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = entries / f"{self._entry.run_id}.json"
-            self._write(path)
-            fifo = path.with_suffix(".stop")
-            os.mkfifo(fifo, 0o600)
-            # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
-            self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, RuntimeError):  # RuntimeError: Path.home() finds no home folder
-            if path is not None:
-                _forget(self._entry.run_id)
-            return self
-        self._path = path
-        self._thread = threading.Thread(
-            target=self._listen, name="horovod_runner-stop", daemon=True
-        )
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._path is None:
-            return
-        os.write(self._fifo, _CLOSE)
-        self._thread.join()
-        os.close(self._fifo)
-        with suppress(OSError):
-            _forget(self._entry.run_id)
-
-    def _listen(self) -> None:
-        poller = select.poll()  # select() cannot handle descriptors above 1023
-        poller.register(self._fifo, select.POLLIN)
-        due = time.monotonic() + _RECORD_SECONDS
-        while True:
-            is_due = not poller.poll(1000 * max(0.0, due - time.monotonic()))
-            command = _RECORD if is_due else os.read(self._fifo, 1)
-            if command == _CLOSE:
-                return
-            if command == _STOP:
-                self._cancel()
-            elif command == _RECORD:
-                due = time.monotonic() + self._record()
-
-    def _record(self) -> float:
-        """Write the record; returns the seconds until it is due again."""
-        began = time.monotonic()
-        with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
-            saved_run.keep(self._run)
-        return max(_RECORD_SECONDS, (time.monotonic() - began) / _RECORD_SHARE)
-
-    def _write(self, path: Path) -> None:
-        partial = path.with_suffix(".part")
-        with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(msgspec.json.encode(self._entry))
-        partial.replace(path)
-
-    def ranks(self, ranks: list[RankInfo]) -> None:
-        """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""
-        if self._path is not None:
-            self._entry.ranks = [(rank.rank, rank.host, rank.pid) for rank in ranks]
-            with suppress(OSError):
-                self._write(self._path)
-
-
 class ListedRun(msgspec.Struct):
     """A run, or the remains of one.
 
@@ -200,7 +99,7 @@ def find() -> list[ListedRun]:
         alive = False if entry is None else entry.alive
         pids = sorted(process.pid for process in processes.get(run_id, ()))
         if entry is not None and alive is False and not pids:
-            _forget(run_id)  # its driver was killed, and no process is left
+            forget(run_id)  # its driver was killed, and no process is left
             continue
         runs.append(ListedRun(run_id, entry, alive, pids))
     return sorted(runs, key=lambda run: run.entry.began if run.entry else 0.0)
@@ -248,7 +147,7 @@ def write_record(run_id: str, seconds: float = 10.0) -> bool:
     """
     path = saved_run.folder() / f"{run_id}{saved_run.SUFFIX}"
     before = _version(path)
-    if not _tell_driver(run_id, _RECORD):
+    if not _tell_driver(run_id, RECORD):
         return path.exists()
     deadline = time.monotonic() + seconds
     while _version(path) == before:
@@ -288,9 +187,26 @@ def _processes() -> dict[str, list[psutil.Process]]:
     return by_run
 
 
-def _forget(run_id: str) -> None:
-    for suffix in ("json", "stop", "part"):
+def forget(run_id: str) -> None:
+    """Delete a run's files here, except its record."""
+    for suffix in ("json", "stop", "live", "json.part", "live.part"):
         (folder() / f"{run_id}.{suffix}").unlink(missing_ok=True)
+
+
+def find_one(runs: Iterable[ListedRun], start: str) -> ListedRun:
+    """The run whose id begins so.
+
+    Raises:
+        HorovodRunnerError: there is none, or there are several.
+    """
+    runs = list(runs)
+    chosen = [run for run in runs if run.run_id.startswith(start)]
+    if not chosen:
+        there = ", ".join(run.run_id for run in runs) or "none"
+        raise HorovodRunnerError(f"no run {start} here; there are: {there}")
+    if len(chosen) > 1:
+        raise HorovodRunnerError(f"{start} may be {', '.join(run.run_id for run in chosen)}")
+    return chosen[0]
 
 
 def table(runs: Iterable[ListedRun]) -> str:
@@ -327,7 +243,7 @@ def stop(run: ListedRun, seconds: float) -> str:
     entry = run.entry
     if entry is not None and run.alive is None and not run.processes:
         return f"its driver is on {entry.host}: run this command there"
-    if run.alive and _tell_driver(run.run_id, _STOP):
+    if run.alive and _tell_driver(run.run_id, STOP):
         deadline = time.monotonic() + seconds
         path = folder() / f"{run.run_id}.json"
         while path.exists():
@@ -340,18 +256,38 @@ def stop(run: ListedRun, seconds: float) -> str:
             time.sleep(0.05)
     _end(_processes().get(run.run_id, []))
     if entry is None or not run.alive:
-        _forget(run.run_id)
+        forget(run.run_id)
     remaining = [str(process.pid) for process in _processes().get(run.run_id, [])]
     return f"processes that do not end: {', '.join(remaining)}" if remaining else ""
+
+
+def ask_for_view(run_id: str) -> bool:
+    """Ask a run's driver to write what it is doing now; see :func:`view`. Never waits.
+
+    Returns:
+        Whether there is a driver that can be asked.
+    """
+    return _tell_driver(run_id, VIEW)
+
+
+def view(run_id: str) -> Live | None:
+    """The last view that the driver of a run has written; None if there is none.
+
+    Raises:
+        MsgspecError: another version of this package wrote it.
+    """
+    with suppress(OSError):
+        return msgspec.msgpack.decode((folder() / f"{run_id}.live").read_bytes(), type=Live)
+    return None
 
 
 def _tell_driver(run_id: str, command: bytes) -> bool:
     try:
         fifo = os.open(folder() / f"{run_id}.stop", os.O_WRONLY | os.O_NONBLOCK)
+        with open(fifo, "wb", buffering=0) as file:
+            file.write(command)
     except OSError:  # the run is ending right now
         return False
-    with open(fifo, "wb", buffering=0) as file:
-        file.write(command)
     return True
 
 

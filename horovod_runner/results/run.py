@@ -8,13 +8,14 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.results.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.metrics_table import Metrics
-from horovod_runner.results.profile import RunProfile
+from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
+from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.wire.slots import RankInfo
 
 if TYPE_CHECKING:
@@ -47,6 +48,21 @@ class Line(NamedTuple):
     rank: int
     stream: Literal["stdout", "stderr", "log", "notice"]
     text: str
+
+
+class TraceFile(NamedTuple):
+    """A file with a trace, on the driver's machine.
+
+    Attributes:
+        rank: the rank that wrote it.
+        kind: "horovod": Horovod's timeline, which rank 0 writes for all ranks; "torch",
+            "tensorflow": steps of the rank, as its framework's profiler saw them.
+        path: of the file.
+    """
+
+    rank: int
+    kind: Literal["horovod", "torch", "tensorflow"]
+    path: str
 
 
 @dataclass
@@ -112,6 +128,7 @@ class Run:
         profile: where the time of each rank went; see :meth:`diagnose`.
         recorded: when this record was written, in seconds since the epoch, if it was read from a
             file; None for a run of this process.
+        traces: the files of ``DebugConfig(timeline=, torch_profiler=)``; :meth:`trace` merges them.
     """
 
     run_id: str
@@ -128,9 +145,12 @@ class Run:
     logs_cut: int = 0
     profile: RunProfile = field(default_factory=RunProfile, repr=False)
     recorded: float | None = None
+    traces: list[TraceFile] = field(default_factory=list, repr=False)
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    # For views: what diagnose() finds, and until when this holds by the monotonic clock.
+    _verdict: tuple[str, float] = field(default=("", 0.0), repr=False)
     _archive: Archive | None = field(default=None, repr=False)
     _checkpoints: list[Checkpoint] = field(default_factory=list, repr=False)
     _sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
@@ -187,11 +207,38 @@ class Run:
 
         return write_page(self, path)
 
+    def trace(self, path: str | os.PathLike[str]) -> list[str]:
+        """Write one trace of all ranks for Perfetto or Chrome.
+
+            runner.last_run.trace("trace.json.gz")
+
+        Open the file at https://ui.perfetto.dev. It shows each rank and each host as a process, and
+        contains the traces of ``DebugConfig(timeline=, torch_profiler=)``. The clocks of all hosts
+        are aligned. The call also works while the run goes on.
+
+        Args:
+            path: of the file; with a name that ends in ".gz" it is compressed.
+
+        Returns:
+            A sentence for each thing that the trace lacks; empty if it is complete.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        from horovod_runner.results.trace.merge import write_trace
+
+        return write_trace(self, path)
+
     @property
     def logs(self) -> list[Line]:
         """What ranks and runner printed: the last 16 million characters."""
         with self._lock:
             return list(self._lines)
+
+    def last_lines(self, count: int) -> list[Line]:
+        """The last pieces of :attr:`logs`, without a copy of all."""
+        with self._lock:
+            return list(islice(reversed(self._lines), count))[::-1]
 
     @property
     def checkpoints(self) -> list[Checkpoint]:

@@ -1,6 +1,8 @@
 """Keeps the record of a run in a file, for ``horovod-runner report`` and ``load_run``.
 
     <state>/horovod_runner/records/<run id>.run    MessagePack; the latest runs of this user
+                                   <run id>-rank-3.torch.json.gz    traces of its ranks, which are
+                                                                    deleted with it
 
 <state> is ``$XDG_STATE_HOME`` or ~/.local/state. Only the user may read the files.
 """
@@ -21,8 +23,8 @@ from horovod_runner.checkpoints.folders import open_folder
 from horovod_runner.common.state import state_folder
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.metrics_table import MetricRows, Metrics
-from horovod_runner.results.profile import RunProfile, SavedProfile
-from horovod_runner.results.run import Attempt, Line, Run, Status, Timings
+from horovod_runner.results.run import Attempt, Line, Run, Status, Timings, TraceFile
+from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.messages import Controller
 from horovod_runner.wire.slots import RankInfo
@@ -31,6 +33,8 @@ SUFFIX: Final = ".run"
 # Older records are deleted where there are more, or where all of them are larger.
 _KEPT_RUNS: Final = 50
 _KEPT_BYTES: Final = 1 << 30
+# Traces without a record are deleted after this time: their run may still go on.
+_LEFT_SECONDS: Final = 7 * 86400.0
 
 
 _TAG: Final = "horovod_runner run 1"  # grows where older files cannot be read any more
@@ -56,6 +60,7 @@ class _Saved(msgspec.Struct, tag=_TAG):
     profile: SavedProfile
     checkpoints: list[tuple[str, Marker]]  # each with its folder
     recorded: float = 0.0  # when the file was written
+    traces: list[TraceFile] = []
 
 
 class Summary(msgspec.Struct, tag=_TAG):
@@ -103,6 +108,7 @@ def _save(run: Run, path: Path) -> None:
         run.profile.saved(),
         [(each.folder, each.marker) for each in run.checkpoints],
         time.time(),
+        list(run.traces),
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -143,6 +149,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         logs_cut=saved.logs_cut,
         recorded=saved.recorded or Path(path).stat().st_mtime,
         profile=RunProfile.restored(saved.profile),
+        traces=saved.traces,
         _metrics=Metrics.restored(saved.metrics),
         _checkpoints=[
             Checkpoint(open_folder(folder), marker) for folder, marker in saved.checkpoints
@@ -150,6 +157,22 @@ def load(path: str | os.PathLike[str]) -> Run:
     )
     run._lines.extend(saved.lines)
     return run
+
+
+class _End(msgspec.Struct, tag=_Saved.__struct_config__.tag):
+    """How a run ended: a part of the file."""
+
+    status: Status
+    attempts: list[Attempt]
+
+
+def end_of(run_id: str) -> tuple[Status, str] | None:
+    """How a run of this user ended, and the error of its last attempt; None without a record."""
+    with suppress(OSError, RuntimeError, msgspec.MsgspecError):
+        data = (folder() / f"{run_id}{SUFFIX}").read_bytes()
+        end = msgspec.msgpack.decode(data, type=_End)
+        return end.status, end.attempts[-1].error if end.attempts else ""
+    return None
 
 
 def folder() -> Path:
@@ -246,6 +269,13 @@ def _delete_old() -> None:
     size = 0
     for number, path in enumerate(kept()):
         with suppress(OSError):
-            size += path.stat().st_size
+            files = [path, *path.parent.glob(f"{path.stem}-rank-*")]
+            size += sum(file.stat().st_size for file in files)
             if number >= _KEPT_RUNS or (number and size > _KEPT_BYTES):
+                for file in files:
+                    file.unlink()
+    for path in folder().glob("*-rank-*"):  # of a run whose driver was killed
+        with suppress(OSError):
+            record = path.with_name(f"{path.name.partition('-rank-')[0]}{SUFFIX}")
+            if not record.exists() and path.stat().st_mtime < time.time() - _LEFT_SECONDS:
                 path.unlink()

@@ -12,7 +12,7 @@ from horovod_runner.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
-    from horovod_runner.results.run import Run
+    from horovod_runner.results.run import Run, TraceFile
     from horovod_runner.wire.measurements import Lines, Machine, Profile
     from horovod_runner.wire.messages import Controller, Report
     from horovod_runner.wire.slots import RankInfo
@@ -84,6 +84,9 @@ class FanOut(Sink):
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         self._pass_on("checkpoint", checkpoint)
+
+    def trace(self, trace: TraceFile) -> None:
+        self._pass_on("trace", trace)
 
     def idle(self) -> None:
         for sink in self._direct:

@@ -33,7 +33,7 @@ class Progress(Sink):
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._lines = not (_has_columns() or _in_notebook())
+        self._lines = not (_has_columns() or in_notebook())
         self._line_open = False  # the program's last line of output has no end yet
         self._attempt = 1
         self._restarted = False
@@ -61,7 +61,9 @@ class Progress(Sink):
             return
         spent = {"data": "for data", "waiting": "for other ranks"}
         shares = {
-            what: profile.spent.get(name, 0.0) / profile.seconds for name, what in spent.items()
+            # What a rank has waited for counts in the second in which the wait ends.
+            what: min(1.0, profile.spent.get(name, 0.0) / profile.seconds)
+            for name, what in spent.items()
         }
         large = [f"{share:.0%} {what}" for what, share in shares.items() if share >= _LARGE_SHARE]
         self._waits = f"waits {', '.join(large)}" if large else ""
@@ -201,7 +203,7 @@ def _has_columns() -> bool:
         return False
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether this is a Jupyter kernel: there tqdm draws with widgets, or as text without them."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
-    from horovod_runner.results.run import Run
+    from horovod_runner.results.run import Run, TraceFile
     from horovod_runner.wire.measurements import Lines, Machine, Profile
     from horovod_runner.wire.messages import Controller, Report
     from horovod_runner.wire.slots import RankInfo
@@ -81,6 +81,12 @@ class Sink:
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is complete."""
+
+    def trace(self, trace: TraceFile) -> None:
+        """A file with a trace is here: of the run's collectives, or of some steps of a rank.
+
+        It has ``rank``, ``kind`` and ``path``. Horovod's timeline may still grow.
+        """
 
     def idle(self) -> None:
         """Nothing arrived for a second: time to send buffered data.

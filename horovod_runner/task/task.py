@@ -124,7 +124,7 @@ def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitSt
 
 
 def _needs_scratch(job: Job) -> bool:
-    return bool(job.data or job.checkpoints.resume) or _wants_timeline(job)
+    return bool(job.data or job.checkpoints.resume) or _wants_timeline(job) or _wants_trace(job)
 
 
 def _scratch(job: Job) -> RunFolder:
@@ -133,6 +133,10 @@ def _scratch(job: Job) -> RunFolder:
 
 def _wants_timeline(job: Job) -> bool:
     return job.options.debug_config.timeline is not None
+
+
+def _wants_trace(job: Job) -> bool:
+    return job.options.debug_config.torch_profiler is not False
 
 
 class _RankTask:
@@ -195,9 +199,9 @@ class _RankTask:
     def _run_worker(self, assignment: Assignment, checkpoints: CheckpointPlan) -> Outcome:
         """Start the worker process, forward all that it writes, and return how it ended."""
         job, setup, slot = self._job, self._setup, assignment.slot
-        timeline = self._timeline_file()
+        timeline, trace = self._timeline_file(), self._trace_path(slot.rank)
         with WorkerProcess(
-            self._worker_job(assignment, checkpoints),
+            self._worker_job(assignment, checkpoints, trace),
             self._worker_variables(assignment, timeline),
             setup.directory,
             inherited=setup.inherited,
@@ -210,6 +214,8 @@ class _RankTask:
             if timeline is not None and slot.rank == 0:
                 transfer.send_timeline(timeline, self._link)
             outcome = relay.outcome()
+            if trace:
+                transfer.send_trace(trace, slot.rank, self._link)
             if worker.fork_server is not None and outcome.worker is not None:
                 worker.fork_server.keep(outcome.worker.imported)
             return outcome
@@ -219,7 +225,15 @@ class _RankTask:
             return self._folder / "timeline.json"
         return None
 
-    def _worker_job(self, assignment: Assignment, checkpoints: CheckpointPlan) -> WorkerJob:
+    def _trace_path(self, rank: int) -> str:
+        """Where the worker leaves the trace of its framework's profiler; empty if it does not."""
+        if _wants_trace(self._job) and self._folder is not None:
+            return str(self._folder / f"rank-{rank}")
+        return ""
+
+    def _worker_job(
+        self, assignment: Assignment, checkpoints: CheckpointPlan, trace: str
+    ) -> WorkerJob:
         """What the worker process reads from its job file."""
         job, slot = self._job, assignment.slot
         return WorkerJob(
@@ -236,6 +250,7 @@ class _RankTask:
             replacements=job.replacements,
             all_values=job.all_values,
             sources=job.sources,
+            trace=trace,
         )
 
     def _worker_variables(self, assignment: Assignment, timeline: Path | None) -> dict[str, str]:
@@ -253,6 +268,9 @@ class _RankTask:
             variables[VARIABLE] = str(self._folder)
         if timeline is not None:  # all ranks must ask for one; only rank 0 writes it
             variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
+        if _wants_trace(self._job):
+            # Otherwise torch's profiler prints its own log on stderr.
+            variables.setdefault("KINETO_LOG_LEVEL", "99")
         if assignment.controller == "mpi":
             variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment))
         return variables

@@ -1,8 +1,9 @@
-"""Copies files between a task and the driver: the checkpoint to resume from, and the timeline."""
+"""Copies files between a task and the driver: the checkpoint to resume from, and traces."""
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from horovod_runner.errors import CheckpointError
@@ -84,14 +85,33 @@ def send_timeline(path: Path, link: Link) -> None:
         path: the file that Horovod wrote; it does not exist if ``main`` never called hvd.init().
         link: this task's end of the message channel.
     """
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        offset = 0
+    with suppress(FileNotFoundError):
+        _send_file(path, 0, "timeline", link)
+
+
+def send_trace(path: str, rank: int, link: Link) -> None:
+    """Send a rank's trace to the driver, if there is one.
+
+    Args:
+        path: the start of the file's path, see profiling.framework_profiler.
+        rank: the rank's number.
+        link: this task's end of the message channel.
+    """
+    for name in messages.TRACE_NAMES:
+        file = Path(f"{path}.{name}")
+        with suppress(FileNotFoundError):
+            size = _send_file(file, rank, name, link)
+            link.put(messages.FilePart(rank, name, size, b""))  # it is complete
+            file.unlink()
+
+
+def _send_file(path: Path, rank: int, name: str, link: Link) -> int:
+    """Send a file piece by piece; returns its size."""
+    offset = 0
+    with path.open("rb") as file:
         while data := file.read(_PIECE_BYTES):
-            link.put(messages.FilePart(0, "timeline", offset, data))
+            link.put(messages.FilePart(rank, name, offset, data))
             offset += len(data)
             while link.waiting >= _MAX_WAITING and not link.lost:
                 link.wait(0.1)
+    return offset

@@ -32,6 +32,7 @@ RANK_VARIABLES: Final = frozenset(
         "HOROVOD_RUNNER_RUN",
         "HOROVOD_SIZE",
         "HOROVOD_TIMELINE",
+        "KINETO_LOG_LEVEL",
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
         "MASTER_ADDR",

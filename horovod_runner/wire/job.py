@@ -13,7 +13,16 @@ import msgspec
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
 from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, WorkerOutcome
 from horovod_runner.wire.measurements import Lines, Machine, MemoryUse, Profile
-from horovod_runner.wire.messages import Began, Controller, Log, Output, Report, Saved, Unsaved
+from horovod_runner.wire.messages import (
+    Began,
+    Controller,
+    Log,
+    Output,
+    Report,
+    Saved,
+    Unsaved,
+    Untraced,
+)
 from horovod_runner.wire.slots import Slot
 
 
@@ -79,7 +88,9 @@ class Record(msgspec.Struct, frozen=True):
     """
 
     slots: list[Slot]
-    kept: list[Began | Output | Log | Report | Profile | Machine | Lines | Saved | Unsaved | str]
+    kept: list[
+        Began | Output | Log | Report | Profile | Machine | Lines | Saved | Unsaved | Untraced | str
+    ]
     cut: int = 0
     problem: bytes = b""
     controller: Controller | None = None

@@ -67,6 +67,7 @@ class WorkerJob(NamedTuple):
         replacements: our modules that replace other packages, as installed on the driver.
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
+        trace: the start of the path of the trace of its framework's profiler; empty for none.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class WorkerJob(NamedTuple):
     replacements: tuple[str, ...] = ()
     all_values: bool = False
     sources: dict[str, str] | None = None
+    trace: str = ""
 
     @property
     def reports(self) -> bool:

@@ -4,15 +4,15 @@ On the wire a message is MessagePack, with the name of its type first. Nothing i
 What ranks measure of themselves is in `measurements`.
 
     rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines,
-                    MemoryShort, FilePart, Saved, Unsaved, Fetch, Weights, Fence, Lookup, Alive,
-                    Stalled, Stacks, Failed, Ended
+                    MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Fence, Lookup,
+                    Alive, Stalled, Stacks, Failed, Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -23,6 +23,10 @@ from horovod_runner.wire.slots import Offer, Slot
 
 #: What Horovod calls the library that coordinates its CPU collectives.
 Controller = Literal["gloo", "mpi"]
+#: The trace of a framework's profiler; every rank may send one.
+TraceName = Literal["torch.json.gz", "tensorflow.zip"]
+TRACE_NAMES: Final[tuple[TraceName, ...]] = get_args(TraceName)
+MOST_TRACE_BYTES: Final = 64 << 20
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -103,8 +107,9 @@ class FilePart(Message, frozen=True):
     """A piece of a file that is copied to the driver's machine. Pieces arrive in order.
 
     Attributes:
-        name: a checkpoint's file name, or "timeline".
+        name: a checkpoint's file name, "timeline", or a TraceName.
         offset: where the piece begins, in bytes.
+        data: empty after the last piece of a trace.
     """
 
     rank: int
@@ -125,6 +130,13 @@ class Unsaved(Message, frozen=True):
 
     rank: int
     step: int
+    reason: str
+
+
+class Untraced(Message, frozen=True):
+    """A rank will send no trace, although ``torch_profiler`` asks for one."""
+
+    rank: int
     reason: str
 
 
@@ -318,6 +330,7 @@ FromRank = (
     | FilePart
     | Saved
     | Unsaved
+    | Untraced
     | Fetch
     | Weights
     | Fence
@@ -334,6 +347,12 @@ FromDriver = (
 
 #: What a rank or the driver sends.
 Sent = Message | measurements.Measurement
+
+
+def is_trace(message: Sent) -> bool:
+    """Whether a message is a piece of a trace, which every rank may send."""
+    return isinstance(message, FilePart) and message.name in TRACE_NAMES
+
 
 _encoder = msgspec.msgpack.Encoder()
 _from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)

@@ -72,7 +72,7 @@ def report(
     if rank is not None:
         with clock.timing("report"):
             rank.reporter.report(metrics, step, epoch, total_steps)
-        clock.reports += 1
+        clock.count_report()
         return
     check_report(metrics, step, epoch)
     if total_steps is not None:

@@ -30,6 +30,7 @@ from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
 
 if TYPE_CHECKING:
+    from horovod_runner.profiling.framework_profiler import FrameworkProfiler
     from horovod_runner.profiling.profiler import Profiler
     from horovod_runner.worker.imports_watch import ImportsWatch
 
@@ -54,7 +55,10 @@ def run_worker(arguments: list[str], status: int | None = None) -> int:
     _set_up_python(job)
     imports = _watch_imports(job, forked=status is not None)
     profiler = _start_profiler(job, rank)
+    framework_profiler = _start_framework_profiler(job, rank)
     outcome = _call_main(job, rank)
+    if framework_profiler is not None:
+        framework_profiler.finish(ok=outcome.ok)
     if profiler is not None and (problem := profiler.finish()):
         api.log_to_driver(f"HorovodRunner: this rank's profile is not complete: {problem}")
     if imports is not None:
@@ -153,7 +157,19 @@ def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
         return None
     from horovod_runner.profiling.profiler import Profiler
 
-    return Profiler(job.rank, rank.reporter.send_profile, rank.pipe.send)
+    return Profiler(job.rank, job.size, rank.reporter.send_profile, rank.pipe.send)
+
+
+def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkProfiler | None:
+    """Record some steps with the framework's own profiler, if the run asks for it."""
+    if not job.trace:
+        return None
+    from horovod_runner.profiling.framework_profiler import FrameworkProfiler
+
+    def fail(reason: str) -> None:
+        rank.pipe.send(messages.Untraced(job.rank, reason))
+
+    return FrameworkProfiler(job.trace, fail)
 
 
 def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from horovod_runner.results.lines import user_lines
 from horovod_runner.results.run import Run
+from horovod_runner.results.slowness.lines import user_lines
 from tests.conftest import Ranks
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("nothing_left")]

@@ -146,6 +146,7 @@ _FILES = (
     "checkpoint-000001-step-1-0a1b2c3d.pt",
     "checkpoint-000001-step-1-0a1b2c3d.json",
     "timeline",
+    "torch.json.gz",
     "../x",
     "/etc/passwd",
     "checkpoint-000001-step-1-../../x.pt",
@@ -177,6 +178,7 @@ _FIELDS: dict[str, Sequence[Callable[[random.Random], object]]] = {
     "FilePart": (_number, _file, _number, lambda dice: dice.randbytes(dice.randrange(3000))),
     "Saved": (_number, _marker),
     "Unsaved": (_number, _number, _text),
+    "Untraced": (_number, _text),
     "Fetch": (_number, _file, _number),
     "Weights": (
         _number,

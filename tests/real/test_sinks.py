@@ -523,6 +523,9 @@ def test_a_terminal_without_a_size_shows_lines(tmp_path: Path) -> None:
 _CELLS = [
     """
 from horovod_runner import HorovodRunner, report
+from horovod_runner.sinks import panel
+
+panel._FIRST_SECONDS = 0
 
 def main(steps, total):
     for step in range(1, steps + 1):
@@ -532,10 +535,12 @@ def main(steps, total):
     "HorovodRunner(np=-1).run(main, steps=5, total=5)",
     "HorovodRunner(np=-1).run(main, steps=5, total=1000)  # ends early, without an error",
     "HorovodRunner(np=-1).run(main, steps=10, total=10)",
+    "HorovodRunner(np=-1).start(main, steps=5, total=5).result()  # in a thread",
+    "HorovodRunner(np=-1, progress=False).run(main, steps=5, total=5)",
 ]
 
 
-def test_a_notebook_shows_a_bar_with_its_outcome(
+def test_a_notebook_keeps_a_panel_as_html_and_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import nbclient
@@ -543,20 +548,34 @@ def test_a_notebook_shows_a_bar_with_its_outcome(
 
     pytest.importorskip("ipywidgets")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in _CELLS])
     resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(
         notebook, timeout=400, kernel_name="python3", allow_errors=True, resources=resources
     )
     client.execute()
+    shown = []
+    for cell in notebook.cells[1:-1]:
+        (panel,) = [out.data for out in cell.outputs if out.output_type == "display_data"]
+        assert set(panel) == {"text/html", "text/plain"}
+        title, *rest = panel["text/plain"].splitlines()
+        (pace,) = (line for line in rest if line.startswith("step"))
+        shown.append((title.split(", ")[0], pace))
+        assert pace in panel["text/html"]
+        # Nobody knows whether someone will look at it in a browser.
+        lines = "".join(out.text for out in cell.outputs if out.output_type == "stream")
+        assert f"HorovodRunner: {pace.partition(' of')[0]}/" in lines
+    assert shown == [
+        ("main: finished", "step 5 of 5 (100%)"),
+        ("main: finished", "step 5 of 1,000 (0%)"),
+        ("main: failed", "step 10 of 10 (100%)"),
+        ("main: finished", "step 5 of 5 (100%)"),
+    ]
+    assert notebook.cells[-1].outputs == []
+    # Of each panel there was one with widgets, which the HTML replaced.
     state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
-    bars = []
-    for cell in notebook.cells[1:]:
-        (shown,) = [out for out in cell.outputs if out.output_type == "display_data"]
-        box = shown.data["application/vnd.jupyter.widget-view+json"]["model_id"]
-        names = [name.removeprefix("IPY_MODEL_") for name in state[box]["state"]["children"]]
-        _, bar, text = [state[name]["state"] for name in names]
-        description = text["value"].replace("\u2007", " ")
-        assert "loss=0." in description
-        bars.append((bar["bar_style"], description.split(" ")[1]))
-    assert bars == [("success", "5/5"), ("success", "5/1000"), ("danger", "10/10")]
+    names = [each["model_name"] for each in state.values()]
+    assert names.count("VBoxModel") == names.count("AccordionModel") == 4
+    heads = [each["state"].get("value", "") for each in state.values()]
+    assert len([head for head in heads if "5 of 5" in head and "finished" in head]) == 2

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from horovod_runner.host import counters, processes
 from horovod_runner.host.limits import CpuTime
-from horovod_runner.results.profile import RunProfile
+from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.task.machine import _throttled
 from horovod_runner.wire.measurements import Machine
 

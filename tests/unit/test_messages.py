@@ -51,6 +51,7 @@ _messages = st.one_of(
     ),
     st.builds(messages.FilePart, _small, st.text(), _small, st.binary()),
     st.builds(messages.Unsaved, _small, _small, st.text()),
+    st.builds(messages.Untraced, _small, st.text()),
     st.builds(messages.Fetch, _small, st.text(), _small),
 )
 

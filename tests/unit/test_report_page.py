@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from horovod_runner.commands import cli
-from horovod_runner.results import registry, saved_run
+from horovod_runner.results import registration, registry, saved_run
 from horovod_runner.results.page import logs, metrics, overview, ranks, scales
 from horovod_runner.results.page.charts import Line as ChartLine
 from horovod_runner.results.page.charts import line_chart, time_axis
@@ -333,7 +333,7 @@ def test_a_record_without_a_driver_is_lost() -> None:
 
 def test_a_driver_writes_the_record_of_its_run_when_it_is_asked() -> None:
     run = Run("1234abcd", 1)
-    with registry.Registration(run, lambda: None):
+    with registration.Registration(run, lambda: None):
         assert registry.running("12") == [run.run_id]
         assert registry.write_record(run.run_id)
         run.main = "later"
@@ -353,9 +353,9 @@ def test_a_driver_writes_the_record_of_its_run_time_and_again(
         raise ValueError("cannot be written")
 
     monkeypatch.setattr(saved_run, "keep", keep)
-    monkeypatch.setattr(registry, "_RECORD_SECONDS", 0.01)
+    monkeypatch.setattr(registration, "_RECORD_SECONDS", 0.01)
     run = Run("1234abcd", 1)
-    with registry.Registration(run, stopped.set):
+    with registration.Registration(run, stopped.set):
         assert all(written.acquire(timeout=30) for _ in range(3))
         registry._tell_driver(run.run_id, b"x")
         assert stopped.wait(30)

@@ -53,6 +53,8 @@ def test_every_option_that_is_no_object_can_be_given() -> None:
         (["--cpu"], "gpus_per_rank", 0.0),
         (["--cpu-collectives", "gloo"], "cpu_collectives", "gloo"),
         (["--slot-timeout", "3"], "slot_timeout", 3.0),
+        (["--torch-profiler", "true"], "torch_profiler", True),
+        (["--torch-profiler", "profiles"], "torch_profiler", "profiles"),
     ],
 )
 def test_a_value_arrives_as_in_python(arguments: list[str], name: str, value: object) -> None:

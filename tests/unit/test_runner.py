@@ -65,6 +65,9 @@ from horovod_runner.sinks.terminal import TerminalSink
         ({"np": 1, "mode": "max"}, ValueError, "name it, metric='accuracy'"),
         ({"np": 1, "timeline": "/tmp"}, ValueError, "is a folder; name a file"),
         ({"np": 1, "timeline": "/no/such/t.json"}, ValueError, "there is no folder /no/such"),
+        ({"np": 1, "torch_profiler": 3}, TypeError, "True, False or the path of a folder, not 3"),
+        ({"np": 1, "torch_profiler": __file__}, ValueError, "is a file; name a folder"),
+        ({"np": 1, "torch_profiler": "/no/such/x"}, ValueError, "there is no folder /no/such"),
     ],
 )
 def test_wrong_arguments_are_told_at_once(

@@ -16,9 +16,9 @@ from horovod_runner.profiling.clock import Clock, cells, clock
 from horovod_runner.profiling.collectives import Collective, tails
 from horovod_runner.profiling.profiler import Profiler, arrivals
 from horovod_runner.profiling.sampler import Sampler
-from horovod_runner.results.diagnosis import diagnose
-from horovod_runner.results.lines import user_lines
-from horovod_runner.results.profile import MAX_ROWS, RunProfile
+from horovod_runner.results.slowness.diagnosis import diagnose
+from horovod_runner.results.slowness.lines import user_lines
+from horovod_runner.results.slowness.profile import MAX_ROWS, RunProfile
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile
 
 SIZE = 4
@@ -365,7 +365,7 @@ def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:
 def test_a_profiler_sends_only_what_was_measured_since() -> None:
     sent: list[Profile] = []
     lines: list[Lines] = []
-    profiler = Profiler(3, sent.append, lines.append)
+    profiler = Profiler(3, 4, sent.append, lines.append)
     deadline = time.monotonic() + 30
     while len(sent) < 2 and time.monotonic() < deadline:
         clock.reports += 1

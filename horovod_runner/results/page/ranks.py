@@ -9,7 +9,6 @@ from statistics import median
 from typing import Final
 
 from horovod_runner.common.text import spans
-from horovod_runner.results.flame import flame_graph
 from horovod_runner.results.page import scales
 from horovod_runner.results.page.charts import (
     Line,
@@ -23,6 +22,7 @@ from horovod_runner.results.page.heat_map import Row, heat_map
 from horovod_runner.results.page.markup import Html, Section, element, section, table
 from horovod_runner.results.page.timeline import Timeline
 from horovod_runner.results.page.view import KINDS, View
+from horovod_runner.results.slowness.flame import flame_graph
 from horovod_runner.wire.measurements import Profile, Thread, steps_of
 
 _MOST_BARS: Final = 40

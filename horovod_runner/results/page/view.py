@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from horovod_runner.results.causes import step_of
-from horovod_runner.results.diagnosis import Diagnosis
 from horovod_runner.results.page.charts import Mark
 from horovod_runner.results.page.markup import Html, element
 from horovod_runner.results.page.timeline import Timeline, timeline_of
-from horovod_runner.results.profile import SPENT, RankTotals
 from horovod_runner.results.run import Run
+from horovod_runner.results.slowness.case import step_of
+from horovod_runner.results.slowness.diagnosis import Diagnosis
+from horovod_runner.results.slowness.profile import SPENT
+from horovod_runner.results.slowness.totals import RankTotals
 from horovod_runner.wire.measurements import Profile
 
 #: The kinds of a rank's time: their names in the profile, in words, and their colours.

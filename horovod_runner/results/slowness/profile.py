@@ -6,22 +6,22 @@ and added up by rank.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
-from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from horovod_runner.results.flame import flame_graph
-from horovod_runner.results.machines import Machines
-from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, Thread, steps_of
+from horovod_runner.results.slowness.comparison import Comparison
+from horovod_runner.results.slowness.flame import flame_graph
+from horovod_runner.results.slowness.machines import Machines
+from horovod_runner.results.slowness.totals import RankTotals, merged, spent_of
+from horovod_runner.wire.measurements import Lines, Machine, Profile, Thread, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,74 +33,8 @@ MAX_ROWS: Final = 3600
 _MAX_ALL_ROWS: Final = 100_000
 _FEWEST_ROWS: Final = 60
 _SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
-_CLOCK_SAMPLES: Final = 100
-# Collectives that some ranks have not told of yet.
-_MAX_PENDING: Final = 10_000
-# Numbers that are added up.
-_ADDED: Final = (
-    "seconds",
-    "cells",
-    "bytes",
-    "collectives",
-    "waited",
-    "moved",
-    "cpu",
-    "main_cpu",
-    "starved",
-    "late",
-)
+_RECENT_ROWS: Final = 60
 SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
-
-
-@dataclass
-class RankTotals:
-    """What a rank has measured in all.
-
-    Attributes:
-        seconds: the time that the summaries cover.
-        steps: counts, by what was counted.
-        spent: seconds of the main thread by kind.
-        stages: seconds of any thread by what it does for a feed.
-        cells: numbers in the first part of the batches.
-        threads: how many threads torch computes with; 0 if that is not known.
-        cpu, main_cpu: CPU seconds of the process, and of its main thread.
-        starved: seconds in which the main thread could have run and had no core.
-        late: seconds by which the sampling thread waited for the interpreter lock.
-        last: in how many of the compared collectives this rank was the last.
-        lateness: seconds, over those, by which the median of the other ranks was earlier.
-        waited_in_compared: seconds, over all compared collectives, until the last rank began.
-    """
-
-    seconds: float = 0.0
-    steps: dict[str, int] = field(default_factory=dict)
-    spent: dict[str, float] = field(default_factory=dict)
-    stages: dict[str, float] = field(default_factory=dict)
-    cells: int = 0
-    threads: int = 0
-    bytes: int = 0
-    collectives: int = 0
-    waited: float = 0.0
-    moved: float = 0.0
-    cpu: float = 0.0
-    main_cpu: float = 0.0
-    starved: float = 0.0
-    late: float = 0.0
-    last: int = 0
-    lateness: float = 0.0
-    waited_in_compared: float = 0.0
-
-    def add(self, profile: Profile, sign: int = 1) -> None:
-        """Add a summary; with the sign -1, take it away again."""
-        for name in _ADDED:
-            setattr(self, name, getattr(self, name) + sign * getattr(profile, name))
-        for name in ("steps", "spent", "stages"):
-            setattr(self, name, _sum(getattr(self, name), getattr(profile, name), sign))
-        self.threads = profile.threads or self.threads
-
-    @property
-    def step_count(self) -> int:
-        """The number of steps."""
-        return steps_of(self.steps)
 
 
 class SavedProfile(msgspec.Struct):
@@ -113,29 +47,34 @@ class SavedProfile(msgspec.Struct):
     machines: list[Machine]
     compared: int
     clock_offsets: dict[int, float]
+    driver_ahead: float | None = None
+
+
+class Recent(NamedTuple):
+    """What was last heard of a rank.
+
+    Attributes:
+        rows: its latest summaries, at most 60, oldest first.
+        heard: when the last of them arrived, in seconds since the epoch by the driver's clock.
+        machine: the latest record of its host; None before the first.
+    """
+
+    rows: list[Profile]
+    heard: float
+    machine: Machine | None
 
 
 class RunProfile:
-    """The profile of a run. One thread adds to it; any thread may read.
-
-    Attributes:
-        compared: how many collectives were compared over all ranks.
-    """
+    """The profile of a run. One thread adds to it; any thread may read."""
 
     def __init__(self) -> None:
-        self._hosts: Sequence[str] = ()
-        self._delays: dict[str, float] = {}
+        self._comparison = Comparison()
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
+        self._heard: dict[int, float] = {}
         self._totals: dict[int, RankTotals] = {}
         self._lines: dict[tuple[int, Thread], Lines] = {}
         self._machines = Machines()
-        self._last: Counter[int] = Counter()
-        self._lateness: defaultdict[int, float] = defaultdict(float)
-        self._waited: defaultdict[int, float] = defaultdict(float)
-        self._pending: OrderedDict[int, dict[int, tuple[int, float]]] = OrderedDict()
-        self._offsets: dict[int, deque[float]] = {}
-        self.compared = 0
 
     def begin(self, hosts: Sequence[str]) -> None:
         """A new attempt: its collectives are counted from 1 again.
@@ -144,23 +83,22 @@ class RunProfile:
             hosts: of the ranks, in their order.
         """
         with self._lock:
-            self._hosts = hosts
-            self._pending.clear()
-            self._offsets.clear()
+            self._comparison.begin(hosts)
             self._machines.begin()
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
-        offsets = self.clock_offsets
+        offsets, ahead = self.clock_offsets, self.driver_ahead
         with self._lock:
             return SavedProfile(
-                list(self._hosts),
+                list(self._comparison.hosts),
                 [row for rows in self._rows.values() for row in rows],
                 {rank: self._compared(rank) for rank in self._rows},
                 list(self._lines.values()),
                 self._machines.all(),
                 self.compared,
                 offsets,
+                ahead,
             )
 
     @classmethod
@@ -172,66 +110,41 @@ class RunProfile:
             profile._rows.setdefault(row.rank, []).append(row)
         for rank, total in saved.totals.items():
             profile._totals[rank] = total
-            profile._last[rank], profile._lateness[rank] = total.last, total.lateness
-            profile._waited[rank] = total.waited_in_compared
         for lines in saved.lines:
             profile.add_lines(lines)
         profile._machines = Machines.restored(saved.machines)
-        for rank, offset in saved.clock_offsets.items():
-            profile._offsets[rank] = deque([offset])
-        profile.compared = saved.compared
+        profile._comparison.restore(
+            saved.compared, saved.totals, saved.clock_offsets, saved.driver_ahead
+        )
         return profile
 
     def _most_rows(self) -> int:
         """Of each rank; and of records of its host."""
-        return min(MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._hosts))))
+        return min(
+            MAX_ROWS, max(_FEWEST_ROWS, _MAX_ALL_ROWS // max(1, len(self._comparison.hosts)))
+        )
 
-    def add(self, profile: Profile, now: float) -> None:
-        """Add a summary of a rank, which arrived at the time ``now`` by the driver's clock."""
+    def add(self, profile: Profile, now: float | None = None) -> None:
+        """Add a summary of a rank.
+
+        Args:
+            profile: the summary.
+            now: when it arrived, by the driver's clock; None: now.
+        """
+        now = time.time() if now is None else now
         with self._lock:
-            host = self._host(profile.rank)
-            self._delays[host] = min(self._delays.get(host, math.inf), now - profile.time)
             rows = self._rows.setdefault(profile.rank, [])
             self._totals.setdefault(profile.rank, RankTotals()).add(profile)
             rows.append(msgspec.structs.replace(profile, arrivals=[]))
+            self._heard[profile.rank] = now
             if len(rows) > self._most_rows():
                 rows[:] = merged(rows)
-            for number, waited, age in profile.arrivals:
-                self._arrived(profile.rank, number, waited, profile.time - age * 1e-6)
+            self._comparison.add(profile, now)
 
-    def _host(self, rank: int) -> str:
-        return self._hosts[rank] if rank < len(self._hosts) else ""
-
-    def _arrived(self, rank: int, number: int, waited: int, time: float) -> None:
-        arrived = self._pending.setdefault(number, {})
-        arrived[rank] = waited, time
-        if len(arrived) == len(self._hosts):
-            del self._pending[number]
-            self._compare(arrived)
-        elif len(self._pending) > _MAX_PENDING:
-            self._pending.popitem(last=False)
-
-    def _compare(self, arrived: dict[int, tuple[int, float]]) -> None:
-        """Find the rank that began a collective last, and for how long the others waited for it."""
-        if len(arrived) < 2:
-            return
-        if any(waited == UNKNOWN for waited, _ in arrived.values()):
-            begun = {rank: time + self._delay(rank) for rank, (_, time) in arrived.items()}
-        else:
-            begun = {rank: -waited * 1e-6 for rank, (waited, _) in arrived.items()}
-            for rank, (_, time) in arrived.items():
-                offsets = self._offsets.setdefault(rank, deque(maxlen=_CLOCK_SAMPLES))
-                offsets.append(time - arrived[0][1])
-        last = max(begun, key=lambda rank: begun[rank])
-        self._last[last] += 1
-        self._lateness[last] += begun[last] - median(t for r, t in begun.items() if r != last)
-        for rank, time in begun.items():
-            self._waited[rank] += begun[last] - time
-        self.compared += 1
-
-    def _delay(self, rank: int) -> float:
-        """The driver's clock minus that of a rank's host, and the time that a message takes."""
-        return self._delays.get(self._host(rank), 0.0)
+    @property
+    def compared(self) -> int:
+        """How many collectives were compared over all ranks."""
+        return self._comparison.compared
 
     @property
     def clock_offsets(self) -> dict[int, float]:
@@ -242,15 +155,41 @@ class RunProfile:
         driver take at least.
         """
         with self._lock:
-            if self._offsets:
-                return {rank: median(offsets) for rank, offsets in sorted(self._offsets.items())}
-            return {rank: self._delay(0) - self._delay(rank) for rank in sorted(self._rows)}
+            return self._comparison.clock_offsets()
+
+    @property
+    def driver_ahead(self) -> float | None:
+        """The seconds by which the driver's clock is ahead of that of rank 0's host.
+
+        The number includes the time that the fastest message took from a rank to the driver, about
+        a millisecond. In detached mode messages arrive at the end of the job, which may add
+        seconds. None if no rank has sent a summary.
+        """
+        with self._lock:
+            return self._comparison.driver_ahead()
 
     @property
     def rows(self) -> dict[int, list[Profile]]:
         """The summaries of each rank, by rank, in the order of time."""
         with self._lock:
             return {rank: list(rows) for rank, rows in sorted(self._rows.items())}
+
+    def recent(self) -> dict[int, Recent]:
+        """What was last heard of each rank, by rank; cheap enough for every second."""
+        with self._lock:
+            return {
+                rank: Recent(
+                    self._rows.get(rank, [])[-_RECENT_ROWS:],
+                    self._heard.get(rank, 0.0),
+                    self._machines.last(rank),
+                )
+                for rank in self._rows.keys() | self._machines.ranks
+            }
+
+    def steps(self, rank: int) -> int:
+        """How many steps a rank has counted, over all attempts."""
+        with self._lock:
+            return sum(steps_of(row.steps) for row in self._rows.get(rank, ()))
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host and processes did in some seconds."""
@@ -272,7 +211,7 @@ class RunProfile:
     def hosts(self) -> dict[int, str]:
         """The host of each rank."""
         with self._lock:
-            return dict(enumerate(self._hosts))
+            return dict(enumerate(self._comparison.hosts))
 
     @property
     def totals(self) -> dict[int, RankTotals]:
@@ -289,8 +228,7 @@ class RunProfile:
     def _compared(self, rank: int) -> RankTotals:
         """All that a rank has measured, with what the comparison has found."""
         total = copy(self._totals.get(rank, RankTotals()))
-        total.last, total.lateness = self._last[rank], self._lateness[rank]
-        total.waited_in_compared = self._waited[rank]
+        self._comparison.fill(rank, total)
         return total
 
     @property
@@ -362,7 +300,7 @@ class RunProfile:
             "steps": [steps_of(row.steps) for row in rows],
         }
         for name in SPENT:
-            columns[name] = [row.spent.get(name, 0.0) for row in rows]
+            columns[name] = [spent_of(row).get(name, 0.0) for row in rows]
         columns["compute"] = [max(0.0, r.seconds - sum(r.spent.values())) for r in rows]
         columns["bytes"] = [row.bytes for row in rows]
         columns["collectives"] = [row.collectives for row in rows]
@@ -420,36 +358,6 @@ class RunProfile:
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
-
-
-def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
-    """Merge each two rows into one."""
-    pairs = iter(rows)
-    for first in pairs:
-        second = next(pairs, None)
-        if second is None:
-            yield first
-            return
-        yield msgspec.structs.replace(
-            second,
-            seconds=first.seconds + second.seconds,
-            steps=_sum(first.steps, second.steps),
-            spent=_sum(first.spent, second.spent),
-            stages=_sum(first.stages, second.stages),
-            cells=first.cells + second.cells,
-            bytes=first.bytes + second.bytes,
-            collectives=first.collectives + second.collectives,
-            waited=first.waited + second.waited,
-            moved=first.moved + second.moved,
-            cpu=first.cpu + second.cpu,
-            main_cpu=first.main_cpu + second.main_cpu,
-            starved=first.starved + second.starved,
-            late=first.late + second.late,
-        )
-
-
-def _sum(first: Mapping[str, Any], second: Mapping[str, Any], sign: int = 1) -> dict[str, Any]:
-    return {name: first.get(name, 0) + sign * second.get(name, 0) for name in {**first, **second}}
 
 
 def _call(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Final
 
-from horovod_runner.results.profile import RunProfile
+from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.wire.measurements import Thread
 
 _LIBRARY: Final = re.compile(

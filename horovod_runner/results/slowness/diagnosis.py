@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from horovod_runner.common.text import milliseconds
-from horovod_runner.results.causes import FEW_STEPS, RULES, Case, Finding, Step
-from horovod_runner.results.profile import RunProfile
+from horovod_runner.results.slowness.case import FEW_STEPS, Case, Finding, Step
+from horovod_runner.results.slowness.causes import RULES
+from horovod_runner.results.slowness.profile import RunProfile
 
 __all__ = ["Diagnosis", "Finding", "Step", "diagnose"]
 

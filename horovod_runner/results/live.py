@@ -1,0 +1,311 @@
+"""What a run is doing now: for ``horovod-runner top`` and for the panel in a notebook.
+
+It stays small for any number of ranks, and is cheap enough to be computed every second.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from statistics import fmean, median
+from typing import Final
+
+import msgspec
+
+from horovod_runner.results.metrics_table import Position
+from horovod_runner.results.run import Line, Run, Status
+from horovod_runner.results.slowness.profile import SPENT, Recent
+from horovod_runner.results.slowness.totals import spent_of
+from horovod_runner.wire.measurements import Profile, steps_of
+from horovod_runner.wire.slots import RankInfo
+
+MAX_RANKS: Final = 20  # of more ranks, the slowest of this number are listed
+MAX_METRICS: Final = 8
+MAX_LINES: Final = 20
+_LINE_CHARACTERS: Final = 400
+# "Now" is the last five seconds, or longer where steps are slow: then it is the last five steps.
+_NOW_SECONDS: Final = 5.0
+_NOW_STEPS: Final = 5
+_LONGEST_SECONDS: Final = 60.0
+_SUMMARY_SECONDS: Final = 2.0  # two summaries of a rank are not further apart while it makes steps
+_VERDICT_SECONDS: Final = 5.0
+_VERDICT_SHARE: Final = 20  # a verdict that takes a second is kept for twenty
+_ESCAPES: Final = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)?")
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """Where the time of a rank's main thread goes: parts of 1.
+
+    Attributes:
+        compute: the rest.
+        data: waiting for a batch.
+        waiting: for the slowest rank, before a collective begins.
+        moving: in collectives.
+        calls: in ``report`` and ``save_checkpoint``.
+    """
+
+    compute: float = 0.0
+    data: float = 0.0
+    waiting: float = 0.0
+    moving: float = 0.0
+    calls: float = 0.0
+
+
+class LiveRank(msgspec.Struct):
+    """What a rank is doing now.
+
+    Attributes:
+        host: the name of its host.
+        pid: its process.
+        rate: steps per second; None before it has counted any.
+        shares: where its time goes; None before its first summary.
+        silent: seconds since its last summary. A rank sends one a second, but none while a single
+            step or call lasts.
+        cpu: cores that its process uses.
+        memory: bytes of its process and of those that it has started; None before the first
+            measurement, like the fields below.
+        host_cores: cores of its host that are busy.
+        of_cores: cores that it may use.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int | None = None
+    rate: float | None = None
+    shares: Shares | None = None
+    silent: float | None = None
+    cpu: float | None = None
+    memory: int | None = None
+    host_cores: float | None = None
+    of_cores: int | None = None
+
+
+class Others(msgspec.Struct):
+    """The ranks that are not listed one by one: medians over them, and the mean of their shares."""
+
+    count: int
+    rate: float | None = None
+    shares: Shares | None = None
+    cpu: float | None = None
+    memory: int | None = None
+
+
+class Live(msgspec.Struct):
+    """What a run is doing now.
+
+    Attributes:
+        time: of this picture, in seconds since the epoch.
+        status: "running", "finished", "failed" or "cancelled".
+        attempt: 1 for the first launch, plus 1 for each restart; 0 before it.
+        error: why the last attempt failed, in one line; empty if none has.
+        elapsed: seconds since ``run`` was called.
+        size: the number of ranks; 0 until all have started.
+        step: the last one that rank 0 reported; otherwise how many steps it has counted.
+        total_steps: as rank 0 reported; None if it did not.
+        rate: steps per second in the median over the ranks; None before there were any.
+        shares: where the ranks' time goes, in the mean.
+        metrics: the latest of rank 0, at most 8.
+        memory: bytes of all ranks; None before the first measurement.
+        checkpoint: the step of the latest checkpoint; None if there is none.
+        verdict: what ``diagnose`` names first, in one line; empty if nothing stands out.
+        ranks: all, by number; of more than 20, the 20 slowest, the slowest first.
+        others: the ranks that are not listed; None if there are none.
+        lines: the last 20 lines of output and notices, without colours and control characters.
+    """
+
+    run_id: str
+    time: float
+    main: str = ""
+    np: int = 0
+    where: str = ""
+    status: Status = "running"
+    attempt: int = 0
+    error: str = ""
+    elapsed: float = 0.0
+    size: int = 0
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    rate: float | None = None
+    shares: Shares | None = None
+    metrics: dict[str, float | int] = {}
+    memory: int | None = None
+    checkpoint: int | None = None
+    verdict: str = ""
+    ranks: list[LiveRank] = []
+    others: Others | None = None
+    lines: list[str] = []
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks were launched again."""
+        return max(0, self.attempt - 1)
+
+
+def live(run: Run) -> Live:
+    """Say what a run is doing now. Any thread may call it while the run goes on."""
+    now, attempts = time.time(), list(run.attempts)
+    until = run.timings.end or now
+    ranks = list(_ranks(run, attempts[-1].started if attempts else 0.0, until))
+    memory = [rank.memory for rank in ranks if rank.memory is not None]
+    checkpoint = run.latest_checkpoint
+    position = run._metrics.positions.get(0, Position())
+    shown, rest = _slowest(ranks)
+    return Live(
+        run.run_id,
+        now,
+        run.main,
+        run.np,
+        run.where,
+        run.status,
+        len(attempts),
+        next((attempt.error for attempt in reversed(attempts) if attempt.error), ""),
+        max(0.0, until - run.timings.queued),
+        len(ranks),
+        _step(run, position),
+        position.total_steps,
+        position.epoch,
+        _median(rank.rate for rank in ranks),
+        _mean(ranks),
+        dict(list(run.latest_metrics.items())[:MAX_METRICS]),
+        sum(memory) if memory else None,
+        None if checkpoint is None else checkpoint.step,
+        _verdict(run),
+        shown,
+        _others(rest),
+        _text(run.last_lines(MAX_LINES), len(ranks)),
+    )
+
+
+def _step(run: Run, position: Position) -> int | None:
+    step = position.step
+    if step is None:
+        return run.profile.steps(0) or None
+    # Steps were counted from 0.
+    return step + (run.status == "finished" and step + 1 == position.total_steps)
+
+
+def _ranks(run: Run, since: float, now: float) -> Iterator[LiveRank]:
+    """All ranks; what was heard before a moment does not count."""
+    recent = run.profile.recent()
+    for info in run.ranks:
+        known = recent.get(info.rank)
+        yield _rank(info, known if known is not None and known.heard >= since else None, now)
+
+
+def _rank(info: RankInfo, known: Recent | None, now: float) -> LiveRank:
+    rank = LiveRank(info.rank, info.host, info.pid)
+    if known is None:
+        return rank
+    machine = known.machine
+    if machine is not None:
+        rank.memory, rank.host_cores = machine.memory, machine.cores
+        rank.of_cores = machine.of_cores
+    rows = list(_now(known.rows))
+    seconds = sum(row.seconds for row in rows)
+    if seconds:
+        steps = sum(steps_of(row.steps) for row in rows)
+        rank.rate, rank.silent = steps / seconds, max(0.0, now - known.heard)
+        if rank.silent > _SUMMARY_SECONDS:  # it has not finished a step since
+            rank.rate = min(rank.rate, 1 / (rank.silent - _SUMMARY_SECONDS))
+        sums = {name: sum(spent_of(row).get(name, 0.0) for row in rows) for name in SPENT}
+        # What a rank has waited for counts in the second in which the wait ends.
+        whole = max(seconds, sum(sums.values()))
+        spent = {name: each / whole for name, each in sums.items()}
+        rank.shares = Shares(
+            max(0.0, 1.0 - sum(spent.values())),
+            spent["data"],
+            spent["waiting"],
+            spent["moving"],
+            spent["report"] + spent["checkpoint"],
+        )
+        rank.cpu = sum(row.cpu for row in rows) / seconds
+    return rank
+
+
+def _now(rows: list[Profile]) -> Iterator[Profile]:
+    """The latest of a rank's summaries."""
+    seconds, steps = 0.0, 0
+    for row in reversed(rows):
+        yield row
+        seconds += row.seconds
+        steps += steps_of(row.steps)
+        if seconds >= _NOW_SECONDS and (steps >= _NOW_STEPS or seconds >= _LONGEST_SECONDS):
+            return
+
+
+def _slowest(ranks: list[LiveRank]) -> tuple[list[LiveRank], list[LiveRank]]:
+    """The slowest ranks, and the others; all ranks in their order if they are few."""
+    if len(ranks) <= MAX_RANKS:
+        return ranks, []
+    ordered = sorted(ranks, key=_busy, reverse=True)
+    return ordered[:MAX_RANKS], ordered[MAX_RANKS:]
+
+
+def _busy(rank: LiveRank) -> float:
+    """Seconds of a step in which a rank did not wait for others.
+
+    Ranks that reduce together take equally many steps: the slow one is the one that never waits.
+    """
+    if rank.shares is None:
+        return 0.0
+    own = 1.0 - rank.shares.waiting - rank.shares.moving
+    return own / rank.rate if rank.rate else float("inf")
+
+
+def _others(ranks: list[LiveRank]) -> Others | None:
+    if not ranks:
+        return None
+    memory = _median(rank.memory for rank in ranks)
+    return Others(
+        len(ranks),
+        _median(rank.rate for rank in ranks),
+        _mean(ranks),
+        _median(rank.cpu for rank in ranks),
+        None if memory is None else round(memory),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def _mean(ranks: Iterable[LiveRank]) -> Shares | None:
+    known = [msgspec.structs.astuple(rank.shares) for rank in ranks if rank.shares is not None]
+    return Shares(*map(fmean, zip(*known, strict=True))) if known else None
+
+
+def _verdict(run: Run) -> str:
+    """What ``diagnose`` names first. With a thousand ranks it takes a second, so it is kept."""
+    text, until = run._verdict
+    began = time.monotonic()
+    if began < until and run.status == "running":
+        return text
+    first = next(iter(run.diagnose().findings), None)
+    if first is None:
+        text = ""
+    else:
+        text = f"{first.text[0].upper()}{first.text[1:].removesuffix('.')}. -> {first.advice}"
+    now = time.monotonic()
+    run._verdict = text, now + max(_VERDICT_SECONDS, _VERDICT_SHARE * (now - began))
+    return text
+
+
+def _text(pieces: list[Line], size: int) -> list[str]:
+    """The last lines, each with who printed it."""
+    lines = []
+    for piece in pieces:
+        who = f"[{piece.rank}] " if size > 1 and piece.stream in ("stdout", "stderr") else ""
+        who = "HorovodRunner: " if piece.stream == "notice" else who
+        last = piece.text.removesuffix("\n").rsplit("\n", MAX_LINES)[-MAX_LINES:]
+        lines += [f"{who}{_plain(line)}" for line in last]
+    return lines[-MAX_LINES:]
+
+
+def _plain(line: str) -> str:
+    """A line as it looks in a terminal, without colours: of a progress bar, its last state."""
+    shown = line.rstrip("\r").rpartition("\r")[2]
+    return _CONTROLS.sub("", _ESCAPES.sub("", shown))[:_LINE_CHARACTERS]

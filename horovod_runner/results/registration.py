@@ -1,0 +1,146 @@
+"""Keeps a run listed while it lasts, and obeys what commands write to its FIFO; see `registry`."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+import psutil
+
+from horovod_runner.results import saved_run
+from horovod_runner.results.live import live
+from horovod_runner.results.registry import RECORD, STOP, VIEW, Entry, folder, forget
+from horovod_runner.results.run import Run
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.wire.slots import RankInfo
+
+_CLOSE = b"."
+# A run's record is written again after this time, or later where writing it takes long.
+_RECORD_SECONDS = 60.0
+_RECORD_SHARE = 0.02  # of the time, at most
+_VIEW_SECONDS = 0.25  # a view that is younger answers the next question, too
+
+
+class Registration(Sink):
+    """Keeps a run listed and recorded while it lasts; use it as a context manager.
+
+    The record is written every minute, so that a killed driver leaves one.
+
+    If the entry cannot be written (a read-only home folder), the run goes on unlisted.
+
+    Args:
+        run: the run.
+        cancel: ends the run; called in another thread.
+    """
+
+    def __init__(self, run: Run, cancel: Callable[[], None]) -> None:
+        self._entry = Entry(
+            run.run_id,
+            run.main,
+            run.np,
+            run.where,
+            socket.gethostname(),
+            os.getpid(),
+            psutil.Process().create_time(),
+            run.timings.queued,
+        )
+        self._run = run
+        self._cancel = cancel
+        self._shown_at = float("-inf")
+        self._path: Path | None = None
+
+    def __enter__(self) -> Registration:
+        path = None
+        try:
+            entries = folder()
+            entries.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = entries / f"{self._entry.run_id}.json"
+            self._write_entry()
+            fifo = path.with_suffix(".stop")
+            os.mkfifo(fifo, 0o600)
+            # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
+            self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, RuntimeError):  # RuntimeError: Path.home() finds no home folder
+            if path is not None:
+                forget(self._entry.run_id)
+            return self
+        self._path = path
+        self._thread = threading.Thread(
+            target=self._listen, name="horovod_runner-stop", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._path is None:
+            return
+        os.write(self._fifo, _CLOSE)
+        self._thread.join()
+        os.close(self._fifo)
+        with suppress(OSError):
+            forget(self._entry.run_id)
+
+    def _listen(self) -> None:
+        poller = select.poll()  # select() cannot handle descriptors above 1023
+        poller.register(self._fifo, select.POLLIN)
+        due = time.monotonic() + _RECORD_SECONDS
+        while True:
+            is_due = not poller.poll(1000 * max(0.0, due - time.monotonic()))
+            command = RECORD if is_due else os.read(self._fifo, 1)
+            if command == _CLOSE:
+                return
+            if command == STOP:
+                self._cancel()
+            elif command == RECORD:
+                due = time.monotonic() + self._record()
+            elif command == VIEW:
+                self._show()
+
+    def _record(self) -> float:
+        """Write the record; returns the seconds until it is due again."""
+        began = time.monotonic()
+        with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
+            saved_run.keep(self._run)
+        return max(_RECORD_SECONDS, (time.monotonic() - began) / _RECORD_SHARE)
+
+    def _show(self) -> None:
+        """Write what the run is doing now."""
+        began = time.monotonic()
+        if began < self._shown_at + _VIEW_SECONDS:
+            return
+        self._shown_at = began
+        with suppress(Exception):  # without an answer `top` says so; `stop` must go on working
+            view = msgspec.msgpack.encode(live(self._run))
+            _write(folder() / f"{self._run.run_id}.live", view)
+
+    def _write_entry(self) -> None:
+        path = folder() / f"{self._entry.run_id}.json"
+        _write(path, msgspec.json.encode(self._entry))
+
+    def ranks(self, ranks: list[RankInfo]) -> None:
+        """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""
+        if self._path is not None:
+            self._entry.ranks = [(rank.rank, rank.host, rank.pid) for rank in ranks]
+            with suppress(OSError):
+                self._write_entry()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace a file at once; only this user may read it."""
+    partial = path.with_name(f"{path.name}.part")
+    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(data)
+    partial.replace(path)

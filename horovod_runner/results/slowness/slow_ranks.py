@@ -1,0 +1,158 @@
+"""Rules that find a rank or a host that the others wait for, and say why it is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Final
+
+from horovod_runner.common.text import milliseconds as ms
+from horovod_runner.common.text import ranks_text
+from horovod_runner.results.slowness.case import (
+    CALLS,
+    FEW_STEPS,
+    STARVED,
+    THROTTLED,
+    Case,
+    Finding,
+    stage_text,
+)
+from horovod_runner.results.slowness.lines import more_often, waiting_line
+
+_SLOWEST: Final = 0.05
+_LEAST_WAIT: Final = 0.0003  # seconds; less is how ranks always differ
+_UNEVEN: Final = 0.2
+_OFTEN: Final = 0.65  # of the compared collectives
+_OFTEN_HOST: Final = 0.85
+_LARGER: Final = 1.2  # times as many numbers in a batch
+
+
+def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
+    """One rank, or the ranks of one host, that the others wait for."""
+    compared = case.profile.compared
+    if compared < FEW_STEPS or len(case.totals) < 2:
+        return
+    rank = max(case.totals, key=lambda rank: case.totals[rank].last)
+    total = case.totals[rank]
+    share = total.last / compared
+    cost = case.others(rank, "waiting")
+    if cost < max(_LEAST_WAIT, _SLOWEST * case.typical.seconds):
+        return
+    if share < _OFTEN or case.steps[rank].waiting > cost / 2:
+        yield from _slow_host(case)
+        return
+    text = (
+        f"{case.named(rank)} is last in {share:.0%} of the collectives, "
+        f"{ms(total.lateness / max(1, total.last))} after the median of the others, which wait "
+        f"{ms(cost)} in a step. "
+    )
+    where, advice, reason = _why_slow(case, rank)
+    yield Finding("slow rank", rank, cost, f"{text}{where}", advice, reason)
+
+
+def _slow_host(case: Case) -> Iterator[Finding]:
+    hosts = case.profile.hosts
+    by_host: dict[str, list[int]] = {}
+    for rank in case.totals:
+        by_host.setdefault(hosts.get(rank, ""), []).append(rank)
+    if len(by_host) < 2:
+        return
+    last = {host: sum(case.totals[r].last for r in ranks) for host, ranks in by_host.items()}
+    slow = max(last, key=lambda host: last[host])
+    ranks = by_host[slow]
+    rest = [rank for rank in case.totals if rank not in ranks]
+    cost = median(case.steps[rank].waiting for rank in rest)
+    mine = median(case.steps[rank].waiting for rank in ranks)
+    share = last[slow] / case.profile.compared
+    if share < _OFTEN_HOST or cost < max(2 * mine, _SLOWEST * case.typical.seconds):
+        return
+    compute = [median(case.steps[rank].compute for rank in group) for group in (ranks, rest)]
+    yield Finding(
+        "slow host",
+        None,
+        cost,
+        f"the ranks of host {slow} ({ranks_text(ranks)}) are last in {share:.0%} of the "
+        f"collectives; the others wait {ms(cost)} in a step. They compute {ms(compute[0])} in a "
+        f"step, the others {ms(compute[1])}; {case.mean(ranks[0], 'cores'):.1f} of "
+        f"{case.mean(ranks[0], 'of_cores'):.0f} cores of the host are busy",
+        "leave this host out, or find what else runs there",
+    )
+
+
+def _why_slow(case: Case, rank: int) -> tuple[str, str, str]:
+    """What a slow rank does longer than the others: in words, what to change, and the reason."""
+    step = case.steps[rank]
+    excess = {
+        name: getattr(step, name) - case.others(rank, name)
+        for name in ("compute", "data", "report", "checkpoint")
+    }
+    what = max(excess, key=lambda name: excess[name])
+    mine, theirs = ms(getattr(step, what)), ms(case.others(rank, what))
+    cells = case.cells(rank)
+    rest = median(case.cells(other) for other in case.totals if other != rank)
+    if what in ("compute", "data") and rest and cells > _LARGER * rest:
+        return (
+            f"Its batches are {cells / rest:.1f} times as large as those of the others "
+            f"({cells:,.0f} numbers, not {rest:,.0f})",
+            "give all ranks the same number of rows, of about the same length",
+            "batches",
+        )
+    if what == "data":
+        stage = stage_text([case.totals[rank]]) or waiting_line(case.profile, rank)
+        return (
+            f"It waits {mine} for its batch, the others {theirs}{stage}",
+            "look at what its batches cost; give its host more cores, or cache what is decoded",
+            "data",
+        )
+    if what in CALLS:
+        call, advice = CALLS[what]
+        return f"It spends {mine} in {call}, the others {theirs}", advice, what
+    return _why_computes_longer(case, rank, excess["compute"])
+
+
+def _why_computes_longer(case: Case, rank: int, excess: float) -> tuple[str, str, str]:
+    step = case.steps[rank]
+    mine, theirs = ms(step.compute), ms(case.others(rank, "compute"))
+    where = f"It computes {mine} in a step, the others {theirs}"
+    starved = case.starved(rank) - median(case.starved(r) for r in case.totals if r != rank)
+    throttled = case.machine(rank, "throttled")
+    if throttled > THROTTLED:
+        return (
+            f"{where}: its container's CPU quota stops it for {throttled:.0%} of the time",
+            "raise the CPU limit of its container",
+            "quota",
+        )
+    if starved * step.seconds > excess / 2:
+        return (
+            f"{where}, and its main thread has no core for {case.starved(rank):.0%} of the time",
+            "fewer processes or threads on its host, or more cores per task",
+            "cpu",
+        )
+    line = more_often(case.profile, rank, case.totals)
+    return (
+        f"{where}{line}",
+        "look at the lines that it is seen at more often than the others: "
+        f"last_run.profile.flame({rank}) draws them",
+        "compute",
+    )
+
+
+def uneven_steps(case: Case, before: Sequence[Finding]) -> Iterator[Finding]:
+    """Ranks that take turns at being the last one."""
+    waiting = case.typical.waiting
+    if case.profile.compared < FEW_STEPS or len(case.totals) < 2:
+        return
+    if any(finding.cause in ("slow rank", "slow host") for finding in before):
+        return
+    if waiting < max(10 * _LEAST_WAIT, _UNEVEN * case.typical.seconds):
+        return
+    if max(map(case.starved, case.totals)) > STARVED / 2:
+        return  # ranks that have no core are late by chance
+    yield Finding(
+        "uneven steps",
+        None,
+        waiting,
+        f"the ranks take turns at being the last: each waits {ms(waiting)} in a step for others",
+        "batches of the same size and length on all ranks in each step; sort rows by length, or "
+        "cut them",
+    )

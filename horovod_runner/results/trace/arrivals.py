@@ -1,0 +1,111 @@
+"""Writes the traces of ranks on the driver's machine, as their pieces arrive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Literal
+
+from horovod_runner.common.descriptors import write_all
+from horovod_runner.results import saved_run
+from horovod_runner.results.run import TraceFile
+from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
+
+# The limit for all ranks together, beside the run's record. A folder of the user has no limit.
+_MOST_BYTES: Final = 512 << 20
+_KINDS: Final[dict[str, Literal["torch", "tensorflow"]]] = {
+    "torch.json.gz": "torch",
+    "tensorflow.zip": "tensorflow",
+}
+
+
+class Arrivals:
+    """The traces of one attempt: ``<folder>/<run id>-rank-3.torch.json.gz``, for this user alone.
+
+    Args:
+        run_id: the run's.
+        wanted: the option ``torch_profiler``.
+
+    Attributes:
+        count: how many are complete.
+    """
+
+    def __init__(self, run_id: str, wanted: bool | str | os.PathLike[str]) -> None:
+        self._run_id = run_id
+        self._wanted = wanted
+        self._room = _MOST_BYTES if wanted is True else None
+        self._refused: set[int] = set()  # ranks whose trace could not be written
+        self.count = 0
+
+    def part(self, message: FilePart) -> TraceFile | None:
+        """Write a piece of a trace.
+
+        Returns:
+            The file if it is complete now, otherwise None.
+
+        Raises:
+            OSError: it cannot be written; the unfinished file is removed.
+            ValueError: no such file or piece is expected.
+        """
+        if self._wanted is False or message.name not in TRACE_NAMES:
+            raise ValueError(f"a piece of {message.name!r}, which is not an expected file")
+        if message.rank in self._refused:
+            return None
+        try:
+            path = self._folder() / f"{self._run_id}-rank-{message.rank}.{message.name}"
+            part = path.with_name(f".{path.name}.part")
+            with _removed_on_error(part):
+                self._append(part, message)
+                if message.data:
+                    return None
+                part.replace(path)
+        except OSError:
+            self._refused.add(message.rank)
+            raise
+        self.count += 1
+        return TraceFile(message.rank, _KINDS[message.name], str(path))
+
+    def _folder(self) -> Path:
+        """The folder, which is created if it does not exist."""
+        if not isinstance(self._wanted, bool):
+            folder = Path(self._wanted)
+            folder.mkdir(exist_ok=True)
+            return folder
+        try:
+            folder = saved_run.folder()
+        except RuntimeError as error:  # there is no home folder
+            raise OSError(f'{error}: name a folder, torch_profiler="DIR"') from error
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
+    def _append(self, part: Path, message: FilePart) -> None:
+        size = len(message.data)
+        if message.offset + size > MOST_TRACE_BYTES:
+            raise ValueError(f"the trace of rank {message.rank} is too large")
+        if self._room is not None:
+            if size > self._room:
+                raise OSError(
+                    f"The traces of all ranks have more than {_MOST_BYTES >> 20} MiB, the limit "
+                    'beside the record of a run. Name a folder: torch_profiler="DIR"'
+                )
+            self._room -= size
+        mode = "ab" if message.offset else "wb"
+        with open(part, mode, buffering=0, opener=_private) as file:
+            if file.seek(0, os.SEEK_END) != message.offset:
+                raise ValueError(f"a piece of {message.name} does not follow the one before")
+            write_all(file.fileno(), message.data)
+
+
+@contextmanager
+def _removed_on_error(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)

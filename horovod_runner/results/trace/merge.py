@@ -1,0 +1,107 @@
+"""Writes one trace of a run: its ranks, its hosts, and the traces of Horovod and torch."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from horovod_runner.results.trace import moments, summaries
+from horovod_runner.results.trace.clocks import Clocks
+from horovod_runner.results.trace.events import Event
+from horovod_runner.results.trace.foreign import HorovodTimeline, TorchTrace
+
+if TYPE_CHECKING:
+    from horovod_runner.results.run import Run, TraceFile
+
+
+def write_trace(run: Run, path: str | os.PathLike[str]) -> list[str]:
+    """Write a run's trace to a file; see :meth:`Run.trace`.
+
+    Returns:
+        What is missing in it, a sentence each.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    missing: list[str] = []
+    if not run.profile.rows:
+        missing.append(
+            "The ranks have sent no summaries: there are no counters, and the clocks of hosts are "
+            "not aligned. The run had DebugConfig(profile=False), or made no step."
+        )
+    found = [each for trace in run.traces if (each := _open(run, trace, missing)) is not None]
+    clocks = Clocks(run, [(each.rank, each.began) for each in found])
+    events = _all_events(run, clocks, found)
+    _write(Path(path), events, _about(run, clocks))
+    for each in found:
+        if not each.is_complete:
+            missing.append(f"The file {each.path} is cut: its last events are missing.")
+    return missing
+
+
+def _open(run: Run, trace: TraceFile, missing: list[str]) -> HorovodTimeline | TorchTrace | None:
+    """Open a trace of Horovod or torch; None, and a sentence, if it cannot be merged."""
+    try:
+        if trace.kind == "torch":
+            return TorchTrace(trace.rank, trace.path)
+        if trace.kind == "horovod":
+            timeline = HorovodTimeline(trace.path)
+            if timeline.is_of(run.timings.queued, run.timings.end or time.time()):
+                return timeline
+            raise ValueError("it is of another run, which wrote the same file")
+        missing.append(f"TensorFlow's profile of rank {trace.rank} is not merged: {trace.path}")
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        missing.append(f"{trace.path} is left out: {error}.")
+    return None
+
+
+def _all_events(
+    run: Run, clocks: Clocks, traces: Iterable[HorovodTimeline | TorchTrace]
+) -> Iterator[Event]:
+    yield from moments.of_run(run, clocks)
+    yield from moments.of_ranks(run, clocks)
+    yield from summaries.of_ranks(run, clocks)
+    yield from summaries.of_hosts(run, clocks)
+    for trace in traces:
+        yield from trace.events(clocks)
+
+
+def _about(run: Run, clocks: Clocks) -> dict[str, Any]:
+    """What the trace says of itself."""
+    return {
+        "run": run.run_id,
+        "main": run.main,
+        "np": run.np,
+        "status": run.status,
+        "zero": clocks.zero,
+        "zero_is": "seconds since the Unix epoch by the clock of rank 0's host",
+        "clock_offsets": {str(rank): offset for rank, offset in clocks.offsets.items()},
+        "driver_ahead": clocks.driver_ahead,
+    }
+
+
+def _write(path: Path, events: Iterable[Event], about: dict[str, Any]) -> None:
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    encode = msgspec.json.Encoder().encode
+    compressed = path.suffix == ".gz"
+    try:
+        with gzip.open(partial, "wb") if compressed else partial.open("wb") as file:
+            file.write(b'{"displayTimeUnit": "ms",\n"otherData": ')
+            file.write(encode(about))
+            file.write(b',\n"traceEvents": [\n')
+            separator = b""
+            for event in events:
+                file.write(separator)
+                file.write(encode(event))
+                separator = b",\n"
+            file.write(b"\n]}\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

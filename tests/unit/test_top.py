@@ -1,0 +1,256 @@
+"""`horovod-runner top`: what it draws, and how it asks drivers. Drivers here are this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+pytest.importorskip("rich")
+
+from rich.console import Console, RenderableType
+
+from horovod_runner.commands import cli, top
+from horovod_runner.commands.top import Seen, Watch
+from horovod_runner.commands.top_view import Detail, Overview
+from horovod_runner.results import registry, saved_run
+from horovod_runner.results.live import Live, live
+from horovod_runner.results.registration import Registration
+from horovod_runner.results.registry import Entry
+from tests.runs import make_run
+
+
+def drawn(picture: RenderableType, width: int, encoding: str = "utf-8") -> list[str]:
+    file = io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True)
+    Console(file=file, width=width, highlight=False).print(picture)
+    file.seek(0)
+    lines = [line.rstrip("\n") for line in file]
+    assert max(map(len, lines)) <= width
+    return [line.rstrip() for line in lines]
+
+
+def seen(now: Live | None, problem: str = "") -> Seen:
+    return Seen("3f9a1c7e", problem, now, None)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_run_is_drawn_with_its_ranks_and_last_lines(width: int) -> None:
+    lines = drawn(Detail([seen(live(make_run(4, slow=3)))]), width)
+    assert lines[0] == "3f9a1c7e  train  running  4 ranks on spark://master:7077  30 s"
+    assert lines[1].startswith("epoch 2, step 341 of 1,200  ━")
+    assert lines[1].endswith("28%  10 steps/s  1 min 26 s left")
+    bar = lines[2]
+    assert len(bar) == min(width, 100)
+    assert [bar.count(glyph) for glyph in "█▓▒░▚"] == pytest.approx(
+        [len(bar) * share for share in (0.44, 0.2, 0.3, 0.05, 0.01)], abs=1
+    )
+    legend = " ".join(lines[3:5])
+    assert "█ compute 44%   ▓ wait for data 20%   ▒ wait for ranks 30%   ░ reduce 5%" in legend
+    assert "loss 0.25   memory 8.0 GB" in lines
+    assert any(line.startswith("Rank 3 is last in 100%") for line in lines)
+    (row,) = (line.split() for line in lines if line.lstrip().startswith("3  host-0"))
+    assert row[-3:] == ["2.0", "GB", "13.2/16"]
+    assert ("4003" in row) == (width == 200)
+    assert lines[-1] == "[1] line 29"
+    assert not any("…" in line for line in lines)
+
+
+def test_the_last_lines_and_the_slowest_ranks_are_drawn_on_a_small_terminal() -> None:
+    lines = drawn(Detail([seen(live(make_run(1000, seconds=3, slow=777)))], 24), 80)
+    assert len(lines) <= 24
+    assert any(line.lstrip().startswith("777  host-97") for line in lines)
+    assert any(line.lstrip().startswith("980  others") for line in lines)
+    assert lines[-1].endswith("line 29")
+
+
+def test_a_rank_without_a_summary_for_long_is_marked() -> None:
+    now = live(make_run(2))
+    now.ranks[1].silent = 64.0
+    lines = drawn(Detail([seen(now)]), 80)
+    assert [("no step 1 min 4 s" in line) for line in lines if "host-0" in line] == [False, True]
+
+
+def test_where_there_is_no_unicode_the_bar_is_drawn_with_ascii() -> None:
+    text = "\n".join(drawn(Detail([seen(live(make_run(2)))]), 80, "ascii"))
+    assert text.isascii()
+    assert "####====" in text.replace("#" * 8, "####").replace("=" * 8, "====")
+
+
+def test_all_runs_are_drawn_in_blocks_with_those_that_do_not_answer() -> None:
+    entry = Entry("77aa", "other.py", -2, "local", "box", 12, 0.0, 0.0)
+    runs = [seen(live(make_run(2))), Seen("77aa", "its driver is gone", None, entry)]
+    lines = drawn(Overview(runs), 80)
+    assert lines[0].startswith("3f9a1c7e  train  running")
+    end = lines.index("[1] line 29")
+    assert lines[end:] == ["[1] line 29", "", "77aa  other.py  np=-2  local", "its driver is gone"]
+    few = drawn(Overview([*runs, *runs, *runs], 16), 80)
+    assert len(few) <= 16
+    assert few[-1].startswith("and 4 more:")
+    assert drawn(Overview([]), 80) == ["no runs"]
+
+
+@pytest.fixture(autouse=True)
+def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of this test alone; and no driver answers late."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(registry, "_processes", dict)
+    monkeypatch.setattr(top, "_QUIET_SECONDS", 0.0)
+
+
+@contextmanager
+def listed(**changed: object) -> Iterator[Path]:
+    """A run whose driver is this process, and reads no questions; yields the folder of entries."""
+    host, me = socket.gethostname(), psutil.Process()
+    entry = Entry("1a2b", "train", 2, "local", host, me.pid, me.create_time(), time.time())
+    folder = registry.folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    changed_entry = msgspec.structs.replace(entry, **changed)
+    (folder / "1a2b.json").write_bytes(msgspec.json.encode(changed_entry))
+    os.mkfifo(folder / "1a2b.stop")
+    fifo = os.open(folder / "1a2b.stop", os.O_RDWR | os.O_NONBLOCK)
+    try:
+        yield folder
+    finally:
+        os.close(fifo)
+
+
+def test_a_driver_writes_what_its_run_does_when_it_is_asked() -> None:
+    run, cancelled = make_run(2), threading.Event()
+    with Registration(run, cancelled.set):
+        (folder,) = {path.parent for path in registry.folder().iterdir()}
+        assert not list(folder.glob("*.live"))  # nobody has asked
+        (found,) = Watch().once()
+        assert (found.run_id, found.problem) == (run.run_id, "")
+        assert found.live is not None
+        assert found.live.step == 341
+        (path,) = folder.glob("*.live")
+        assert path.stat().st_mode & 0o777 == 0o600
+        first = found.live.time
+        watch = Watch(run.run_id[:4])
+        watch._since.clear()
+        while (again := watch.once()[0].live) is None or again.time == first:
+            pass  # a view of a moment ago answers, too
+        assert not cancelled.is_set()
+    assert list(folder.iterdir()) == []
+    assert Watch().once() == []
+
+
+def test_a_driver_that_does_not_answer_is_shown_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "_ONCE_SECONDS", 0.0)
+    with listed() as folder:
+        (found,) = Watch().once()
+        assert found.live is None
+        assert f"its driver (process {os.getpid()}) has not answered for 0 s" in found.problem
+        old = live(make_run(2))
+        old.time -= 60
+        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(old))
+        (found,) = Watch().once()
+        assert found.live == old
+        assert "has not answered" in found.problem
+        assert "as of 30 s: its driver" in "\n".join(drawn(Overview([found]), 80))
+
+
+def test_a_driver_that_does_not_answer_is_not_asked_every_second() -> None:
+    with listed() as folder:
+        watch = Watch()
+        for _ in range(5):
+            watch.ask()
+            watch.read()
+        fifo = os.open(folder / "1a2b.stop", os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            assert os.read(fifo, 100) == b"v"
+        finally:
+            os.close(fifo)
+
+
+def test_a_driver_of_another_version_is_shown_as_such() -> None:
+    with listed() as folder:
+        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode({"run": "1a2b"}))
+        (found,) = Watch().once()
+        assert "has another version of horovod_runner: Object missing required" in found.problem
+
+
+def test_a_driver_that_is_stopped_is_shown_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "_ONCE_SECONDS", 0.0)
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            created = psutil.Process(process.pid).create_time()
+            with listed(pid=process.pid, created=created):
+                (found,) = Watch().once()
+            assert f"(process {process.pid}) is stopped, by SIGSTOP or Ctrl-Z" in found.problem
+        finally:
+            process.kill()
+
+
+def test_a_driver_elsewhere_is_not_asked() -> None:
+    with listed(host="other-host") as folder:
+        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(live(make_run(2))))
+        (found,) = Watch().once()
+        assert found.problem == "its driver is on other-host: run horovod-runner top there"
+        assert found.live is None
+
+
+def test_what_a_killed_driver_left_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = psutil.Process()
+    monkeypatch.setattr(registry, "_processes", lambda: {"1a2b": [me], "3c4d": [me, me]})
+    with listed(created=1.0):
+        left, gone = Watch().once()  # one without an entry has no age
+    assert gone.problem == (
+        f"its driver (process {os.getpid()}) is gone, and 1 process of it is left here: "
+        "horovod-runner stop 1a2b ends it"
+    )
+    assert left.problem == (
+        "its driver is gone or on another host, and 2 processes of it are left here: "
+        "horovod-runner stop 3c4d ends them"
+    )
+
+
+def test_the_end_of_the_one_run_is_told() -> None:
+    run = make_run(2)
+    with listed() as folder:
+        watch = Watch("1a")
+        watch.ask()
+        assert watch.ended == ""
+        registry.forget("1a2b")
+        while not watch.ended:
+            watch.ask()
+    assert not list(folder.iterdir())
+    assert watch.ended == "run 1a2b has ended"
+    run.run_id, run.status = "1a2b", "failed"
+    run.attempts[-1].error = "ValueError: no good"
+    saved_run.keep(run)
+    assert watch.ended == "run 1a2b has failed: ValueError: no good"
+
+
+def test_an_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with listed():
+        assert cli.main(["top", "9"]) == 1
+        assert capsys.readouterr().err == "horovod-runner: no run 9 here; there are: 1a2b\n"
+
+
+def test_without_rich_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "horovod_runner.commands.top_view")
+    monkeypatch.delattr("horovod_runner.commands.top_view")
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert cli.main(["top"]) == 1
+    assert "pip install 'horovod_runner[top]'" in capsys.readouterr().err
+    assert cli.main(["top", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
