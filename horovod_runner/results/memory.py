@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from horovod_runner.common.text import memory_text
+from horovod_runner.common.text import duration_text, memory_text
 from horovod_runner.wire.measurements import Machine, MemoryShort, MemoryUse
 
 _MUCH_LEFT: Final = 0.25  # of the limit: then memory is not what a process was killed for
@@ -104,9 +104,10 @@ def warning(host: str, messages: Mapping[int, MemoryShort]) -> str:
     uses = {rank: message.use for rank, message in messages.items()}
     rank = max(uses, key=lambda rank: uses[rank].grown)
     most = uses[rank]
+    lasts = duration_text(max(1.0, first.seconds))
     lines = [
         f"host {host} will soon have no memory left: {left(first.use)} are free, which lasts "
-        f"{_duration(first.seconds)} at the present growth. Then the kernel ends a process."
+        f"{lasts} at the present growth. Then the kernel ends a process."
     ]
     if most.grown > 0:
         rate = f" ({memory_text(most.grown / most.seconds * 60)} a minute)" if most.seconds else ""
@@ -117,7 +118,3 @@ def warning(host: str, messages: Mapping[int, MemoryShort]) -> str:
         lines[-1] += f" /dev/shm holds {memory_text(most.shared)}."
     lines.append(remedy(list(uses.values())))
     return "\n".join(lines)
-
-
-def _duration(seconds: float) -> str:
-    return f"{max(1.0, seconds):.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
