@@ -62,6 +62,16 @@ def spans(ranks: Sequence[int]) -> str:
     return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
 
 
+def memory_text(count: float) -> str:
+    """An amount of memory, in the units of containers' limits: "412 MiB", "7.5 GiB"."""
+    size, unit = float(count), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1000 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if abs(size) >= 100 or unit == "B" else f"{size:.1f} {unit}"
+
+
 def milliseconds(seconds: float) -> str:
     """Seconds as milliseconds, with three digits."""
     number = seconds * 1e3

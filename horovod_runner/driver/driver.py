@@ -115,10 +115,7 @@ class Driver:
             if supervisor.problem is not None:
                 raise supervisor.problem from None
             if isinstance(error, TaskLostError):
-                roster = supervisor.roster
-                raise failures.lost_error(
-                    [error.task], roster.slots, roster.pids, str(error)
-                ) from None
+                raise supervisor.roster.lost_error([error.task], str(error)) from None
             raise
 
     def _replay(self, record: Record, supervisor: Supervisor) -> list[int]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver import placement
+from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host import software
 from horovod_runner.host.pmi import process_mapping
+from horovod_runner.results.failures import lost_error
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
+from horovod_runner.wire.measurements import Machine
 from horovod_runner.wire.slots import RankInfo, Slot
 
 
@@ -26,6 +29,7 @@ class Roster:
         slots: each rank's, in the order of ranks; empty until all tasks have reported.
         ranks: the rank of each task.
         pids: the process id of each rank's worker, once it runs.
+        machines: the last measurement of the machine under each rank.
         mpi_values: what the ranks' MPI processes have published for each other.
     """
 
@@ -36,6 +40,7 @@ class Roster:
         self.slots: list[Slot] = []
         self.ranks: dict[int, int] = {}
         self.pids: dict[int, int] = {}
+        self.machines: dict[int, Machine] = {}
         self.mpi_values: dict[str, str] = {}
         self._fenced: set[int] = set()
         self._cold: dict[int, str] = {}
@@ -137,6 +142,10 @@ class Roster:
             )
             for slot in self.slots
         ]
+
+    def lost_error(self, tasks: Sequence[int], said: str = "") -> HorovodRunnerError:
+        """The exception for tasks that were lost; ``said`` is the launcher's description of it."""
+        return lost_error(tasks, self.slots, self.pids, self.machines, said)
 
     def fence(self, message: messages.Fence) -> bool:
         """Take in that a rank's MPI waits at a fence; whether all do with it."""

@@ -20,10 +20,10 @@ from horovod_runner.driver.sync_check import SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
 from horovod_runner.launchers.launcher import Launch, TaskLostError
-from horovod_runner.results.failures import lost_error
 from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job
+from horovod_runner.wire.measurements import MemoryShort
 
 _TICK_SECONDS: Final = 1.0
 
@@ -192,8 +192,7 @@ class Supervisor:
     def _on_lost(self, lost: Iterable[int]) -> None:
         self._lost |= set(lost)
         if not self.phase.ending:
-            error = lost_error(sorted(self._lost), self.roster.slots, self.roster.pids)
-            self.fail(error, "a rank was lost")
+            self.fail(self.roster.lost_error(sorted(self._lost)), "a rank was lost")
 
     def fail(self, problem: HorovodRunnerError, reason: str = "") -> None:
         """End the attempt for a reason that is no rank's failure."""
@@ -252,7 +251,7 @@ class Supervisor:
                 self._on_ended(task, message)
             case messages.Failed(rank=-1):  # before it was given a rank
                 self._on_failed(task, message)
-            case messages.Alive() | messages.Stalled() | messages.Stacks():
+            case messages.Alive() | messages.Stalled() | messages.Stacks() | MemoryShort():
                 if task in self.roster.ranks:
                     self._watchdog.handle(self.roster.ranks[task], message)
             case _ if message.rank != self.roster.ranks.get(task):
@@ -297,6 +296,8 @@ class Supervisor:
             self._observer.reports(valid)
 
     def _observe(self, task: int, message: Content) -> None:
+        if isinstance(message, measurements.Machine):
+            self.roster.machines[message.rank] = message
         try:
             answer = self._observer.take(message)
         except ValueError:
@@ -364,6 +365,7 @@ class Supervisor:
     def _on_failed(self, task: int, message: messages.Failed) -> None:
         if self.phase.ending or task in self.failed:
             return
+        self._watchdog.show_shortages()  # they may be the cause
         if message.secondary:
             self._secondary[task] = message.rank
             self.phase.on(Event.SECONDARY)

@@ -1,20 +1,26 @@
 """Asks the ranks for their Python stacks, warns of a hang, and makes the HangError.
 
+Also shows that memory is nearly used up, once for all ranks of a host.
+
 Whether a run hangs is decided in `hangs`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
 from horovod_runner.common import stacks
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.errors import HangError
+from horovod_runner.results.memory import warning
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
+from horovod_runner.wire.measurements import MemoryShort
 
 _ANSWER_SECONDS = 4.0
+_GATHER_SECONDS = 1.5  # for the warnings of a host's ranks, which look once a second
 
 
 class Watchdog:
@@ -35,6 +41,8 @@ class Watchdog:
         self._running: set[int] = set()
         self._stacks: dict[int, str] = {}
         self._show_at: float | None = None
+        # By host: when to show that its memory is short, and what its ranks have sent.
+        self._shortages: dict[str, tuple[float, dict[int, MemoryShort]]] = {}
 
     def started(self, rank: int) -> None:
         """Record that a rank's worker process runs."""
@@ -47,7 +55,7 @@ class Watchdog:
         self._hang.ended(rank)
 
     def handle(self, rank: int, message: messages.FromRank) -> None:
-        """Handle an Alive, Stalled or Stacks message of a rank."""
+        """Handle an Alive, Stalled, Stacks or MemoryShort message of a rank."""
         now = time.monotonic()
         match message:
             case messages.Alive():
@@ -57,6 +65,16 @@ class Watchdog:
             case messages.Stacks():
                 self._hang.shown(rank, message.text)
                 self._stacks[rank] = message.text
+            case MemoryShort():
+                begun = (now + _GATHER_SECONDS, dict[int, MemoryShort]())
+                self._shortages.setdefault(message.host, begun)[1][rank] = message
+
+    def show_shortages(self, now: float = math.inf) -> None:
+        """Show on which hosts memory is short, and by what; if ``now`` is given, what is due."""
+        for host, (due, sent) in list(self._shortages.items()):
+            if now >= due:
+                del self._shortages[host]
+                self._notice(warning(host, sent))
 
     def show_stacks(self) -> None:
         """Request all ranks' stacks, to print them."""
@@ -67,6 +85,7 @@ class Watchdog:
     def tick(self) -> HangError | None:
         """Do what is due; returns the error if the run has to end."""
         now = time.monotonic()
+        self.show_shortages(now)
         if self._show_at is not None and (
             self._running <= self._stacks.keys() or now >= self._show_at
         ):

@@ -1,6 +1,8 @@
-"""The CPU cores and memory that a container or resource manager leaves to this process.
+"""The CPU cores and memory that a container or resource manager leaves to a process.
 
-Linux's control groups say it, in two versions: cgroups(7).
+Linux's control groups say it, in two versions: cgroups(7). A limit of a group holds for all groups
+below it, so a process has those of its own group and of all above it. A process whose group cannot
+be read has the limits of this machine.
 """
 
 from __future__ import annotations
@@ -8,14 +10,42 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
 import psutil
 
 _ROOT = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
+_PROC = Path("/proc")
 _SHORT_SHARE: Final = 0.05  # of the host's or the container's memory
+
+
+class Memory(NamedTuple):
+    """A limit of memory, in bytes.
+
+    Attributes:
+        limit: the most that may be used.
+        free: what is left of it before the kernel ends a process, with what the kernel can drop: a
+            cache of files that no disk needs any more.
+        in_container: whether it is a control group's limit, and not the host's memory.
+    """
+
+    limit: int
+    free: int
+    in_container: bool = False
+
+
+class CpuTime(NamedTuple):
+    """Counters of a control group with a CPU quota.
+
+    Attributes:
+        used: CPU seconds of its processes; 0 where the kernel does not tell.
+        throttled: seconds in which the quota stopped them, added up over the cores on which they
+            ran.
+    """
+
+    used: float = 0.0
+    throttled: float = 0.0
 
 
 def available_cores() -> int:
@@ -24,41 +54,83 @@ def available_cores() -> int:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         cores = os.cpu_count() or 1
-    return max(1, min([cores, *map(int, _cpu_quotas())]))
+    return max(1, min([cores, *map(int, _cpu_quotas(None))]))
+
+
+def cpu_quota(pid: int | None = None) -> float | None:
+    """The cores that a container's quota leaves to a process; None without a quota.
+
+    Args:
+        pid: the process; None: this one.
+    """
+    return min(_cpu_quotas(pid), default=None)
+
+
+def cpu_time(pid: int | None = None) -> CpuTime:
+    """The counters of that control group of a process that was throttled for longest."""
+    longest = CpuTime()
+    for version, folder in _groups("cpu", pid):
+        with suppress(OSError, ValueError, KeyError):
+            counters = _counters(folder / "cpu.stat")
+            if version == 2:
+                found = CpuTime(
+                    counters["usage_usec"] * 1e-6, counters.get("throttled_usec", 0) * 1e-6
+                )
+            else:
+                used = 0
+                with suppress(OSError):  # often, but not always, mounted together
+                    used = int((folder / "cpuacct.usage").read_text())
+                found = CpuTime(used * 1e-9, counters["throttled_time"] * 1e-9)
+            longest = max(longest, found, key=lambda time: time.throttled)
+    return longest
+
+
+def memory(pid: int | None = None) -> Memory:
+    """The limit of memory of which a process has the least left: the host's, or a container's."""
+    return min(_memory_limits(pid), key=lambda each: each.free)
 
 
 def memory_for_files() -> int:
     """How many bytes the system can use to cache files."""
-    return min([psutil.virtual_memory().available, *(limit for limit, _ in _memory_limits())])
+    host, *containers = _memory_limits(None)
+    return min([host.free, *(each.limit for each in containers)])
 
 
 def memory_is_short() -> bool:
     """Whether the host, or this container, has less than a twentieth of its memory left."""
-    host = psutil.virtual_memory()
-    left = [(host.total, host.available), *_memory_limits()]
-    return any(free < _SHORT_SHARE * limit for limit, free in left)
+    return any(each.free < _SHORT_SHARE * each.limit for each in _memory_limits(None))
 
 
-def throttled_seconds() -> float:
-    """For how long the container's CPU quota has stopped its processes so far."""
-    longest = 0.0
-    for version, folder in _groups("cpu"):
-        with suppress(OSError, ValueError, KeyError):
-            counters = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-            value = counters["throttled_usec"] if version == 2 else counters["throttled_time"]
-            longest = max(longest, int(value) * (1e-6 if version == 2 else 1e-9))
-    return longest
+def kill_counter(pid: int | None = None) -> Path:
+    """The file that counts the processes which the kernel ended because memory was used up.
+
+    Args:
+        pid: those of this process's container are counted, or those of the host where there is
+            none; None: this process.
+    """
+    for version, folder in _groups("memory", pid):
+        path = folder / ("memory.events" if version == 2 else "memory.oom_control")
+        if path.exists():
+            return path
+    return host_kill_counter()
 
 
-def free_memory() -> int:
-    """The bytes that the host, or this container, has left before the kernel ends a process."""
-    host = psutil.virtual_memory()
-    return min([host.available, *(free for _, free in _memory_limits())])
+def host_kill_counter() -> Path:
+    """The file that counts the same for the whole host."""
+    return _PROC / "vmstat"
 
 
-def _cpu_quotas() -> Iterator[float]:
-    """The CPU quotas that apply to this process, in cores."""
-    for version, folder in _groups("cpu"):
+def killed_for_memory(path: Path) -> int | None:
+    """What a file of :func:`kill_counter` says; None where the kernel does not count."""
+    try:
+        return _counters(path)["oom_kill"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _cpu_quotas(pid: int | None) -> Iterator[float]:
+    """The CPU quotas that apply to a process, in cores."""
+    for version, folder in _groups("cpu", pid):
         with suppress(OSError, ValueError):  # "max" is not a number
             if version == 2:
                 limit, period = map(int, (folder / "cpu.max").read_text().split())
@@ -69,27 +141,56 @@ def _cpu_quotas() -> Iterator[float]:
                 yield limit / period
 
 
-def _memory_limits() -> Iterator[tuple[int, int]]:
-    """The memory limits that apply to this process, each with what is left of it, in bytes."""
-    for version, folder in _groups("memory"):
-        names = ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
-        with suppress(OSError, ValueError, KeyError):  # "max" is not a number
-            limit, used = (int((folder / f"memory.{name}").read_text()) for name in names)
-            lines = (folder / "memory.stat").read_text().splitlines()
-            counters = dict(line.split() for line in lines)
-            yield limit, limit - used + int(counters["inactive_file"])
+def _memory_limits(pid: int | None) -> Iterator[Memory]:
+    """The host's memory, and the limits of control groups that apply to a process."""
+    host = psutil.virtual_memory()
+    yield Memory(host.total, host.available)
+    for version, folder in _groups("memory", pid):
+        limit_name, used_name = (
+            ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
+        )
+        with suppress(OSError, ValueError):  # "max" is not a number
+            limit = int((folder / f"memory.{limit_name}").read_text())
+            if limit >= host.total:  # version 1 has no word for no limit
+                continue
+            used = int((folder / f"memory.{used_name}").read_text())
+            counters = _counters(folder / "memory.stat")
+            cache = sum(
+                # Version 1 counts the groups below under these names alone.
+                counters.get(f"total_{name}", counters.get(name, 0))
+                for name in ("inactive_file", "active_file", "slab_reclaimable")
+            )
+            yield Memory(limit, max(0, limit - used + cache), in_container=True)
 
 
-def _groups(controller: str) -> Iterator[tuple[int, Path]]:
-    """The version and folder of each control group of this process that limits something."""
+def _counters(path: Path) -> dict[str, int]:
+    """The counters of a file with a name and a number in each line."""
+    words = path.read_text().split()
+    return {name: int(number) for name, number in zip(words[::2], words[1::2], strict=True)}
+
+
+def _groups(controller: str, pid: int | None) -> Iterator[tuple[int, Path]]:
+    """The version and folder of each control group of a process, the innermost first.
+
+    Args:
+        controller: what it has to limit: "cpu" or "memory".
+        pid: the process; None: this one.
+    """
     try:
-        lines = _MEMBERSHIP.read_text().splitlines()
-    except OSError:  # not Linux
+        lines = (_PROC / str(pid or "self") / "cgroup").read_text().splitlines()
+    except OSError:  # not Linux, or the process has ended
         return
     for line in lines:
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         root = _ROOT / controllers if controllers else _ROOT
-        for folder in (root / group.lstrip("/"), root):  # a container may see its own as the root
-            yield (1 if controllers else 2), folder
+        if controllers and not root.is_dir():
+            root = _ROOT / controller  # the controllers may be in another order
+        elif not controllers and (root / "unified").is_dir():
+            root = root / "unified"  # beside controllers of version 1
+        inside = PurePosixPath(group.lstrip("/"))
+        # A container may see its own group as the root, and what is above it not at all.
+        above = [] if ".." in inside.parts else [inside, *inside.parents]
+        for each in above or [PurePosixPath()]:
+            yield (1 if controllers else 2), root / each

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
+import signal
 from collections.abc import Mapping, Sequence
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError, RankFailedError
+from horovod_runner.results import memory
 from horovod_runner.task.process import describe_exit
 from horovod_runner.wire.job import Outcome
+from horovod_runner.wire.measurements import Machine
 from horovod_runner.wire.slots import Slot
 
 # Modules whose name differs from the name that pip uses.
@@ -95,7 +98,11 @@ def _early_return(
 
 
 def lost_error(
-    tasks: Sequence[int], slots: Sequence[Slot], pids: Mapping[int, int], said: str = ""
+    tasks: Sequence[int],
+    slots: Sequence[Slot],
+    pids: Mapping[int, int],
+    machines: Mapping[int, Machine],
+    said: str = "",
 ) -> HorovodRunnerError:
     """Return the exception for tasks that the driver lost contact with.
 
@@ -103,6 +110,7 @@ def lost_error(
         tasks: the numbers of the lost tasks.
         slots: the slots of all ranks; empty if they were not assigned yet.
         pids: the workers' process ids by rank.
+        machines: the last measurement of each rank's machine, by rank.
         said: the launcher's description of the loss; empty if it has none.
     """
     lost = [slot for slot in slots if slot.task in tasks]
@@ -118,6 +126,11 @@ def lost_error(
     others = f" (with it {ranks_text(rest)})" if rest else ""
     pid = pids.get(first.rank)
     gpus = f", GPU {','.join(first.gpus)}" if first.gpus else ""
+    machine = machines.get(first.rank)
+    use = None if machine is None else memory.last_use(machine)
+    measured = memory.last_words(use, was_killed=True)
+    if measured:
+        why += f" When it was last measured: {measured[0].lower()}{measured[1:]}"
     return RankFailedError(
         f"rank {first.rank} of {first.size} on {first.hostname} (pid {pid}{gpus}) was lost{others}."
         f" {why}",
@@ -163,6 +176,9 @@ def _describe(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[in
     others = _same_failures(first, outcomes, reported)
     if others:
         parts[0] += f"\n{others}"
+    killed = first.worker is None and first.exit_code == -signal.SIGKILL
+    if measured := memory.last_words(first.memory, was_killed=killed):
+        parts.append(measured)
     if first.worker is not None and first.worker.traceback:
         parts.append(f"Traceback on rank {first.rank}:\n{_indent(first.worker.traceback)}")
     if first.tail:
@@ -176,6 +192,8 @@ def _reason(outcome: Outcome) -> str:
     if worker is None:
         # Also a clean exit: os._exit(0) before main returned leaves no outcome.
         ended = describe_exit(code) if code is not None else "no exit code"
+        if code == -signal.SIGKILL and outcome.memory is not None:
+            ended = f"killed by SIGKILL ({memory.killer(outcome.memory)})"
         verb = "was" if ended.startswith("killed") else "ended with"
         return f"its process {verb} {ended} before main returned"
     if worker.error_type == "SystemExit":

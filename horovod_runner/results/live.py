@@ -16,8 +16,8 @@ import msgspec
 from horovod_runner.results.metrics_table import Position
 from horovod_runner.results.run import Line, Run, Status
 from horovod_runner.results.slowness.profile import SPENT, Recent
-from horovod_runner.results.slowness.totals import spent_of, steps_of
-from horovod_runner.wire.measurements import Profile
+from horovod_runner.results.slowness.totals import spent_of
+from horovod_runner.wire.measurements import Profile, steps_of
 from horovod_runner.wire.slots import RankInfo
 
 MAX_RANKS: Final = 20  # of more ranks, the slowest of this number are listed

@@ -22,7 +22,8 @@ _IDLE_SECONDS: Final = 1.0
 _LAST_SECONDS: Final = 5.0
 _MAX_QUEUED: Final = 100_000  # events
 # Events that may overflow a queue; all others are few, and are never dropped.
-_FREQUENT: Final = ("report", "profile", "output", "log")
+_MEASURED: Final = ("profile", "machine", "lines")  # most sinks have no method for these
+_FREQUENT: Final = ("report", "profile", "machine", "output", "log")
 
 
 class FanOut(Sink):
@@ -130,6 +131,8 @@ class _SinkThread:
         self._thread.start()
 
     def put(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _MEASURED and not self._hears(event):
+            return  # there may be thousands in a second
         with self._changed:
             if self._closed:
                 return
@@ -138,6 +141,11 @@ class _SinkThread:
                 return
             self._events.append((event, arguments))
             self._changed.notify()
+
+    def _hears(self, event: str) -> bool:
+        """Whether the sink has a method of its own for an event."""
+        method = getattr(self._sink, event, None)
+        return method is not None and getattr(method, "__func__", method) is not vars(Sink)[event]
 
     def _work(self) -> None:
         idle_called = True

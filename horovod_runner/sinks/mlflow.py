@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import posixpath
 import re
+import tempfile
 import time
 from collections import defaultdict
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.checkpoints.folders import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
+from horovod_runner.sinks.summary import Summary, write_files
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.measurements import Machine, Profile
     from horovod_runner.wire.messages import Report
 
 _STATUS: Final = {"finished": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
@@ -43,6 +47,12 @@ class MLflowSink(Sink):
     ``rank1/loss``. A character that MLflow does not allow in a name becomes "_". NaN and infinity
     are sent unchanged; MLflow's databases store the largest float in place of infinity.
 
+    What the run measures of itself is logged every ten seconds: where a step's milliseconds go,
+    ``profile/rank0/compute_ms``, indexed by the steps of rank 0; and system metrics with MLflow's
+    names, ``system/rank0/cpu_utilization_percentage``, indexed by their count. Other ranks are in
+    ``min``, ``median`` and ``max`` in place of ``rank0``. At the end tables, diagnosis and flame
+    graphs become artifacts in the folder ``profile``.
+
     Args:
         tracking_uri: the MLflow server or store. None uses MLflow's current setting. With a
             different URI the active run does not count, and a new run is created.
@@ -52,6 +62,7 @@ class MLflowSink(Sink):
         log_checkpoints: whether checkpoints become artifacts, in the folder ``checkpoints``. MLflow
             keeps all of them, whatever ``num_to_keep`` says. A checkpoint in remote storage is not
             copied; the tag ``horovod_runner.checkpoint`` then holds the URL of the latest one.
+        log_profile: whether to log what the run measures of itself.
 
     Attributes:
         run_id: the id of the MLflow run; None before the first run.
@@ -67,6 +78,7 @@ class MLflowSink(Sink):
         experiment: str | None = None,
         run_name: str | None = None,
         log_checkpoints: bool = True,
+        log_profile: bool = True,
     ) -> None:
         try:
             import mlflow
@@ -88,6 +100,7 @@ class MLflowSink(Sink):
         self._experiment = experiment
         self._run_name = run_name
         self._log_checkpoints = log_checkpoints
+        self._log_profile = log_profile
         self.run_id: str | None = None
 
     def prepare(self) -> None:
@@ -114,6 +127,9 @@ class MLflowSink(Sink):
         self._flushed_at = time.monotonic()
         self._steps: defaultdict[int, StepCounter] = defaultdict(StepCounter)
         self._epochs: dict[int, int] = {}
+        self._summary = Summary()
+        self._summaries = 0
+        self._is_measured = False
         self.run_id = self._active or self._new_run()
         self._set("run_id", run.run_id)
         self._log_params(run)
@@ -157,9 +173,38 @@ class MLflowSink(Sink):
             Metric(_name(prefix + name), float(value), millis, step)
             for name, value in numbers.items()
         ]
+        self._flush_if_due()
+
+    def _flush_if_due(self) -> None:
         due = time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
         if due or len(self._metrics) >= _BATCH:
             self._flush()
+
+    def profile(self, profile: Profile) -> None:
+        if self._log_profile:
+            self._is_measured = True
+            self._summary.add_profile(profile)
+            self._log_summary_if_due()
+        self._flush_if_due()  # ranks measure all the time: the sink is never idle
+
+    def machine(self, machine: Machine) -> None:
+        if self._log_profile:
+            self._is_measured = True
+            self._summary.add_machine(machine)
+            self._log_summary_if_due()
+
+    def _log_summary_if_due(self) -> None:
+        if self._summary.is_due:
+            self._log_summary()
+
+    def _log_summary(self) -> None:
+        from mlflow.entities import Metric
+
+        millis = int(time.time() * 1000)
+        for name, value in self._summary.take().items():
+            step = self._summaries if name.startswith("system/") else self._summary.steps
+            self._metrics.append(Metric(name, value, millis, step))
+        self._summaries += 1
 
     def _flush(self) -> None:
         metrics, self._metrics = self._metrics, []
@@ -186,10 +231,21 @@ class MLflowSink(Sink):
             # `num_to_keep` has deleted it meanwhile: there is a newer one.
 
     def end(self, run: Run) -> None:
+        if self._is_measured:
+            self._log_summary()
         self._flush()
         self._set("status", run.status)
-        if self._active is None:
-            self._client.set_terminated(self.run_id, _STATUS[run.status])
+        try:
+            if self._is_measured:
+                self._log_files(run)
+        finally:
+            if self._active is None:
+                self._client.set_terminated(self.run_id, _STATUS[run.status])
+
+    def _log_files(self, run: Run) -> None:
+        with tempfile.TemporaryDirectory(prefix="horovod_runner-profile-") as folder:
+            write_files(run, Path(folder))
+            self._client.log_artifacts(self.run_id, folder, "profile")
 
     def _set(self, name: str, value: str) -> None:
         self._client.set_tag(self.run_id, f"{_TAG}.{name}", value)

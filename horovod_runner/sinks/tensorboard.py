@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import textwrap
 import time
 from collections import defaultdict
 from pathlib import Path
@@ -13,12 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 from horovod_runner.checkpoints.folders import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
+from horovod_runner.sinks.summary import Summary
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.measurements import Machine, Profile
     from horovod_runner.wire.messages import Report
 
 _FLUSH_SECONDS: Final = 1.0
+_COLUMNS: Final = 120
+_PROFILE: Final = "profile"  # the folder of what the run measures of itself
 _file_numbers = itertools.count()
 
 
@@ -32,11 +37,17 @@ class TensorBoardSink(Sink):
     0 (``report_ranks="all"``) go to the folders ``rank1``, ``rank2`` and so on: TensorBoard draws
     the ranks into one chart. The run's parameters become a text.
 
+    What the run measures of itself goes to the folder ``profile`` every ten seconds, indexed by the
+    steps of rank 0: where a step's milliseconds go, ``profile/rank0/compute_ms``, and the machine,
+    ``system/rank0/cpu_utilization_percentage``. Other ranks are in ``min``, ``median`` and ``max``
+    in place of ``rank0``. At the end the diagnosis becomes the text ``profile/diagnosis``.
+
     Steps that are repeated, after a restart or by another run in the same folder, replace the
     earlier ones.
 
     Args:
         log_dir: a folder on this machine; created if it does not exist.
+        log_profile: whether to write what the run measures of itself.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -44,7 +55,7 @@ class TensorBoardSink(Sink):
         OSError: log_dir cannot be created.
     """
 
-    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
+    def __init__(self, log_dir: str | os.PathLike[str], log_profile: bool = True) -> None:
         try:
             # Not tensorboard.summary.Writer: it imports TensorFlow if installed, which takes long.
             from tensorboard.compat.proto import event_pb2  # noqa: F401
@@ -61,12 +72,14 @@ class TensorBoardSink(Sink):
             )
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.absolute()
+        self._log_profile = log_profile
 
     def begin(self, run: Run) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
-        self._files: dict[int, _EventFile] = {}
+        self._files: dict[str, _EventFile] = {}
         self._steps: defaultdict[int, StepCounter] = defaultdict(StepCounter)
         self._flushed_at = time.monotonic()
+        self._summary = Summary()
         self._params = _markdown_table(run)
 
     def attempt(self, number: int) -> None:
@@ -79,9 +92,32 @@ class TensorBoardSink(Sink):
         numbers = dict(report.metrics)
         if report.epoch is not None:
             numbers["epoch"] = report.epoch
-        self._file(rank).scalars(numbers, step, report.time)
+        self._file(f"rank{rank}" if rank else "").scalars(numbers, step, report.time)
+        self._flush_if_due()
+
+    def _flush_if_due(self) -> None:
         if time.monotonic() - self._flushed_at >= _FLUSH_SECONDS:
             self.idle()
+
+    def profile(self, profile: Profile) -> None:
+        if self._log_profile:
+            self._summary.add_profile(profile)
+            self._write_summary_if_due()
+        self._flush_if_due()  # ranks measure all the time: the sink is never idle
+
+    def machine(self, machine: Machine) -> None:
+        if self._log_profile:
+            self._summary.add_machine(machine)
+            self._write_summary_if_due()
+
+    def _write_summary_if_due(self) -> None:
+        file = self._file(_PROFILE)
+        if self._summary.is_due:
+            self._write_summary(file)
+
+    def _write_summary(self, file: _EventFile) -> None:
+        if numbers := self._summary.take():
+            file.scalars(numbers, self._summary.steps, time.time())
 
     def idle(self) -> None:
         for file in self._files.values():
@@ -89,14 +125,18 @@ class TensorBoardSink(Sink):
         self._flushed_at = time.monotonic()
 
     def end(self, run: Run) -> None:
+        if (file := self._files.get(_PROFILE)) is not None:
+            self._write_summary(file)
+            file.text("profile/diagnosis", _code_block(str(run.diagnose())), self._summary.steps)
         for file in self._files.values():
             file.close()
 
-    def _file(self, rank: int) -> _EventFile:
-        file = self._files.get(rank)
+    def _file(self, folder: str) -> _EventFile:
+        """The file in a folder inside log_dir; "" is log_dir itself."""
+        file = self._files.get(folder)
         if file is None:
-            folder = self._folder / f"rank{rank}" if rank else self._folder
-            file = self._files[rank] = _EventFile(folder, "" if rank else self._params)
+            params = "" if folder else self._params
+            file = self._files[folder] = _EventFile(self._folder / folder, params)
         return file
 
 
@@ -138,6 +178,10 @@ class _EventFile:
         values = [value(tag=name, simple_value=number) for name, number in numbers.items()]
         self._summary(values, step, when)
 
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Append a text."""
+        self._summary([self._text(tag, markdown)], step, time.time())
+
     def _text(self, tag: str, markdown: str) -> Any:
         from tensorboard.compat.proto import tensor_pb2, tensor_shape_pb2, types_pb2
 
@@ -164,6 +208,12 @@ class _EventFile:
     def close(self) -> None:
         """Write buffered events and close the file."""
         self._writer.close()
+
+
+def _code_block(text: str) -> str:
+    """Text that Markdown shows as it is, but in lines that need no scrolling."""
+    lines = (textwrap.wrap(line, _COLUMNS, subsequent_indent="     ") for line in text.splitlines())
+    return textwrap.indent("\n".join(part for parts in lines for part in parts), "    ")
 
 
 def _markdown_table(run: Run) -> str:

@@ -1,98 +1,155 @@
-"""Reads the counters of the machine under a rank: cores, memory, disk and network."""
+"""Measures what the machine under a rank does: its cores, memory, disks, network and GPUs."""
 
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from typing import Final, NamedTuple
 
+import msgspec
 import psutil
 
-from horovod_runner.host import limits
+from horovod_runner.host import counters, limits, processes
+from horovod_runner.host.counters import Counters
+from horovod_runner.host.gpu_meter import GpuMeter
+from horovod_runner.task.memory import MemoryWatch
 from horovod_runner.wire.measurements import Machine
+from horovod_runner.wire.slots import Slot
 
 _SECONDS: Final = 5.0  # between two readings, which take a few milliseconds
+# The first rank of a host reads a little later: the driver then has what the others' processes use.
+_LATER_SECONDS: Final = 0.5
 
 
 class MachineWatch:
-    """Watches the host of one rank and the processes of its worker.
+    """Measures the host of one rank and the processes of its worker.
+
+    The counters of the host are read beside its first rank alone. Those of control groups are read
+    beside each rank, because a resource manager may give each a group of its own.
 
     Args:
-        rank: the rank's number.
-        pid: the worker's.
+        slot: the rank's.
+        pid: its worker process.
+        guard: the process that started the worker, and adopts what the worker leaves behind.
+        memory: watches the same rank.
     """
 
-    def __init__(self, rank: int, pid: int) -> None:
-        self._rank = rank
+    def __init__(self, slot: Slot, pid: int, guard: int, memory: MemoryWatch) -> None:
+        self._slot = slot
         self._pid = pid
-        self._before = _read()
-        self._faults = 0
+        self._guard = guard
+        self._memory = memory
+        self._is_first = slot.local_rank == 0
+        self._gpus: GpuMeter | None = None
+        self._kills = limits.kill_counter(pid)
+        self._before = self._read(None)
+        self._due = self._before.time + _SECONDS + (_LATER_SECONDS if self._is_first else 0.0)
 
     def measure(self) -> Machine | None:
         """What happened since the last measurement; None if that was a moment ago."""
-        if time.monotonic() - self._before.time < _SECONDS:
+        if time.monotonic() < self._due:
             return None
-        before, now = self._before, _read()
-        self._before = now
+        before, now = self._before, self._read(self._before)
+        self._before, self._due = now, now.time + _SECONDS
         seconds = now.time - before.time
-        memory, faults = self._of_worker()
-        new_faults, self._faults = max(0, faults - self._faults), faults
-        return Machine(
-            self._rank,
+        use = self._memory.use
+        if use is None:
+            return None
+        if self._gpus is None:  # not before the worker, which starts the driver of its GPUs
+            self._gpus = GpuMeter(self._slot.gpus)
+        gpus = self._gpus.read()
+        slot = self._slot
+        machine = Machine(
+            slot.rank,
             time.time(),
             seconds,
-            max(0.0, now.busy - before.busy) / seconds,
-            limits.available_cores(),
-            max(0.0, now.throttled - before.throttled),
-            memory,
-            limits.free_memory(),
-            new_faults,
-            max(0, now.swapped - before.swapped),
-            max(0, now.disk - before.disk),
-            max(0, now.network - before.network),
+            of_cores=limits.available_cores(),
+            throttled=_throttled(before.group, now.group, seconds),
+            memory=use.worker + use.children,
+            free_memory=use.free,
+            faults=now.faults - before.faults,
+            host_rank=slot.rank - slot.local_rank,
+            own_cores=(now.cpu - before.cpu) / seconds,
+            quota=limits.cpu_quota(self._pid) or 0.0,
+            memory_limit=use.limit,
+            children_memory=use.children,
+            grown=use.grown,
+            shared_memory=use.shared,
+            gpus=gpus.readable,
+            gpu_busy=gpus.busy,
+            gpu_memory=gpus.memory,
+            gpu_memory_limit=gpus.memory_limit,
+            gpus_slowed=gpus.slowed,
+            killed=now.killed - before.killed,
+        )
+        if before.host is None or now.host is None:
+            return machine
+        return _with_host(machine, before.host, now.host)
+
+    def _read(self, before: _Reading | None) -> _Reading:
+        family = processes.family(self._guard)
+        cpu, faults = sum(use.cpu for use in family), sum(use.faults for use in family)
+        if before is not None:  # a process that ends while it is read is missing for once
+            cpu, faults = max(cpu, before.cpu), max(faults, before.faults)
+        return _Reading(
+            time.monotonic(),
+            cpu,
+            faults,
+            limits.cpu_time(self._pid),
+            limits.killed_for_memory(self._kills) or 0,
+            counters.read() if self._is_first else None,
         )
 
-    def _of_worker(self) -> tuple[int, int]:
-        """Bytes of memory and major page faults of the worker and its children."""
-        memory = faults = 0
-        with suppress(psutil.Error):
-            worker = psutil.Process(self._pid)
-            for process in (worker, *worker.children(recursive=True)):
-                with suppress(psutil.Error, OSError, IndexError, ValueError):
-                    memory += process.memory_info().rss
-                    faults += _major_faults(process.pid)
-        return memory, faults
 
+class _Reading(NamedTuple):
+    """Counters at a moment.
 
-class _Counters(NamedTuple):
-    """Counters of the host at a moment; see messages.Machine."""
+    Attributes:
+        cpu: CPU seconds of the rank's processes.
+        faults: pages that they waited for, from a disk.
+        group: of the control group.
+        killed: processes that the kernel has ended because memory was used up.
+        host: None beside ranks that are not the first of their host.
+    """
 
     time: float
-    busy: float
-    throttled: float
-    swapped: int
-    disk: int
-    network: int
+    cpu: float
+    faults: int
+    group: limits.CpuTime
+    killed: int
+    host: Counters | None
 
 
-def _read() -> _Counters:
-    cpu = psutil.cpu_times()
-    idle = cpu.idle + getattr(cpu, "iowait", 0.0)
-    # Guests are among the users' times already.
-    busy = sum(cpu) - idle - getattr(cpu, "guest", 0.0) - getattr(cpu, "guest_nice", 0.0)
-    swap, disk = psutil.swap_memory(), psutil.disk_io_counters()
-    interfaces = psutil.net_io_counters(pernic=True)
-    return _Counters(
-        time.monotonic(),
-        busy,
-        limits.throttled_seconds(),
-        swap.sin + swap.sout,
-        0 if disk is None else disk.read_bytes + disk.write_bytes,
-        sum(n.bytes_sent + n.bytes_recv for name, n in interfaces.items() if name != "lo"),
+def _throttled(before: limits.CpuTime, now: limits.CpuTime, seconds: float) -> float:
+    """For how long a CPU quota stopped the processes of a control group.
+
+    The kernel adds up the cores on which it stopped them. Of all the time that they wanted to
+    compute, this is the part that they did not get, applied to the whole time.
+    """
+    throttled, used = now.throttled - before.throttled, now.used - before.used
+    if throttled <= 0:
+        return 0.0
+    return min(throttled, seconds * throttled / (throttled + max(0.0, used)))
+
+
+def _with_host(machine: Machine, before: Counters, now: Counters) -> Machine:
+    """Add what the host did."""
+    seconds = machine.seconds
+    received, sent = (
+        max(0, n - b) for n, b in ((now.received, before.received), (now.sent, before.sent))
     )
-
-
-def _major_faults(pid: int) -> int:
-    """Major page faults of a process so far: the twelfth field of /proc/PID/stat, see proc(5)."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return int(file.read().rpartition(b")")[2].split()[9])
+    return msgspec.structs.replace(
+        machine,
+        cores=max(0.0, now.busy - before.busy) / seconds,
+        host_cores=psutil.cpu_count() or 0,
+        swapped=max(0, now.swapped - before.swapped),
+        disk=max(0, now.disk - before.disk),
+        network=received + sent,
+        received=received,
+        io_wait=max(0.0, now.io_wait - before.io_wait) / seconds,
+        stolen=max(0.0, now.stolen - before.stolen) / seconds,
+        cpu_stall=(now.cpu_stall - before.cpu_stall) / seconds,
+        memory_stall=(now.memory_stall - before.memory_stall) / seconds,
+        io_stall=(now.io_stall - before.io_stall) / seconds,
+        frequency=counters.frequency(),
+        hot=(now.hot - before.hot) / seconds,
+    )

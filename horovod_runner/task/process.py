@@ -157,6 +157,11 @@ class WorkerProcess:
         return self._pid
 
     @property
+    def guard(self) -> int:
+        """The process id of the worker's guard, the parent of the worker and of its orphans."""
+        return self._process.pid
+
+    @property
     def exit_descriptor(self) -> int | None:
         """Becomes readable when all has ended; None where the system has no pidfds."""
         return self._exit_descriptor

@@ -16,6 +16,7 @@ import zmq
 from horovod_runner.task.activity import Activity
 from horovod_runner.task.lines import LineSplitter
 from horovod_runner.task.machine import MachineWatch
+from horovod_runner.task.memory import MemoryWatch
 from horovod_runner.task.mpi_socket import MpiSocket
 from horovod_runner.task.orders import LOST_DRIVER
 from horovod_runner.task.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
@@ -77,6 +78,7 @@ class Relay:
         self._stopped = False
         self._problem = ""
         self._activity: Activity | None = None
+        self._memory: MemoryWatch | None = None
         self._machine: MachineWatch | None = None
         self._profiles = job.options.debug_config.profile
         self._activity_seconds = min(_ACTIVITY_SECONDS, job.stall_seconds / 2)
@@ -144,6 +146,7 @@ class Relay:
             list(self._tail),
             self._problem,
             stopped=self._stopped,
+            memory=None if self._memory is None else self._memory.at_end(),
         )
 
     def _wait_for_room(self) -> list[FromDriver]:
@@ -174,8 +177,10 @@ class Relay:
         pid = self._worker.pid
         self._queue(messages.Started(self._slot.rank, pid, self._worker.cold_reason))
         self._activity = Activity(pid, self._activity_seconds)
+        guard = self._worker.guard
+        self._memory = MemoryWatch(self._slot, pid, guard)
         if self._profiles:
-            self._machine = MachineWatch(self._slot.rank, pid)
+            self._machine = MachineWatch(self._slot, pid, guard, self._memory)
 
     def _obey(self, orders: Iterable[FromDriver]) -> None:
         for order in orders:
@@ -209,8 +214,15 @@ class Relay:
         if self._activity is not None:
             self._activity.measure()
             self._link.beat(self._activity.heartbeat())
-        if self._machine is not None and (measured := self._machine.measure()) is not None:
-            self._queue(measured)
+        try:
+            if self._memory is not None and (warning := self._memory.look()) is not None:
+                self._queue(warning)
+            if self._machine is not None and (measured := self._machine.measure()) is not None:
+                self._queue(measured)
+        except Exception as error:  # an unusual system must not end a training
+            self._memory = self._machine = None
+            text = f"the machine under rank {self._slot.rank} cannot be measured: {error!r}"
+            self._queue(messages.Log(self._slot.rank, text))
 
     def _send_stacks(self) -> None:
         if self._stacks_until is not None and time.monotonic() > self._stacks_until:

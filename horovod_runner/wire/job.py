@@ -12,7 +12,7 @@ import msgspec
 
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
 from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, WorkerOutcome
-from horovod_runner.wire.measurements import Lines, Machine, Profile
+from horovod_runner.wire.measurements import Lines, Machine, MemoryUse, Profile
 from horovod_runner.wire.messages import (
     Began,
     Controller,
@@ -111,6 +111,8 @@ class Outcome(msgspec.Struct, frozen=True):
         stopped: the driver ordered the task to end the worker, so its error is not the cause.
         lost: how many batches of messages the driver did not receive.
         record: of a run in detached mode, from task 0 only.
+        memory: what the rank's processes had in memory, and what was left, shortly before the
+            worker ended; None if it lived for less than a moment.
     """
 
     task: int
@@ -126,6 +128,7 @@ class Outcome(msgspec.Struct, frozen=True):
     stopped: bool = False
     lost: int = 0
     record: Record | None = None
+    memory: MemoryUse | None = None
 
     @property
     def ok(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 import msgspec
@@ -64,8 +65,20 @@ class Profile(Measurement, frozen=True, gc=False):
     late: float = 0.0
 
 
+#: Which count tells the steps of a training: the first of these that there is.
+STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
+
+
+def steps_of(steps: Mapping[str, int]) -> int:
+    """The number of steps in a summary, by its ``steps``."""
+    return next((steps[name] for name in STEP_SOURCES if steps.get(name)), 0)
+
+
 class Machine(Measurement, frozen=True):
-    """What a rank's host did in some seconds, as the task beside the rank sees it.
+    """What a rank's host and processes did in some seconds, as the task beside the rank sees it.
+
+    The counters of the whole host are read by the task of its first rank alone: in the messages of
+    the others the attributes named in :data:`OF_HOST` are 0. ``RunProfile`` fills them in.
 
     Attributes:
         time: the end of that time, in seconds since the Unix epoch, by the host's clock.
@@ -73,12 +86,37 @@ class Machine(Measurement, frozen=True):
         cores: cores of the host that were busy.
         of_cores: cores that the rank's processes may use.
         throttled: seconds in which the container's CPU quota stopped its processes.
-        memory: bytes of the worker and the processes that it has started.
+        memory: bytes of the worker and the processes that it has started. Pages that several of
+            them share count in each.
         free_memory: bytes that the host or the container has left.
         faults: pages that the worker's processes waited for, from a disk.
         swapped: bytes that the host moved to or from swap.
         disk: bytes that the host read and wrote.
         network: bytes that the host sent and received, over all interfaces but loopback.
+        host_rank: the first rank of the host; -1 means this one.
+        own_cores: cores that the rank's processes kept busy.
+        other_cores: cores that were busy with what is not this run's; filled in by ``RunProfile``.
+        host_cores: cores of the host.
+        quota: cores that the container's CPU quota allows; 0 without a quota.
+        memory_limit: bytes of which ``free_memory`` is left: the host's memory, or the container's
+            limit.
+        children_memory: the part of ``memory`` that processes have which the worker started.
+        grown: bytes by which ``memory`` has grown in the last minute.
+        shared_memory: bytes in /dev/shm.
+        received: the part of ``network`` that the host received.
+        io_wait: cores that were idle while a process waited for a disk.
+        stolen: cores of a virtual machine that waited for a core of its host.
+        cpu_stall, memory_stall, io_stall: shares of the time in which some process of the host
+            waited for a core, for memory that had been moved out, or for a disk (Linux's pressure
+            stall information).
+        frequency: of the cores, in MHz; 0 where it is not known.
+        hot: the share of the time in which a processor was slowed because it was hot.
+        gpus: how many GPUs of the rank could be read; the four attributes below are of these.
+        gpu_busy: the share of the last second in which a kernel ran on them, on average.
+        gpu_memory, gpu_memory_limit: bytes in use on them, and bytes that they have.
+        gpus_slowed: how many are slowed because of heat or their power supply.
+        killed: how many processes of the container, or of the host where there is none, the kernel
+            has ended because memory was used up.
     """
 
     rank: int
@@ -93,6 +131,94 @@ class Machine(Measurement, frozen=True):
     swapped: int = 0
     disk: int = 0
     network: int = 0
+    host_rank: int = -1
+    own_cores: float = 0.0
+    other_cores: float = 0.0
+    host_cores: int = 0
+    quota: float = 0.0
+    memory_limit: int = 0
+    children_memory: int = 0
+    grown: int = 0
+    shared_memory: int = 0
+    received: int = 0
+    io_wait: float = 0.0
+    stolen: float = 0.0
+    cpu_stall: float = 0.0
+    memory_stall: float = 0.0
+    io_stall: float = 0.0
+    frequency: float = 0.0
+    hot: float = 0.0
+    gpus: int = 0
+    gpu_busy: float = 0.0
+    gpu_memory: int = 0
+    gpu_memory_limit: int = 0
+    gpus_slowed: int = 0
+    killed: int = 0
+
+
+#: The attributes of `Machine` that are the same for all ranks of a host.
+OF_HOST: Final = (
+    "cores",
+    "other_cores",
+    "host_cores",
+    "swapped",
+    "disk",
+    "network",
+    "received",
+    "io_wait",
+    "stolen",
+    "cpu_stall",
+    "memory_stall",
+    "io_stall",
+    "frequency",
+    "hot",
+)
+
+
+class MemoryUse(msgspec.Struct, frozen=True):
+    """What a rank's processes have in memory, and what is left for them; all in bytes.
+
+    Attributes:
+        limit: the host's memory, or the limit of the container.
+        free: what is left of it; files that are only cached count as free.
+        in_container: whether the limit is a container's.
+        worker: of the rank's own process.
+        children: of the processes that it has started, DataLoader workers for example. Pages that
+            they share with it count here too.
+        processes: how many those are.
+        grown: by how much these processes have grown.
+        seconds: in which time.
+        shared: in /dev/shm, by whatever process.
+        killed: how many processes of the container, or of the host where there is none, the kernel
+            has ended in the last minute because memory was used up; None where it does not tell.
+        age: how old this is, in seconds, when it is sent.
+    """
+
+    limit: int
+    free: int
+    in_container: bool = False
+    worker: int = 0
+    children: int = 0
+    processes: int = 0
+    grown: int = 0
+    seconds: float = 0.0
+    shared: int = 0
+    killed: int | None = None
+    age: float = 0.0
+
+
+class MemoryShort(Measurement, frozen=True):
+    """A rank's host or container will soon have no memory left.
+
+    Attributes:
+        host: its name.
+        seconds: how long it lasts at the present growth.
+    """
+
+    rank: int
+    host: str
+    seconds: float
+    use: MemoryUse
 
 
 class Lines(Measurement, frozen=True):

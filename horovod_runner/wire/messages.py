@@ -3,9 +3,9 @@
 On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
 What ranks measure of themselves is in `measurements`.
 
-    rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines, FilePart,
-                    Saved, Unsaved, Untraced, Fetch, Weights, Fence, Lookup, Alive, Stalled, Stacks,
-                    Failed, Ended
+    rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines,
+                    MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Fence, Lookup,
+                    Alive, Stalled, Stacks, Failed, Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
@@ -326,6 +326,7 @@ FromRank = (
     | measurements.Profile
     | measurements.Machine
     | measurements.Lines
+    | measurements.MemoryShort
     | FilePart
     | Saved
     | Unsaved

@@ -22,6 +22,7 @@ import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError
 from tests.conftest import Ranks
+from tests.control_groups import memory_limit
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -89,23 +90,6 @@ def test_memory_that_runs_out_is_pythons_own_error(ranks: Ranks) -> None:
     assert "MemoryError" in str(fail(ranks, main))
 
 
-@contextlib.contextmanager
-def memory_limit(limit: int) -> Iterator[Path]:
-    """A control group of the kernel's; yields the file that takes its members' process ids."""
-    root = Path("/sys/fs/cgroup")
-    old = (root / "memory").is_dir()
-    group = root / ("memory" if old else "") / f"horovod_runner-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / ("memory.limit_in_bytes" if old else "memory.max")).write_text(str(limit))
-    except OSError as error:
-        pytest.skip(f"no memory limit can be set here: {error}")
-    try:
-        yield group / "cgroup.procs"
-    finally:
-        group.rmdir()
-
-
 def test_the_out_of_memory_killer_is_named(ranks: Ranks) -> None:
     def main(members: Path) -> None:
         members.write_text(str(os.getpid()))
@@ -115,7 +99,8 @@ def test_the_out_of_memory_killer_is_named(ranks: Ranks) -> None:
     with memory_limit(200 << 20) as members:
         cause = fail(ranks, main, members=members)
     assert cause.exit_code == -signal.SIGKILL
-    assert "often the out-of-memory killer" in str(cause)
+    assert "SIGKILL (the kernel's out-of-memory killer) before main returned" in str(cause)
+    assert "before the end, " in str(cause)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from horovod_runner import (
 from horovod_runner.sinks import Sink, fan_out
 from horovod_runner.sinks.mlflow import MLflowSink
 from horovod_runner.sinks.tensorboard import TensorBoardSink
+from horovod_runner.task import machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -342,6 +343,59 @@ def test_a_sink_that_is_far_behind_loses_reports_but_not_the_end(
     assert ended.wait(60)
     assert seen == ["report", "checkpoint"]
     assert "the end of the run: 2 reports and lines are dropped" in notices[0]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_mlflow_and_tensorboard_receive_what_the_run_measures_of_itself(
+    mlflow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_SECONDS", 0.1)
+    monkeypatch.setattr(machine, "_LATER_SECONDS", 0.0)
+    measured = [tmp_path / "measured0", tmp_path / "measured1"]
+    for path in measured:
+        os.mkfifo(path)
+
+    class Measured(Sink):
+        def machine(self, machine: Any) -> None:
+            if (path := measured[machine.rank]).exists():
+                path.write_bytes(b"x")
+                path.unlink()
+
+    def main() -> None:
+        train(steps=50)
+        measured[int(os.environ["HOROVOD_RANK"])].read_bytes()  # wait until the driver has it
+
+    sinks = [MLflowSink(), TensorBoardSink(tmp_path / "logs"), Measured()]
+    runner = HorovodRunner(np=-2, sinks=sinks, debug_config=DebugConfig(report_ranks="all"))
+    runner.run(main)
+    run, client = runner.last_run, mlflow.MlflowClient()
+    events = read_events(tmp_path / "logs" / "profile")
+    for name in ("profile/rank0/step_ms", "profile/max/compute_ms"):
+        ((step, value),) = history(mlflow, sinks[0].run_id, name)
+        assert step == 50
+        assert value > 0
+        assert events.Scalars(name)[-1].value > 0
+    names = {"cpu_utilization_percentage", "system_memory_usage_percentage"}
+    logged = client.get_run(sinks[0].run_id).data.metrics
+    for name in names | {"process_memory_megabytes", "network_receive_megabytes"}:
+        assert f"system/rank0/{name}" in logged
+        assert f"system/median/{name}" in events.Tags()["scalars"]
+    folder = Path(client.download_artifacts(sinks[0].run_id, "profile"))
+    files = {"diagnosis.txt", "steps.parquet", "machines.parquet", "flame_rank0.svg"}
+    assert {path.name for path in folder.iterdir()} >= files
+    assert (folder / "diagnosis.txt").read_text() == f"{run.diagnose()}\n"
+    (text,) = events.Tensors("profile/diagnosis")
+    shown = textwrap.dedent(text.tensor_proto.string_val[0].decode())
+    assert shown.splitlines()[0] == str(run.diagnose()).splitlines()[0]
+
+
+def test_sinks_can_leave_the_profile_out(mlflow: Any, tmp_path: Path) -> None:
+    sinks = [MLflowSink(log_profile=False), TensorBoardSink(tmp_path / "logs", log_profile=False)]
+    HorovodRunner(np=-1, sinks=sinks).run(train, steps=50)
+    client = mlflow.MlflowClient()
+    assert set(client.get_run(sinks[0].run_id).data.metrics) == {"loss", "epoch"}
+    assert client.list_artifacts(sinks[0].run_id) == []
+    assert not (tmp_path / "logs" / "profile").exists()
 
 
 # The progress bar.

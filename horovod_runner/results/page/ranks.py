@@ -23,8 +23,7 @@ from horovod_runner.results.page.markup import Html, Section, element, section, 
 from horovod_runner.results.page.timeline import Timeline
 from horovod_runner.results.page.view import KINDS, View
 from horovod_runner.results.slowness.flame import flame_graph
-from horovod_runner.results.slowness.totals import steps_of
-from horovod_runner.wire.measurements import Profile, Thread
+from horovod_runner.wire.measurements import Profile, Thread, steps_of
 
 _MOST_BARS: Final = 40
 _LEAST_WAITING, _MOST_WAITING = 16, 8  # shown of more ranks

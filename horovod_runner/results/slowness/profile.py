@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -20,8 +19,9 @@ import msgspec
 
 from horovod_runner.results.slowness.comparison import Comparison
 from horovod_runner.results.slowness.flame import flame_graph
-from horovod_runner.results.slowness.totals import RankTotals, merged, spent_of, steps_of
-from horovod_runner.wire.measurements import Lines, Machine, Profile, Thread
+from horovod_runner.results.slowness.machines import Machines
+from horovod_runner.results.slowness.totals import RankTotals, merged, spent_of
+from horovod_runner.wire.measurements import Lines, Machine, Profile, Thread, steps_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,7 @@ class RunProfile:
         self._heard: dict[int, float] = {}
         self._totals: dict[int, RankTotals] = {}
         self._lines: dict[tuple[int, Thread], Lines] = {}
-        self._machines: dict[int, deque[Machine]] = {}
+        self._machines = Machines()
 
     def begin(self, hosts: Sequence[str]) -> None:
         """A new attempt: its collectives are counted from 1 again.
@@ -84,6 +84,7 @@ class RunProfile:
         """
         with self._lock:
             self._comparison.begin(hosts)
+            self._machines.begin()
 
     def saved(self) -> SavedProfile:
         """All of it, for a file."""
@@ -94,7 +95,7 @@ class RunProfile:
                 [row for rows in self._rows.values() for row in rows],
                 {rank: self._compared(rank) for rank in self._rows},
                 list(self._lines.values()),
-                [machine for machines in self._machines.values() for machine in machines],
+                self._machines.all(),
                 self.compared,
                 offsets,
                 ahead,
@@ -111,8 +112,7 @@ class RunProfile:
             profile._totals[rank] = total
         for lines in saved.lines:
             profile.add_lines(lines)
-        for machine in saved.machines:
-            profile.add_machine(machine)
+        profile._machines = Machines.restored(saved.machines)
         profile._comparison.restore(
             saved.compared, saved.totals, saved.clock_offsets, saved.driver_ahead
         )
@@ -181,9 +181,9 @@ class RunProfile:
                 rank: Recent(
                     self._rows.get(rank, [])[-_RECENT_ROWS:],
                     self._heard.get(rank, 0.0),
-                    machines[-1] if (machines := self._machines.get(rank)) else None,
+                    self._machines.latest(rank),
                 )
-                for rank in self._rows.keys() | self._machines.keys()
+                for rank in self._rows.keys() | set(self._machines.ranks)
             }
 
     def steps(self, rank: int) -> int:
@@ -192,18 +192,15 @@ class RunProfile:
             return sum(steps_of(row.steps) for row in self._rows.get(rank, ()))
 
     def add_machine(self, machine: Machine) -> None:
-        """Add what a rank's host did in some seconds."""
+        """Add what a rank's host and processes did in some seconds."""
         with self._lock:
-            machines = self._machines.setdefault(machine.rank, deque())
-            machines.append(machine)
-            if len(machines) > self._most_rows():
-                machines.popleft()
+            self._machines.add(machine, self._most_rows())
 
     @property
     def machines(self) -> dict[int, list[Machine]]:
         """What the host of each rank did, by rank: a record for every five seconds."""
         with self._lock:
-            return {rank: list(found) for rank, found in sorted(self._machines.items())}
+            return self._machines.by_rank()
 
     def add_lines(self, lines: Lines) -> None:
         """Replace the lines that a rank was seen at."""
@@ -259,13 +256,41 @@ class RunProfile:
         return min(most, max(1, slow))
 
     def table(self) -> pa.Table:
-        """A row for each summary of each rank; requires pyarrow.
+        """:meth:`columns` as a table; requires pyarrow."""
+        import pyarrow as pa
+
+        return pa.table(self.columns())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """:meth:`columns` as a pandas DataFrame."""
+        return self.table().to_pandas()
+
+    def machine_table(self) -> pa.Table:
+        """:meth:`machine_columns` as a table; requires pyarrow."""
+        import pyarrow as pa
+
+        return pa.table(self.machine_columns())
+
+    def machines_to_pandas(self) -> pd.DataFrame:
+        """:meth:`machine_columns` as a pandas DataFrame."""
+        return self.machine_table().to_pandas()
+
+    def machine_columns(self) -> dict[str, list[float]]:
+        """A value for each measurement of the machine under each rank, by column.
+
+        The columns are the attributes of ``wire.measurements.Machine``: rank, time, seconds, cores
+        (of the host, busy), of_cores, own_cores, other_cores, memory (bytes) and so on.
+        """
+        with self._lock:
+            rows = self._machines.all()
+        return {name: [getattr(row, name) for row in rows] for name in Machine.__struct_fields__}
+
+    def columns(self) -> dict[str, list[float]]:
+        """A value for each summary of each rank, by column.
 
         Columns: rank, time, seconds, steps, data, waiting, moving, report, checkpoint (seconds of
         the main thread), compute (the rest), bytes and collectives, cpu (seconds).
         """
-        import pyarrow as pa
-
         with self._lock:
             rows = [profile for rank in sorted(self._rows) for profile in self._rows[rank]]
         columns: dict[str, list[float]] = {
@@ -280,11 +305,7 @@ class RunProfile:
         columns["bytes"] = [row.bytes for row in rows]
         columns["collectives"] = [row.collectives for row in rows]
         columns["cpu"] = [row.cpu for row in rows]
-        return pa.table(columns)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """:meth:`table` as a pandas DataFrame."""
-        return self.table().to_pandas()
+        return columns
 
     def lines(self, rank: int, thread: Thread = "main") -> list[tuple[tuple[str, ...], float]]:
         """The stacks that a rank was seen at, and the share of each; most first.

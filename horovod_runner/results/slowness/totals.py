@@ -8,10 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from horovod_runner.wire.measurements import Profile
+from horovod_runner.wire.measurements import Profile, steps_of
 
-#: Which count tells the steps of a training: the first of these that there is.
-STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
 # Numbers that are added up.
 _ADDED: Final = (
     "seconds",
@@ -76,11 +74,6 @@ class RankTotals:
     def step_count(self) -> int:
         """The number of steps."""
         return steps_of(self.steps)
-
-
-def steps_of(steps: dict[str, int]) -> int:
-    """The number of steps in a summary."""
-    return next((steps[name] for name in STEP_SOURCES if steps.get(name)), 0)
 
 
 def spent_of(profile: Profile) -> dict[str, float]:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.results.slowness.profile import SPENT
-from horovod_runner.results.slowness.totals import spent_of, steps_of
+from horovod_runner.results.slowness.totals import spent_of
 from horovod_runner.results.trace.clocks import Clocks
 from horovod_runner.results.trace.events import Event, counter, pid_of_host, pid_of_rank, process
+from horovod_runner.wire.measurements import steps_of
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run

@@ -1,0 +1,164 @@
+"""Sums up what all ranks measure, for sinks that keep a few numbers every ten seconds.
+
+However many ranks there are, the numbers are those of rank 0, and the least, median and largest
+of all ranks. Machines have the names of MLflow's system metrics, with "rank0", "min", "median" or
+"max" where MLflow has the name of a node.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from horovod_runner.wire.measurements import steps_of
+
+if TYPE_CHECKING:
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.measurements import Machine, Profile
+
+_SECONDS: Final = 10.0  # between two summaries
+# Parts of a step; the rest of it is computed.
+_PARTS: Final = ("data", "waiting", "moving", "blocked", "report", "checkpoint")
+
+
+class Summary:
+    """Adds up what ranks measure.
+
+    Attributes:
+        steps: the steps of rank 0 so far.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._taken_at = time.monotonic()
+        self._profiles: dict[int, _Steps] = {}
+        self._machines: dict[int, dict[str, float]] = {}
+        self._received: dict[int, tuple[float, float]] = {}  # megabytes in all, and those sent
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last summary was taken ten seconds ago."""
+        return time.monotonic() - self._taken_at >= _SECONDS
+
+    def add_profile(self, profile: Profile) -> None:
+        """Add where a rank's last second went."""
+        self._profiles.setdefault(profile.rank, _Steps()).add(profile)
+        if profile.rank == 0:
+            self.steps += steps_of(profile.steps)
+
+    def add_machine(self, machine: Machine) -> None:
+        """Add what a rank's host and processes did in five seconds; the last ones count."""
+        numbers = dict(_process_numbers(machine))
+        if machine.host_rank in (-1, machine.rank):
+            numbers |= _host_numbers(machine)
+            received, sent = self._received.get(machine.rank, (0.0, 0.0))
+            received += machine.received / 1e6
+            sent += (machine.network - machine.received) / 1e6
+            self._received[machine.rank] = received, sent
+            numbers["network_receive_megabytes"] = received
+            numbers["network_transmit_megabytes"] = sent
+        self._machines[machine.rank] = numbers
+
+    def take(self) -> dict[str, float]:
+        """The numbers since the last call, by name; begins anew."""
+        steps = {rank: each.numbers() for rank, each in self._profiles.items()}
+        machines = self._machines
+        self._profiles, self._machines = {}, {}
+        self._taken_at = time.monotonic()
+        return {**_over_ranks("profile", steps), **_over_ranks("system", machines)}
+
+
+class _Steps:
+    """The steps of a rank, and where their seconds went."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._steps = 0
+        self._spent: dict[str, float] = {}
+
+    def add(self, profile: Profile) -> None:
+        self._seconds += profile.seconds
+        self._steps += steps_of(profile.steps)
+        for name in _PARTS:
+            if name in profile.spent:
+                self._spent[name] = self._spent.get(name, 0.0) + profile.spent[name]
+
+    def numbers(self) -> dict[str, float]:
+        if not self._steps or not self._seconds:
+            return {}
+        parts = {**self._spent, "step": self._seconds}
+        parts["compute"] = max(0.0, self._seconds - sum(self._spent.values()))
+        numbers = {f"{name}_ms": seconds * 1e3 / self._steps for name, seconds in parts.items()}
+        return {**numbers, "steps_per_second": self._steps / self._seconds}
+
+
+def _host_numbers(machine: Machine) -> dict[str, float]:
+    seconds = machine.seconds or 1.0
+    numbers = {
+        "disk_megabytes_per_second": machine.disk / seconds / 1e6,
+        "swap_megabytes_per_second": machine.swapped / seconds / 1e6,
+    }
+    if machine.host_cores:
+        numbers["cpu_utilization_percentage"] = 100 * machine.cores / machine.host_cores
+    return numbers
+
+
+def _process_numbers(machine: Machine) -> Iterator[tuple[str, float]]:
+    used = machine.memory_limit - machine.free_memory
+    yield "process_memory_megabytes", machine.memory / 1e6
+    yield "process_cpu_cores", machine.own_cores
+    yield "cpu_throttled_percentage", 100 * machine.throttled / (machine.seconds or 1.0)
+    if machine.memory_limit:
+        yield "system_memory_usage_megabytes", used / 1e6
+        yield "system_memory_usage_percentage", 100 * used / machine.memory_limit
+    if machine.gpus:
+        yield "gpu_utilization_percentage", 100 * machine.gpu_busy
+        yield "gpu_memory_usage_megabytes", machine.gpu_memory / 1e6
+    if machine.gpu_memory_limit:
+        share = machine.gpu_memory / machine.gpu_memory_limit
+        yield "gpu_memory_usage_percentage", 100 * share
+
+
+def _over_ranks(kind: str, by_rank: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """The numbers of rank 0, and of all ranks together if there are several."""
+    found = {f"{kind}/rank0/{name}": value for name, value in by_rank.get(0, {}).items()}
+    if set(by_rank) <= {0}:
+        return found
+    for name in sorted({name for numbers in by_rank.values() for name in numbers}):
+        values = [numbers[name] for numbers in by_rank.values() if name in numbers]
+        for what, value in (("min", min(values)), ("median", median(values)), ("max", max(values))):
+            found[f"{kind}/{what}/{name}"] = value
+    return found
+
+
+def write_files(run: Run, folder: Path) -> None:
+    """Write what a run has measured into a folder.
+
+    The files are ``steps`` and ``machines`` (Parquet, or CSV without pyarrow), ``diagnosis.txt``,
+    and a flame graph of rank 0 and of the rank that the diagnosis names.
+    """
+    profile, diagnosis = run.profile, run.diagnose()
+    _write_table(profile.columns(), folder / "steps")
+    _write_table(profile.machine_columns(), folder / "machines")
+    (folder / "diagnosis.txt").write_text(f"{diagnosis}\n", encoding="utf-8")
+    named = [finding.rank for finding in diagnosis.findings if finding.rank is not None]
+    for rank in sorted({0, *named[:1]}):
+        if profile.lines(rank):
+            profile.flame(rank, folder / f"flame_rank{rank}.svg")
+
+
+def _write_table(columns: Mapping[str, list[Any]], path: Path) -> None:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        with path.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(zip(*columns.values(), strict=True))
+    else:
+        parquet.write_table(pa.table(columns), path.with_suffix(".parquet"))

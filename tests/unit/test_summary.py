@@ -1,0 +1,126 @@
+"""What sinks get of the measurements of all ranks: few numbers, however many ranks there are."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from horovod_runner.results.run import Run
+from horovod_runner.sinks.fan_out import FanOut
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.sinks.summary import Summary, write_files
+from horovod_runner.wire.measurements import Lines, Machine, Profile
+
+
+def profile(rank: int, **spent: float) -> Profile:
+    return Profile(rank, 100.0, 1.0, {"optimizer": 10, "batches": 11}, spent)
+
+
+def machine(rank: int, host_rank: int = -1, **fields: float) -> Machine:
+    known = {"host_cores": 8, "memory_limit": 1000, "free_memory": 250, "host_rank": host_rank}
+    return structs.replace(Machine(rank, 100.0, 5.0), **{**known, **fields})
+
+
+def test_one_rank_has_its_own_numbers() -> None:
+    summary = Summary()
+    for _ in range(2):
+        summary.add_profile(profile(0, data=0.2, waiting=0.1))
+    assert summary.steps == 20
+    assert summary.take() == {
+        "profile/rank0/step_ms": 100.0,
+        "profile/rank0/data_ms": pytest.approx(20.0),
+        "profile/rank0/waiting_ms": pytest.approx(10.0),
+        "profile/rank0/compute_ms": pytest.approx(70.0),
+        "profile/rank0/steps_per_second": 10.0,
+    }
+    assert summary.take() == {}
+    summary.add_profile(Profile(0, 101.0, 1.0))  # a second without a step
+    assert summary.take() == {}
+
+
+def test_other_ranks_are_in_the_least_the_median_and_the_largest_number() -> None:
+    summary = Summary()
+    for rank in range(5):
+        summary.add_profile(profile(rank, data=rank / 10))
+    numbers = summary.take()
+    found = [numbers[f"profile/{which}/data_ms"] for which in ("rank0", "min", "median", "max")]
+    assert found == pytest.approx([0.0, 0.0, 20.0, 40.0])
+
+
+def test_the_machine_has_the_names_of_mlflows_system_metrics() -> None:
+    summary = Summary()
+    for _ in range(2):
+        summary.add_machine(machine(0, 0, cores=4.0, network=5_000_000, received=3_000_000))
+    summary.add_machine(machine(1, 0, throttled=2.0, gpus=1, gpu_busy=0.7))
+    numbers = summary.take()
+    assert numbers["system/rank0/cpu_utilization_percentage"] == 50.0
+    assert numbers["system/rank0/system_memory_usage_percentage"] == 75.0
+    # As MLflow counts them: from the begin of the run.
+    assert numbers["system/rank0/network_receive_megabytes"] == 6.0
+    assert numbers["system/rank0/network_transmit_megabytes"] == 4.0
+    # Those of the host count once, those of a rank for each.
+    assert numbers["system/min/cpu_utilization_percentage"] == 50.0
+    assert numbers["system/min/cpu_throttled_percentage"] == 0.0
+    assert numbers["system/max/cpu_throttled_percentage"] == 40.0
+    assert numbers["system/max/gpu_utilization_percentage"] == pytest.approx(70.0)
+    assert "system/rank0/gpu_utilization_percentage" not in numbers
+
+
+def test_a_thousand_ranks_need_no_more_numbers_than_two() -> None:
+    counts = []
+    for size in (2, 1000):
+        summary = Summary()
+        for rank in range(size):
+            summary.add_profile(profile(rank, data=0.1, waiting=0.1, moving=0.1))
+            summary.add_machine(machine(rank, gpus=1, gpu_memory=1, gpu_memory_limit=2))
+        counts.append(len(summary.take()))
+    assert counts[0] == counts[1] < 100
+
+
+def test_the_files_hold_tables_diagnosis_and_flame_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow import parquet
+
+    run = Run("1a2b", 2)
+    run.profile.begin(["a", "a"])
+    for rank in (0, 1):
+        run.profile.add(profile(rank, data=0.3), 100.0)
+        run.profile.add_machine(machine(rank))
+    run.profile.add_lines(Lines(0, 10, ["/a.py\0main\x001"], [[0]], [10]))
+    write_files(run, tmp_path)
+    names = ["diagnosis.txt", "flame_rank0.svg", "machines.parquet", "steps.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    assert (tmp_path / "diagnosis.txt").read_text() == f"{run.diagnose()}\n"
+    assert parquet.read_table(tmp_path / "steps.parquet") == run.profile.table()
+    assert parquet.read_table(tmp_path / "machines.parquet") == run.profile.machine_table()
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    write_files(run, tmp_path)
+    with (tmp_path / "steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["rank"], row["data"]) for row in rows] == [("0", "0.3"), ("1", "0.3")]
+
+
+def test_a_sink_without_a_method_for_measurements_is_idle_between_reports() -> None:
+    heard: list[str] = []
+
+    class Plain(Sink):
+        def idle(self) -> None:
+            heard.append("idle")
+
+    class Measuring(Plain):
+        def profile(self, profile: Profile) -> None:
+            heard.append("profile")
+
+    for sink, events in ((Plain(), []), (Measuring(), ["profile"] * 3)):
+        heard.clear()
+        fan_out = FanOut([], [sink], heard.append)
+        for _ in range(3):
+            fan_out.profile(profile(0))
+            fan_out.machine(machine(0))
+        fan_out.close()
+        assert heard == events
