@@ -5,7 +5,8 @@ without workers: each has its own connection and sends what a rank's task sends.
 
     meet    all connect at once and say hello, until the last one knows its slot
     fence   the requests of MPI's startup: three fences, and the addresses of the other hosts
-    report  each sends ten reports a second, in batches of a tenth of a second as a task does
+    report  each sends ten reports a second, in batches of a tenth of a second as a task does; once
+            a second the profile of its time, and every five seconds what its host does
     fail    one rank fails, until ``run`` has raised the error that names it
 
     python benchmarks/scale.py [--sizes 125 250 500 1000] [--seconds 10] [--json scale.json]
@@ -41,6 +42,7 @@ from horovod_runner.wire.framing import frame
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.link import Link
+from horovod_runner.wire.measurements import Machine, Profile
 from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 
@@ -161,7 +163,7 @@ def each_hears(links: Mapping[int, Link], kind: type[T]) -> dict[int, T]:
 
 
 def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: float) -> int:
-    """Send ten reports a second for each rank, spread over time; returns their number."""
+    """Send ten reports a second for each rank, and its profile; returns the number of reports."""
     start = time.monotonic()
     due = [(start + _PERIOD_SECONDS * at / len(links), task) for at, task in enumerate(links)]
     heapq.heapify(due)
@@ -175,6 +177,13 @@ def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: f
         metrics = {"loss": 0.123, "accuracy": 0.456}
         said = messages.Report(rank, metrics, step=int(moment * 10), epoch=1, time=time.time())
         link.put_batch(frame(messages.encode(said)))
+        number = round((moment - start) / _PERIOD_SECONDS)
+        if number % 10 == 9:
+            link.put(profile_of(rank, len(ranks) * _PROCESSES, number // 10))
+        if number % 50 == 49:
+            link.put(
+                Machine(rank, time.time(), 5.0, 3.5, 4, memory=1 << 30, host_rank=rank // 8 * 8)
+            )
         link.beat()
         link.flush()
         sent += 1
@@ -183,6 +192,25 @@ def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: f
         else:
             heapq.heappop(due)
     return sent
+
+
+def profile_of(rank: int, size: int, second: int) -> Profile:
+    """What a rank sends once a second of a training with ten steps a second."""
+    most = max(4, min(100, 4000 // size))
+    return Profile(
+        rank,
+        time.time(),
+        1.0,
+        {"optimizer": 10, "batches": 10, "reductions": 10},
+        {"data": 0.05, "waiting": 0.1, "moving": 0.05, "report": 0.001},
+        bytes=100_000_000,
+        collectives=30,
+        waited=0.2,
+        moved=0.1,
+        arrivals=[(second * most + n, 1000 + rank, 500_000) for n in range(most)],
+        cpu=0.9,
+        main_cpu=0.8,
+    )
 
 
 class SimulatedLauncher:

@@ -63,7 +63,7 @@ def spans(ranks: Sequence[int]) -> str:
 
 
 def memory_text(count: float) -> str:
-    """Format bytes of memory in the units in which limits are given: "412 MiB", "7.5 GiB"."""
+    """An amount of memory, in the units of containers' limits: "412 MiB", "7.5 GiB"."""
     size, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1000 or unit == "TiB":

@@ -128,7 +128,7 @@ class Keeper:
         self._every, self._seen, self._left_out = 1, 0, 0
         self._texts: deque[Output | Log] = deque()
         self._profiles: deque[Profile | Machine] = deque(maxlen=_KEPT_REPORTS)
-        self._lines: dict[int, Lines] = {}
+        self._lines: dict[tuple[int, str], Lines] = {}
         self._characters = 0
         self._in_parts: set[str] = set()  # names of files that the driver cannot get
 
@@ -160,7 +160,7 @@ class Keeper:
             case Profile() | Machine():
                 self._profiles.append(message)
             case Lines():
-                self._lines[message.rank] = message
+                self._lines[message.rank, message.thread] = message
             case _:
                 assert_never(message)
         return None

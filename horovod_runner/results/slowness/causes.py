@@ -29,6 +29,7 @@ _DATA: Final = 0.15
 _MOVING: Final = 0.25
 _OWNCALLS: Final = 0.05
 _LATE: Final = 0.1  # of the time, for the sampling thread
+_STOLEN: Final = 0.1  # of the cores
 _BUSY_THREAD: Final = 0.5  # of the moments in which the lock was not free
 _BUSY_FEED: Final = 0.9  # of the time, for the threads of a feed
 _LARGER: Final = 1.2  # times as many numbers in a batch
@@ -187,7 +188,15 @@ def _why_no_core(case: Case, rank: int) -> tuple[str, str, str]:
             "threads",
         )
     ours = sum(case.totals[other].cpu / case.totals[other].seconds for other in here)
-    others = max(0.0, case.mean(rank, "cores") - ours)
+    others = case.mean(rank, "other_cores")
+    stolen = case.mean(rank, "stolen")
+    if stolen > _STOLEN * cores:
+        return (
+            f"the host is a virtual machine, and {stolen:.1f} of its {cores:.0f} cores are taken "
+            "from it by the machine below",
+            "another type of machine, or another host",
+            "others",
+        )
     return (
         f"its host's {len(here)} ranks take {ours:.1f} of {cores:.0f} cores, and other processes "
         f"{others:.1f}",

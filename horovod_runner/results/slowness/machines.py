@@ -50,26 +50,26 @@ class Machines:
 
     def _host(self, machine: Machine) -> Machine | None:
         """The last measurement of a rank's host."""
-        host = self.last(machine.host_rank)
-        return host if host and machine.time - host.time < _SAME_SECONDS else None
+        hosts = self._by_rank.get(machine.host_rank)
+        return hosts[-1] if hosts and machine.time - hosts[-1].time < _SAME_SECONDS else None
 
     def _other_cores(self, host: Machine) -> float:
         """Cores that are busy on a host, but not with the ranks of this run."""
         own, rank = host.own_cores, host.rank + 1
         # The ranks of a host have neighbouring numbers.
-        while (last := self.last(rank)) and last.host_rank == host.rank:
-            if host.time - last.time < _SAME_SECONDS:
-                own += last.own_cores
+        while (measured := self._by_rank.get(rank)) and measured[-1].host_rank == host.rank:
+            if host.time - measured[-1].time < _SAME_SECONDS:
+                own += measured[-1].own_cores
             rank += 1
         return max(0.0, host.cores - own)
 
     @property
-    def ranks(self) -> set[int]:
-        """The ranks with measurements."""
-        return set(self._by_rank)
+    def ranks(self) -> list[int]:
+        """The ranks that were measured."""
+        return list(self._by_rank)
 
-    def last(self, rank: int) -> Machine | None:
-        """The latest measurement of a rank; None before the first."""
+    def latest(self, rank: int) -> Machine | None:
+        """The last measurement of a rank; None before the first."""
         measured = self._by_rank.get(rank)
         return measured[-1] if measured else None
 

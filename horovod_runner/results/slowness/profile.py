@@ -181,9 +181,9 @@ class RunProfile:
                 rank: Recent(
                     self._rows.get(rank, [])[-_RECENT_ROWS:],
                     self._heard.get(rank, 0.0),
-                    self._machines.last(rank),
+                    self._machines.latest(rank),
                 )
-                for rank in self._rows.keys() | self._machines.ranks
+                for rank in self._rows.keys() | set(self._machines.ranks)
             }
 
     def steps(self, rank: int) -> int:
