@@ -86,7 +86,11 @@ CAUSES = {
     ),
     "threads": Cause("too many threads", "many_threads", ("cpu", None, "threads")),
     "lock": Cause(
-        "threads hold the interpreter lock", "lock_held", ("interpreter lock", None, ""), "count"
+        "threads hold the interpreter lock",
+        "lock_held",
+        ("interpreter lock", None, ""),
+        "count",
+        share=0.2,
     ),
     "decode": Cause(
         "images are decoded again",

@@ -120,7 +120,7 @@ def uneven_lengths(steps: int) -> None:
     import random
 
     longest = random.Random(hvd.rank())
-    loop(steps, lambda _: augment_slowly(longest.choice([0.0, 0.03])))
+    loop(steps, lambda _: augment_slowly(longest.choice([0.0, 0.04])))
 
 
 def with_quota(steps: int, group: str) -> None:

@@ -21,9 +21,9 @@ from horovod_runner.results.slowness.lines import more_often, waiting_line
 
 _SLOWEST: Final = 0.05
 _LEAST_WAIT: Final = 0.0003  # seconds; less is how ranks always differ
-_UNEVEN: Final = 0.2
-_OFTEN: Final = 0.65  # of the compared collectives
-_OFTEN_HOST: Final = 0.85
+_UNEVEN: Final = 0.15
+_MOST_BLAME: Final = 0.7  # of the lateness of all ranks
+_MOST_BLAME_OF_HOST: Final = 0.85
 _LARGER: Final = 1.2  # times as many numbers in a batch
 
 
@@ -32,22 +32,33 @@ def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     compared = case.profile.compared
     if compared < FEW_STEPS or len(case.totals) < 2:
         return
-    rank = max(case.totals, key=lambda rank: case.totals[rank].last)
+    rank = max(case.totals, key=lambda rank: case.totals[rank].lateness)
     total = case.totals[rank]
-    share = total.last / compared
     cost = case.others(rank, "waiting")
     if cost < max(_LEAST_WAIT, _SLOWEST * case.typical.seconds):
         return
-    if share < _OFTEN or case.steps[rank].waiting > cost / 2:
+    if _blame(case, [rank]) < _MOST_BLAME or case.steps[rank].waiting > cost / 2:
         yield from _slow_host(case)
         return
     text = (
-        f"{case.named(rank)} is last in {share:.0%} of the collectives, "
+        f"{case.named(rank)} is last in {total.last / compared:.0%} of the collectives, "
         f"{ms(total.lateness / max(1, total.last))} after the median of the others, which wait "
         f"{ms(cost)} in a step. "
     )
     where, advice, reason = _why_slow(case, rank)
+    others = [case.starved(other) for other in case.totals if other != rank]
+    if reason == "cpu" and median(others) > STARVED:
+        return  # no rank has enough cores, and one must have the least: another rule says so
     yield Finding("slow rank", rank, cost, f"{text}{where}", advice, reason)
+
+
+def _blame(case: Case, ranks: Sequence[int]) -> float:
+    """The share of all lateness that some ranks have.
+
+    A rank may be late in few collectives of a step, and by a lot: the number of them says less.
+    """
+    of_all = sum(total.lateness for total in case.totals.values())
+    return sum(case.totals[rank].lateness for rank in ranks) / of_all if of_all else 0.0
 
 
 def _slow_host(case: Case) -> Iterator[Finding]:
@@ -57,14 +68,14 @@ def _slow_host(case: Case) -> Iterator[Finding]:
         by_host.setdefault(hosts.get(rank, ""), []).append(rank)
     if len(by_host) < 2:
         return
-    last = {host: sum(case.totals[r].last for r in ranks) for host, ranks in by_host.items()}
-    slow = max(last, key=lambda host: last[host])
+    blame = {host: _blame(case, ranks) for host, ranks in by_host.items()}
+    slow = max(blame, key=lambda host: blame[host])
     ranks = by_host[slow]
     rest = [rank for rank in case.totals if rank not in ranks]
     cost = median(case.steps[rank].waiting for rank in rest)
     mine = median(case.steps[rank].waiting for rank in ranks)
-    share = last[slow] / case.profile.compared
-    if share < _OFTEN_HOST or cost < max(2 * mine, _SLOWEST * case.typical.seconds):
+    share = sum(case.totals[rank].last for rank in ranks) / case.profile.compared
+    if blame[slow] < _MOST_BLAME_OF_HOST or cost < max(2 * mine, _SLOWEST * case.typical.seconds):
         return
     compute = [median(case.steps[rank].compute for rank in group) for group in (ranks, rest)]
     yield Finding(
