@@ -190,11 +190,16 @@ def large_gradients(steps: int) -> None:
 
 
 class Rows:
-    """A dataset whose rows are made in Python."""
+    """A dataset whose rows take long.
 
-    def __init__(self, count: int, seconds: float) -> None:
+    Args:
+        count: of the rows.
+        work: what is called for each.
+    """
+
+    def __init__(self, count: int, work: Callable[[], Any]) -> None:
         self._count = count
-        self._seconds = seconds
+        self._work = work
 
     def __len__(self) -> int:
         return self._count
@@ -202,7 +207,7 @@ class Rows:
     def __getitem__(self, number: int) -> Any:
         import torch
 
-        count_slowly(self._seconds)
+        self._work()
         return torch.ones(WIDTH)
 
 
@@ -211,18 +216,21 @@ def slow_dataset(steps: int) -> None:
     _hvd, net, optimizer = horovod()
     import torch
 
-    for x in torch.utils.data.DataLoader(Rows(32 * steps, 0.0005), batch_size=32):
+    for x in torch.utils.data.DataLoader(
+        Rows(32 * steps, lambda: count_slowly(0.0005)), batch_size=32
+    ):
         optimizer.zero_grad()
         net(x).sum().backward()
         optimizer.step()
 
 
 def slow_loader_processes(steps: int) -> None:
-    """The same with one process."""
+    """A DataLoader with one process, which waits for a store."""
     _hvd, net, optimizer = horovod()
     import torch
 
-    loader = torch.utils.data.DataLoader(Rows(32 * steps, 0.0005), batch_size=32, num_workers=1)
+    rows = Rows(32 * steps, lambda: augment_slowly(0.001))
+    loader = torch.utils.data.DataLoader(rows, batch_size=32, num_workers=1)
     for x in loader:
         optimizer.zero_grad()
         net(x).sum().backward()

@@ -21,6 +21,7 @@ from horovod_runner.results.slowness.case import (
     Rule,
     stage_text,
 )
+from horovod_runner.results.slowness.cores import why_no_core
 from horovod_runner.results.slowness.lines import busy_thread, loader_line, waiting_line
 from horovod_runner.results.slowness.slow_ranks import slow_rank, uneven_steps
 from horovod_runner.results.slowness.totals import RankTotals
@@ -29,7 +30,6 @@ _DATA: Final = 0.15
 _MOVING: Final = 0.25
 _OWNCALLS: Final = 0.05
 _LATE: Final = 0.1  # of the time, for the sampling thread
-_STOLEN: Final = 0.1  # of the cores
 _BUSY_THREAD: Final = 0.5  # of the moments in which the lock was not free
 _BUSY_FEED: Final = 0.9  # of the time, for the threads of a feed
 _LARGER: Final = 1.2  # times as many numbers in a batch
@@ -159,7 +159,7 @@ def _cpu(case: Case, before: Sequence[Finding]) -> Iterator[Finding]:
     if any(finding.reason in ("cpu", "quota") for finding in before) and len(starved) == 1:
         return
     lost = max(shares[worst], throttled[worst])
-    why, advice, reason = _why_no_core(case, worst)
+    why, advice, reason = why_no_core(case, worst)
     yield Finding(
         "cpu",
         worst if len(starved) == 1 < len(case.totals) else None,
@@ -168,42 +168,6 @@ def _cpu(case: Case, before: Sequence[Finding]) -> Iterator[Finding]:
         f"{why}",
         advice,
         reason,
-    )
-
-
-def _why_no_core(case: Case, rank: int) -> tuple[str, str, str]:
-    throttled = case.machine(rank, "throttled")
-    if throttled > THROTTLED:
-        why = f"the container's CPU quota stops it for {throttled:.0%} of the time"
-        return why, "raise the CPU limit of the container", "quota"
-    hosts = case.profile.hosts
-    here = [other for other in case.totals if hosts.get(other) == hosts.get(rank)]
-    cores = case.mean(rank, "of_cores") or 1.0
-    threads = sum(case.totals[other].threads for other in here)
-    if threads > _LARGER * cores:
-        return (
-            f"its host's ranks compute with {threads} threads on {cores:.0f} cores",
-            "fewer threads: OMP_NUM_THREADS or torch.set_num_threads, which the runner sets to "
-            "the cores of each rank, or fewer ranks",
-            "threads",
-        )
-    ours = sum(case.totals[other].cpu / case.totals[other].seconds for other in here)
-    others = case.mean(rank, "other_cores")
-    stolen = case.mean(rank, "stolen")
-    if stolen > _STOLEN * cores:
-        return (
-            f"the host is a virtual machine, and {stolen:.1f} of its {cores:.0f} cores are taken "
-            "from it by the machine below",
-            "another type of machine, or another host",
-            "others",
-        )
-    return (
-        f"its host's {len(here)} ranks take {ours:.1f} of {cores:.0f} cores, and other processes "
-        f"{others:.1f}",
-        "end the other processes, or fewer ranks on this host"
-        if others > ours / 4
-        else "more cores per task, or fewer ranks on this host",
-        "others",
     )
 
 

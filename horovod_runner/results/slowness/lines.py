@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
@@ -63,14 +63,16 @@ def more_often(profile: RunProfile, rank: int, ranks: Iterable[int]) -> str:
     others = [user_lines(profile, other) for other in ranks if other != rank]
     if not mine or not others:
         return ""
+    in_functions = [_by_function(lines) for lines in others]
     more = {
-        line: share - median(lines.get(line, 0.0) for lines in others)
-        for line, share in mine.items()
+        function: share
+        - median(functions.get(function, (0.0, ""))[0] for functions in in_functions)
+        for function, (share, _) in _by_function(mine).items()
     }
-    line = max(more, key=lambda line: more[line])
-    if more[line] < _NOT_MUCH:
+    function = max(more, key=lambda function: more[function])
+    if more[function] < _NOT_MUCH:
         return ""
-    return f", {more[line]:.0%} more of its time in {line}"
+    return f", {more[function]:.0%} more of its time in {_by_function(mine)[function][1]}"
 
 
 def waiting_line(profile: RunProfile, rank: int) -> str:
@@ -104,8 +106,17 @@ def busy_thread(profile: RunProfile, rank: int) -> tuple[float, str]:
     return sum(shares.values()), line
 
 
-def _most(shares: dict[str, float], words: str) -> str:
-    if not shares:
-        return ""
-    line = max(shares, key=lambda line: shares[line])
-    return f"; {shares[line]:.0%} {words} in {line}" if shares[line] >= _NOT_MUCH else ""
+def _by_function(shares: Mapping[str, float]) -> dict[str, tuple[float, str]]:
+    """By function, the share of all its lines, and the line with the most."""
+    found: dict[str, tuple[float, str]] = {}
+    for line, share in sorted(shares.items(), key=lambda item: -item[1]):
+        place, _, name = line.rpartition(" ")
+        function = f"{place.rpartition(':')[0]} {name}"
+        total, first = found.get(function, (0.0, line))
+        found[function] = total + share, first
+    return found
+
+
+def _most(shares: Mapping[str, float], words: str) -> str:
+    share, line = max(_by_function(shares).values(), default=(0.0, ""))
+    return f"; {share:.0%} {words} in {line}" if share >= _NOT_MUCH else ""

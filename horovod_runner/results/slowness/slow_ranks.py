@@ -17,6 +17,7 @@ from horovod_runner.results.slowness.case import (
     Finding,
     stage_text,
 )
+from horovod_runner.results.slowness.cores import why_no_core
 from horovod_runner.results.slowness.lines import more_often, waiting_line
 
 _SLOWEST: Final = 0.05
@@ -134,11 +135,9 @@ def _why_computes_longer(case: Case, rank: int, excess: float) -> tuple[str, str
             "quota",
         )
     if starved * step.seconds > excess / 2:
-        return (
-            f"{where}, and its main thread has no core for {case.starved(rank):.0%} of the time",
-            "fewer processes or threads on its host, or more cores per task",
-            "cpu",
-        )
+        why, advice, _ = why_no_core(case, rank)
+        share = f"{case.starved(rank):.0%} of the time"
+        return f"{where}, and its main thread has no core for {share}: {why}", advice, "cpu"
     line = more_often(case.profile, rank, case.totals)
     return (
         f"{where}{line}",
