@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 _ROOM: Final = 4096  # HorovodActivityLog::room
@@ -34,6 +34,15 @@ class _Record(ctypes.Structure):
     )
 
 
+class _Totals(ctypes.Structure):
+    """``HorovodActivityTotals`` in activity.h."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int64)
+        for name in ("count", "waiting", "moving", "bytes", "waited", "moved", "most")
+    )
+
+
 class Collective(NamedTuple):
     """One collective of one rank, of one or several fused tensors.
 
@@ -44,7 +53,6 @@ class Collective(NamedTuple):
         queued: when this rank had all tensors, in seconds of the monotonic clock.
         started: when all ranks had them; None where that is not known.
         ended: when the result was there; None where that is not known.
-        name: of the tensor that this rank had last.
     """
 
     number: int
@@ -53,36 +61,38 @@ class Collective(NamedTuple):
     queued: float
     started: float | None
     ended: float | None
-    name: str
-
-    @property
-    def waited(self) -> float:
-        """Seconds until all ranks had their tensors."""
-        return 0.0 if self.started is None else self.started - self.queued
-
-    @property
-    def moved(self) -> float:
-        """Seconds of the collective itself."""
-        return 0.0 if self.started is None or self.ended is None else self.ended - self.started
 
 
 class Totals(NamedTuple):
     """What the collectives of a rank have taken since its start.
 
     Attributes:
+        collectives: how many there were.
+        bytes: of all their tensors.
         waiting: seconds in which ``main`` was blocked in ``synchronize`` before a collective began.
         moving: seconds in which it was blocked while one was going on.
+        waited: seconds, over all collectives, until all ranks had their tensors.
+        moved: seconds, over all, of the collectives themselves.
+        most: how often the tensor was reduced that was reduced most often.
     """
 
+    collectives: int = 0
+    bytes: int = 0
     waiting: float = 0.0
     moving: float = 0.0
+    waited: float = 0.0
+    moved: float = 0.0
+    most: int = 0
 
 
-def tails(collectives: Iterable[Collective]) -> Totals:
+def tails(collectives: Iterable[Collective]) -> tuple[float, float]:
     """What collectives take of a step whose main thread does not wait for them itself.
 
     A framework's graph begins them while it still computes. Of those that overlap, what comes after
     the last one has been queued is taken for the time in which nothing is computed.
+
+    Returns:
+        Seconds of waiting, and of moving.
     """
     waiting = moving = end = 0.0
     last: Collective | None = None
@@ -96,44 +106,82 @@ def tails(collectives: Iterable[Collective]) -> Totals:
     if last is not None and last.started is not None:
         waiting += last.started - last.queued
         moving += end - last.started
-    return Totals(waiting, moving)
+    return waiting, moving
 
 
 class Collectives:
     """The collectives of this process since the last call of :meth:`take`.
 
     Attributes:
-        totals: what they have taken since the start of the process.
+        totals: what all have taken. Where ``main`` does not wait in ``synchronize``, because a
+            framework's graph reduces, waiting and moving are what :func:`tails` finds.
     """
 
     def __init__(self) -> None:
-        self._read: Any = None
-        self._sequence = 0
-        self._buffer = (_Record * _ROOM)()
         self.totals = Totals()
+        self._read: Any = None
+        self._after = ctypes.c_int64(0)
+        self._buffer = (_Record * _ROOM)()
+        self._sums = _Totals()
+        self._in_graph = (0.0, 0.0)
 
-    @property
-    def has_any(self) -> bool:
-        """Whether there was one since the start of the process."""
-        return self._sequence > 0
+    def take(self, most: int) -> list[Collective]:
+        """Return some of the collectives that have ended since the last call.
 
-    def take(self) -> list[Collective]:
-        """Return the collectives that have ended since the last call; at most 4096."""
+        Args:
+            most: how many; see :func:`chosen`.
+        """
         if self._read is None:
             self._read = _reader()
             if self._read is None:
                 return []
-        totals = (ctypes.c_int64 * 3)()
-        after, room = ctypes.c_int64(self._sequence), ctypes.c_int64(_ROOM)
-        count = self._read(after, self._buffer, room, totals)
-        self.totals = Totals(totals[1] * _NANO, totals[2] * _NANO)
-        taken = []
-        for record in self._buffer[:count]:
-            if not record.ended:
-                break  # next time
-            self._sequence = record.sequence
-            taken.append(_collective(record))
+        before = self.totals
+        self._copy(1, 0)  # for the totals
+        count, sums = self._sums.count - before.collectives, self._sums
+        has_graph = sums.count > 0 and not (sums.waiting or sums.moving)
+        taken = self._copy(1 if has_graph else _stride(count, most), _ROOM)
+        if has_graph:
+            waiting, moving = tails(taken)
+            self._in_graph = (self._in_graph[0] + waiting, self._in_graph[1] + moving)
+            taken = chosen(taken, most)
+        self.totals = Totals(
+            sums.count,
+            sums.bytes,
+            sums.waiting * _NANO + self._in_graph[0],
+            sums.moving * _NANO + self._in_graph[1],
+            sums.waited * _NANO,
+            sums.moved * _NANO,
+            sums.most,
+        )
         return taken
+
+    def _copy(self, every: int, room: int) -> list[Collective]:
+        count = self._read(
+            ctypes.byref(self._after),
+            ctypes.c_int64(every),
+            self._buffer,
+            ctypes.c_int64(room),
+            ctypes.byref(self._sums),
+        )
+        return [_collective(record) for record in self._buffer[:count]]
+
+
+def chosen(collectives: Sequence[Collective], most: int) -> list[Collective]:
+    """At most so many of some collectives; other ranks choose the same ones.
+
+    These are the numbers that are divisible by a power of two. The power depends on how many there
+    are, so one that is chosen at a higher rate is chosen at a lower one, too.
+    """
+    stride = _stride(len(collectives), most)
+    return [each for each in collectives if each.number % stride == 0]
+
+
+def _stride(count: int, most: int) -> int:
+    """The smallest power of two that leaves at most so many."""
+    stride = 1
+    while count > most * stride:
+        stride *= 2
+    return stride
 
 
 def _collective(record: _Record) -> Collective:
@@ -144,7 +192,6 @@ def _collective(record: _Record) -> Collective:
         min(record.queued or record.started, record.started) * _NANO,
         record.started * _NANO,
         record.ended * _NANO,
-        record.name.decode(errors="replace"),
     )
 
 

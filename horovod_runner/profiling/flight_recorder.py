@@ -19,9 +19,16 @@ _BYTES: Final = {"Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Char": 1, "B
 
 
 class FlightRecorder:
-    """The collectives of this process since the last call of :meth:`take`."""
+    """The collectives of this process since the last call of :meth:`take`.
+
+    Attributes:
+        count: how many were seen.
+        bytes: of all their tensors.
+    """
 
     def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
         self._last = -1
 
     def take(self) -> list[Collective]:
@@ -44,6 +51,8 @@ class FlightRecorder:
         for entry in trace.get("entries", ()):
             if entry["record_id"] > self._last and entry["pg_id"] == 0 and not entry["is_p2p"]:
                 taken.append(_collective(entry, ahead))
+        self.count += len(taken)
+        self.bytes += sum(each.bytes for each in taken)
         self._last = max([self._last, *(entry["record_id"] for entry in trace.get("entries", ()))])
         return taken
 
@@ -52,4 +61,4 @@ def _collective(entry: dict[str, Any], ahead: float) -> Collective:
     sizes = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
     size = sum(math.prod(shape) * _BYTES.get(kind, 4) for shape, kind in sizes)
     begun = entry["time_created_ns"] * 1e-9 - ahead
-    return Collective(entry["collective_seq_id"], 0, size, begun, None, None, "")
+    return Collective(entry["collective_seq_id"], 0, size, begun, None, None)

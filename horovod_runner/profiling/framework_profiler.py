@@ -14,7 +14,6 @@ import shutil
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -217,12 +216,11 @@ class _TensorFlowSteps:
 
     def __init__(self) -> None:
         self._collectives = Collectives()
-        self._names: Counter[str] = Counter()
 
     def count(self) -> int:
         """How many there were."""
-        self._names.update(each.name for each in self._collectives.take())
-        return max(self._names.values(), default=0) or clock.reports or clock.batches
+        self._collectives.take(1)
+        return self._collectives.totals.most or clock.reports or clock.batches
 
 
 def _has_tensorflow() -> bool:

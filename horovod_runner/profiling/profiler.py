@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from horovod_runner.profiling.clock import clock
-from horovod_runner.profiling.collectives import Collective, Collectives, Totals, tails
+from horovod_runner.profiling.collectives import Collective, Collectives, chosen
 from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.profiling.sampler import LOOK_SECONDS, Sampler, Stack
@@ -53,9 +53,6 @@ class Profiler:
         self._loader = LoaderWatch()
         self._collectives = Collectives()
         self._flight_recorder = FlightRecorder()
-        self._in_graph = Totals()  # see tails()
-        self._blocked = 0.0
-        self._names: Counter[str] = Counter()
         self._unsent: list[Collective] = []
         self._late = 0.0
         self._thread = threading.Thread(
@@ -105,9 +102,7 @@ class Profiler:
         return self._problem
 
     def _summarize(self, *, final: bool = False) -> None:
-        taken = self._take()
-        self._names.update(each.name for each in taken if each.name)
-        collectives = self._unsent + taken
+        collectives = self._unsent + self._take()
         now = self._count()
         before = self._before
         if not any(now.steps.values()):  # still importing and connecting
@@ -132,11 +127,11 @@ class Profiler:
                 {name: s for name, s in stages.items() if s > 0},
                 now.cells - before.cells,
                 _torch_threads(),
-                sum(each.bytes for each in collectives),
-                len(collectives),
-                sum(each.waited for each in collectives),
-                sum(each.moved for each in collectives),
-                arrivals(collectives, now.time, self._most_arrivals),
+                now.bytes - before.bytes,
+                now.collectives - before.collectives,
+                now.waited - before.waited,
+                now.moved - before.moved,
+                arrivals(collectives, now.time),
                 now.cpu - before.cpu,
                 now.main_cpu - before.main_cpu,
                 now.starved - before.starved,
@@ -145,33 +140,25 @@ class Profiler:
         )
 
     def _take(self) -> list[Collective]:
-        """The collectives since the last call: of Horovod, else of torch.distributed."""
-        blocked = self._collectives.totals
-        taken = self._collectives.take()
-        if not taken:
-            return [] if self._collectives.has_any else self._flight_recorder.take()
-        if self._collectives.totals == blocked:  # the main thread waits for them in another way
-            waiting, moving = tails(taken)
-            self._in_graph = Totals(
-                self._in_graph.waiting + waiting, self._in_graph.moving + moving
-            )
-        return taken
+        """Some collectives since the last call: of Horovod, else of torch.distributed."""
+        taken = self._collectives.take(self._most_arrivals)
+        if self._collectives.totals.collectives:
+            return taken
+        return chosen(self._flight_recorder.take(), self._most_arrivals)
 
     def _count(self) -> _Counters:
         """The counts at this moment."""
-        counters = _Counters()
+        counters, totals = _Counters(), self._collectives.totals
         counters.steps = {
             "optimizer": self._steps.count,
             "batches": max(clock.batches, self._loader.batches),
             "reports": clock.reports,
-            "reductions": max(self._names.values(), default=0),
+            "reductions": totals.most,
         }
-        totals, in_graph = self._collectives.totals, self._in_graph
-        counters.spent = {
-            **clock.seconds,
-            "waiting": totals.waiting + in_graph.waiting,
-            "moving": totals.moving + in_graph.moving,
-        }
+        counters.spent = {**clock.seconds, "waiting": totals.waiting, "moving": totals.moving}
+        counters.collectives = totals.collectives + self._flight_recorder.count
+        counters.bytes = totals.bytes + self._flight_recorder.bytes
+        counters.waited, counters.moved = totals.waited, totals.moved
         counters.stages = dict(clock.stages)
         counters.cells = max(clock.cells, self._loader.cells)
         times = os.times()
@@ -227,6 +214,10 @@ class _Counters:
         self.spent: dict[str, float] = {}
         self.stages: dict[str, float] = {}
         self.cells = 0
+        self.collectives = 0
+        self.bytes = 0
+        self.waited = 0.0
+        self.moved = 0.0
         self.cpu = 0.0
         self.main_cpu = 0.0
         self.starved = 0.0
@@ -253,23 +244,13 @@ def _torch_threads() -> int:
     return 0 if count is None else int(count())
 
 
-def arrivals(
-    collectives: Iterable[Collective], now: float, most: int = _ARRIVALS
-) -> list[tuple[int, int, int]]:
-    """Some collectives of all ranks, see :attr:`Profile.arrivals`.
-
-    Other ranks choose the same ones: the numbers that are divisible by a power of two. The power
-    depends on how many collectives there are, so one that is chosen at a higher rate is chosen at a
-    lower one, too.
-    """
-    of_all = [each for each in collectives if each.process_set == 0]
-    stride = 1
-    while len(of_all) > most * stride:
-        stride *= 2
-    return [_arrival(each, now) for each in of_all if each.number % stride == 0]
+def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
+    """Collectives of all ranks, see :attr:`Profile.arrivals`; ``now`` by the monotonic clock."""
+    return [_arrival(each, now) for each in collectives if each.process_set == 0]
 
 
 def _arrival(each: Collective, now: float) -> tuple[int, int, int]:
     if each.started is None:
         return each.number, UNKNOWN, round((now - each.queued) * 1e6)
-    return each.number, round(each.waited * 1e6), round((now - each.started) * 1e6)
+    waited = round((each.started - each.queued) * 1e6)
+    return each.number, waited, round((now - each.started) * 1e6)

@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 
 namespace horovod {
 namespace common {
@@ -29,13 +30,23 @@ struct HorovodActivity {
   char name[64] = {};   // of the tensor that was queued last
 };
 
+// Sums since the start of the process; times are nanoseconds.
+struct HorovodActivityTotals {
+  int64_t count = 0;   // of the collectives that have started
+  int64_t waiting = 0; // how long threads were blocked in synchronize before a collective started
+  int64_t moving = 0;  // and while one was going on
+  int64_t bytes = 0;   // of the collectives that have started
+  int64_t waited = 0;  // from queued to started, over all collectives
+  int64_t moved = 0;   // from started to ended
+  int64_t most = 0;    // how often the tensor was reduced that was reduced most often
+};
+
 struct HorovodActivityLog {
   static constexpr int64_t room = 4096;
   std::mutex mutex;
-  int64_t count = 0;
-  int64_t waiting = 0; // how long threads were blocked in synchronize before a collective started
-  int64_t moving = 0;  // and while one was going on
+  HorovodActivityTotals totals;
   std::map<int32_t, int64_t> numbers;
+  std::unordered_map<std::string, int64_t> names; // of at most `room` tensors
   HorovodActivity records[room];
 };
 
@@ -56,19 +67,30 @@ inline int64_t HorovodActivityStarted(HorovodActivity activity, const std::strin
   HorovodActivityLog& log = HorovodActivities();
   std::strncpy(activity.name, name.c_str(), sizeof(activity.name) - 1);
   std::lock_guard<std::mutex> guard(log.mutex);
-  activity.sequence = ++log.count;
+  HorovodActivityTotals& totals = log.totals;
+  activity.sequence = ++totals.count;
   activity.number = ++log.numbers[activity.process_set];
   activity.started = HorovodNow();
+  totals.bytes += activity.bytes;
+  if (activity.queued) {
+    totals.waited += std::max<int64_t>(0, activity.started - activity.queued);
+  }
+  if (log.names.size() < static_cast<size_t>(log.room) || log.names.count(name)) {
+    totals.most = std::max(totals.most, ++log.names[name]);
+  }
   log.records[activity.sequence % log.room] = activity;
   return activity.sequence;
 }
 
+// Called for each tensor: the last one counts.
 inline void HorovodActivityEnded(int64_t sequence) {
   HorovodActivityLog& log = HorovodActivities();
   std::lock_guard<std::mutex> guard(log.mutex);
   HorovodActivity& activity = log.records[sequence % log.room];
   if (activity.sequence == sequence) {
-    activity.ended = HorovodNow();
+    const int64_t now = HorovodNow();
+    log.totals.moved += now - (activity.ended ? activity.ended : activity.started);
+    activity.ended = now;
   }
 }
 
@@ -77,7 +99,8 @@ inline void HorovodBlocked(int64_t begin, int64_t end) {
   HorovodActivityLog& log = HorovodActivities();
   std::lock_guard<std::mutex> guard(log.mutex);
   int64_t moving = 0;
-  for (int64_t i = log.count; i > std::max<int64_t>(0, log.count - log.room); --i) {
+  const int64_t count = log.totals.count;
+  for (int64_t i = count; i > std::max<int64_t>(0, count - log.room); --i) {
     const HorovodActivity& activity = log.records[i % log.room];
     const int64_t ended = activity.ended ? activity.ended : end;
     if (ended <= begin) {
@@ -86,8 +109,8 @@ inline void HorovodBlocked(int64_t begin, int64_t end) {
     moving += std::max<int64_t>(0, std::min(ended, end) - std::max(activity.started, begin));
   }
   moving = std::min(moving, end - begin);
-  log.moving += moving;
-  log.waiting += end - begin - moving;
+  log.totals.moving += moving;
+  log.totals.waiting += end - begin - moving;
 }
 
 } // namespace common
