@@ -61,7 +61,9 @@ class Profiler:
         self._before = self._count()
         self._has_news = False
         self._problem = ""
-        self._ended = threading.Event()
+        # Held until the end. A lock is quicker to wait for than an Event.
+        self._running = threading.Lock()
+        self._running.acquire()
         self._thread.start()
 
     def _run(self) -> None:
@@ -74,7 +76,7 @@ class Profiler:
         now = time.monotonic()
         window, lines = now + _WINDOW_SECONDS, now + _LINES_SECONDS
         due = now + LOOK_SECONDS
-        while not self._ended.wait(max(0.0, due - time.monotonic())):
+        while not self._running.acquire(timeout=max(0.0, due - time.monotonic())):
             now = time.monotonic()
             late = now - due
             self._late += late
@@ -94,7 +96,7 @@ class Profiler:
 
     def finish(self) -> str:
         """Stop measuring, and send the rest; returns why it has ended earlier, or ""."""
-        self._ended.set()
+        self._running.release()
         self._thread.join()
         if not self._problem:
             self._summarize(final=True)
