@@ -111,7 +111,8 @@ def _find_frameworks(names: Sequence[str] | None) -> tuple[toolchain.Framework, 
         raise InstallError(
             f"unknown framework {', '.join(sorted(unknown))}; choose from torch and tensorflow."
         )
-    candidates = names or toolchain.FRAMEWORKS
+    # In one order, which is part of the wheel's name: the same wheel is found again.
+    candidates = [name for name in toolchain.FRAMEWORKS if not names or name in names]
     with ThreadPoolExecutor() as threads:  # an import takes seconds, in a child process
         imported = list(threads.map(toolchain.find_framework, candidates))
     for name, framework in zip(candidates, imported, strict=True):

@@ -81,6 +81,7 @@ def test_without_a_gpu_requirement_the_build_is_for_cpus_and_gpu_names_it(
 def test_the_user_chooses_frameworks_gpu_and_mpi(machine: dict[str, Any]) -> None:
     machine["frameworks"] = [CUDA_TORCH, CUDA_TF]
     assert [f.name for f in make_plan(["tensorflow"]).frameworks] == ["tensorflow"]
+    assert make_plan(["tensorflow", "torch"]).key() == make_plan(["torch", "tensorflow"]).key()
     assert not make_plan(gpu=False).gpu
     described = make_plan(gpu=False, mpi="system").describe()
     assert described.endswith("with Gloo, MPI (the system's, 4.1.4)")
