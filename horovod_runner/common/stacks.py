@@ -15,7 +15,7 @@ _CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$'
 # These calls start the worker; the user's calls are above them.
 _OURS = re.compile(r"horovod_runner[/\\]worker[/\\]main\.py$|^<frozen runpy>$")
 # The thread that measures the rank; no user has started it.
-_PROFILER = re.compile(r'horovod_runner[/\\]profiling[/\\]profiler\.py", line')
+_PROFILER = re.compile(r'horovod_runner[/\\]profiling[/\\]\w+\.py", line')
 _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|^<frozen ")
 _COLLECTIVE = re.compile(
     r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
@@ -36,7 +36,30 @@ def split_threads(text: str) -> list[list[str]]:
             blocks.append([])
         elif blocks and (match := _CALL.match(line)) and not _OURS.search(match["file"]):
             blocks[-1].append(line.strip())
-    return [calls for calls in reversed(blocks) if calls and not any(map(_PROFILER.search, calls))]
+    return [calls for calls in reversed(blocks) if calls and not _is_profiler(calls)]
+
+
+def without_profiler(lines: Sequence[str]) -> list[str]:
+    """Leave out the stack of the thread that measures a rank from lines that the rank printed."""
+    kept: list[str] = []
+    block: list[str] = []  # of a thread, with its first line
+    for line in lines:
+        starts = "most recent call first" in line
+        if block and (starts or not line.startswith("  File ")):
+            kept += [] if _is_profiler(block) else block
+            if not line and _is_profiler(block):  # the empty line after it
+                block = []
+                continue
+            block = []
+        if starts or block:
+            block.append(line)
+        else:
+            kept.append(line)
+    return kept if _is_profiler(block) else kept + block
+
+
+def _is_profiler(calls: Sequence[str]) -> bool:
+    return any(map(_PROFILER.search, calls))
 
 
 def place(text: str) -> str:

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 import zmq
 
+from horovod_runner.common.stacks import without_profiler
 from horovod_runner.task.activity import Activity
 from horovod_runner.task.lines import LineSplitter
 from horovod_runner.task.machine import MachineWatch
@@ -28,6 +29,7 @@ from horovod_runner.wire.messages import FromDriver
 
 _READ_BYTES = 64 << 10
 _TAIL_LINES = 30
+_PROFILER_LINES = 15  # of the thread that measures a rank, in the stacks after a crash
 _TAIL_LINE_CHARACTERS = 2000
 _POLL_MS = 100
 _BEAT_MS = 1000
@@ -85,7 +87,7 @@ class Relay:
         self._stall_reader = StallReader()
         self._stacks = b""
         self._stacks_until: float | None = None
-        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES + _PROFILER_LINES)
         self._echo = echo
         self._stream_output = job.options.stream_output
         self._streams = {
@@ -143,7 +145,7 @@ class Relay:
             exit_code,
             self._slot.gpus,
             worker_outcome,
-            list(self._tail),
+            without_profiler(list(self._tail))[-_TAIL_LINES:],
             self._problem,
             stopped=self._stopped,
             memory=None if self._memory is None else self._memory.at_end(),

@@ -189,3 +189,20 @@ def test_what_horovods_stall_inspector_prints_is_read_also_in_pieces() -> None:
     assert stalls == [Stall("allreduce.a", (1, 3)), Stall("allreduce.b", (1,))]
     assert reader.feed(["4: [not of this]", "epoch 2"]) == ([Stall("not of this", (4,))], True)
     assert reader.feed(["5: [nor this]"]) == ([], True)
+
+
+def test_the_thread_that_measures_a_rank_is_not_among_its_last_lines() -> None:
+    profiler = [
+        "Thread 0x00007f (most recent call first):",
+        '  File "/python3.13/threading.py", line 363 in wait',
+        '  File "/x/horovod_runner/profiling/profiler.py", line 77 in _measure',
+        "",
+    ]
+    main = [
+        "Current thread 0x00007e (most recent call first):",
+        '  File "/work/train.py", line 3 in train',
+    ]
+    before = ["epoch 3", "Fatal Python error: Aborted", ""]
+    assert stacks.without_profiler([*before, *profiler, *main, "end"]) == [*before, *main, "end"]
+    assert stacks.without_profiler([*before, *main, "", *profiler[:-1]]) == [*before, *main, ""]
+    assert stacks.without_profiler(main) == main
