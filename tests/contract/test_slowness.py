@@ -56,12 +56,14 @@ def test_the_rank_that_holds_the_others_up_is_named_with_its_line(ranks: Ranks) 
     assert table["steps"].groupby(table["rank"]).sum().tolist() == [60, 60]
 
 
+@pytest.mark.places("local")
 def test_an_even_run_accuses_nobody(ranks: Ranks) -> None:
     """Other tests may take a core from a rank, which is then named for that."""
     found = finished(ranks, train, steps=60, slow_rank=-1, seconds=0.0).diagnose()
     assert [each for each in found.findings if each.reason not in ("cpu", "others")] == []
 
 
+@pytest.mark.places("local")
 def test_the_profile_can_be_switched_off(ranks: Ranks) -> None:
     runner = ranks.runner(2, profile=False)
     runner.run(train, steps=2, slow_rank=-1, seconds=0.0)

@@ -24,7 +24,7 @@ from tests.made_up_runs import made_up_run
 
 __all__ = ["browser"]
 
-pytestmark = pytest.mark.horovod
+pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("report")]
 
 DESKTOP, PHONE = 1280, 390
 SECTIONS = [
