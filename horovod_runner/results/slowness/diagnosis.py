@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Final
 
 from horovod_runner.common.text import milliseconds
@@ -58,8 +59,16 @@ def diagnose(profile: RunProfile) -> Diagnosis:
     if case.count >= FEW_STEPS:
         for rule in RULES:
             findings += rule(case, findings)
-    findings.sort(key=lambda finding: -finding.seconds)
+    findings.sort(key=lambda finding: -_share(finding, case))
     return Diagnosis(len(case.totals), case.count, case.typical, findings)
+
+
+def _share(finding: Finding, case: Case) -> float:
+    """What a cause costs, of a step or of the run."""
+    if finding.cause != "warm-up":
+        return finding.seconds / case.typical.seconds
+    steps = median(total.seconds for total in case.totals.values())
+    return finding.seconds / (case.profile.warm_up.seconds + steps)
 
 
 def _text(diagnosis: Diagnosis) -> Iterator[str]:
