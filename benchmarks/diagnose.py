@@ -122,7 +122,7 @@ CAUSES = {
     "checkpoint": Cause(
         "a checkpoint in every step", "large_checkpoints", ("slow rank", 0, "checkpoint")
     ),
-    "report": Cause("3,000 metrics in every step", "many_reports", ("report", None, "")),
+    "report": Cause("3,000 metrics in every step", "many_reports", ("report", 0, "")),
     "small": Cause("too small to be distributed", "small", ("small steps", None, "")),
     "warm-up": Cause("the first steps compile", "slow_start", ("warm-up", None, "")),
     "ddp": Cause("a rank sleeps, with DDP", "ddp", ("slow rank", 1, "compute"), "augment_slowly"),
@@ -229,6 +229,8 @@ def is_named(cause: Cause, found: dict[str, Any]) -> bool:
     expected = cause.found
     if expected == ("cpu", None, "others") and (name, reason) == ("slow rank", "cpu"):
         return True  # the rank that has the least of the cores
+    if expected[0] == "data" and (name, reason) == ("slow rank", "data"):
+        return True  # the rank whose batches come last
     return (name, rank) == expected[:2] and reason == (expected[2] or reason)
 
 

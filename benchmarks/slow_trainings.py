@@ -171,7 +171,7 @@ def many_reports(steps: int) -> None:
     from horovod_runner import report
 
     names = [f"metric_{number}" for number in range(3000)]
-    loop(steps, lambda step: report(step=step, **dict.fromkeys(names, 1.0)))
+    loop(steps, lambda step: report(step=step, **dict.fromkeys(names, 1.0)), rows=32)
 
 
 def small(steps: int) -> None:

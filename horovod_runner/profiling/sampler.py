@@ -5,11 +5,12 @@ Each look walks the frames of one thread, and takes some ten microseconds.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import Counter
 from types import CodeType, FrameType
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 LOOK_SECONDS: Final = 0.02
 _DEEPEST: Final = 64  # frames
@@ -30,13 +31,14 @@ class Sampler:
     Attributes:
         looks: how many times it has looked.
         late_looks: how many times it has looked at the other threads.
-        blocked: how often the main thread was in a call of torch that waits for collectives.
+        blocked: how often the main thread waited in a call of torch that waits for collectives.
     """
 
     def __init__(self) -> None:
         self.looks = 0
         self.late_looks = 0
         self.blocked = 0
+        self._state: BinaryIO | None = None
         self._main = threading.main_thread().ident
         self._counts: Counter[_Coded] = Counter()
         self._others: Counter[_Coded] = Counter()
@@ -51,9 +53,19 @@ class Sampler:
         """Count the stack at this moment."""
         stack = self._walk(sys._current_frames().get(self._main or 0))
         self.looks += 1
-        if stack:
-            self.blocked += self._blocks[stack[0]]
+        if stack and self._blocks[stack[0]]:
+            self.blocked += self._sleeps()
         _count(self._counts, stack)
+
+    def _sleeps(self) -> bool:
+        """Whether the main thread waits for something, and does not compute; True if unknown."""
+        try:
+            if self._state is None:
+                self._state = open(f"/proc/self/task/{os.getpid()}/stat", "rb")  # noqa: SIM115
+            text = os.pread(self._state.fileno(), 128, 0)
+        except OSError:
+            return True
+        return text.rpartition(b")")[2].lstrip()[:1] != b"R"
 
     def look_at_others(self) -> None:
         """Count the stacks of all other threads at this moment; those that wait are among them."""

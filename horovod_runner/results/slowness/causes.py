@@ -34,7 +34,7 @@ _BUSY_THREAD: Final = 0.5  # of the moments in which the lock was not free
 _BUSY_FEED: Final = 0.9  # of the time, for the threads of a feed
 _LARGER: Final = 1.2  # times as many numbers in a batch
 _SMALL_STEP: Final = 0.005  # seconds
-_SMALL_BYTES: Final = 1 << 20
+_SMALL_BYTES: Final = 4 << 20
 _WARM_UP: Final = 0.3  # of the time of a run
 _WARM_UP_SECONDS: Final = 3.0
 _SWAPPED: Final = 4 << 20  # bytes in a second
@@ -143,7 +143,7 @@ def _own_calls(case: Case, before: Sequence[Finding]) -> Iterator[Finding]:
             name,
             ranks[0] if len(ranks) == 1 else None,
             seconds,
-            f"{call} takes {ms(seconds)} of a step on {ranks_text(ranks)}",
+            f"on {ranks_text(ranks)}, {call} takes {ms(seconds)} of a step",
             advice,
         )
 

@@ -22,6 +22,7 @@ from horovod_runner.results.slowness.lines import more_often, waiting_line
 
 _SLOWEST: Final = 0.05
 _LEAST_WAIT: Final = 0.0003  # seconds; less is how ranks always differ
+_UNEXPLAINED: Final = 0.25  # of the compute, by which a rank differs without a line that says why
 _UNEVEN: Final = 0.15
 _MOST_BLAME: Final = 0.7  # of the lateness of all ranks
 _MOST_BLAME_OF_HOST: Final = 0.85
@@ -48,9 +49,12 @@ def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     )
     where, advice, reason = _why_slow(case, rank)
     others = [case.starved(other) for other in case.totals if other != rank]
+    excess = case.steps[rank].compute - case.others(rank, "compute")
+    if reason == "" and excess < _UNEXPLAINED * case.others(rank, "compute"):
+        return  # as ranks differ by chance
     if reason == "cpu" and median(others) > STARVED:
         return  # no rank has enough cores, and one must have the least: another rule says so
-    yield Finding("slow rank", rank, cost, f"{text}{where}", advice, reason)
+    yield Finding("slow rank", rank, cost, f"{text}{where}", advice, reason or "compute")
 
 
 def _blame(case: Case, ranks: Sequence[int]) -> float:
@@ -143,7 +147,7 @@ def _why_computes_longer(case: Case, rank: int, excess: float) -> tuple[str, str
         f"{where}{line}",
         "look at the lines that it is seen at more often than the others: "
         f"last_run.profile.flame({rank}) draws them",
-        "compute",
+        "compute" if line else "",
     )
 
 
