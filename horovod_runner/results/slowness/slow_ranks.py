@@ -18,7 +18,7 @@ from horovod_runner.results.slowness.case import (
     stage_text,
 )
 from horovod_runner.results.slowness.cores import why_no_core
-from horovod_runner.results.slowness.lines import more_often, waiting_line
+from horovod_runner.results.slowness.lines import loader_line, more_often, waiting_line
 
 _SLOWEST: Final = 0.05
 _LEAST_WAIT: Final = 0.0003  # seconds; less is how ranks always differ
@@ -114,7 +114,9 @@ def _why_slow(case: Case, rank: int) -> tuple[str, str, str]:
             "batches",
         )
     if what == "data":
-        stage = stage_text([case.totals[rank]]) or waiting_line(case.profile, rank)
+        profile = case.profile
+        stage = stage_text([case.totals[rank]])
+        stage = stage or loader_line(profile, rank) or waiting_line(profile, rank)
         return (
             f"It waits {mine} for its batch, the others {theirs}{stage}",
             "look at what its batches cost; give its host more cores, or cache what is decoded",
