@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 
 from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.results.slowness.totals import RankTotals
+from horovod_runner.wire.measurements import Machine
 
 FEW_STEPS: Final = 20
 #: Of the time, from which a main thread without a core is named; and a container with a quota.
@@ -81,6 +82,7 @@ class Case:
         steps: where a step of each of these ranks goes.
         typical: the same in the median over the ranks.
         count: the number of steps of a rank.
+        machines: what was measured of the machine under each rank.
     """
 
     profile: RunProfile
@@ -88,6 +90,7 @@ class Case:
     steps: Mapping[int, Step]
     typical: Step
     count: int
+    machines: Mapping[int, Sequence[Machine]]
 
     @classmethod
     def of(cls, profile: RunProfile) -> Case | None:
@@ -99,7 +102,7 @@ class Case:
         names = Step.__annotations__
         typical = Step(*(median(getattr(s, name) for s in steps.values()) for name in names))
         count = round(median(total.step_count for total in totals.values()))
-        return cls(profile, totals, steps, typical, count)
+        return cls(profile, totals, steps, typical, count, profile.machines)
 
     def others(self, rank: int, name: str) -> float:
         """The median of a part of a step over the other ranks."""
@@ -113,13 +116,13 @@ class Case:
 
     def machine(self, rank: int, name: str) -> float:
         """A counter of a rank's host, per second."""
-        records = self.profile.machines.get(rank, [])
+        records = self.machines.get(rank, [])
         seconds = sum(record.seconds for record in records)
         return sum(getattr(record, name) for record in records) / seconds if seconds else 0.0
 
     def mean(self, rank: int, name: str) -> float:
         """A state of a rank's host, on average."""
-        records = self.profile.machines.get(rank, [])
+        records = self.machines.get(rank, [])
         return sum(getattr(r, name) for r in records) / len(records) if records else 0.0
 
     def cells(self, rank: int) -> float:

@@ -63,16 +63,17 @@ def more_often(profile: RunProfile, rank: int, ranks: Iterable[int]) -> str:
     others = [user_lines(profile, other) for other in ranks if other != rank]
     if not mine or not others:
         return ""
-    in_functions = [_by_function(lines) for lines in others]
+    functions = _by_function(mine)
+    in_others = [_by_function(lines) for lines in others]
+    nothing = (0.0, "")
     more = {
-        function: share
-        - median(functions.get(function, (0.0, ""))[0] for functions in in_functions)
-        for function, (share, _) in _by_function(mine).items()
+        function: share - median(found.get(function, nothing)[0] for found in in_others)
+        for function, (share, _) in functions.items()
     }
     function = max(more, key=lambda function: more[function])
     if more[function] < _NOT_MUCH:
         return ""
-    return f", {more[function]:.0%} more of its time in {_by_function(mine)[function][1]}"
+    return f", {more[function]:.0%} more of its time in {functions[function][1]}"
 
 
 def waiting_line(profile: RunProfile, rank: int) -> str:
