@@ -84,7 +84,9 @@ class Sessions:
         from tests.cluster.standalone import CONF, StandaloneCluster
 
         cluster = self._open.enter_context(StandaloneCluster(self._folder()))
-        return self._classic(cluster.master, CONF)
+        session = self._classic(cluster.master, CONF)
+        cluster.await_executors(session)
+        return session
 
     def _start_connect(self) -> SparkSession:
         from tests.connect.server import ConnectServer

@@ -15,8 +15,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyspark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _START_SECONDS = 180.0
 # Settings of an application: two executors with two slots each, and a GPU for each slot.
@@ -78,6 +82,16 @@ class StandaloneCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def await_executors(self, session: SparkSession) -> None:
+        """Wait until each worker has its executor: a test may count the slots at once."""
+        context = session.sparkContext._jsc.sc()
+        deadline = time.monotonic() + _START_SECONDS
+        # The driver is in this map, too.
+        while (there := context.getExecutorMemoryStatus().size() - 1) < len(self._workers):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{there} of {len(self._workers)} executors have come")
+            time.sleep(0.1)  # Spark offers no event for new executors
 
     def close(self) -> None:
         for process in reversed(self._processes):
