@@ -43,6 +43,8 @@ _QUICK: dict[str, list[str]] = {
     "faults": ["--runs", "1"],
     "keras_steps": ["--turns", "2"],
     "prepare_data": ["--turns", "1", "--megabytes", "100"],
+    "profiling": ["--rounds", "1"],
+    "diagnose": ["--only", "sleeps", "--plain", "1", "--steps", "100"],
     "failures": ["--causes", "raise", "--limit", "10"],
 }
 # What a benchmark compares with, where not every environment has it.
