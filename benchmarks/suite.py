@@ -131,7 +131,7 @@ def plot_ratios(axes: Axes, found: dict[str, dict[str, Any]]) -> None:
         (f"{name}: {each.what}", each)
         for name, data in found.items()
         for each in judged_in(data)
-        if not each.unit and each.value > 0
+        if not each.unit and each.value > 0 and each.target > 0
     ][::-1]
     better = [each.value if each.larger else 1 / each.value for _, each in rows]
     targets = [each.target if each.larger else 1 / each.target for _, each in rows]

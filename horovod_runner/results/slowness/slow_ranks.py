@@ -24,6 +24,7 @@ _SLOWEST: Final = 0.05
 _LEAST_WAIT: Final = 0.0003  # seconds; less is how ranks always differ
 _UNEXPLAINED: Final = 0.25  # of the compute, by which a rank differs without a line that says why
 _UNEVEN: Final = 0.15
+_CROWDED: Final = 0.2  # of the time, in which some thread of the host waits for a core
 _MOST_BLAME: Final = 0.7  # of the lateness of all ranks
 _MOST_BLAME_OF_HOST: Final = 0.85
 _LARGER: Final = 1.2  # times as many numbers in a batch
@@ -162,8 +163,9 @@ def uneven_steps(case: Case, before: Sequence[Finding]) -> Iterator[Finding]:
         return
     if waiting < max(10 * _LEAST_WAIT, _UNEVEN * case.typical.seconds):
         return
-    if max(map(case.starved, case.totals)) > STARVED / 2:
-        return  # ranks that have no core are late by chance
+    crowded = max(case.machine(rank, "cpu_stall") for rank in case.totals) > _CROWDED
+    if crowded or max(map(case.starved, case.totals)) > STARVED / 2:
+        return  # threads that have no core are late by chance
     yield Finding(
         "uneven steps",
         None,
