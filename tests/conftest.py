@@ -70,6 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.chmod(folder, 0o755)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["XDG_STATE_HOME"] = f"{folder}/state"
+    os.environ["MLFLOW_TRACKING_URI"] = f"file://{folder}/mlruns"  # MLflow's own is where we are
     unknown = set(_allowed(config)) - set(PLACES)
     if unknown:
         raise pytest.UsageError(f"--places: {', '.join(unknown)} is none of {', '.join(PLACES)}")

@@ -88,6 +88,8 @@ class MachineWatch:
     def _read(self, before: _Reading | None) -> _Reading:
         family = processes.family(self._guard)
         cpu, faults = sum(use.cpu for use in family), sum(use.faults for use in family)
+        if self._is_first:  # this process is the run's, too; on the driver's machine the driver
+            cpu += time.process_time()
         if before is not None:  # a process that ends while it is read is missing for once
             cpu, faults = max(cpu, before.cpu), max(faults, before.faults)
         return _Reading(

@@ -94,7 +94,8 @@ class Machine(Measurement, frozen=True):
         disk: bytes that the host read and wrote.
         network: bytes that the host sent and received, over all interfaces but loopback.
         host_rank: the first rank of the host; -1 means this one.
-        own_cores: cores that the rank's processes kept busy.
+        own_cores: cores that the rank's processes kept busy; of the first rank of a host with the
+            process of its task, which is the driver's where the ranks are its child processes.
         other_cores: cores that were busy with what is not this run's; filled in by ``RunProfile``.
         host_cores: cores of the host.
         quota: cores that the container's CPU quota allows; 0 without a quota.

@@ -18,6 +18,7 @@ from horovod_runner.results.slowness.profile import RunProfile
 __all__ = ["Diagnosis", "Finding", "Step", "diagnose"]
 
 _MOST_GAIN: Final = 100  # times as fast; a bound above that says nothing
+_WEIGHT_OF_CORES: Final = 0.8  # against other findings
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,9 @@ def diagnose(profile: RunProfile) -> Diagnosis:
 def _share(finding: Finding, case: Case) -> float:
     """What a cause costs, of a step or of the run."""
     if finding.cause != "warm-up":
-        return finding.seconds / case.typical.seconds
+        # What takes the cores may be what another finding names.
+        weight = _WEIGHT_OF_CORES if (finding.cause, finding.reason) == ("cpu", "others") else 1.0
+        return weight * finding.seconds / case.typical.seconds
     steps = median(total.seconds for total in case.totals.values())
     return finding.seconds / (case.profile.warm_up.seconds + steps)
 

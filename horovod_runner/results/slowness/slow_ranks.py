@@ -163,7 +163,7 @@ def uneven_steps(case: Case, before: Sequence[Finding]) -> Iterator[Finding]:
         return
     if waiting < max(10 * _LEAST_WAIT, _UNEVEN * case.typical.seconds):
         return
-    crowded = max(case.machine(rank, "cpu_stall") for rank in case.totals) > _CROWDED
+    crowded = max(case.mean(rank, "cpu_stall") for rank in case.totals) > _CROWDED
     if crowded or max(map(case.starved, case.totals)) > STARVED / 2:
         return  # threads that have no core are late by chance
     yield Finding(
