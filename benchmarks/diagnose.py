@@ -229,13 +229,14 @@ def is_named(cause: Cause, found: dict[str, Any]) -> bool:
     expected = cause.found
     if (name, rank) == expected[:2] and reason == (expected[2] or reason):
         return True
-    # The same cause, told of the rank that it slows down most.
+    # A finding may name the rank that the cause slows down most.
     also = {
-        "others": (("cpu", "others"), ("slow rank", "cpu")),
-        "data": (("slow rank", "data"),),
-        "report": (("slow rank", "report"),),
+        ("cpu", "others"): (("cpu", "others"), ("slow rank", "cpu")),
+        ("data", ""): (("slow rank", "data"),),
+        ("report", ""): (("slow rank", "report"),),
     }
-    return (name, reason) in also.get(expected[2] or expected[0], ())
+    fits = (name, reason) in also.get((expected[0], expected[2]), ())
+    return fits and expected[1] in (None, rank)
 
 
 def main() -> None:
