@@ -9,6 +9,7 @@
     ├── SerializationError main or its arguments cannot be sent to the ranks
     ├── LaunchError        the ranks could not be started
     ├── CancelledError     ``HorovodRunner.cancel`` ended the run
+    ├── RanksChangedError  the run goes on with another number of ranks; ends ``main`` at a commit
     ├── HangError          the ranks made no progress for ``hang_timeout`` seconds
     ├── SyncError          the ranks' weights differ (``weight_check``)
     ├── RankFailedError    a rank ended badly; also the ``__cause__`` of a user's own exception
@@ -74,6 +75,13 @@ class LaunchError(HorovodRunnerError):
 
 class CancelledError(HorovodRunnerError):
     """Another thread called ``HorovodRunner.cancel``."""
+
+
+class RanksChangedError(HorovodRunnerError):
+    """The run goes on with another number of ranks: ``main`` ends here, and is called again.
+
+    ``commit`` and ``save_checkpoint`` raise it in ranks of an elastic run. Do not catch it.
+    """
 
 
 class HangError(HorovodRunnerError):

@@ -68,6 +68,7 @@ class WorkerJob(NamedTuple):
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
         trace: the start of the path of the trace of its framework's profiler; empty for none.
+        commits: the folder for commits, in this host's memory; empty unless the run is elastic.
     """
 
     rank: int
@@ -84,6 +85,7 @@ class WorkerJob(NamedTuple):
     all_values: bool = False
     sources: dict[str, str] | None = None
     trace: str = ""
+    commits: str = ""
 
     @property
     def reports(self) -> bool:
@@ -143,6 +145,16 @@ class Forking(NamedTuple):
 
     environment: dict[str, str]
     directory: str
+
+
+def leave_file(commits: str, attempt: int) -> str:
+    """The path of the file that tells the ranks of a host to leave at their next commit.
+
+    Args:
+        commits: the host's folder for commits.
+        attempt: of the ranks.
+    """
+    return os.path.join(commits, f"leave-{attempt}")
 
 
 def command(module: str, *arguments: str, directory: str | None = None) -> list[str]:

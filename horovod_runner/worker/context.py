@@ -31,6 +31,7 @@ class RankContext:
         weight_check: whether the ranks' weights are compared.
         readers: the pickled readers of the datasets, by the name of the argument; may be empty.
         pieces: see messages.Assignment.
+        commits: the folder for commits, in this host's memory; empty unless the run is elastic.
         saver: writes checkpoints; None before the first one.
     """
 
@@ -44,6 +45,7 @@ class RankContext:
     weight_check: bool = False
     readers: bytes = b""
     pieces: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    commits: str = ""
     saver: Saver | None = None
 
     def finish(self) -> None:

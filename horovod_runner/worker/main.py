@@ -119,6 +119,7 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         weight_check=job.options.debug_config.weight_check is not None,
         readers=job.data,
         pieces=job.pieces or {},
+        commits=job.commits,
     )
     context.enter(rank)
     return rank
