@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -28,6 +28,7 @@ import msgspec
 from horovod_runner.errors import DataError, LaunchError, SlotError
 from horovod_runner.host import network
 from horovod_runner.launchers.launcher import TaskLostError
+from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
 from horovod_runner.wire import job_file
@@ -39,6 +40,7 @@ _MARK = "horovod_runner"
 _LINE_BYTES = 1 << 12  # of an outcome; srun does not mix lines
 _FIRST_TASK_SECONDS = 120.0  # nodes may load Python from a slow file system
 _KEPT_LINES = 20
+_AGAIN_SECONDS = 1.0
 
 
 class SlurmLauncher:
@@ -58,6 +60,7 @@ class SlurmLauncher:
                 "launcher='slurm' starts the ranks by srun in an allocation, and this process is "
                 "in none (SLURM_JOB_ID is not set): get one with salloc, or submit with sbatch."
             )
+        self.needs_pool = False
         self.where = f"slurm job {self._job_id}"
         self._seconds = max(_FIRST_TASK_SECONDS, slot_timeout or 0.0)
         this_node = socket.gethostname().split(".")[0]
@@ -104,6 +107,93 @@ class SlurmLauncher:
         return SlurmLaunch(job, address, wake, self._seconds)
 
 
+    def check_pool(self) -> None:
+        """Nothing speaks against a pool here."""
+
+    def expected_tasks(self) -> int | None:
+        """As many as the allocation has tasks."""
+        return self.slots(0)
+
+    def launch_members(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> SlurmMembers:
+        """Start one srun for each seat."""
+        return SlurmMembers(job, min(seats, self.slots(0)), address, ended)
+
+
+class SlurmMembers:
+    """The tasks of a pool: one srun each.
+
+    Args:
+        job: the run's.
+        seats: how many tasks.
+        address: the pool's channel.
+        ended: called with the seat and the reason when a task ends too early.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> None:
+        self._job = job
+        self._address = address
+        self._ended = ended
+        self._over = threading.Event()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._threads = [
+            threading.Thread(
+                target=self._keep, args=[seat], name=f"horovod_runner-srun-{seat}", daemon=True
+            )
+            for seat in range(seats)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _keep(self, seat: int) -> None:
+        """Run a seat's task, again and again until the pool is closed."""
+        while not self._over.is_set():
+            process = None
+            try:
+                process = self._processes[seat] = _srun(
+                    [*command(1, together=False), str(seat)], self._job, subprocess.DEVNULL
+                )
+                # Its last lines say what went wrong; a task of a pool prints nothing itself.
+                parcel = _parcel(self._job, self._address)
+                lines = process.communicate(parcel)[1].decode(errors="replace").splitlines()
+                reason = "; ".join(lines[-_KEPT_LINES:]) or f"exit code {process.returncode}"
+            except (OSError, LaunchError) as error:
+                reason = str(error)
+            if not self._over.is_set():
+                self._ended(seat, LaunchError(f"Slurm ended a task of the run: {reason}"))
+                self._over.wait(_AGAIN_SECONDS)
+
+    def close(self, served: Collection[int], seconds: float) -> None:
+        """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""
+        self._over.set()
+        for seat, process in self._processes.items():
+            if seat not in served:
+                process.terminate()
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        self.cancel()
+        for thread in self._threads:
+            thread.join()
+
+    def cancel(self) -> None:
+        """Have all sruns end their tasks."""
+        self._over.set()
+        for process in self._processes.values():
+            process.terminate()
+
+
 def _nodes() -> list[str]:
     """The names of the allocation's nodes."""
     node_list = os.environ.get("SLURM_JOB_NODELIST", "")
@@ -132,11 +222,18 @@ def _address_towards(node: str) -> str:
         ) from error
 
 
-def command(size: int) -> list[str]:
-    """The srun command of a launch with ``size`` ranks."""
+def command(size: int, *, together: bool = True) -> list[str]:
+    """The srun command of a launch with ``size`` ranks.
+
+    Args:
+        size: the number of tasks.
+        together: whether they are all that runs in the allocation; otherwise the step takes no more
+            than it needs, beside others.
+    """
     arguments = [
         "srun",
         f"--ntasks={size}",
+        *([] if together else ["--exact"]),
         "--kill-on-bad-exit=0",
         "--cpu-bind=none",
         "--quit-on-interrupt",
@@ -152,6 +249,30 @@ def command(size: int) -> list[str]:
     return [*arguments, *job_file.command("horovod_runner.launchers.slurm")]
 
 
+def _srun(arguments: list[str], job: Job, output: int) -> subprocess.Popen[bytes]:
+    """Start srun, with pipes to its standard input and from its standard error.
+
+    Raises:
+        LaunchError: that is not possible.
+    """
+    try:
+        return subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            env={**os.environ, RUN_VARIABLE: job.run_id},
+            start_new_session=True,  # so that Ctrl-C reaches only the driver
+        )
+    except OSError as error:
+        raise LaunchError(f"srun cannot be started: {error}. Is it on PATH?") from error
+
+
+def _parcel(job: Job, address: ChannelAddress) -> bytes:
+    """What a task reads from its standard input."""
+    return pickle.dumps((job, address, os.getcwd()))
+
+
 class SlurmLaunch:
     """One srun under way.
 
@@ -165,6 +286,7 @@ class SlurmLaunch:
         LaunchError: srun cannot be started.
     """
 
+    lost = ()
     running = False
 
     def __init__(
@@ -177,18 +299,8 @@ class SlurmLaunch:
         self._done = threading.Event()
         self._seconds = seconds
         self.expected: float | None = time.monotonic() + seconds
-        try:
-            self._process = subprocess.Popen(
-                command(job.size),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, RUN_VARIABLE: job.run_id},
-                start_new_session=True,  # so that Ctrl-C reaches only the driver
-            )
-        except OSError as error:
-            raise LaunchError(f"srun cannot be started: {error}. Is it on PATH?") from error
-        parcel = pickle.dumps((job, address, os.getcwd()))
+        self._process = _srun(command(job.size), job, subprocess.PIPE)
+        parcel = _parcel(job, address)
         self._writer = self._start(lambda: self._write(parcel))
         self._error_reader = self._start(self._read_errors)
         self._reader = self._start(self._read)
@@ -268,8 +380,8 @@ class SlurmLaunch:
             self._process.send_signal(signal.SIGTERM)
 
 
-def main() -> int:
-    """Run the rank of one Slurm task."""
+def main(arguments: list[str]) -> int:
+    """Run the rank of one Slurm task; or with a seat as argument, serve a pool."""
     task = int(os.environ["SLURM_PROCID"])
     job, address, directory = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from our driver
     with suppress(OSError):  # a folder that only the login node has
@@ -279,6 +391,9 @@ def main() -> int:
         path=list(job.path),
         user_environment={**inherited_environment(), **job.environment},
     )
+    if arguments:
+        serve(job, address, int(arguments[0]), setup)
+        return 0
     data = base64.b64encode(msgspec.msgpack.encode(run_rank(job, address, setup)))
     out = sys.stdout
     for start in range(0, len(data), _LINE_BYTES):
@@ -289,4 +404,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -157,6 +157,15 @@ def leave_file(commits: str, attempt: int) -> str:
     return os.path.join(commits, f"leave-{attempt}")
 
 
+def imported_file(commits: str) -> str:
+    """The path of the file that lists, as JSON, the frameworks that the ranks of a host imported.
+
+    Args:
+        commits: the host's folder for commits.
+    """
+    return os.path.join(commits, "imported")
+
+
 def command(module: str, *arguments: str, directory: str | None = None) -> list[str]:
     """The command line that starts one of our modules.
 
