@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from horovod_runner.elastic.pool import Pool, PooledLaunch
-from horovod_runner.errors import CancelledError, DataError, SlotError
-from horovod_runner.launchers.launcher import Launcher
+from horovod_runner.errors import CancelledError, DataError, LaunchError, SlotError
+from horovod_runner.launchers.launcher import Launcher, MemberTasks
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.slots import ChannelAddress
 
@@ -50,7 +50,7 @@ class PooledLauncher:
         self.where = launcher.where
         self.channel_host = launcher.channel_host
         self.shares_files = launcher.shares_files
-        self.pooled = True
+        self.needs_pool = False
         self._launcher = launcher
         self._least = least
         self._most = most
@@ -127,10 +127,21 @@ class PooledLauncher:
             raise DataError(refuse_dataframes(dataframes))
         return self._pool.launch(job, address, wake)
 
-    def hosts(self) -> list[str]:
-        """The hosts of the tasks that wait for work."""
-        with self._pool.changed:
-            return self._pool.hosts()
+    def check_pool(self) -> None:
+        """As in :class:`~horovod_runner.launchers.launcher.Launcher`, like those below."""
+        self._launcher.check_pool()
+
+    def expected_tasks(self) -> int | None:
+        return self._launcher.expected_tasks()
+
+    def launch_members(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> MemberTasks:
+        return self._launcher.launch_members(job, seats, address, ended)
 
 
 def refuse_dataframes(dataframes: Mapping[str, Any]) -> str:

@@ -124,7 +124,7 @@ class Launcher(Protocol):
         """
 
     def check_pool(self) -> None:
-        """Check that this launcher can keep a pool of tasks.
+        """Check, before anything is launched, that this launcher can keep a pool of tasks.
 
         Raises:
             SlotError: it cannot; says why.
