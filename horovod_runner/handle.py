@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints.archive import Archive
@@ -215,6 +216,8 @@ class RunHandle:
         status: Status = "failed"
         try:
             with self._pooled(job, launcher, sink.notice) as where:
+                if where is not launcher:
+                    job = replace(job, size=where.slots(job.size))
                 value = run_attempts(
                     job,
                     where,

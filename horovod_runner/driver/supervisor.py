@@ -20,7 +20,7 @@ from horovod_runner.driver.sync_check import SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
 from horovod_runner.launchers.launcher import Launch, TaskLostError
-from horovod_runner.wire import measurements, messages
+from horovod_runner.wire import measurements, messages, pool
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import MemoryShort
@@ -243,7 +243,7 @@ class Supervisor:
                 self._on_hello(task, message)
             case messages.Ended():
                 self._on_ended(task, message)
-            case messages.Joined() | messages.Done():
+            case pool.Joined() | pool.Done():
                 self._channel.dropped += 1  # they belong to another channel
             case messages.Failed(rank=-1):  # before it was given a rank
                 self._on_failed(task, message)

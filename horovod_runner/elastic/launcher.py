@@ -59,7 +59,11 @@ class PooledLauncher:
         self._cancelled = cancelled
         self._first = True
         self._pool = Pool(
-            job, launcher.channel_host, most, grow_after, partial(launcher.launch_members, job, most)
+            job,
+            launcher.channel_host,
+            most,
+            grow_after,
+            partial(launcher.launch_members, job, most),
         )
         self._stack = ExitStack()
 
@@ -128,10 +132,11 @@ class PooledLauncher:
         return self._pool.launch(job, address, wake)
 
     def check_pool(self) -> None:
-        """As in :class:`~horovod_runner.launchers.launcher.Launcher`, like those below."""
+        """Have the launcher check."""
         self._launcher.check_pool()
 
     def expected_tasks(self) -> int | None:
+        """The launcher's."""
         return self._launcher.expected_tasks()
 
     def launch_members(
@@ -141,6 +146,7 @@ class PooledLauncher:
         address: ChannelAddress,
         ended: Callable[[int, LaunchError], None],
     ) -> MemberTasks:
+        """The launcher's."""
         return self._launcher.launch_members(job, seats, address, ended)
 
 

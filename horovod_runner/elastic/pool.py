@@ -19,6 +19,7 @@ from horovod_runner.launchers.launcher import MemberTasks, TaskLostError
 from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.pool import Change, Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
 
 _TICK_SECONDS = 1.0
@@ -123,7 +124,7 @@ class Pool:
         self._members = Members(most, grow_after)
         self._liveness = Liveness()
         self._broken = 0
-        self._orders: dict[int, messages.Work] = {}
+        self._orders: dict[int, Work] = {}
         self._launch: PooledLaunch | None = None
         self._problem: LaunchError | None = None
         self._seen: set[int] = set()  # seats that have had a member
@@ -183,7 +184,7 @@ class Pool:
             seats = {task: member.seat for task, member in enumerate(chosen)}
             self._launch = PooledLaunch(seats, wake, self.cancel)
             self._orders = {
-                seat: messages.Work(task, job.size, job.attempt, job.checkpoints, address)
+                seat: Work(task, job.size, job.attempt, job.checkpoints, address)
                 for task, seat in seats.items()
             }
         self._channel.wake()
@@ -229,13 +230,13 @@ class Pool:
         for seat, work in orders.items():
             self._channel.send(seat, work)
         if attempt:
-            self._channel.send_all(working, messages.Change(attempt))
+            self._channel.send_all(working, Change(attempt))
 
     def _handle(self, seat: int, message: messages.FromRank) -> None:
         match message:
-            case messages.Joined():
+            case Joined():
                 self._on_joined(seat, message)
-            case messages.Done():
+            case Done():
                 self._channel.send(seat, messages.Taken())
                 if self._members.finish(seat, message.attempt) and self._launch is not None:
                     outcome = msgspec.msgpack.decode(message.outcome, type=Outcome)
@@ -246,7 +247,7 @@ class Pool:
             case _:
                 self._channel.dropped += 1
 
-    def _on_joined(self, seat: int, message: messages.Joined) -> None:
+    def _on_joined(self, seat: int, message: Joined) -> None:
         known = self._members.find(seat)
         if known is None or known.began != message.began:
             self._lose(seat, "its task was started again")

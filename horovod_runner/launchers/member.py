@@ -28,6 +28,7 @@ from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.job_file import leave_file
 from horovod_runner.wire.link import Link
+from horovod_runner.wire.pool import Change, Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
 
 _REPEAT_SECONDS = 1.0
@@ -55,7 +56,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
                     work.address,
                     replace(setup, task=work.task, commits=str(commits)),
                 )
-                contact.finish(messages.Done(work.attempt, msgspec.msgpack.encode(outcome)))
+                contact.finish(Done(work.attempt, msgspec.msgpack.encode(outcome)))
         finally:
             contact.close()
             if setup.owner is not None and not job.options.cluster_config.preload_frameworks:
@@ -75,14 +76,13 @@ class _Contact:
     """
 
     def __init__(self, pool: ChannelAddress, seat: int, commits: Path) -> None:
-        self.work: SimpleQueue[messages.Work | None] = SimpleQueue()
+        self.work: SimpleQueue[Work | None] = SimpleQueue()
         self._commits = commits
         self._link = Link(pool, seat)
         self._lock = threading.Lock()
+        self._joined = Joined(network.host_id(), socket.gethostname(), time.time_ns())
         # What is said until it is answered.
-        self._said: messages.Joined | messages.Done | None = self._joined = messages.Joined(
-            network.host_id(), socket.gethostname(), time.time_ns()
-        )
+        self._said: Joined | Done | None = self._joined
         self._attempt = 0
         self._over = False
         self._wake_read, self._wake_write = os.pipe()
@@ -91,7 +91,7 @@ class _Contact:
         )
         self._thread.start()
 
-    def finish(self, done: messages.Done) -> None:
+    def finish(self, done: Done) -> None:
         """Tell the pool that the work is done."""
         with self._lock:
             self._said = done
@@ -131,7 +131,7 @@ class _Contact:
 
     def _handle(self, message: messages.FromDriver) -> None:
         match message:
-            case messages.Work() if message.attempt > self._attempt:
+            case Work() if message.attempt > self._attempt:
                 self._attempt = message.attempt
                 with self._lock:
                     self._said = None
@@ -139,7 +139,7 @@ class _Contact:
             case messages.Taken():
                 with self._lock:
                     self._said = self._joined
-            case messages.Change():
+            case Change():
                 with suppress(OSError):
                     Path(leave_file(str(self._commits), message.attempt)).touch()
             case messages.Stop():

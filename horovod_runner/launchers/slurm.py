@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -32,9 +32,7 @@ from horovod_runner.launchers.launcher import TaskLostError
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
-from horovod_runner.wire import job_file
 from horovod_runner.wire.job import Job, Outcome
-from horovod_runner.wire.job_file import RUN_VARIABLE
 from horovod_runner.wire.transport import ChannelAddress
 
 _MARK = "horovod_runner"
@@ -106,7 +104,6 @@ class SlurmLauncher:
                 "DataFrame to Parquet there."
             )
         return SlurmLaunch(job, address, wake, self._seconds)
-
 
     def check_pool(self) -> None:
         """Nothing speaks against a pool here."""

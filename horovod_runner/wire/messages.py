@@ -1,14 +1,12 @@
 """The typed messages of the channel. A message that does not fit its type is not decoded.
 
 On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
-What ranks measure of themselves is in `measurements`.
+What ranks measure of themselves is in `measurements`, what a pool of tasks says in `pool`.
 
     rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines,
                     MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Fence, Lookup,
                     Alive, Stalled, Stacks, Failed, Ended
-    task of a pool to driver: Joined, Done (see launchers/member.py)
-
-What the driver sends is defined in `from_driver`, and imported here.
+    driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
@@ -18,32 +16,22 @@ from typing import Annotated, Final, Literal, TypeVar, get_args
 
 import msgspec
 
-from horovod_runner.wire import measurements
+from horovod_runner.wire import measurements, pool
 from horovod_runner.wire.framing import unframe
-from horovod_runner.wire.from_driver import (
-    Assignment as Assignment,
-    Change as Change,
-    Controller as Controller,
-    Detach as Detach,
-    Fenced as Fenced,
-    Fetched as Fetched,
-    FromDriver as FromDriver,
-    Message as Message,
-    MpiValues as MpiValues,
-    ShowStacks as ShowStacks,
-    Stop as Stop,
-    Taken as Taken,
-    Welcome as Welcome,
-    Work as Work,
-)
 from horovod_runner.wire.marker import Marker
-from horovod_runner.wire.slots import Offer
+from horovod_runner.wire.slots import Offer, Slot
 
+#: What Horovod calls the library that coordinates its CPU collectives.
+Controller = Literal["gloo", "mpi"]
 #: The trace of a framework's profiler; every rank may send one.
 TraceName = Literal["torch.json.gz", "tensorflow.zip"]
 TRACE_NAMES: Final[tuple[TraceName, ...]] = get_args(TraceName)
 MOST_TRACE_BYTES: Final = 64 << 20
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of all messages."""
 
 
 class Hello(Message, frozen=True):
@@ -256,30 +244,76 @@ class Ended(Message, frozen=True):
     sent: int
 
 
-class Joined(Message, frozen=True):
-    """A task waits for work. Repeated until it gets some.
+class Welcome(Message, frozen=True):
+    """The driver has received the task's Hello. It sends the Assignment when all tasks are up."""
+
+
+class Detach(Message, frozen=True):
+    """Some tasks cannot reach the driver: all tasks switch to detached mode."""
+
+
+class Assignment(Message, frozen=True):
+    """A rank's slot, and how it meets the other ranks.
 
     Attributes:
-        host: identifies its machine or container, as in Offer.
-        hostname: the host's name for people.
-        began: when the task began, in nanoseconds: tells it from an earlier one in the same seat.
+        slot: this task's slot only. With all slots, 1000 ranks would receive a million.
+        rendezvous: ``host:port/token`` of Horovod's rendezvous server; empty with a single rank.
+        master_address, master_port: for torch.distributed.
+        pieces: for each DataFrame that came through the barrier job, metadata of each rank's rows,
+            in the order of ranks.
+        controller: the library with which Horovod coordinates and reduces on CPUs.
+        space: the name of the ranks' PMI key-value space; unique to the run.
+        mapping: which ranks share a host, in MPICH's format.
+        host: the index of the slot's host.
     """
 
-    host: str
-    hostname: str
-    began: int
+    slot: Slot
+    rendezvous: str
+    master_address: str
+    master_port: int
+    pieces: dict[str, list[bytes]] = {}
+    controller: Controller = "gloo"
+    space: str = ""
+    mapping: str = ""
+    host: int = 0
 
 
-class Done(Message, frozen=True):
-    """A task has done its work. Repeated until the answer, Taken, arrives.
+class Fetched(Message, frozen=True):
+    """A piece of a checkpoint.
 
     Attributes:
-        attempt: in which it took part.
-        outcome: an :class:`~horovod_runner.wire.job.Outcome`, encoded.
+        data: empty at the end of the file.
+        problem: why the piece cannot be sent; empty otherwise.
     """
 
-    attempt: int
-    outcome: bytes
+    name: str
+    offset: int
+    data: bytes = b""
+    problem: str = ""
+
+
+class Fenced(Message, frozen=True):
+    """All ranks have reached the PMI barrier."""
+
+
+class MpiValues(Message, frozen=True):
+    """The key-value pairs that all ranks have published so far."""
+
+    values: dict[str, str]
+
+
+class ShowStacks(Message, frozen=True):
+    """Requests the worker's Python stacks. The answer is Stacks."""
+
+
+class Stop(Message, frozen=True):
+    """End the worker now."""
+
+    reason: str
+
+
+class Taken(Message, frozen=True):
+    """The driver has received everything up to Ended."""
 
 
 FromRank = (
@@ -306,12 +340,14 @@ FromRank = (
     | Stacks
     | Failed
     | Ended
-    | Joined
-    | Done
+    | pool.Joined
+    | pool.Done
 )
+_Orders = Detach | Assignment | ShowStacks | Stop | pool.Work | pool.Change
+FromDriver = Welcome | Fetched | Fenced | MpiValues | Taken | _Orders
 
 #: What a rank or the driver sends.
-Sent = Message | measurements.Measurement
+Sent = Message | measurements.Measurement | pool.PoolMessage
 
 
 def is_trace(message: Sent) -> bool:

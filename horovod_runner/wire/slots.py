@@ -13,7 +13,7 @@ import msgspec
 
 @dataclass(frozen=True)
 class ChannelAddress:
-    """How a rank reaches the driver. Travels inside a pickled job, or in a message of another channel."""
+    """How a rank reaches the driver. Travels in a pickled job or an encrypted message."""
 
     host: str
     port: int

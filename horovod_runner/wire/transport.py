@@ -7,7 +7,9 @@ from typing import Final
 
 import zmq
 
-from horovod_runner.wire.slots import ChannelAddress as ChannelAddress
+from horovod_runner.wire.slots import ChannelAddress
+
+__all__ = ["PART_BYTES", "ChannelAddress", "recv_event", "routing_id", "set_heartbeat"]
 
 # Larger batches travel in parts. The size of a part bounds how much memory a connection can take
 # on the driver before it has shown a key.
