@@ -161,6 +161,8 @@ class RunHandle:
         pooled = options.elastic or launcher.needs_pool
         if pooled:
             launcher.check_pool()
+            if not launcher.needs_pool:
+                launcher.slots(abs(options.least))
             size = abs(options.most)
         else:
             size = launcher.slots(abs(options.most))
