@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from horovod_runner.common.connected import connected_library
@@ -33,9 +33,12 @@ def connected() -> Collectives:
     found = connected_library()
     if found is not None:
         name, module = found
-        makers = {"horovod.torch": _Torch, "horovod.tensorflow": _TensorFlow, "torch": _Distributed}
-        made: Collectives = makers[name](module)
-        return made
+        makers: dict[str, Callable[[Any], Collectives]] = {
+            "horovod.torch": _Torch,
+            "horovod.tensorflow": _TensorFlow,
+            "torch": _Distributed,
+        }
+        return makers[name](module)
     raise RuntimeError(
         "load_checkpoint broadcasts from a rank to the others, and the ranks are not connected "
         "yet: call hvd.init() before it (or torch.distributed.init_process_group())"

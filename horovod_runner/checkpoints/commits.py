@@ -123,7 +123,9 @@ class Commits:
             while (commit := self.latest()) is not None:
                 file = stack.enter_context(self._path(commit.slot).open("rb"))
                 fcntl.flock(file, fcntl.LOCK_SH)
-                if self.latest() == commit:  # not overwritten before it was locked
+                again = self.latest()
+                if again is not None and again.order == commit.order:
+                    # It was not overwritten before it was locked.
                     memory = mmap.mmap(file.fileno(), commit.size, access=mmap.ACCESS_COPY)
                     stack.callback(_close, memory)
                     tree = memory[commit.tree_at : commit.size] if commit.kind == "packed" else b""
@@ -169,7 +171,7 @@ class Commits:
             with part.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 with self.writing(_replace(commit, kind=kind, size=size)) as memory:
-                    file.readinto(memoryview(memory)[:size])  # type: ignore[attr-defined]
+                    file.readinto(memoryview(memory)[:size])
         except OSError as error:
             raise self._no_room(str(error)) from error
         finally:

@@ -166,32 +166,30 @@ def read(memory: Memory, tree_at: int, size: int) -> Any:
 
     def decode(node: Any) -> Any:
         kind, value, *rest = node
+        made: Any = value
         match kind:
-            case "":
-                return value
             case "dict" | "ordered":
                 items = [(decode(key), decode(item)) for key, item in value]
-                made: Any = OrderedDict(items) if kind == "ordered" else dict(items)
+                made = OrderedDict(items) if kind == "ordered" else dict(items)
                 if rest:
                     made._metadata = decode(rest[0])
-                return made
             case "list":
-                return [decode(item) for item in value]
+                made = [decode(item) for item in value]
             case "tuple":
-                return tuple(decode(item) for item in value)
+                made = tuple(decode(item) for item in value)
             case "int":
-                return int(value)
+                made = int(value)
             case "scalar":
-                return decode(value)[()]
+                made = decode(value)[()]
             case "torch.dtype":
-                return _torch_dtype(value)
+                made = _torch_dtype(value)
             case "torch.device":
-                import torch
-
-                return torch.device(value)
-        if value not in found:
-            found[value] = _READERS[kind](memory, value, *rest)
-        return found[value]
+                made = _torch_device(value)
+            case "tensor" | "array" | "saved" | "npy":
+                if value not in found:
+                    found[value] = _READERS[kind](memory, value, *rest)
+                made = found[value]
+        return made
 
     return decode(msgspec.msgpack.decode(memory[tree_at:size]))
 
@@ -203,6 +201,12 @@ def _torch_dtype(name: str) -> Any:
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"{name!r} is not a type of torch's")
     return dtype
+
+
+def _torch_device(name: str) -> Any:
+    import torch
+
+    return torch.device(name)
 
 
 def _read_tensor(memory: Memory, at: int, name: str, shape: list[int]) -> Any:
