@@ -51,7 +51,6 @@ class Layout:
 
     def __init__(self, state: Any) -> None:
         self._copies: list[Callable[[Memory], None]] = []
-        self._devices: set[Any] = set()
         self._end = 0
         mapped, _ = map_state(state, self._place_tensor, self._place_array)
         self.tree: bytes = msgspec.msgpack.encode(_encode(mapped))
@@ -62,8 +61,6 @@ class Layout:
         """Copy the state to memory of at least :attr:`size` bytes."""
         for copy in self._copies:
             copy(memory)
-        for device in self._devices:  # copies from a GPU to pinned memory go on by themselves
-            sys.modules["torch"].cuda.synchronize(device)
         memory[self.tree_at : self.size] = self.tree
 
     def _place(self, size: int) -> int:
@@ -80,12 +77,10 @@ class Layout:
             return self._place_bytes("saved", file.getvalue())
         size = tensor.numel() * tensor.element_size()
         at = self._place(size)
-        if tensor.is_cuda:
-            self._devices.add(tensor.device)
 
         def copy(memory: Memory) -> None:
             block = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=at)
-            block.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=tensor.is_cuda)
+            block.view(tensor.dtype).view(tensor.shape).copy_(tensor)
 
         if size:
             self._copies.append(copy)

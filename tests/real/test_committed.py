@@ -55,6 +55,13 @@ def test_a_torch_state_is_restored(tmp_path: Path) -> None:
         "types": [torch.float16, torch.device("cpu")],
         "epoch": 3,
     }
+
+    def plain(tensor: Any) -> Any:
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        return dense.detach().to(torch.complex64)
+
     restored = round_trip(state, tmp_path)
     other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     other.load_state_dict(restored["model"])
@@ -64,9 +71,7 @@ def test_a_torch_state_is_restored(tmp_path: Path) -> None:
     assert restored["model"]._metadata == model.state_dict()._metadata
     for ours, theirs in zip(restored["kinds"], state["kinds"], strict=True):
         assert (ours.dtype, ours.layout, ours.shape) == (theirs.dtype, theirs.layout, theirs.shape)
-        dense = [each.dequantize() if each.is_quantized else each for each in (ours, theirs)]
-        ours, theirs = [each if each.layout is torch.strided else each.to_dense() for each in dense]
-        assert torch.equal(ours.to(torch.complex64), theirs.detach().to(torch.complex64))
+        assert torch.equal(plain(ours), plain(theirs))
     assert restored["order"].tolist() == [0, 1, 2, 3, 4]
     assert type(restored["best"]) is np.float32
     assert restored["types"] == state["types"]

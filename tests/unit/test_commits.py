@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import signal
@@ -189,6 +190,9 @@ def test_a_commit_is_not_overwritten_while_it_is_read(commits: Commits, tmp_path
     write(commits, {"x": np.ones(PART)})
     with Commits(str(tmp_path)).hold() as held:
         assert held is not None
+        path = tmp_path / f"state-{held.commit.slot}"
+        with path.open("rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         write(commits, {"x": np.full(PART, 2.0)}, 2)  # into the other file
         third = threading.Thread(target=write, args=(commits, {"x": np.full(PART, 3.0)}, 3))
         third.start()
@@ -215,7 +219,7 @@ def test_too_little_memory_is_an_error_with_numbers_before_anything_is_lost(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(CheckpointError, match="needs another 2.1 MB .*No space left on device"):
+    with pytest.raises(CheckpointError, match=r"needs another 2\.1 MB .*No space left on device"):
         write(commits, {"x": np.ones(270_000)}, 4)
     assert len(read(commits)["x"]) == 250_000
 
