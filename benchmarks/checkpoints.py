@@ -5,6 +5,8 @@ to the same disk and with one copy in memory, the rate with a copy of the same f
 whether both sides wait for the disk (fsync).
 
     python benchmarks/checkpoints.py [--rounds 5] [--mb 500] [--large-mb 2000] [--json PATH]
+
+With ``--commits`` it measures ``commit`` alone, beside one copy in memory and ``save_checkpoint``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
@@ -30,6 +32,7 @@ from horovod_runner import CheckpointConfig, HorovodRunner
 from horovod_runner.sinks import Sink
 
 _TARGET_STALL, _TARGET_STREAM = 1 / 3, 0.5
+_TARGET_COMMIT = 1.3
 _TARGET_MEMORY = 2.02  # times the state: itself, a copy, and buffers
 _MB = 1_000_000
 
@@ -101,6 +104,43 @@ def save_in_turn(folder: str, mb: int, rounds: int) -> dict[str, list[float]]:
         for way in (ours, plain, in_memory) if turn % 2 else (plain, in_memory, ours):
             os.sync()  # no turn waits for the other turns' writes
             way()
+    return seconds
+
+
+def commit_in_turn(folder: str, mb: int, rounds: int) -> dict[str, list[float]]:
+    """Keep the same state in each way; the ranks' ``main``. Returns the seconds of each way."""
+    import os
+    import time
+
+    import torch
+
+    from horovod_runner import commit, save_checkpoint
+    from horovod_runner.worker import context
+
+    rank = context.current()
+    assert rank is not None
+    rank.commits = folder  # as in an elastic run
+    state = {f"tensor {i}": torch.randn(mb * 250_000 // 20) for i in range(20)}
+    copy = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+
+    def in_memory() -> None:
+        for name, tensor in state.items():
+            copy[name].copy_(tensor)
+
+    ways: dict[str, Callable[[], None]] = {
+        "commit": lambda: commit({"model": state}, turn),
+        "copy": in_memory,
+        "save_checkpoint": lambda: save_checkpoint({"model": state}, turn),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 2):  # the first two commits allocate memory
+        for name in sorted(ways, reverse=turn % 2 == 1):
+            if rank.saver is not None:  # no turn waits for the other turns' writes
+                rank.saver.finish()
+            os.sync()
+            start = time.perf_counter()
+            ways[name]()
+            seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
@@ -176,6 +216,24 @@ def measure_waits(mb: int, rounds: int) -> dict[str, list[float]]:
         )
         found: dict[str, list[float]] = runner.run(
             save_in_turn, folder=folder, mb=mb, rounds=rounds
+        )
+    return found
+
+
+def measure_commits(mb: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each way to keep a state, in the order of the rounds."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
+    ):
+        runner = HorovodRunner(
+            np=-1,
+            progress=False,
+            checkpoint_dir=folder,
+            checkpoint_config=CheckpointConfig(num_to_keep=1),
+        )
+        found: dict[str, list[float]] = runner.run(
+            commit_in_turn, folder=memory, mb=mb, rounds=rounds
         )
     return found
 
@@ -277,6 +335,24 @@ def waits_table(waits: dict[str, list[float]], mb: int) -> str:
     return f"{table}\n\n{report.table(['ratio', 'measured', 'target', ''], ratios)}"
 
 
+def commits_table(found: dict[str, list[float]], mb: int) -> str:
+    """The table of what a commit costs."""
+    usual = {name: median(seconds[2:]) for name, seconds in found.items()}
+    titles = {"commit": "commit", "copy": "a copy in memory", "save_checkpoint": "save_checkpoint"}
+    rows = [
+        [titles[name], f"{usual[name] * 1e3:.0f}", f"{found[name][0] * 1e3:.0f}"] for name in titles
+    ]
+    against = "commit / a copy in memory"
+    ratio = usual["commit"] / usual["copy"]
+    stall = f"{usual['commit'] / usual['save_checkpoint']:.2f}"
+    ratios = [
+        [against, *report.at_most(f"{against}, {mb} MB", ratio, _TARGET_COMMIT)],
+        ["commit / the stall of save_checkpoint", stall, "-", ""],
+    ]
+    table = report.table([f"milliseconds, {mb} MB", "median", "the first"], rows)
+    return f"{table}\n\n{report.table(['ratio', 'measured', 'target', ''], ratios)}"
+
+
 def streams_table(streams: dict[str, list[tuple[Streamed, list[float]]]]) -> str:
     """The table of how fast a checkpoint reaches the driver."""
     rows = []
@@ -317,9 +393,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mb", type=int, default=500)
     parser.add_argument("--large-mb", type=int, default=2000)
+    parser.add_argument("--commits", action="store_true", help="measure commit alone")
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     options = parser.parse_args()
     mb, large = options.mb, options.large_mb
+    if options.commits:
+        commits = measure_commits(mb, options.rounds)
+        print(f"\n{report.machine()}; medians of {options.rounds} rounds\n")
+        print(commits_table(commits, mb))
+        if options.json:
+            report.write_json(options.json, {"commits": commits})
+        return
     waits = measure_waits(mb, options.rounds)
     print(waits_table(waits, mb), file=sys.stderr, flush=True)
     names = {f"{mb} MB, neither waits for the disk": False, f"{mb} MB, fsync on both sides": True}

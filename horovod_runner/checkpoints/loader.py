@@ -1,32 +1,42 @@
-"""Reads a checkpoint on rank 0 and broadcasts it to all ranks."""
+"""Loads what a training resumes from: the newest checkpoint or commit, the same on all ranks.
+
+A checkpoint is read on rank 0 and broadcast. A commit is read on each host; if a host lacks it, the
+lowest rank that has it broadcasts it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import mmap
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from horovod_runner.checkpoints import checkpoint, folders, formats
-from horovod_runner.common.connected import connected_library
+import msgspec
+
+from horovod_runner.checkpoints import checkpoint, collectives, folders, formats
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
+
+if TYPE_CHECKING:
+    from horovod_runner.checkpoints.collectives import Collectives
+    from horovod_runner.checkpoints.commits import Commit, Commits, Held
 
 _BROADCAST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A checkpoint to resume from.
+    """A checkpoint or commit to resume from.
 
     Attributes:
-        state: as it was given to ``save_checkpoint``; tensors are on the CPU, a folder is the path
-            of a temporary copy.
-        step: as given to ``save_checkpoint``.
-        metrics: as given to ``save_checkpoint``.
+        state: as it was given to ``save_checkpoint`` or ``commit``; tensors are on the CPU, a
+            folder is the path of a temporary copy.
+        step: as given there.
+        metrics: as given there.
     """
 
     state: Any = field(repr=False)
@@ -35,133 +45,204 @@ class LoadedCheckpoint:
 
 
 def load(
-    plan: CheckpointPlan, rank: int, size: int, warn: Callable[[str], None]
+    plan: CheckpointPlan,
+    rank: int,
+    size: int,
+    warn: Callable[[str], None],
+    *,
+    commits: Commits | None = None,
+    keeps: bool = False,
 ) -> LoadedCheckpoint | None:
-    """Load the checkpoint to resume from: rank 0 reads it and broadcasts it.
+    """Load the newest of checkpoint and commit. All ranks call this.
 
     Args:
         plan: the run's plan for its checkpoints.
         rank: this rank's number.
-        size: the number of ranks, all of which call this.
+        size: the number of ranks.
         warn: called with a line for the user if a checkpoint is damaged.
+        commits: those of this host; None in a run without commits.
+        keeps: whether this rank keeps a commit that its host lacks: one rank of each host.
 
     Returns:
         The checkpoint; None if this training is new.
 
     Raises:
-        CheckpointError: all checkpoints are damaged.
+        CheckpointError: all checkpoints are damaged, and there is no commit.
         RuntimeError: the ranks are not connected yet.
     """
     # Also in a new training: a main that calls this too early should fail now, not at a restart.
-    broadcast = None if size == 1 else _broadcast()
-    if not plan.resume:
+    ranks = None if size == 1 else collectives.connected()
+    if commits is None:
+        return _load_checkpoint(plan, plan.resume, rank, ranks, warn)
+    with commits.hold() as held:
+        newest, owners = _agree(held, ranks, size)
+        newer = [
+            marker
+            for marker in plan.resume
+            if newest is None or newest.is_older_than(marker, plan.token)
+        ]
+        loaded = _load_checkpoint(plan, newer, rank, ranks, warn, required=newest is None)
+        if loaded is not None or newest is None:
+            return loaded
+        if len(owners) == size:
+            assert held is not None  # noqa: S101 - all ranks have it
+            return _loaded(held.commit, held.read())
+        assert ranks is not None  # noqa: S101 - a single rank would have it
+        if rank in owners:
+            assert held is not None  # noqa: S101 - see above
+            _send_commit(held, owners[0], rank, ranks)
+            return _loaded(held.commit, held.read())
+        return _receive_commit(owners[0], ranks, commits if keeps else None)
+
+
+def _agree(
+    held: Held | None, ranks: Collectives | None, size: int
+) -> tuple[Commit | None, Sequence[int]]:
+    """Find the newest commit of all hosts, and the ranks that have it.
+
+    Returns:
+        The newest commit; only what tells its age is filled in. None if no host has one.
+    """
+    from horovod_runner.checkpoints.commits import Commit
+
+    ours = [0, 0, 0]
+    if held is not None:
+        ours = [held.commit.attempt, held.commit.number, held.commit.next_checkpoint]
+    gathered = [ours] if ranks is None else ranks.gather(ours)
+    # Of one commit, only the ranks that call save_checkpoint know of all checkpoints before it.
+    attempt, number, next_checkpoint = max(gathered)
+    owners = [rank for rank in range(size) if gathered[rank][:2] == [attempt, number]]
+    newest = Commit(attempt, number, 0, next_checkpoint) if attempt else None
+    return newest, owners
+
+
+def _load_checkpoint(
+    plan: CheckpointPlan,
+    markers: Sequence[Marker],
+    rank: int,
+    ranks: Collectives | None,
+    warn: Callable[[str], None],
+    *,
+    required: bool = True,
+) -> LoadedCheckpoint | None:
+    """Load the latest intact checkpoint on rank 0, and broadcast it.
+
+    Args:
+        plan: the run's.
+        markers: the checkpoints to choose from, the latest first.
+        rank: this rank's number.
+        ranks: None for a single rank.
+        warn: as for :func:`load`.
+        required: whether it is an error if none is intact.
+
+    Returns:
+        None without markers, or if none is intact.
+    """
+    if not markers:
         return None
     with ExitStack() as cleanup:
         if rank == 0:
-            path, marker = _latest_intact(plan, cleanup, warn)
-            if broadcast is not None:
-                broadcast(plan.resume.index(marker).to_bytes(8, "little"), 8)
-                _send_file(path, broadcast)
+            intact = _latest_intact(plan, markers, cleanup, warn, required)
+            if ranks is not None:
+                index = len(markers) if intact is None else markers.index(intact[1])
+                ranks.broadcast(index.to_bytes(8, "little"), 8)
+            if intact is None:
+                return None
+            path, marker = intact
+            if ranks is not None:
+                _send_file(path, ranks)
         else:
-            assert broadcast is not None  # noqa: S101 - rank 1 and above exist only if size > 1
-            marker = plan.resume[int.from_bytes(broadcast(b"", 8), "little")]
-            path = _receive_file(marker, broadcast, cleanup)
+            assert ranks is not None  # noqa: S101 - rank 1 and above exist only if size > 1
+            index = int.from_bytes(ranks.broadcast(b"", 8), "little")
+            if index == len(markers):
+                return None
+            marker = markers[index]
+            path = _receive_file(marker, ranks, cleanup)
         state = formats.read(marker.kind, path)
     return LoadedCheckpoint(state, marker.step, dict(marker.metrics))
 
 
 def _latest_intact(
-    plan: CheckpointPlan, cleanup: ExitStack, warn: Callable[[str], None]
-) -> tuple[Path, Marker]:
-    """The latest checkpoint that is not damaged."""
+    plan: CheckpointPlan,
+    markers: Sequence[Marker],
+    cleanup: ExitStack,
+    warn: Callable[[str], None],
+    required: bool,
+) -> tuple[Path, Marker] | None:
+    """The latest of some checkpoints that is not damaged; None if none is."""
     if plan.fetched:  # the driver has verified it
         path = Path(plan.fetched)
-        return path, next(marker for marker in plan.resume if marker.name == path.name)
+        return next(((path, marker) for marker in markers if marker.name == path.name), None)
     folder = folders.open_folder(plan.folder)
-    for marker in plan.resume:
+    for at, marker in enumerate(markers, start=1):
         try:
             return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
         except CheckpointError as error:
-            warn(f"HorovodRunner: {error} The earlier one is used.")
+            last = at == len(markers) and not required
+            warn(f"HorovodRunner: {error} The {'commit' if last else 'earlier one'} is used.")
+    if not required:
+        return None
     raise CheckpointError(
         f"all {len(plan.resume)} checkpoints in {plan.folder} are damaged or gone: remove them, or "
         "name another checkpoint_dir, to start a new training"
     )
 
 
-def _send_file(path: Path, broadcast: Callable[[bytes, int], bytes]) -> None:
+def _send_file(path: Path, ranks: Collectives) -> None:
     left = path.stat().st_size
     with path.open("rb") as file:
         while left:
             data = file.read(min(left, _BROADCAST_BYTES))
-            broadcast(data, len(data))
+            ranks.broadcast(data, len(data))
             left -= len(data)
 
 
-def _receive_file(
-    marker: Marker, broadcast: Callable[[bytes, int], bytes], cleanup: ExitStack
-) -> Path:
+def _receive_file(marker: Marker, ranks: Collectives, cleanup: ExitStack) -> Path:
     path = Path(cleanup.enter_context(temporary_folder("checkpoint"))) / marker.name
     left = marker.size
     with path.open("xb") as file:
         while left:
             count = min(left, _BROADCAST_BYTES)
-            file.write(broadcast(b"", count))
+            file.write(ranks.broadcast(b"", count))
             left -= count
     return path
 
 
-def _broadcast() -> Callable[[bytes, int], bytes]:
-    """A function that broadcasts bytes from rank 0, with the library that main has initialized.
+def _loaded(commit: Commit, state: Any) -> LoadedCheckpoint:
+    return LoadedCheckpoint(state, commit.step, dict(commit.metrics))
 
-    Its arguments are ``data``, which is read on rank 0 only, and ``count``, the number of bytes,
-    which must be the same on all ranks.
+
+def _send_commit(held: Held, root: int, rank: int, ranks: Collectives) -> None:
+    """Broadcast a commit from rank ``root``; other ranks that have it take part."""
+    text = msgspec.msgpack.encode(held.commit) if rank == root else b""
+    count = int.from_bytes(ranks.broadcast(len(text).to_bytes(8, "little"), 8, root), "little")
+    ranks.broadcast(text, count, root)
+    for at in range(0, held.commit.size, _BROADCAST_BYTES):
+        count = min(held.commit.size - at, _BROADCAST_BYTES)
+        data = bytes(held.memory[at : at + count]) if rank == root else b""
+        ranks.broadcast(data, count, root)
+
+
+def _receive_commit(root: int, ranks: Collectives, commits: Commits | None) -> LoadedCheckpoint:
+    """Receive a commit from rank ``root``.
+
+    Args:
+        root: the sending rank.
+        ranks: all ranks.
+        commits: where it is kept, in case that rank's host is lost; None: nowhere.
     """
-    connected = connected_library()
-    if connected is not None:
-        name, module = connected
-        return {
-            "horovod.torch": _by_torch,
-            "horovod.tensorflow": _by_tensorflow,
-            "torch": _by_torch_distributed,
-        }[name](module)
-    raise RuntimeError(
-        "load_checkpoint broadcasts from rank 0, and the ranks are not connected yet: call "
-        "hvd.init() before it (or torch.distributed.init_process_group())"
-    )
+    from horovod_runner.checkpoints import commits as commits_
 
-
-def _by_torch(horovod: Any) -> Callable[[bytes, int], bytes]:
-    import torch
-
-    def broadcast(data: bytes, count: int) -> bytes:
-        buffer = torch.frombuffer(bytearray(data or bytes(count)), dtype=torch.uint8)
-        horovod.broadcast_(buffer, 0, name="horovod_runner.checkpoint")
-        return bytes(buffer.numpy().tobytes())
-
-    return broadcast
-
-
-def _by_tensorflow(horovod: Any) -> Callable[[bytes, int], bytes]:
-    import numpy
-    import tensorflow
-
-    def broadcast(data: bytes, count: int) -> bytes:
-        array = numpy.frombuffer(data or bytes(count), numpy.uint8)
-        with tensorflow.device("/cpu:0"):
-            tensor = tensorflow.constant(array)
-            received = horovod.broadcast(tensor, 0, name="horovod_runner.checkpoint")
-        return bytes(received.numpy().tobytes())
-
-    return broadcast
-
-
-def _by_torch_distributed(torch: Any) -> Callable[[bytes, int], bytes]:
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-
-    def broadcast(data: bytes, count: int) -> bytes:
-        buffer = torch.frombuffer(bytearray(data or bytes(count)), dtype=torch.uint8).to(device)
-        torch.distributed.broadcast(buffer, 0)
-        return bytes(buffer.cpu().numpy().tobytes())
-
-    return broadcast
+    count = int.from_bytes(ranks.broadcast(b"", 8, root), "little")
+    commit = msgspec.msgpack.decode(ranks.broadcast(b"", count, root), type=commits_.Commit)
+    with ExitStack() as stack:
+        try:
+            if commits is None:
+                raise CheckpointError("not kept")
+            memory = stack.enter_context(commits.writing(commit))
+        except CheckpointError:  # without room, the next commit says so
+            memory = mmap.mmap(-1, max(commit.size, 1))
+        for at in range(0, commit.size, _BROADCAST_BYTES):
+            count = min(commit.size - at, _BROADCAST_BYTES)
+            memory[at : at + count] = ranks.broadcast(b"", count, root)
+        return _loaded(commit, commits_.read(commit, memory))

@@ -20,7 +20,7 @@ from horovod_runner.checkpoints import checkpoint, folders
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
 from horovod_runner.common.descriptors import write_all
-from horovod_runner.common.numbers import plain_int, plain_metrics
+from horovod_runner.common.numbers import check_saved
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame
@@ -58,20 +58,18 @@ class Saver:
                 the step is not a whole number.
             ValueError: the step is below 0.
         """
-        step = plain_int("step", step)
-        if step < 0:
-            raise ValueError(f"step is the number of finished steps and cannot be {step}")
-        numbers = {} if metrics is None else plain_metrics(metrics)
+        # A call that fails takes a number, too: every rank counts the calls (worker/api.py).
+        number, self._number = self._number, self._number + 1
+        step, numbers = check_saved(step, metrics)
         with self._lock:
             self.finish()
             snapshot = self._copier.copy(state)
             self._thread = threading.Thread(
                 target=self._write,
-                args=(snapshot, step, numbers, self._number),
+                args=(snapshot, step, numbers, number),
                 name="horovod_runner-saver",
                 daemon=True,
             )
-            self._number += 1
             self._thread.start()
 
     def finish(self) -> None:

@@ -25,7 +25,8 @@ from horovod_runner.checkpoints.keras_copy import KerasCopier, is_keras_model
 from horovod_runner.common.temporary import unnamed_file
 from horovod_runner.wire.marker import Kind
 
-_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+#: Values that are stored as they are.
+PLAIN: Final = (type(None), bool, int, float, str, bytes)
 _COPY_BYTES: Final = 1 << 20
 
 
@@ -67,19 +68,8 @@ class Copier:
             return _pack_folder(Path(state))
         if is_keras_model(state):
             return Snapshot("keras", self._keras.copy(state))
-        if not isinstance(state, Mapping):
-            raise TypeError(
-                f"a checkpoint's state is a dict, a Keras model, bytes, or the path of a folder, "
-                f"not {type(state).__qualname__}. Give a torch module's state_dict(), in a dict of "
-                "everything that a restart needs."
-            )
-        torch = sys.modules.get("torch")
-        seen: dict[tuple[Any, ...], Any] = {}
-        with_torch = torch is not None and _holds(state, torch.Tensor)
         self._used = set()
-        copied = _map_leaves(
-            state, "", lambda value, where: self._copy_leaf(value, where, seen, with_torch)
-        )
+        copied, with_torch = map_state(state, self._copy_tensor, self._copy_array)
         for buffers in (self._torch, self._arrays):
             for key in buffers.keys() - self._used:  # the state no longer has them
                 del buffers[key]
@@ -87,42 +77,10 @@ class Copier:
             return Snapshot("torch", lambda path: formats.write_torch(path, copied))
         return Snapshot("arrays", lambda path: formats.write_arrays(path, copied))
 
-    def _copy_leaf(
-        self, value: Any, where: str, seen: dict[tuple[Any, ...], Any], with_torch: bool
-    ) -> Any:
-        if type(value) in _PLAIN:
-            return value
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if torch is not None:
-            if isinstance(value, torch.Tensor):
-                return self._copy_tensor(torch, value, where, seen)
-            if with_torch and isinstance(value, (torch.dtype, torch.device)):
-                return value
-        if isinstance(value, type):
-            raise _not_storable(value, where)
-        if type(value).__module__.startswith("tensorflow.") and hasattr(value, "numpy"):
-            value = value.numpy()  # a copy, unless the tensor is immutable
-            if type(value) in _PLAIN:
-                return value
-            numpy = sys.modules["numpy"]
-        if numpy is not None and isinstance(value, numpy.generic):
-            return value
-        if numpy is not None and isinstance(value, numpy.ndarray):
-            if value.dtype.hasobject:
-                raise _not_storable(value, where, f" of dtype {value.dtype}")
-            return self._copy_array(numpy, value, where)
-        raise _not_storable(value, where)
-
-    def _copy_tensor(
-        self, torch: Any, tensor: Any, where: str, seen: dict[tuple[Any, ...], Any]
-    ) -> Any:
-        tensor = tensor.detach()
-        if tensor.layout is not torch.strided or tensor.is_quantized:
+    def _copy_tensor(self, tensor: Any, where: str) -> Any:
+        torch = sys.modules["torch"]
+        if not is_dense(tensor):
             return tensor.cpu().clone()
-        # Tied weights stay tied, and are stored once.
-        identity = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-        if tensor.numel() and identity in seen:
-            return seen[identity]
         key = (where, tuple(tensor.shape), tensor.dtype)
         self._used.add(key)
         buffer = self._torch.get(key)
@@ -131,10 +89,12 @@ class Copier:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned)
             self._torch[key] = buffer
         buffer.copy_(tensor)
-        seen[identity] = buffer
         return buffer
 
-    def _copy_array(self, numpy: Any, array: Any, where: str) -> Any:
+    def _copy_array(self, array: Any, where: str) -> Any:
+        numpy = sys.modules["numpy"]
+        if isinstance(array, numpy.generic):
+            return array
         key = (where, array.shape, array.dtype)
         self._used.add(key)
         buffer = self._arrays.get(key)
@@ -146,15 +106,13 @@ class Copier:
 
 def _pack_folder(folder: Path) -> Snapshot:
     """Copy a folder's files into a temporary tar file."""
-    if not folder.is_dir():
-        raise TypeError(
-            f"{str(folder)!r} is not a folder: a checkpoint's state is a dict, a Keras model, "
-            "bytes, or the path of an existing folder"
-        )
     # To disk, not to memory: a folder may have any size.
     packed = unnamed_file("folder")
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(folder, arcname=".")
+    try:
+        pack_folder(folder, packed)
+    except BaseException:
+        packed.close()
+        raise
 
     def write(path: Path) -> None:
         with packed, path.open("xb") as file:
@@ -162,6 +120,90 @@ def _pack_folder(folder: Path) -> Snapshot:
             shutil.copyfileobj(packed, file, _COPY_BYTES)
 
     return Snapshot("folder", write)
+
+
+def pack_folder(folder: Path, file: Any) -> None:
+    """Write a folder's files to a tar file.
+
+    Raises:
+        TypeError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise TypeError(
+            f"{str(folder)!r} is not a folder: a checkpoint's state is a dict, a Keras model, "
+            "bytes, or the path of an existing folder"
+        )
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.add(folder, arcname=".")
+
+
+def map_state(
+    state: Any, map_tensor: Callable[[Any, str], Any], map_array: Callable[[Any, str], Any]
+) -> tuple[Any, bool]:
+    """Rebuild a state with other tensors and arrays.
+
+    Args:
+        state: nested dicts, lists and tuples.
+        map_tensor: maps a torch tensor and its place in the state. It is called once for tied
+            weights, which stay tied.
+        map_array: maps a NumPy array, scalar or TensorFlow tensor (as an array), and its place.
+
+    Returns:
+        The new state, and whether it has torch tensors.
+
+    Raises:
+        TypeError: the state holds a value that cannot be stored.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"a checkpoint's state is a dict, a Keras model, bytes, or the path of a folder, "
+            f"not {type(state).__qualname__}. Give a torch module's state_dict(), in a dict of "
+            "everything that a restart needs."
+        )
+    torch = sys.modules.get("torch")
+    with_torch = torch is not None and _holds(state, torch.Tensor)
+    seen: dict[tuple[Any, ...], Any] = {}
+
+    def map_leaf(value: Any, where: str) -> Any:
+        if type(value) in PLAIN:
+            return value
+        if torch is not None and with_torch:
+            if isinstance(value, torch.Tensor):
+                return tensor(value.detach(), where)
+            if isinstance(value, (torch.dtype, torch.device)):
+                return value
+        if isinstance(value, type):
+            raise _not_storable(value, where)
+        if type(value).__module__.startswith("tensorflow.") and hasattr(value, "numpy"):
+            value = value.numpy()  # a copy, unless the tensor is immutable
+            if type(value) in PLAIN:
+                return value
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
+            if value.dtype.hasobject:
+                raise _not_storable(value, where, f" of dtype {value.dtype}")
+            return map_array(value, where)
+        raise _not_storable(value, where)
+
+    def tensor(value: Any, where: str) -> Any:
+        if hasattr(value, "full_tensor"):
+            raise _not_storable(value, where, ", one rank's part of a tensor")
+        if not is_dense(value) or not value.numel():
+            return map_tensor(value, where)
+        # Tied weights stay tied, and are stored once. A tensor and its conjugate share memory, too.
+        views = (value.is_conj(), value.is_neg(), value.device)
+        identity = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype, *views)
+        if identity not in seen:
+            seen[identity] = map_tensor(value, where)
+        return seen[identity]
+
+    return _map_leaves(state, "", map_leaf), with_torch
+
+
+def is_dense(tensor: Any) -> bool:
+    """Whether a torch tensor is an array of plain numbers: not sparse, quantized or nested."""
+    strided = tensor.layout is sys.modules["torch"].strided
+    return bool(strided and not tensor.is_quantized and not tensor.is_nested)
 
 
 def _holds(value: Any, kind: Any) -> bool:
@@ -188,7 +230,7 @@ def _map_leaves(value: Any, where: str, leaf: Callable[[Any, str], Any]) -> Any:
     if kind in (dict, OrderedDict) or (isinstance(value, Mapping) and not hasattr(value, "shape")):
         mapped: dict[Any, Any] = OrderedDict() if kind is OrderedDict else {}
         for key, item in value.items():
-            if type(key) not in _PLAIN:
+            if type(key) not in PLAIN:
                 raise TypeError(
                     f"state{where} has a key of type {type(key).__qualname__} ({key!r:.80}): keys "
                     "of a checkpoint are strings or numbers"
@@ -207,6 +249,8 @@ def _map_leaves(value: Any, where: str, leaf: Callable[[Any, str], Any]) -> Any:
 def _not_storable(value: Any, where: str, details: str = "") -> TypeError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     advice = ": give its state_dict()" if hasattr(value, "state_dict") else ""
+    if hasattr(value, "full_tensor"):
+        advice = ": gather it on all ranks (full_tensor)"
     return TypeError(
         f"state{where} is a {kind}{details}, which a checkpoint cannot hold{advice}. It can hold "
         "tensors, NumPy arrays, numbers, strings, bytes and None, in dicts, lists and tuples."

@@ -59,6 +59,19 @@ def check_names(names: Iterable[str]) -> None:
             )
 
 
+def check_saved(step: Any, metrics: Mapping[str, Any] | None) -> tuple[int, dict[str, float | int]]:
+    """Convert the step and the metrics of a checkpoint or commit to plain numbers.
+
+    Raises:
+        TypeError: a metric is not a number, or the step is not a whole number.
+        ValueError: the step is below 0.
+    """
+    step = plain_int("step", step)
+    if step < 0:
+        raise ValueError(f"step is the number of finished steps and cannot be {step}")
+    return step, {} if metrics is None else plain_metrics(metrics)
+
+
 def plain_metrics(metrics: Any) -> dict[str, float | int]:
     """Convert the metrics of a checkpoint to plain numbers.
 

@@ -258,6 +258,7 @@ class _RankTask:
         return WorkerJob(
             rank=slot.rank,
             size=slot.size,
+            local_rank=slot.local_rank,
             options=job.options,
             main=job.main,
             path=self._setup.path,

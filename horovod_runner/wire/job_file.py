@@ -68,6 +68,7 @@ class WorkerJob(NamedTuple):
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
         trace: the start of the path of the trace of its framework's profiler; empty for none.
+        local_rank: Horovod's.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
     """
 
@@ -85,6 +86,7 @@ class WorkerJob(NamedTuple):
     all_values: bool = False
     sources: dict[str, str] | None = None
     trace: str = ""
+    local_rank: int = 0
     commits: str = ""
 
     @property
@@ -104,7 +106,7 @@ class WorkerOutcome(NamedTuple):
         traceback: the formatted traceback, without this package's stack frames.
         secondary: the error only says that another rank went away.
         imported: the modules that the worker imported, in order; empty unless
-            ``preload_frameworks`` asks for them.
+            ``preload_frameworks`` asks for them, or the run is elastic.
     """
 
     ok: bool

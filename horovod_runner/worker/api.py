@@ -1,6 +1,7 @@
 """The functions that `main` may call while it runs as a rank.
 
-`log_to_driver`, `report`, `save_checkpoint`, `load_checkpoint`, `check_weights`, `current_attempt`.
+`log_to_driver`, `report`, `save_checkpoint`, `commit`, `load_checkpoint`, `check_weights`,
+`current_attempt`.
 Outside a rank, for instance in a test of ``main``, they check their arguments and do no more than
 makes sense there.
 
@@ -11,15 +12,20 @@ what checkpoints and weight checks need: it would slow down the start of every r
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.common.numbers import check_report, plain_int
+from horovod_runner.common.numbers import check_report, check_saved, plain_int
+from horovod_runner.errors import RanksChangedError
 from horovod_runner.profiling.clock import clock
-from horovod_runner.wire import messages
+from horovod_runner.wire import job_file, messages
 from horovod_runner.worker import context
 
 if TYPE_CHECKING:
+    from horovod_runner.checkpoints.commits import Commits
     from horovod_runner.checkpoints.loader import LoadedCheckpoint
 
 
@@ -95,11 +101,16 @@ def save_checkpoint(state: Any, step: int, metrics: Mapping[str, Any] | None = N
             of them.
 
     Raises:
+        RanksChangedError: an elastic run goes on with other ranks, and resumes from this
+            checkpoint. Raised on rank 0, once the checkpoint is written. Do not catch it.
         TypeError: the state holds something that cannot be stored; says where.
         ValueError: ``step`` is below 0.
     """
     rank = context.current()
-    if rank is None or rank.rank != 0:
+    if rank is None:
+        return
+    rank.saved += 1
+    if rank.rank != 0:
         return
     if rank.saver is None:
         from horovod_runner.checkpoints.saver import Saver
@@ -107,6 +118,84 @@ def save_checkpoint(state: Any, step: int, metrics: Mapping[str, Any] | None = N
         rank.saver = Saver(rank.checkpoints, rank.file_parts)
     with clock.timing("checkpoint"):
         rank.saver.save(state, step, metrics)
+        if _leaving(rank):
+            # The others do not know whether it is written: they end when they notice this end.
+            rank.saver.finish()
+            raise _ranks_changed("checkpoint", step)
+
+
+def commit(state: Any, step: int, metrics: Mapping[str, Any] | None = None) -> None:
+    """Keep the state in the memory of each host, in an elastic run (``np=(2, 8)``).
+
+    It costs one copy of the state and no disk, so it may be called every few steps. If ranks or
+    hosts are lost, or come, ``main`` is called again, and ``load_checkpoint`` returns the latest
+    commit. It survives the loss of all ranks, and of any host but the last one. It does not survive
+    the run: use ``save_checkpoint`` as well, less often.
+
+    Call it on every rank, with a state that is the same on all ranks. One rank of each host writes,
+    and the call returns at once elsewhere. A host needs memory for two copies of the state. In a
+    run with a fixed number of ranks (``np=4``), and outside a run, the call checks ``step`` and
+    ``metrics`` and keeps nothing: ``np=(4, 4)`` is a fixed number of ranks with commits.
+
+    Args:
+        state: as for ``save_checkpoint``. Of sharded parameters (FSDP), commit the gathered state.
+        step: how many steps are done.
+        metrics: numbers by name, which ``load_checkpoint`` returns.
+
+    Raises:
+        CheckpointError: the host's memory has no room; says which setting to change.
+        RanksChangedError: the run goes on with other ranks, and resumes from this commit. Do not
+            catch it.
+        TypeError: the state holds something that cannot be stored; says where.
+        ValueError: ``step`` is below 0.
+    """
+    rank = context.current()
+    step, numbers = check_saved(step, metrics)
+    if rank is None or not rank.commits:
+        return
+    from horovod_runner.checkpoints.commits import Commit
+
+    rank.committed += 1
+    commits = _host_commits(rank)
+    if rank.local_rank == 0:
+        with clock.timing("checkpoint"):
+            following = rank.checkpoints.next_number + rank.saved
+            commits.write(state, Commit(rank.attempt, rank.committed, step, following, numbers))
+        _note_imports(rank)
+    if _leaving(rank):
+        kept = commits.latest()
+        # A rank that does not write must not end before the one that does has written.
+        if kept is not None and kept.order >= (rank.attempt, rank.committed):
+            raise _ranks_changed("commit", step)
+
+
+def _host_commits(rank: context.RankContext) -> Commits:
+    if rank.host_commits is None:
+        from horovod_runner.checkpoints.commits import Commits
+
+        rank.host_commits = Commits(rank.commits)
+    return rank.host_commits
+
+
+def _leaving(rank: context.RankContext) -> bool:
+    """Whether the driver wants the ranks of this attempt to end at a commit."""
+    return bool(rank.commits) and os.path.exists(job_file.leave_file(rank.commits, rank.attempt))
+
+
+def _ranks_changed(kept: str, step: int) -> RanksChangedError:
+    return RanksChangedError(
+        f"the run goes on with another number of ranks: main ends here, and is called again on all "
+        f"ranks. load_checkpoint then returns the {kept} of step {step}, or a later one."
+    )
+
+
+def _note_imports(rank: context.RankContext) -> None:
+    """Tell the task which frameworks to preload for a restart; once."""
+    path = Path(job_file.imported_file(rank.commits))
+    if rank.committed == 1 and rank.imports is not None and not path.exists():
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(rank.imports.preloadable(quiet=True)))
+        part.replace(path)
 
 
 def load_checkpoint() -> LoadedCheckpoint | None:
@@ -116,8 +205,10 @@ def load_checkpoint() -> LoadedCheckpoint | None:
     previous attempt (``max_restarts``). Call it on every rank, after ``hvd.init()``: rank 0 reads
     it and broadcasts it. The number of ranks may differ from when it was written.
 
+    In an elastic run it is the latest ``commit`` of any host, unless a checkpoint is newer.
+
     Raises:
-        CheckpointError: there are checkpoints, and none of them is complete.
+        CheckpointError: there are checkpoints, none of them is complete, and there is no commit.
         RuntimeError: there are several ranks, and ``hvd.init()`` has not been called.
     """
     rank = context.current()
@@ -125,7 +216,15 @@ def load_checkpoint() -> LoadedCheckpoint | None:
         return None
     from horovod_runner.checkpoints.loader import load
 
-    return load(rank.checkpoints, rank.rank, rank.size, log_to_driver)
+    commits = _host_commits(rank) if rank.commits else None
+    return load(
+        rank.checkpoints,
+        rank.rank,
+        rank.size,
+        log_to_driver,
+        commits=commits,
+        keeps=rank.local_rank == 0,
+    )
 
 
 def check_weights(model: Any, epoch: int | None = None) -> None:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from horovod_runner.checkpoints.commits import Commits
     from horovod_runner.checkpoints.saver import Saver
     from horovod_runner.wire.job_file import CheckpointPlan
+    from horovod_runner.worker.imports_watch import ImportsWatch
     from horovod_runner.worker.pipe import Pipe
     from horovod_runner.worker.reporter import Reporter
 
@@ -31,8 +33,12 @@ class RankContext:
         weight_check: whether the ranks' weights are compared.
         readers: the pickled readers of the datasets, by the name of the argument; may be empty.
         pieces: see messages.Assignment.
+        local_rank: its number among the ranks of this host.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
+        imports: watches which frameworks are imported; None if nothing is to be preloaded.
         saver: writes checkpoints; None before the first one.
+        host_commits: reads and writes commits; None before the first one.
+        saved, committed: how often ``save_checkpoint`` and ``commit`` were called.
     """
 
     rank: int
@@ -45,8 +51,13 @@ class RankContext:
     weight_check: bool = False
     readers: bytes = b""
     pieces: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
+    local_rank: int = 0
     commits: str = ""
+    imports: ImportsWatch | None = None
     saver: Saver | None = None
+    host_commits: Commits | None = None
+    saved: int = 0
+    committed: int = 0
 
     def finish(self) -> None:
         """Wait until everything that ``main`` reported and saved has been sent or written."""

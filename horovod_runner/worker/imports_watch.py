@@ -58,17 +58,20 @@ class ImportsWatch:
                 f"frameworks imported (preload_frameworks=True). {_ADVICE.format(name=name)}"
             )
 
-    def preloadable(self) -> tuple[str, ...]:
+    def preloadable(self, *, quiet: bool = False) -> tuple[str, ...]:
         """The frameworks that the next run can preload, in the order of their import.
 
         Those that were imported after ``main`` had set a variable are left out, with a notice.
+
+        Args:
+            quiet: whether there is no notice.
         """
         imported = _imported_frameworks()
         if self._first is None:
             return tuple(imported)
         name, earlier = self._first
         later = [module for module in imported if module not in earlier]
-        if later:
+        if later and not quiet:
             self._notify(
                 f"HorovodRunner: main sets {name} before it imports {', '.join(later)}, so "
                 f"preload_frameworks=True does not preload them. {_ADVICE.format(name=name)}"

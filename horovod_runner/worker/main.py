@@ -53,7 +53,7 @@ def run_worker(arguments: list[str], status: int | None = None) -> int:
     os.close(job_input)
     rank = _enter_rank(job, outcome_file, pipes)
     _set_up_python(job)
-    imports = _watch_imports(job, forked=status is not None)
+    imports = rank.imports = _watch_imports(job, forked=status is not None)
     profiler = _start_profiler(job, rank)
     framework_profiler = _start_framework_profiler(job, rank)
     outcome = _call_main(job, rank)
@@ -119,6 +119,7 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         weight_check=job.options.debug_config.weight_check is not None,
         readers=job.data,
         pieces=job.pieces or {},
+        local_rank=job.local_rank,
         commits=job.commits,
     )
     context.enter(rank)
@@ -140,13 +141,14 @@ def _set_up_python(job: WorkerJob) -> None:
 
 
 def _watch_imports(job: WorkerJob, *, forked: bool) -> ImportsWatch | None:
-    """Record which frameworks ``main`` imports, if the next run is to preload them."""
-    if not job.options.cluster_config.preload_frameworks:
+    """Record which frameworks ``main`` imports, if the next run or attempt is to preload them."""
+    wanted = job.options.cluster_config.preload_frameworks
+    if not wanted and not job.commits:
         return None
     from horovod_runner.worker.imports_watch import ImportsWatch
 
     def notify(text: str) -> None:
-        if job.rank == 0:  # the text is the same on all ranks
+        if wanted and job.rank == 0:  # the text is the same on all ranks
             api.log_to_driver(text)
 
     return ImportsWatch(forked=forked, notify=notify)

@@ -120,6 +120,16 @@ def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
     assert (tmp_path / "state.pt").stat().st_size < 500_000
 
 
+def test_a_tensor_and_its_conjugate_are_not_tied(tmp_path: Path) -> None:
+    import torch
+
+    weights = torch.tensor([1 + 2j])
+    state = {"w": weights, "conjugate": weights.conj(), "imaginary": weights.conj().imag}
+    restored, _ = round_trip(state, tmp_path)
+    values = [restored[name].item() for name in state]
+    assert values == [1 + 2j, 1 - 2j, -2]
+
+
 def test_only_the_visible_part_of_a_view_is_stored(tmp_path: Path) -> None:
     import torch
 

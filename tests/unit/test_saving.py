@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from horovod_runner.checkpoints import checkpoint, loader
+from horovod_runner.checkpoints import checkpoint, collectives, loader
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.folders import LocalFolder
 from horovod_runner.checkpoints.saver import Saver
@@ -85,14 +85,15 @@ def test_if_the_latest_is_damaged_all_ranks_load_the_earlier_checkpoint(
     plan = CheckpointPlan(folder.url, "run2", resume=(latest, earlier))
     sent, warned = deque[bytes](), list[str]()
 
-    def broadcast(data: bytes, count: int) -> bytes:  # rank 0 sends all before rank 1 asks
-        if data:
-            sent.append(data)
-        received = data or sent.popleft()
-        assert len(received) == count
-        return received
+    class OneAfterTheOther:
+        def broadcast(self, data: bytes, count: int) -> bytes:  # rank 0 sends all before 1 asks
+            if data:
+                sent.append(data)
+            received = data or sent.popleft()
+            assert len(received) == count
+            return received
 
-    monkeypatch.setattr(loader, "_broadcast", lambda: broadcast)
+    monkeypatch.setattr(collectives, "connected", OneAfterTheOther)
     loaded = [loader.load(plan, rank, 2, warned.append) for rank in range(2)]
     assert [(each.step, each.state) for each in loaded if each] == [(10, b"earlier")] * 2
     assert [dict(each.metrics) for each in loaded if each] == [{"loss": 1.0}] * 2

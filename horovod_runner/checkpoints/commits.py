@@ -1,0 +1,294 @@
+"""Commits: the latest state of a training, in a folder in the memory of each host.
+
+    state-0, state-1    the latest two states; the next commit overwrites the older one
+    commit              metadata, replaced in one step at the end of a commit
+
+So a rank that is killed in the middle of a commit leaves the earlier one. The files belong to the
+task beside the rank: they stay when the rank is killed. A lock on a state keeps it from being
+overwritten while it is read; the kernel releases the lock of a killed process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from horovod_runner.checkpoints import formats, packed
+from horovod_runner.checkpoints.keras_copy import is_keras_model
+from horovod_runner.checkpoints.packed import Layout, Memory
+from horovod_runner.checkpoints.snapshot import pack_folder
+from horovod_runner.errors import CheckpointError
+from horovod_runner.host.scratch import temporary_folder
+from horovod_runner.wire.marker import SUFFIXES, Marker
+
+_MARKER: Final = "commit"
+_PART: Final = ".part-"
+# Files grow by this much, so that a state that grows by a few bytes needs no new memory.
+_STEP_BYTES: Final = 1 << 20
+
+
+class Commit(msgspec.Struct, frozen=True):
+    """The metadata of a commit.
+
+    Attributes:
+        attempt: 1-based number of the launch within the run.
+        number: 1-based number of the commit within the attempt.
+        step: as given to ``commit``.
+        next_checkpoint: the number that the next checkpoint of this attempt gets.
+        metrics: as given to ``commit``.
+        kind: "packed", or a file's format as in :data:`~horovod_runner.wire.marker.Kind`.
+        size: in bytes.
+        tree_at, crc: of a packed state: the tree's position and CRC-32.
+        slot: the file that it is in, 0 or 1.
+    """
+
+    attempt: int
+    number: int
+    step: int
+    next_checkpoint: int
+    metrics: dict[str, int | float] = {}
+    kind: Literal["packed", "bytes", "keras", "folder"] = "packed"
+    size: int = 0
+    tree_at: int = 0
+    crc: int = 0
+    slot: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Later commits have a higher one."""
+        return self.attempt, self.number
+
+    def is_older_than(self, marker: Marker, run_id: str) -> bool:
+        """Whether a checkpoint was saved after this commit.
+
+        Args:
+            marker: the checkpoint's. Those of earlier runs are older than any commit.
+            run_id: this run's.
+        """
+        later = (marker.attempt, marker.number) >= (self.attempt, self.next_checkpoint)
+        return marker.run_id == run_id and later
+
+
+class Held(NamedTuple):
+    """A commit that no process overwrites while it is held.
+
+    Attributes:
+        commit: its metadata.
+        memory: its state. Writing to it changes nothing.
+    """
+
+    commit: Commit
+    memory: Memory
+
+    def read(self) -> Any:
+        """Read the state. The result shares no memory with the commit."""
+        return read(self.commit, self.memory)
+
+
+class Commits:
+    """The commits of a host. One process writes, all may read.
+
+    Args:
+        folder: in which they are; it exists.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        self._slots = [_Slot(self._path(slot)) for slot in range(2)]
+
+    def latest(self) -> Commit | None:
+        """The metadata of the latest complete commit; None if there is none."""
+        try:
+            commit = msgspec.msgpack.decode((self._folder / _MARKER).read_bytes(), type=Commit)
+            if commit.size <= self._path(commit.slot).stat().st_size:
+                return commit
+        except (FileNotFoundError, msgspec.DecodeError):
+            pass
+        return None
+
+    @contextmanager
+    def hold(self) -> Iterator[Held | None]:
+        """Hold the latest commit; None if there is none, or it is damaged."""
+        with ExitStack() as stack:
+            held = None
+            while (commit := self.latest()) is not None:
+                file = stack.enter_context(self._path(commit.slot).open("rb"))
+                fcntl.flock(file, fcntl.LOCK_SH)
+                again = self.latest()
+                if again is not None and again.order == commit.order:
+                    # It was not overwritten before it was locked.
+                    memory = mmap.mmap(file.fileno(), commit.size, access=mmap.ACCESS_COPY)
+                    stack.callback(_close, memory)
+                    tree = memory[commit.tree_at : commit.size] if commit.kind == "packed" else b""
+                    held = Held(commit, memory) if zlib.crc32(tree) == commit.crc else None
+                    break
+            yield held
+
+    def write(self, state: Any, commit: Commit) -> None:
+        """Make a new commit.
+
+        Args:
+            state: as for ``save_checkpoint``.
+            commit: its metadata, without kind, size and what follows.
+
+        Raises:
+            CheckpointError: there is no room for it; the earlier commit stays.
+            TypeError: the state holds a value that cannot be stored.
+        """
+        if isinstance(state, (bytes, bytearray, memoryview)):
+            view = memoryview(state).cast("B")
+            with self.writing(_replace(commit, kind="bytes", size=view.nbytes)) as memory:
+                memory[: view.nbytes] = view
+        elif isinstance(state, (str, os.PathLike)) or is_keras_model(state):
+            self._write_file(state, commit)
+        else:
+            layout = Layout(state)
+            commit = _replace(
+                commit, size=layout.size, tree_at=layout.tree_at, crc=zlib.crc32(layout.tree)
+            )
+            with self.writing(commit) as memory:
+                layout.copy_to(memory)
+
+    def _write_file(self, state: Any, commit: Commit) -> None:
+        """Commit a Keras model or a folder, as the file that a checkpoint would be."""
+        kind: Literal["keras", "folder"] = "keras" if is_keras_model(state) else "folder"
+        part = self._folder / f"{_PART}file{SUFFIXES[kind]}"
+        try:
+            if kind == "keras":
+                state.save(part)
+            else:
+                with part.open("wb") as packing:
+                    pack_folder(Path(state), packing)
+            with part.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                with self.writing(_replace(commit, kind=kind, size=size)) as memory:
+                    file.readinto(memoryview(memory)[:size])
+        except OSError as error:
+            raise self._no_room(str(error)) from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    @contextmanager
+    def writing(self, commit: Commit) -> Iterator[Memory]:
+        """Memory for a new commit, which counts from the end of the block on.
+
+        Args:
+            commit: its metadata; the slot is chosen here.
+
+        Raises:
+            CheckpointError: there is no room for it.
+        """
+        latest = self.latest()
+        number = 0 if latest is None else 1 - latest.slot
+        # Both files now: if the memory is too small, the first commit fails, and not a later one.
+        growth = sum(slot.growth(commit.size) for slot in self._slots)
+        needs = f"a state of {commit.size / 1e6:.1f} MB needs another {growth / 1e6:.1f} MB"
+        if growth > shutil.disk_usage(self._folder).free:
+            raise self._no_room(needs)
+        try:
+            for slot in self._slots:
+                slot.grow(commit.size)
+        except OSError as error:
+            raise self._no_room(f"{needs} ({error})") from error
+        with self._slots[number].locked() as memory:
+            yield memory
+            part = self._folder / f"{_PART}{_MARKER}"
+            part.write_bytes(msgspec.msgpack.encode(_replace(commit, slot=number)))
+            part.replace(self._folder / _MARKER)
+
+    def _path(self, slot: int) -> Path:
+        return self._folder / f"state-{slot}"
+
+    def _no_room(self, reason: str) -> CheckpointError:
+        free = shutil.disk_usage(self._folder).free / 1e6
+        return CheckpointError(
+            f"commit has no room in {self._folder}: {reason}, and {free:.1f} MB are free. Commits "
+            "take twice the state's size in the memory of each host. Give containers more shared "
+            "memory (docker run --shm-size=..., in Kubernetes an emptyDir with medium: Memory at "
+            "/dev/shm), or call save_checkpoint in place of commit."  # noqa: S108
+        )
+
+
+class _Slot:
+    """A file for states, and its memory in this process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = -1
+        self._memory: Memory = None
+
+    def growth(self, size: int) -> int:
+        """By how many bytes the file has to grow for a state of that size."""
+        try:
+            return max(0, _rounded(size) - self._path.stat().st_size)
+        except FileNotFoundError:
+            return _rounded(size)
+
+    def grow(self, size: int) -> None:
+        """Reserve memory for a state of that size.
+
+        Raises:
+            OSError: there is none left.
+        """
+        if self._file < 0:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if self.growth(size):
+            # A write to a page that does not exist yet would end the process if memory is full.
+            os.posix_fallocate(self._file, 0, _rounded(size))
+
+    @contextmanager
+    def locked(self) -> Iterator[Memory]:
+        """The file's memory, while no process reads it."""
+        size = os.fstat(self._file).st_size
+        if self._memory is None or len(self._memory) != size:
+            if self._memory is not None:
+                _close(self._memory)
+            # All pages are made known to this process at once, not one after the other.
+            flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            self._memory = mmap.mmap(self._file, size, flags)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            yield self._memory
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def read(commit: Commit, memory: Memory) -> Any:
+    """Read a commit's state from memory. The result shares nothing with the memory.
+
+    Raises:
+        CheckpointError: the framework that it needs is not installed here.
+    """
+    if commit.kind == "bytes":
+        return bytes(memory[: commit.size])
+    if commit.kind == "packed":
+        try:
+            return packed.read(memory, commit.tree_at, commit.size)
+        except ImportError as error:
+            raise CheckpointError(f"the commit cannot be read here: {error}.") from error
+    with temporary_folder("commit") as folder:
+        path = Path(folder) / f"state{SUFFIXES[commit.kind]}"
+        path.write_bytes(memoryview(memory)[: commit.size])
+        return formats.read(commit.kind, path)
+
+
+def _replace(commit: Commit, **fields: Any) -> Commit:
+    return msgspec.structs.replace(commit, **fields)
+
+
+def _rounded(size: int) -> int:
+    return -(-max(size, 1) // _STEP_BYTES) * _STEP_BYTES
+
+
+def _close(memory: Memory) -> None:
+    with suppress(BufferError):  # a tensor still refers to it
+        memory.close()

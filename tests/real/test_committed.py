@@ -1,0 +1,173 @@
+"""Commits of real frameworks' states, and ranks that agree which one to load."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_runner import HorovodRunner, commit, load_checkpoint, save_checkpoint
+from horovod_runner.checkpoints.commits import Commit, Commits
+
+
+def round_trip(state: Any, folder: Path) -> Any:
+    commits = Commits(str(folder))
+    latest = commits.latest()
+    commits.write(state, Commit(1, 1 if latest is None else latest.number + 1, 10, 1))
+    with Commits(str(folder)).hold() as held:
+        assert held is not None
+        return held.read()
+
+
+def test_a_torch_state_is_restored(tmp_path: Path) -> None:
+    import numpy as np
+    import torch
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    weights = torch.arange(12.0).view(3, 4)
+    state = {
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "random": torch.get_rng_state(),
+        "kinds": [
+            torch.ones(2, dtype=torch.bfloat16),
+            torch.tensor([True, False]),
+            torch.tensor(3, dtype=torch.int8),
+            torch.ones(3, dtype=torch.float8_e4m3fn),
+            torch.tensor([1 + 2j]),
+            torch.tensor([1 + 2j]).conj(),
+            torch.empty(0, 3),
+            weights[:, 1],
+            weights.t(),
+            torch.nn.Parameter(weights),
+            weights.to_sparse(),
+            weights.to_sparse_csr(),
+            torch.quantize_per_tensor(weights, 0.1, 10, torch.quint8),
+        ],
+        "order": np.arange(5),
+        "best": np.float32(0.5),
+        "types": [torch.float16, torch.device("cpu")],
+        "epoch": 3,
+    }
+
+    def plain(tensor: Any) -> Any:
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        return dense.detach().to(torch.complex64)
+
+    restored = round_trip(state, tmp_path)
+    other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    other.load_state_dict(restored["model"])
+    assert all(map(torch.equal, other.state_dict().values(), model.state_dict().values()))
+    torch.optim.AdamW(other.parameters()).load_state_dict(restored["optimizer"])
+    assert isinstance(restored["model"], OrderedDict)
+    assert restored["model"]._metadata == model.state_dict()._metadata
+    for ours, theirs in zip(restored["kinds"], state["kinds"], strict=True):
+        assert (ours.dtype, ours.layout, ours.shape) == (theirs.dtype, theirs.layout, theirs.shape)
+        assert torch.equal(plain(ours), plain(theirs))
+    assert restored["order"].tolist() == [0, 1, 2, 3, 4]
+    assert type(restored["best"]) is np.float32
+    assert restored["types"] == state["types"]
+
+
+def test_tied_weights_stay_tied_and_a_conjugate_does_not(tmp_path: Path) -> None:
+    import torch
+
+    weights = torch.ones(1000, dtype=torch.complex64) * 1j
+    state = {"in": weights, "out": weights, "conjugate": weights.conj(), "row": weights[:10]}
+    restored = round_trip(state, tmp_path)
+    assert restored["in"].data_ptr() == restored["out"].data_ptr()
+    assert restored["conjugate"][0] == -1j
+    assert restored["row"].tolist() == [1j] * 10
+    latest = Commits(str(tmp_path)).latest()
+    assert latest is not None
+    assert latest.size < 18_000
+    restored["row"][0] = 0  # the state shares nothing with the commit
+    with Commits(str(tmp_path)).hold() as held:
+        assert held is not None
+        assert held.read()["row"].tolist() == [1j] * 10
+
+
+def test_tensorflow_tensors_and_keras_models_are_restored(tmp_path: Path) -> None:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    values = [tf.Variable([1.0, 2.0]), tf.constant([1, 2], tf.bfloat16), tf.constant("text")]
+    restored = round_trip({"values": values}, tmp_path)["values"]
+    assert [value.tolist() for value in restored[:2]] == [[1, 2], [1, 2]]
+    assert restored[1].dtype.name == "bfloat16"
+    assert restored[2] == b"text"
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(np.ones((8, 3)), np.ones(8), verbose=0)
+    copy = round_trip(model, tmp_path)
+    assert all(map(np.array_equal, copy.get_weights(), model.get_weights()))
+    assert int(copy.optimizer.iterations.numpy()) == 1
+
+
+def test_reading_a_malicious_commit_runs_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pickle
+
+    import torch
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return (tmp_path / "ran").touch, ()
+
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda _, file: save(Evil(), file))
+    with pytest.raises(pickle.UnpicklingError):
+        round_trip({"x": torch.ones(2).to_sparse()}, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def agree(folders: list[str], library: str) -> Any:
+    """Commit on the last rank's host, and load on all; the ranks' ``main``."""
+    import numpy as np
+
+    from horovod_runner.worker import context
+
+    if library == "horovod.tensorflow":
+        import horovod.tensorflow as hvd
+    else:
+        import horovod.torch as hvd
+    if library == "torch":
+        import torch
+
+        torch.distributed.init_process_group("gloo")
+    else:
+        hvd.init()
+    rank = context.current()
+    assert rank is not None
+    rank.commits = folders[rank.rank]
+    rank.local_rank = 0
+    assert load_checkpoint() is None
+    save_checkpoint({"x": np.zeros(3)}, 1)
+    if rank.rank == 2:
+        commit({"x": np.arange(1000)}, 5, {"loss": 0.5})
+    first = load_checkpoint()
+    rank.host_commits = None
+    second = load_checkpoint()  # now each host has it
+    assert first is not None
+    assert second is not None
+    return [(each.step, dict(each.metrics), int(each.state["x"].sum())) for each in (first, second)]
+
+
+@pytest.mark.horovod
+@pytest.mark.parametrize("library", ["horovod.torch", "horovod.tensorflow", "torch"])
+def test_ranks_on_three_hosts_load_the_commit_of_one(tmp_path: Path, library: str) -> None:
+    folders = [str(tmp_path / name) for name in "abc"]
+    for folder in folders:
+        os.mkdir(folder)
+    values = HorovodRunner(np=-3, progress=False).run_all(agree, folders=folders, library=library)
+    assert values == [[(5, {"loss": 0.5}, 499500)] * 2] * 3
