@@ -252,3 +252,38 @@ def normalized(train: Shard) -> list[list[int]]:
             functional.cross_entropy(model(x), y).backward()
             optimizer.step()
     return list(hvd.allgather_object(taken))
+
+
+def keras_training(train: Shard) -> dict[str, Any]:
+    """Keras on the backend of the run; the weights after two epochs, and the losses."""
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    hvd.init()
+    results = {}
+    for name, passes in (("plain", None), ("accumulated", 2)):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+        model = keras.Sequential(layers)
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9, gradient_accumulation_steps=passes)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(hvd.DistributedOptimizer(optimizer), loss)
+        model.fit(**keras_batches(train, 8 if passes else 9), epochs=2, shuffle=False, verbose=0)
+        results[name] = model.get_weights()
+    # Last, because the layers of all models of a process are noticed.
+    model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), *layers[1:]])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss)
+    model.fit(**keras_batches(train, 10), epochs=1, shuffle=False, verbose=0)
+    return results
+
+
+def keras_batches(train: Shard, seed: int) -> dict[str, Any]:
+    import keras
+
+    columns = {"x": ["a", "b", "c"], "y": "label"}
+    options: Any = {"columns": columns, "shuffle": True, "seed": seed}
+    if keras.backend.backend() == "tensorflow":
+        return {"x": train.to_tf(global_batch=BATCH, **options)}
+    feed = train.to_torch(global_batch=BATCH, sample_weights=True, **options)
+    return {"x": both(feed, 3), "steps_per_epoch": len(feed)}  # Keras looks one batch ahead

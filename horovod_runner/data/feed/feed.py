@@ -118,6 +118,8 @@ class Feed(Generic[T]):
         self._given = 0  # steps of the epoch that the last batch belongs to
         self._equal = plan.options.has_equal_parts
         self._is_stale = False  # batches that were prepared ahead must be made anew
+        is_shared = plan.options.global_batch is not None and plan.place[1] > 1
+        self._checks_layers = is_shared and plan.options.has_weights
         self.names = [field.name for field in plan.fields] + [WEIGHT] * plan.options.has_weights
         self._columns = list(dict.fromkeys(c.name for f in plan.fields for c in f.columns))
 
@@ -190,7 +192,8 @@ class Feed(Generic[T]):
         self._begun = True
         self._warn_of_repeats()
         options = self._plan.options
-        if options.global_batch is not None and options.has_weights and self.ranks > 1:
+        if self._checks_layers:
+            self._checks_layers = False
             inexact.check_layers(self)
         self._is_stale = True
         while self._is_stale:
