@@ -75,17 +75,18 @@ def test_equal_parts_keep_the_rows_and_the_weights_of_the_ranks(
 ) -> None:
     together = feeds(shard, monkeypatch, 3, 32, sample_weights=True)
     expected = [batch["x"].mean() for batch in feeds(shard, monkeypatch, 1, 32)[0]]
-    together[1].use_equal_parts()  # before the first batch, and rank 0 in the middle
+    together[1].use_equal_parts()  # before the first batch, and rank 2 in the middle
     seen: Counter[int] = Counter()
     for step, batches in enumerate(zip(*together, strict=True)):
         assert len(batches[1]["x"]) == 11
-        assert len(batches[0]["x"]) == 11 or step < 2
+        assert len(batches[0]["x"]) == [11, 11, 11, 3][step]
+        assert len(batches[2]["x"]) == [10, 10, 11, 11][step]
         for feed, batch in zip(together, batches, strict=True):
             seen.update(batch["label"][: feed.real].tolist())
         mean = np.mean([(batch["x"] * batch["weight"]).mean() for batch in batches])
         assert mean == pytest.approx(expected[step], rel=1e-6)
         if step == 1:
-            together[0].use_equal_parts()
+            together[2].use_equal_parts()
     assert step == 3
     assert seen == Counter(range(ROWS))
 
