@@ -53,6 +53,12 @@ def train_all(train: Shard, valid: Shard) -> dict[str, list[Any]]:
     return {name: training(train, valid) for name, training in TRAININGS.items()}
 
 
+def undisturbed(train: Shard, valid: Shard) -> list[Any]:
+    """Three epochs of what some_steps trains."""
+    weights: list[Any] = some_steps(train, 3 * STEPS, None)["weights"]
+    return weights
+
+
 def plain(train: Shard, valid: Shard) -> list[Any]:
     """The loop that everybody writes."""
     from torch.nn import functional
@@ -173,7 +179,15 @@ def by_sample_weights(train: Shard, valid: Shard) -> list[Any]:
 
 TRAININGS: dict[str, Callable[[Shard, Shard], list[Any]]] = {
     training.__name__: training
-    for training in (plain, accumulated, two_losses, recomputed, data_parallel, by_sample_weights)
+    for training in (
+        plain,
+        accumulated,
+        two_losses,
+        recomputed,
+        data_parallel,
+        by_sample_weights,
+        undisturbed,
+    )
 }
 
 
