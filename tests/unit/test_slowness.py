@@ -372,7 +372,7 @@ def test_a_profiler_sends_only_what_was_measured_since() -> None:
     assert all(profile.rank == 3 and profile.seconds > 0 for profile in sent)
     assert sent[1].steps["reports"] > 0
     of_main = next(each for each in lines if each.thread == "main")
-    assert of_main.looks == sum(of_main.counts)
+    assert of_main.total == sum(of_main.counts)
 
 
 def test_a_flame_graph_has_a_box_for_each_call_as_wide_as_its_share(tmp_path: Path) -> None:
