@@ -52,7 +52,7 @@ class Profiler:
         self._send = send
         self._send_lines = send_lines
         self._sampler = Sampler(outermost)
-        self._look_seconds = LOOK_SECONDS
+        self._look_seconds = LOOK_SECONDS  # between two looks of this summary
         self._steps = OptimizerSteps()
         self._loader = LoaderWatch()
         self._collectives = Collectives()
@@ -78,6 +78,7 @@ class Profiler:
 
     def _measure(self) -> None:
         pace = Pace()
+        self._look_seconds = pace.seconds
         now = time.monotonic()
         window, lines = now + _WINDOW_SECONDS, now + _LINES_SECONDS
         due = now + pace.seconds

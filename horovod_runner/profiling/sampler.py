@@ -1,7 +1,8 @@
 """Looks at the line that the main thread executes, up to fifty times a second.
 
-Each look walks the frames of one thread. That takes two microseconds in a loop, but some forty in a
-training, which has taken the processor's caches. So :class:`Pace` limits the looks by their cost.
+Each look walks the frames of one thread. That takes two microseconds in a loop, but 30 to 70 in a
+training, which fills the processor's caches with its own data. To wake the thread takes as long
+again. So :class:`Pace` limits the looks by their cost.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import CodeType, FrameType
 from typing import BinaryIO, Final, TypeAlias
 
 LOOK_SECONDS: Final = 0.02  # between two looks, at least
+_FIRST_SECONDS: Final = 0.04  # as long as the cost is not known
 _RARE_SECONDS: Final = 0.1  # at most
 _CPU: Final = 0.003  # of a core, for the thread that looks
 _DEEPEST: Final = 64  # frames
@@ -39,7 +41,7 @@ class Pace:
     """
 
     def __init__(self) -> None:
-        self.seconds = LOOK_SECONDS
+        self.seconds = _FIRST_SECONDS
         self._before = time.monotonic(), time.thread_time()
 
     def adjust(self) -> None:

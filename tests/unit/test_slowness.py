@@ -15,7 +15,6 @@ from msgspec import structs
 from horovod_runner.profiling.clock import Clock, cells, clock
 from horovod_runner.profiling.collectives import Collective, chosen, tails
 from horovod_runner.profiling.profiler import Profiler
-from horovod_runner.profiling.sampler import Sampler
 from horovod_runner.results.slowness.diagnosis import diagnose
 from horovod_runner.results.slowness.lines import user_lines
 from horovod_runner.results.slowness.profile import MAX_ROWS, RunProfile
@@ -349,15 +348,6 @@ def test_the_clock_tells_the_main_thread_from_others() -> None:
 )
 def test_the_size_of_a_batch_is_that_of_its_first_part(batch: object, count: int) -> None:
     assert cells(batch) == count
-
-
-def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:
-    sampler = Sampler()
-    looking = threading.Thread(target=sampler.look)
-    looking.start()
-    looking.join()
-    (stack,) = sampler.stacks()
-    assert any(function.endswith("executes") and file == __file__ for file, function, _ in stack)
 
 
 def test_a_profiler_sends_only_what_was_measured_since() -> None:
