@@ -148,6 +148,9 @@ class Profiler:
                 self._late_seconds(now, before),
             )
         )
+        if not final and not any(before.steps.values()):
+            self._sampler.forget()  # the lines of imports and of the first steps
+            now.looked = now.blocked = 0
 
     def _late_seconds(self, now: _Counters, before: _Counters) -> float:
         """See ``Profile.late``: as if the thread had looked fifty times a second."""

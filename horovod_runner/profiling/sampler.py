@@ -137,6 +137,11 @@ class Sampler:
         self._blocks.append(code.co_name == _BACKWARD or _DISTRIBUTED in code.co_filename)
         return len(self._lines) - 1
 
+    def forget(self) -> None:
+        """Begin again; for the thread that looks."""
+        self.total = self.late_looks = self.blocked = 0
+        self._counts, self._others = Counter(), Counter()
+
     def stacks(self) -> dict[Stack, int]:
         """For how many microseconds the main thread had each stack."""
         return self._decoded(self._counts)

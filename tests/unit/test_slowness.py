@@ -88,6 +88,22 @@ def test_the_line_of_a_slow_rank_is_named() -> None:
     assert "55% more of its time in /work/train.py:20 augment" in text
 
 
+def test_the_line_of_a_slow_rank_is_named_in_the_function_in_which_the_others_wait() -> None:
+    profile = run_of(windows(0, waits=40_100, waiting=0.4), windows(1, waits=100))
+    calls = ["/work/train.py\0main\x0010", "/work/train.py\0main\x0020"]
+    profile.add_lines(Lines(0, 100, calls, [[0], [1]], [10, 90]))
+    profile.add_lines(Lines(1, 100, calls, [[0], [1]], [90, 10]))
+    text = diagnose(profile).findings[0].text
+    assert "80% more of its time in /work/train.py:10 main" in text
+
+
+def test_other_processes_that_need_the_cores_are_named() -> None:
+    profile = run_of(*(measured(rank, starved=0.3, main_cpu=0.6, cpu=0.6) for rank in range(2)))
+    profile.add_machine(Machine(0, 1030.0, 5.0, cores=2.0, of_cores=2, own_cores=1.2))
+    (finding,) = diagnose(profile).findings
+    assert "its host's 2 ranks take 1.2 of 2 cores, and other processes" in finding.text
+
+
 @pytest.mark.parametrize(
     ("spent", "cause"),
     [
@@ -112,7 +128,10 @@ def test_a_main_thread_without_a_core_is_told_from_one_that_waits_for_the_lock()
     starved = measured(3, starved=0.4, main_cpu=0.55, late=0.2, cpu=1.5)
     (finding,) = diagnose(run_of(*others, starved)).findings
     assert (finding.cause, finding.rank, finding.reason) == ("cpu", 3, "others")
-    assert "rank 3 has no core for up to 40% of the time: its host's 4 ranks" in finding.text
+    assert (
+        "rank 3 has no core for up to 40% of the time: what takes the cores is not known"
+        in finding.text
+    )
     profile = run_of(*others, measured(3, main_cpu=0.5, late=0.2))
     calls = ["/work/train.py\0count\x0030", "/x/python3.13/threading.py\0wait\x001"]
     profile.add_lines(Lines(3, 100, calls, [[0], [1]], [60, 90], "others"))
