@@ -61,7 +61,9 @@ class LoaderWatch:
         if self._is_watching:
             return
         module = sys.modules.get("torch.utils.data.dataloader")
-        if not hasattr(module, "DataLoader"):
+        # Another thread may be importing it at this moment.
+        importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
+        if importing or not hasattr(module, "DataLoader"):
             return
         self._is_watching = True
         self._time(module)
