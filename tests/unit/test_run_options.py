@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import options
+from horovod_runner import HorovodRunner, options
 from horovod_runner.commands import run_options
 
 
