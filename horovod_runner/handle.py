@@ -7,13 +7,15 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.attempts import run_attempts
 from horovod_runner.driver.stand_in import StandIn
-from horovod_runner.errors import CancelledError
+from horovod_runner.elastic.launcher import PooledLauncher, refuse_dataframes
+from horovod_runner.errors import CancelledError, DataError
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.launchers.sessions import find_session
 from horovod_runner.launchers.spark import SparkLauncher
@@ -156,7 +158,14 @@ class RunHandle:
     def _execute(self) -> Any:
         options = self._options
         launcher = self._launcher()
-        size = launcher.slots(max(0, options.np) or -options.np)
+        pooled = options.elastic or launcher.needs_pool
+        if pooled:
+            launcher.check_pool()
+            if not launcher.needs_pool:
+                launcher.slots(abs(options.least))
+            size = abs(options.most)
+        else:
+            size = launcher.slots(abs(options.most))
         datasets = find_datasets(self._kwargs)
         job = make_job(
             self._main,
@@ -181,6 +190,8 @@ class RunHandle:
         # The archive first: a folder that cannot be used is reported before any data are packed.
         with archive, datasets.prepared(job, launcher, options) as (job, dataframes):
             weakref.finalize(run, archive.discard)
+            if pooled and dataframes:
+                raise DataError(refuse_dataframes(dataframes))
             self.run = run
             self._begun(run)
             with Registration(run, self.cancel) as entry:
@@ -206,16 +217,19 @@ class RunHandle:
         sink.begin(run)
         status: Status = "failed"
         try:
-            value = run_attempts(
-                job,
-                launcher,
-                sink,
-                recorder,
-                archive=archive,
-                dataframes=dataframes,
-                cancelled=self._cancelled,
-                entered=self._enter,
-            )
+            with self._pooled(job, launcher, sink.notice) as where:
+                if where is not launcher:
+                    job = replace(job, size=where.slots(job.size))
+                value = run_attempts(
+                    job,
+                    where,
+                    sink,
+                    recorder,
+                    archive=archive,
+                    dataframes=dataframes,
+                    cancelled=self._cancelled,
+                    entered=self._enter,
+                )
             status = "finished"
             return value
         except (CancelledError, KeyboardInterrupt) as error:
@@ -228,12 +242,30 @@ class RunHandle:
             sink.end(run)
             sink.close()
 
+    def _pooled(
+        self, job: Job, launcher: Launcher, notice: Callable[[str], None]
+    ) -> AbstractContextManager[Launcher]:
+        """The launcher of the attempts: the tasks of a pool where it takes one."""
+        options = self._options
+        if not options.elastic and not launcher.needs_pool:
+            return nullcontext(launcher)
+        return PooledLauncher(
+            launcher,
+            job,
+            least=abs(options.least),
+            most=abs(options.most),
+            grow_after=options.grow_after,
+            slot_timeout=options.cluster_config.slot_timeout,
+            notice=notice,
+            cancelled=self._cancelled,
+        )
+
     def _enter(self, driver: Driver) -> None:
         self._driver = driver
 
     def _launcher(self) -> Launcher:
         cluster = self._options.cluster_config
-        if self._options.np < 0:
+        if self._options.local:
             return LocalLauncher()
         if cluster.launcher == "slurm":
             from horovod_runner.launchers.slurm import SlurmLauncher

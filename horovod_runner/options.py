@@ -250,13 +250,14 @@ class DebugConfig:
 class Options:
     """All options of a run; the arguments of :class:`~horovod_runner.HorovodRunner`."""
 
-    np: int
+    np: int | tuple[int, int]
     driver_log_verbosity: Verbosity = "log_callback_only"
     gpus_per_rank: float | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     checkpoint_dir: str | os.PathLike[str] | None = None
     resume: bool = False
     max_restarts: int = 0
+    grow_after: float = 60.0
     progress: bool = True
     sinks: Sequence[Any] = ()  # of horovod_runner.sinks.Sink
     checkpoint_config: CheckpointConfig = CheckpointConfig()
@@ -265,8 +266,7 @@ class Options:
     debug_config: DebugConfig = DebugConfig()
 
     def __post_init__(self) -> None:
-        if isinstance(self.np, bool) or not isinstance(self.np, int):
-            raise TypeError(f"np must be an int, not {type(self.np).__name__}")
+        self._check_np()
         _one_of("driver_log_verbosity", self.driver_log_verbosity, get_args(Verbosity))
         gpus = self.gpus_per_rank
         if gpus is not None and (gpus < 0 or (gpus > 1 and gpus != int(gpus))):
@@ -278,12 +278,55 @@ class Options:
                 raise TypeError(f"env must map str to str; {name!r} maps to {value!r}")
         _set(self, "env", dict(self.env))
         self._check_checkpoint_dir()
+        if isinstance(self.grow_after, bool) or not isinstance(self.grow_after, int | float):
+            raise TypeError(f"grow_after is in seconds, not {self.grow_after!r}")
+        if self.grow_after < 0:
+            raise ValueError(f"grow_after is in seconds and cannot be {self.grow_after}")
         _whole("max_restarts", self.max_restarts, 0, "0 restarts nothing")
         _set(self, "sinks", tuple(self.sinks))
         for name, kind in GROUPS.items():
             if not isinstance(getattr(self, name), kind):
                 given = type(getattr(self, name)).__name__
                 raise TypeError(f"{name} must be a {kind.__name__}(...), not {given}")
+
+    def _check_np(self) -> None:
+        np = tuple(self.np) if isinstance(self.np, list) else self.np
+        numbers = np if isinstance(np, tuple) else (np,)
+        if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
+            raise TypeError(f"np must be an int, or a pair of ints, not {self.np!r}")
+        if not isinstance(np, tuple):
+            return
+        if len(np) != 2:
+            raise ValueError(f"np is a number or a pair, the least and the most ranks, not {np}")
+        least, most = np
+        if 0 in np or (least < 0) != (most < 0):
+            raise ValueError(
+                f"np={np}: both numbers are above 0, for Spark's or Slurm's tasks, or both below "
+                "0, for processes on this machine"
+            )
+        if abs(least) > abs(most):
+            raise ValueError(f"np={np}: the least number of ranks comes first, np={most, least}")
+        _set(self, "np", np)
+
+    @property
+    def local(self) -> bool:
+        """Whether the ranks are processes of this machine."""
+        return self.most < 0
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of ranks may change in the middle of a run."""
+        return isinstance(self.np, tuple)
+
+    @property
+    def least(self) -> int:
+        """The least number of ranks, as given: below 0 on this machine."""
+        return self.np[0] if isinstance(self.np, tuple) else self.np
+
+    @property
+    def most(self) -> int:
+        """The most ranks, as given."""
+        return self.np[1] if isinstance(self.np, tuple) else self.np
 
     def _check_checkpoint_dir(self) -> None:
         folder = self.checkpoint_dir
@@ -303,7 +346,7 @@ class Options:
     @property
     def stream_output(self) -> bool:
         """Whether everything that the ranks print is shown on the driver."""
-        return self.np < 0 or self.driver_log_verbosity == "all"
+        return self.local or self.driver_log_verbosity == "all"
 
     @property
     def stall_check_seconds(self) -> int:
@@ -365,7 +408,7 @@ def _names(kind: type[Any]) -> set[str]:
     return {option.name for option in fields(kind)}
 
 
-def warn_deprecated(np: int) -> None:
+def warn_deprecated(np: int | tuple[int, int]) -> None:
     """Warn of ``np=0``, for the caller of HorovodRunner."""
     if np == 0:
         warnings.warn(

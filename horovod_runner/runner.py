@@ -30,7 +30,9 @@ class HorovodRunner:
         np: how many ranks. Above 0: the tasks of one Spark barrier job, all started together; each
             rank takes one task slot. Below 0: ``-np`` child processes on this machine, without
             Spark. 0: as many as Spark has slots (deprecated: the number depends on which executors
-            have registered).
+            have registered). A pair, the least and the most ranks: the run goes on with those that
+            are there when some go, and takes more when they come (``(2, 8)``; on this machine
+            ``(-2, -8)``).
         driver_log_verbosity: "log_callback_only" shows what ``log_to_driver`` sends; "all" shows
             everything that the ranks print. With ``np`` below 0 the output is always shown. With
             more than 16 ranks, a line that several print at the same time is shown once.
@@ -47,6 +49,8 @@ class HorovodRunner:
         max_restarts: maximum number of relaunches from the latest checkpoint. Errors and lost
             processes or hosts are counted separately. An error that repeats at the same place
             without a newer checkpoint ends the run.
+        grow_after: with a range of ``np``, the least number of seconds between the start of some
+            ranks and their end in favour of more.
         progress: whether to show a progress bar of what is reported; a panel in a notebook, lines
             where there is no terminal.
         sinks: also receive output, reports and checkpoints: MLflow, TensorBoard, your own
@@ -64,13 +68,14 @@ class HorovodRunner:
     def __init__(
         self,
         *,
-        np: int,
+        np: int | tuple[int, int],
         driver_log_verbosity: Verbosity = "log_callback_only",
         gpus_per_rank: float | None = None,
         env: Mapping[str, str] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         resume: bool = False,
         max_restarts: int = 0,
+        grow_after: float = 60.0,
         progress: bool = True,
         sinks: Sequence[Sink] = (),
         checkpoint_config: CheckpointConfig | None = None,
@@ -88,6 +93,7 @@ class HorovodRunner:
             checkpoint_dir=checkpoint_dir,
             resume=resume,
             max_restarts=max_restarts,
+            grow_after=grow_after,
             progress=progress,
             sinks=sinks,
             checkpoint_config=checkpoint_config or CheckpointConfig(),

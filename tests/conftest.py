@@ -184,16 +184,19 @@ class Ranks:
         if not list(horovod.glob("tensorflow/mpi_lib*.so")):
             pytest.skip("Horovod was built without TensorFlow")
 
-    def runner(self, size: int, **options: Any) -> HorovodRunner:
+    def runner(self, size: int | tuple[int, int], **options: Any) -> HorovodRunner:
         # What sets variables needs a fork server of its own; so does another number of threads.
-        if self._warm and size > 1 and not {"env", "cpu_collectives"} & {*options}:
+        several = isinstance(size, tuple) or size > 1
+        if self._warm and several and not {"env", "cpu_collectives"} & {*options}:
             options.setdefault("preload_frameworks", True)
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.place == "cluster":
             options.setdefault("gpus_per_rank", 0)
         if self.place == "slurm":
             return HorovodRunner(np=size, **grouped({"launcher": "slurm", **options}))
-        np = -size if self.spark is None else size
+        np = size
+        if self.spark is None:  # processes of this machine
+            np = (-size[0], -size[1]) if isinstance(size, tuple) else -size
         return HorovodRunner(np=np, **grouped({"spark": self.spark, **options}))
 
     def run(

@@ -137,10 +137,11 @@ def _add_run(commands: Any) -> None:
     )
     run_command.add_argument(
         "--np",
-        type=int,
+        type=run_options.ranks_or_range,
         metavar="N",
         help="number of ranks: above 0 on Spark or Slurm, below 0 on this machine (default: all "
-        "tasks of the Slurm allocation, or -1 outside one)",
+        "tasks of the Slurm allocation, or -1 outside one). LEAST:MOST for a run that goes on with "
+        "the ranks that are there: --np 2:8, --np=-2:-8",
     )
     run_command.add_argument(
         "--master", metavar="URL", help="the Spark master, or a Spark Connect server (sc://...)"

@@ -114,7 +114,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     main = find_main(options.target, options.function)
     sys.argv = [script, *arguments]
     np, started_by = _where(options.np, options.master)
-    if np < 0 and (options.master or options.conf):
+    if not _is_above_0(np) and (options.master or options.conf):
         raise UsageError(
             f"--np {np} starts processes on this machine, and --master and --conf are for Spark: "
             "set --np above 0, or leave them out"
@@ -158,7 +158,9 @@ def _run(runner: HorovodRunner, main: Callable[[], Any]) -> int:
     return 0
 
 
-def _where(np: int | None, master: str | None) -> tuple[int, StartedBy]:
+def _where(
+    np: int | tuple[int, int] | None, master: str | None
+) -> tuple[int | tuple[int, int], StartedBy]:
     """The number of ranks, and what starts them.
 
     Raises:
@@ -175,7 +177,11 @@ def _where(np: int | None, master: str | None) -> tuple[int, StartedBy]:
         raise UsageError(
             "--np cannot be 0: above 0 ranks run on Spark or Slurm, below 0 on this machine"
         )
-    return np, "slurm" if in_slurm and np > 0 else "spark"
+    return np, "slurm" if in_slurm and _is_above_0(np) else "spark"
+
+
+def _is_above_0(np: int | tuple[int, int]) -> bool:
+    return (np if isinstance(np, int) else np[0]) > 0
 
 
 @contextmanager

@@ -39,6 +39,19 @@ def pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def ranks_or_range(text: str) -> int | tuple[int, int]:
+    """N or LEAST:MOST, for argparse.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    least, colon, most = text.partition(":")
+    try:
+        return (int(least), int(most)) if colon else int(least)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither N nor LEAST:MOST") from None
+
+
 def add(parser: argparse.ArgumentParser) -> None:
     """Add an argument for each option that a command line can give, by groups as in Python."""
     for kind, documented in _KINDS:

@@ -19,6 +19,7 @@ from horovod_runner.errors import (
     HorovodRunnerError,
     LaunchError,
     RankFailedError,
+    RanksChangedError,
     SerializationError,
     SlotError,
 )
@@ -65,9 +66,10 @@ def run_attempts(
         Exception: that of the last attempt, as :meth:`Driver.run` raises it.
     """
     ends: list[End] = []
+    number = 0
     reached = -1  # the furthest step of any checkpoint: writing one again is not progress
     while True:
-        number = len(ends) + 1
+        number += 1
         attempt = replace(job, attempt=number, checkpoints=archive.plan(number))
         driver = Driver(attempt, launcher, sink, cancelled, archive, dataframes=dataframes)
         entered(driver)
@@ -75,9 +77,14 @@ def run_attempts(
         try:
             return driver.run()
         except Exception as error:
-            recorder.failed(error)
             for checkpoint in archive.catch_up():
                 sink.checkpoint(checkpoint)
+            if isinstance(error, RanksChangedError):
+                before, job = job.size, _resized(job, launcher)
+                recorder.changed(f"from {before} to {job.size} ranks")
+                sink.notice(f"attempt {number + 1} begins: from {before} to {job.size} ranks")
+                continue
+            recorder.failed(error)
             max_restarts = job.options.max_restarts
             if isinstance(error, _FINAL) or max_restarts == 0:
                 raise
@@ -87,32 +94,45 @@ def run_attempts(
             if seconds is None:
                 sink.notice(f"attempt {number} failed, and none follows: {_why_final(ends)}")
                 raise
-            sink.notice(_restart_notice(error, ends, seconds, max_restarts, archive))
+            if job.options.elastic and ends[-1].kind == "lost" and seconds == _FIRST_SECONDS:
+                seconds = 0.0  # the other ranks are there
+            sink.notice(_restart_notice(attempt, error, ends, seconds, archive))
             if cancelled.wait(seconds):
                 raise CancelledError(f"run {job.run_id} was cancelled between two attempts") from (
                     error
                 )
             try:
-                launcher.slots(job.size, _SLOT_SECONDS)
+                job = _resized(job, launcher)
             except SlotError as too_few:
                 sink.notice(f"no attempt {number + 1}: {too_few}")
                 raise error from error.__cause__
 
 
+def _resized(job: Job, launcher: Launcher) -> Job:
+    """The job with as many ranks as the next attempt has.
+
+    Raises:
+        SlotError: there are too few slots.
+    """
+    return replace(job, size=launcher.slots(job.size, _SLOT_SECONDS))
+
+
 def _restart_notice(
-    error: Exception, ends: list[End], seconds: float, max_restarts: int, archive: Archive
+    job: Job, error: Exception, ends: list[End], seconds: float, archive: Archive
 ) -> str:
     """What the user reads before the next attempt."""
-    number, kind = len(ends), ends[-1].kind
+    number, kind = job.attempt, ends[-1].kind
     first_line = (str(error).strip().splitlines() or [""])[0]
     latest = archive.latest
     resumed = "None" if latest is None else f"the checkpoint of step {latest.step}"
+    if job.options.elastic:
+        resumed = "the latest commit" + ("" if latest is None else f", or {resumed} if it is later")
     count = sum(end.kind == kind for end in ends)
     what = "error" if kind == "error" else "loss of a process or host"
     return (
         f"attempt {number} failed: {type(error).__name__}: {first_line}\n"
         f"attempt {number + 1} begins in {seconds:g} s ({what} {count}, max_restarts="
-        f"{max_restarts}); load_checkpoint returns {resumed}"
+        f"{job.options.max_restarts}); load_checkpoint returns {resumed}"
     )
 
 

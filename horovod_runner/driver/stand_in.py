@@ -99,6 +99,7 @@ class StandIn:
 class _StartedElsewhere:
     """Takes the place of the launch: the driver started the tasks."""
 
+    lost = ()
     late_error = None
     expected = None
     running = False

@@ -13,14 +13,14 @@ from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
-from horovod_runner.driver.liveness import Liveness
 from horovod_runner.driver.phases import GATHER_SECONDS, Event, Phase, State
+from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.roster import Roster
 from horovod_runner.driver.sync_check import SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
 from horovod_runner.launchers.launcher import Launch, TaskLostError
-from horovod_runner.wire import measurements, messages
+from horovod_runner.wire import measurements, messages, pool
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import MemoryShort
@@ -60,16 +60,13 @@ class Supervisor:
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
-        self._liveness = Liveness()
+        self._presence = Presence(channel, launch)
         self._watchdog = Watchdog(
             job, observer.notice, lambda: self._send_all(messages.ShowStacks())
         )
         self._stacks_wanted = Flag()
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
-        self._lost: set[int] = set()
-        self._ended = 0  # tasks that have sent their last message
-        self._unexplained = 0  # broken connections of tasks that had not
         self._said_unreachable = False
 
     def run(self) -> None:
@@ -130,6 +127,8 @@ class Supervisor:
         for task, batch in self._channel.batches(timeout):
             self._take_in(task, batch)
         self._observer.idle()
+        if told := self._presence.told():
+            self._on_lost(told)
         now = time.monotonic()
         if until is not None and now > until and self.phase.state is state:
             self._on_timeout(now)
@@ -165,7 +164,7 @@ class Supervisor:
                 )
                 self._end(Event.TIMEOUT, "some tasks did not report")
                 self._launch.cancel()
-            case State.AWAITING_CAUSE if self._liveness.suspicious:
+            case State.AWAITING_CAUSE if self._presence.suspicious:
                 # The cause may be a lost rank, which sends nothing.
                 self.phase.extend(_TICK_SECONDS)
             case State.AWAITING_CAUSE | State.FAILING:
@@ -176,23 +175,18 @@ class Supervisor:
 
     def _tick(self) -> None:
         """Once a second: is every task still there, and do the ranks make progress?"""
-        # A task that ends closes its connection. Any other end of a connection is unexplained.
-        if self._channel.broken - self._ended > self._unexplained:
-            self._unexplained = self._channel.broken - self._ended
-            self._liveness.suspect()
-        lost = self._liveness.tick()
-        if lost:
+        if lost := self._presence.tick():
             self._on_lost(lost)
-        if self._lost and not self._liveness.present:
+        if self._presence.lost and not self._presence.expected:
             # Spark waits two minutes for an executor that went away without a word.
             self._end(Event.ALL_LOST, "")
         if not self.phase.ending and (hang := self._watchdog.tick()):
             self.fail(hang, "no progress")
 
     def _on_lost(self, lost: Iterable[int]) -> None:
-        self._lost |= set(lost)
+        self._presence.lose(lost)
         if not self.phase.ending:
-            self.fail(self.roster.lost_error(sorted(self._lost)), "a rank was lost")
+            self.fail(self.roster.lost_error(sorted(self._presence.lost)), "a rank was lost")
 
     def fail(self, problem: HorovodRunnerError, reason: str = "") -> None:
         """End the attempt for a reason that is no rank's failure."""
@@ -216,14 +210,14 @@ class Supervisor:
         try:
             self._launch.outcomes()
         except TaskLostError as error:
-            self._liveness.leave(error.task)  # it sends nothing more
+            self._presence.lose([error.task])
         except LaunchError:
             pass
-        if self._liveness.present:
+        if self._presence.expected:
             self._end(Event.LAUNCH_ENDED, "the launch has ended")
         else:
             self.phase.on(Event.LAUNCH_ENDED)
-        while self._liveness.present and self.phase.state is State.SETTLING:
+        while self._presence.expected and self.phase.state is State.SETTLING:
             self._step()
         self.phase.on(Event.ALL_LEFT)
 
@@ -243,12 +237,14 @@ class Supervisor:
             return
         if self.phase.state is State.DETACHED and not isinstance(message, messages.Hello):
             return  # sent before the task detached
-        self._liveness.heard(task)
+        self._presence.heard(task)
         match message:
             case messages.Hello():
                 self._on_hello(task, message)
             case messages.Ended():
                 self._on_ended(task, message)
+            case pool.Joined() | pool.Done():
+                self._channel.dropped += 1  # they belong to another channel
             case messages.Failed(rank=-1):  # before it was given a rank
                 self._on_failed(task, message)
             case messages.Alive() | messages.Stalled() | messages.Stacks() | MemoryShort():
@@ -288,7 +284,7 @@ class Supervisor:
     def _on_reports(self, task: int, reports: list[messages.Report]) -> None:
         if self.phase.state is State.DETACHED:
             return
-        self._liveness.heard(task)
+        self._presence.heard(task)
         rank = self.roster.ranks.get(task)
         valid = [report for report in reports if report.rank == rank]
         self._channel.dropped += len(reports) - len(valid)
@@ -338,7 +334,7 @@ class Supervisor:
         """Spark lost an executor and runs the stage again: never train twice without saying so."""
         self._channel.send(task, messages.Stop("this run has already started"))
         if not self.phase.ending:
-            self._on_lost(self._liveness.most_silent() or [task])
+            self._on_lost(self._presence.most_silent() or [task])
 
     def _on_started(self, message: messages.Started) -> None:
         if not self.roster.started(message):
@@ -382,8 +378,7 @@ class Supervisor:
                 f"{missing} batches of messages from task {task} were lost on the way"
             )
         self._channel.send(task, messages.Taken())
-        self._ended += 1
-        self._liveness.leave(task)
+        self._presence.ended(task)
         if task in self.roster.ranks:
             self._watchdog.ended(self.roster.ranks[task])
 
@@ -393,7 +388,7 @@ class Supervisor:
         self.phase.on(Event.UNREACHABLE)
         self._send_all(messages.Detach())
         self.roster.hellos.clear()
-        self._liveness = Liveness()
+        self._presence.restart()
 
     def _send_all(self, message: messages.FromDriver) -> None:
         self._channel.send_all(self.roster.hellos, message)

@@ -83,6 +83,12 @@ class RunFolder:
         os.close(self.lock)
 
 
+def memory_folder() -> Path:
+    """The parent of folders whose files are to stay in memory; of ordinary ones where none is."""
+    shared = Path("/dev/shm")  # noqa: S108 - RunFolder makes a private folder in it
+    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+
 def remove_left(run_id: str) -> None:
     """Remove a run's folder on this host if all processes that used it were killed."""
     folder = RunFolder(run_id)

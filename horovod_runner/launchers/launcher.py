@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 from horovod_runner.errors import HorovodRunnerError, LaunchError
@@ -45,6 +45,10 @@ class Launch(Protocol):
     def finished(self) -> bool:
         """Whether all ranks have ended."""
 
+    @property
+    def lost(self) -> Collection[int]:
+        """Tasks that are known to be lost while others run; the rest shows by silence."""
+
     def outcomes(self) -> list[Outcome]:
         """How the ranks ended, one outcome each, in any order. Call it once finished.
 
@@ -58,6 +62,21 @@ class Launch(Protocol):
         """End ranks that the driver's messages no longer reach; the others get its Stop."""
 
 
+class MemberTasks(Protocol):
+    """The tasks of a pool (member.py), one in each seat; one that ends is started again."""
+
+    def close(self, served: Collection[int], seconds: float) -> None:
+        """Wait for the tasks that the pool has told to end; call off the others.
+
+        Args:
+            served: the seats whose tasks have said something.
+            seconds: after this time they are ended by force.
+        """
+
+    def cancel(self) -> None:
+        """End all tasks by force."""
+
+
 class Launcher(Protocol):
     """Starts ranks somewhere.
 
@@ -65,11 +84,14 @@ class Launcher(Protocol):
         where: its name for people: "local", a Spark master, a Slurm job.
         channel_host: the driver's IPv4 address or name as the ranks reach it.
         shares_files: whether all ranks are on this machine.
+        needs_pool: whether slots come only after tasks have been submitted: a fixed number of ranks
+            takes a pool, too.
     """
 
     where: str
     channel_host: str
     shares_files: bool
+    needs_pool: bool
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """Check that the ranks fit, and return their number.
@@ -99,4 +121,31 @@ class Launcher(Protocol):
             dataframes: Spark DataFrames whose rows are sent to the tasks with the launch, by
                 dataset name. Empty unless the ranks may be on other machines and share no folder
                 with the driver.
+        """
+
+    def check_pool(self) -> None:
+        """Check, before anything is launched, that this launcher can keep a pool of tasks.
+
+        Raises:
+            SlotError: it cannot; says why.
+        """
+
+    def expected_tasks(self) -> int | None:
+        """How many tasks of a pool will start soon; None if that is not known."""
+
+    def launch_members(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> MemberTasks:
+        """Start the tasks of a pool, each as soon as there is a slot for it.
+
+        Args:
+            job: the run's.
+            seats: how many tasks.
+            address: the pool's channel.
+            ended: called, from any thread, with the seat and the reason when a task ends that the
+                pool has not told to; another one is started in its place.
         """

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from horovod_runner.errors import LaunchError
+from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
 from horovod_runner.wire.job import Job, Outcome
@@ -19,6 +21,7 @@ class LocalLauncher:
     where = "local"
     channel_host = "127.0.0.1"
     shares_files = True
+    needs_pool = False
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """The number of ranks asked for: nothing limits it here."""
@@ -37,10 +40,72 @@ class LocalLauncher:
         """
         return LocalLaunch(job, address, wake)
 
+    def check_pool(self) -> None:
+        """Nothing speaks against a pool here."""
+
+    def expected_tasks(self) -> int | None:
+        """Unlimited, so the pool is soon complete."""
+        return None
+
+    def launch_members(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> LocalMembers:
+        """Start one thread per seat."""
+        return LocalMembers(job, seats, address)
+
+
+class LocalMembers:
+    """The tasks of a pool on this machine: threads, which do not end before they are told to."""
+
+    def __init__(self, job: Job, seats: int, address: ChannelAddress) -> None:
+        here = _Here(job)
+        self._threads = [
+            threading.Thread(
+                target=serve,
+                args=[job, address, seat, here.setup(0)],
+                name=f"horovod_runner-seat-{seat}",
+                daemon=True,
+            )
+            for seat in range(seats)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, served: Collection[int], seconds: float) -> None:
+        """Wait for the threads, which the pool has told to end."""
+        for thread in self._threads:
+            thread.join()
+
+    def cancel(self) -> None:
+        """Do nothing: the threads always get the pool's Stop."""
+
+
+class _Here:
+    """Where the tasks of a run on this machine run.
+
+    Copied once, before they start: a notebook may change it while the threads start.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._path = list(job.path)
+        self._environment = {**inherited_environment(), **job.environment}
+        self._directory = os.getcwd()
+
+    def setup(self, task: int) -> TaskSetup:
+        """The setup of a task."""
+        return TaskSetup(
+            task, self._path, self._environment, directory=self._directory, owner=os.getpid()
+        )
+
 
 class LocalLaunch:
     """The ranks of one run on this machine."""
 
+    lost = ()
     late_error = None
     expected = None
     running = False
@@ -50,10 +115,7 @@ class LocalLaunch:
         self._address = address
         self._wake = wake
         self._outcomes: list[Outcome] = []
-        # Copied once, here: a notebook may change them while the threads start.
-        self._path = list(job.path)
-        self._environment = {**inherited_environment(), **job.environment}
-        self._directory = os.getcwd()
+        self._here = _Here(job)
         self._threads = [
             threading.Thread(
                 target=self._run, args=[task], name=f"horovod_runner-rank-{task}", daemon=True
@@ -64,10 +126,7 @@ class LocalLaunch:
             thread.start()
 
     def _run(self, task: int) -> None:
-        setup = TaskSetup(
-            task, self._path, self._environment, directory=self._directory, owner=os.getpid()
-        )
-        self._outcomes.append(run_rank(self._job, self._address, setup))
+        self._outcomes.append(run_rank(self._job, self._address, self._here.setup(task)))
         self._wake()
 
     @property

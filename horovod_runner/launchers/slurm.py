@@ -27,18 +27,19 @@ import msgspec
 
 from horovod_runner.errors import DataError, LaunchError, SlotError
 from horovod_runner.host import network
+from horovod_runner.launchers import srun
 from horovod_runner.launchers.launcher import TaskLostError
+from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
-from horovod_runner.wire import job_file
 from horovod_runner.wire.job import Job, Outcome
-from horovod_runner.wire.job_file import RUN_VARIABLE
 from horovod_runner.wire.transport import ChannelAddress
 
 _MARK = "horovod_runner"
 _LINE_BYTES = 1 << 12  # of an outcome; srun does not mix lines
 _FIRST_TASK_SECONDS = 120.0  # nodes may load Python from a slow file system
 _KEPT_LINES = 20
+_AGAIN_SECONDS = 1.0
 
 
 class SlurmLauncher:
@@ -58,6 +59,7 @@ class SlurmLauncher:
                 "launcher='slurm' starts the ranks by srun in an allocation, and this process is "
                 "in none (SLURM_JOB_ID is not set): get one with salloc, or submit with sbatch."
             )
+        self.needs_pool = False
         self.where = f"slurm job {self._job_id}"
         self._seconds = max(_FIRST_TASK_SECONDS, slot_timeout or 0.0)
         this_node = socket.gethostname().split(".")[0]
@@ -103,6 +105,23 @@ class SlurmLauncher:
             )
         return SlurmLaunch(job, address, wake, self._seconds)
 
+    def check_pool(self) -> None:
+        """Nothing speaks against a pool here."""
+
+    def expected_tasks(self) -> int | None:
+        """As many as the allocation has tasks."""
+        return self.slots(0)
+
+    def launch_members(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> srun.SlurmMembers:
+        """Start one srun for each seat."""
+        return srun.SlurmMembers(job, min(seats, self.slots(0)), address, ended)
+
 
 def _nodes() -> list[str]:
     """The names of the allocation's nodes."""
@@ -132,26 +151,6 @@ def _address_towards(node: str) -> str:
         ) from error
 
 
-def command(size: int) -> list[str]:
-    """The srun command of a launch with ``size`` ranks."""
-    arguments = [
-        "srun",
-        f"--ntasks={size}",
-        "--kill-on-bad-exit=0",
-        "--cpu-bind=none",
-        "--quit-on-interrupt",
-    ]
-    # Since Slurm 22.05 steps do not inherit this from the allocation, and get one CPU per task.
-    if cpus := os.environ.get("SLURM_CPUS_PER_TASK"):
-        arguments.append(f"--cpus-per-task={cpus}")
-    if os.environ.get("SLURM_JOB_GPUS"):
-        arguments.append("--gpu-bind=none")  # a rank sees all GPUs of its host: see host/gpus.py
-    if "SLURM_STEP_ID" in os.environ:
-        # An interactive shell is a step too, and srun would wait for its end.
-        arguments.append("--overlap")
-    return [*arguments, *job_file.command("horovod_runner.launchers.slurm")]
-
-
 class SlurmLaunch:
     """One srun under way.
 
@@ -165,6 +164,7 @@ class SlurmLaunch:
         LaunchError: srun cannot be started.
     """
 
+    lost = ()
     running = False
 
     def __init__(
@@ -177,18 +177,8 @@ class SlurmLaunch:
         self._done = threading.Event()
         self._seconds = seconds
         self.expected: float | None = time.monotonic() + seconds
-        try:
-            self._process = subprocess.Popen(
-                command(job.size),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**os.environ, RUN_VARIABLE: job.run_id},
-                start_new_session=True,  # so that Ctrl-C reaches only the driver
-            )
-        except OSError as error:
-            raise LaunchError(f"srun cannot be started: {error}. Is it on PATH?") from error
-        parcel = pickle.dumps((job, address, os.getcwd()))
+        self._process = srun.start(srun.command(job.size), job, subprocess.PIPE)
+        parcel = srun.parcel_of(job, address)
         self._writer = self._start(lambda: self._write(parcel))
         self._error_reader = self._start(self._read_errors)
         self._reader = self._start(self._read)
@@ -268,8 +258,8 @@ class SlurmLaunch:
             self._process.send_signal(signal.SIGTERM)
 
 
-def main() -> int:
-    """Run the rank of one Slurm task."""
+def main(arguments: list[str]) -> int:
+    """Run the rank of one Slurm task; or with a seat as argument, serve a pool."""
     task = int(os.environ["SLURM_PROCID"])
     job, address, directory = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - from our driver
     with suppress(OSError):  # a folder that only the login node has
@@ -279,6 +269,9 @@ def main() -> int:
         path=list(job.path),
         user_environment={**inherited_environment(), **job.environment},
     )
+    if arguments:
+        serve(job, address, int(arguments[0]), setup)
+        return 0
     data = base64.b64encode(msgspec.msgpack.encode(run_rank(job, address, setup)))
     out = sys.stdout
     for start in range(0, len(data), _LINE_BYTES):
@@ -289,4 +282,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

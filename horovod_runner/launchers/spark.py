@@ -1,4 +1,4 @@
-"""The Spark launcher: one barrier job, with one task per rank.
+"""The Spark launcher: one barrier job, with one task per rank; or one job per task of a pool.
 
 ``range(size).mapInArrow(task, barrier=True)`` starts all tasks together, and returns each task's
 outcome as a row, over Spark's authenticated connections. A task never raises for what its rank
@@ -17,10 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from horovod_runner.common.spark_session import conf_of, spark_context
-from horovod_runner.errors import CancelledError, SlotError
+from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.launchers import connect, detached
-from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch
-from horovod_runner.launchers.spark_task import run_task
+from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
+from horovod_runner.launchers.spark_task import run_member, run_task
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import ChannelAddress
 
@@ -74,6 +74,9 @@ class SparkLauncher:
         self.where = conf_of(spark, "spark.master") or ""
         self._is_local = self.where.startswith("local") and "cluster" not in self.where
         self._is_connect = spark_context(spark) is None
+        dynamic = conf_of(spark, "spark.dynamicAllocation.enabled") or ""
+        # Spark starts no barrier job under dynamic allocation, and executors only for jobs.
+        self.needs_pool = dynamic.lower() == "true" and not self._is_local
         # A Connect server may be on another machine.
         self.shares_files = self._is_local and not self._is_connect
         named = None if self._is_local else conf_of(spark, "spark.driver.host")
@@ -83,13 +86,6 @@ class SparkLauncher:
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """See :class:`~horovod_runner.launchers.launcher.Launcher`."""
-        dynamic = conf_of(self._spark, "spark.dynamicAllocation.enabled") or ""
-        if dynamic.lower() == "true" and not self._is_local:
-            raise SlotError(
-                "spark.dynamicAllocation.enabled is true, and Spark starts no barrier job under "
-                "dynamic allocation. Set it to false and ask for a fixed number of executors "
-                "(spark.executor.instances, or spark.cores.max on a standalone cluster)."
-            )
         deadline = time.monotonic() + max(self._patience(), patience)
         noticed = time.monotonic()
         while True:
@@ -173,10 +169,7 @@ class SparkLauncher:
         dataframes: Mapping[str, DataFrame],
     ) -> SparkLaunch:
         """Start the barrier job, in a separate thread."""
-        threads = conf_of(self._spark, "spark.executorEnv.OMP_NUM_THREADS")
-        if threads is not None:
-            # Spark sets this variable in every task. Only this setting shows that the user did.
-            job = replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
+        job = self._with_threads(job)
         task_function = partial(
             run_task,
             job,
@@ -202,6 +195,49 @@ class SparkLauncher:
             late_error=self._late_error(job.size, seconds),
             seconds=seconds,
         )
+
+    def check_pool(self) -> None:
+        """See :class:`~horovod_runner.launchers.launcher.Launcher`."""
+        if not self._is_connect:
+            return
+        if self.needs_pool:
+            raise SlotError(
+                "spark.dynamicAllocation.enabled is true, and Spark starts no barrier job under "
+                "dynamic allocation. On Spark Connect set it to false and ask for a fixed number "
+                "of executors (spark.executor.instances); on a classic session it may be true."
+            )
+        raise SlotError(
+            "a range of np needs a classic Spark session: a Connect server does not tell which "
+            "executors have gone. Give np as a number, or run the driver beside the cluster "
+            "(spark-submit)."
+        )
+
+    def expected_tasks(self) -> int | None:
+        """As many as there are slots; under dynamic allocation those are still to come."""
+        return None if self.needs_pool else self._count_slots()
+
+    def launch_members(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> SparkMembers:
+        """Start one job for each seat."""
+        job = self._with_threads(job)
+        tasks = [
+            partial(run_member, job, address, seat, echo=not self._is_local)
+            for seat in range(seats)
+        ]
+        return SparkMembers(self._spark, job, tasks, self._profile, ended)
+
+    def _with_threads(self, job: Job) -> Job:
+        """The job with the number of threads that the user chose for all executors, if any."""
+        threads = conf_of(self._spark, "spark.executorEnv.OMP_NUM_THREADS")
+        if threads is None:
+            return job
+        # Spark sets this variable in every task. Only this setting shows that the user did.
+        return replace(job, environment={"OMP_NUM_THREADS": threads, **job.environment})
 
     def _late_error(self, size: int, seconds: float) -> SlotError:
         return SlotError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _HELLO_SECONDS = 30.0  # from a task's start to its Hello; a Python worker may start slowly
+_AGAIN_SECONDS = 1.0
 _OUTCOME_SCHEMA = "outcome binary"
 
 
@@ -39,6 +40,7 @@ class SparkLaunch:
         profile: the resources of a task; None for the application's settings.
     """
 
+    lost = ()
     late_error: SlotError | None = None
     # A SparkContext counts slots exactly, so the tasks start as soon as other jobs let them.
     expected: float | None = None
@@ -203,3 +205,80 @@ def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
     from pyspark import InheritableThread
 
     return InheritableThread  # type: ignore[no-any-return]
+
+
+class SparkMembers:
+    """The tasks of a pool: one ordinary Spark job each.
+
+    So Spark runs a task again elsewhere when its executor is lost, and starts executors for tasks
+    that wait for a slot (dynamic allocation).
+
+    Args:
+        spark: the session.
+        job: the run's.
+        tasks: the body of each seat's task, for ``mapInArrow``.
+        profile: the resources of a task; None for the application's settings.
+        ended: called with the seat and the reason when a job ends too early.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: Job,
+        tasks: Sequence[Callable[..., Any]],
+        profile: ResourceProfile | None,
+        ended: Callable[[int, LaunchError], None],
+    ) -> None:
+        self._spark = spark
+        self._job = job
+        self._profile = profile
+        self._ended = ended
+        self._over = threading.Event()
+        make_thread = _inheriting_thread(spark)
+        self._threads = [
+            make_thread(target=self._keep, args=(seat, task)) for seat, task in enumerate(tasks)
+        ]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def _group(self, seat: int) -> str:
+        """The name of a seat's job group."""
+        return f"{self._job.run_id}-{seat}"
+
+    def _keep(self, seat: int, task: Callable[..., Any]) -> None:
+        """Run a seat's job, again and again until the pool is closed."""
+        text = f"HorovodRunner np={self._job.options.np}, task {seat}"
+        self._spark.sparkContext.setJobGroup(self._group(seat), text, interruptOnCancel=True)
+        profile = {} if self._profile is None else {"profile": self._profile}
+        while not self._over.is_set():
+            try:
+                one = self._spark.range(seat, seat + 1, 1, 1)
+                map_in_arrow(one, task, _OUTCOME_SCHEMA, **profile).collect()
+                reason = "its Spark job has ended: the task had lost the driver."
+            except BaseException as error:
+                _log.debug("Spark ended task %d of %s", seat, self._job.run_id, exc_info=error)
+                reason = explain(error)
+            if not self._over.is_set():
+                self._ended(seat, LaunchError(f"Spark ended a task of the run: {reason}"))
+                self._over.wait(_AGAIN_SECONDS)
+
+    def close(self, served: Collection[int], seconds: float) -> None:
+        """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""
+        self._over.set()
+        for seat in range(len(self._threads)):
+            if seat not in served:
+                self._spark.sparkContext.cancelJobGroup(self._group(seat))
+        until = time.monotonic() + seconds
+        for seat, thread in enumerate(self._threads):
+            thread.join(max(0.0, until - time.monotonic()))
+            while thread.is_alive() and time.monotonic() < until + seconds:
+                # Again and again: Spark may not have known the job yet when it was asked.
+                self._spark.sparkContext.cancelJobGroup(self._group(seat))
+                thread.join(0.5)
+
+    def cancel(self) -> None:
+        """Cancel all jobs."""
+        self._over.set()
+        for seat in range(len(self._threads)):
+            self._spark.sparkContext.cancelJobGroup(self._group(seat))

@@ -1,4 +1,4 @@
-"""Runs in a task of the Spark barrier job: runs the rank, and returns its outcome as a row."""
+"""Runs in a Spark task: of a barrier job, which returns a rank's outcome as a row, or of a pool."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +15,14 @@ import msgspec
 
 from horovod_runner.host.python_path import user_path, without_spark_core
 from horovod_runner.launchers import detached
+from horovod_runner.launchers.member import serve
 from horovod_runner.task.task import TaskSetup, run_rank, stderr_echo
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import ChannelAddress
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark import TaskContext
 
 
 def run_task(
@@ -50,11 +53,42 @@ def run_task(
     else:
         for _ in batches:
             pass  # the context knows the task's number too
-    resources = context.resources()
     without_driver = None
     if make_stand_in is not None:
         without_driver = detached.Detached(job, context, make_stand_in)
-    setup = TaskSetup(
+    setup = replace(
+        _setup(job, context, echo=echo), detached=without_driver, receive_rows=receive_rows
+    )
+    outcome = run_rank(job, address, setup)
+    if without_driver is not None:
+        outcome = msgspec.structs.replace(outcome, record=without_driver.record)
+    yield _one_row(msgspec.msgpack.encode(outcome))
+
+
+def run_member(
+    job: Job, pool: ChannelAddress, seat: int, batches: Iterator[pa.RecordBatch], *, echo: bool
+) -> Iterator[pa.RecordBatch]:
+    """The body of a task of a pool, for ``mapInArrow``; yields nothing.
+
+    Args:
+        job: the run's.
+        pool: the pool's channel.
+        seat: the task's number in the pool.
+        batches: a row without meaning.
+        echo: whether the executor's log gets what the ranks print.
+    """
+    from pyspark import TaskContext
+
+    for _ in batches:
+        pass
+    serve(job, pool, seat, _setup(job, TaskContext.get(), echo=echo))
+    yield from ()
+
+
+def _setup(job: Job, context: TaskContext, *, echo: bool) -> TaskSetup:
+    """Where the task of this process runs."""
+    resources = context.resources()
+    return TaskSetup(
         context.partitionId(),
         path=[*without_spark_core(sys.path), *user_path(job.path)],
         # Not os.environ: Spark itself sets OMP_NUM_THREADS there.
@@ -62,16 +96,10 @@ def run_task(
         inherited=_environment_at_start(),
         task_gpus=tuple(resources["gpu"].addresses) if "gpu" in resources else (),
         echo=stderr_echo if echo else None,
-        detached=without_driver,
-        receive_rows=receive_rows,
         # Spark's daemon of Python workers, which the executor ends with the session. This process
         # may end after an idle minute.
         owner=os.getppid(),
     )
-    outcome = run_rank(job, address, setup)
-    if without_driver is not None:
-        outcome = msgspec.structs.replace(outcome, record=without_driver.record)
-    yield _one_row(msgspec.msgpack.encode(outcome))
 
 
 def _environment_at_start() -> dict[str, str] | None:

@@ -118,7 +118,7 @@ class Live(msgspec.Struct):
     run_id: str
     time: float
     main: str = ""
-    np: int = 0
+    np: int | tuple[int, int] = 0
     where: str = ""
     status: Status = "running"
     attempt: int = 0

@@ -26,6 +26,7 @@ class Recorder(Sink):
         self._characters = 0
         self._attempt = 1
         self._placed = 0  # the attempt for which ``ranks`` was called last
+        self._step_at: float | None = None  # the last sign of a step
 
     def attempt(self, number: int) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like the methods below."""
@@ -64,6 +65,8 @@ class Recorder(Sink):
         self._run.ranks = ranks
         if self._placed != self._attempt:  # the second call only adds exit codes
             self._placed = self._attempt
+            for attempt in self._run.attempts[-1:]:
+                attempt.size, attempt.hosts = len(ranks), [rank.host for rank in ranks]
             self._run.profile.begin([rank.host for rank in ranks])
 
     def began(self, rank: int) -> None:
@@ -75,8 +78,19 @@ class Recorder(Sink):
         if timings.first_report is None:
             timings.first_report = time.time()
         self._run._metrics.extend(reports, self._attempt)
+        self._on_step()
+
+    def _on_step(self) -> None:
+        """Note a sign of a step, and how long there was none before this attempt."""
+        now = time.time()
+        for attempt in self._run.attempts[1:][-1:]:
+            if attempt.pause is None and self._step_at is not None:
+                attempt.pause = now - self._step_at
+        self._step_at = now
 
     def profile(self, profile: Profile) -> None:
+        if profile.steps:
+            self._on_step()
         self._run.profile.add(profile, time.time())
 
     def machine(self, machine: Machine) -> None:
@@ -99,6 +113,11 @@ class Recorder(Sink):
             attempt.error = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
             attempt.details = _details(error)
             attempt.ended = time.time()
+
+    def changed(self, reason: str) -> None:
+        """Record that the current attempt has ended in favour of another number of ranks."""
+        for attempt in self._run.attempts[-1:]:
+            attempt.change, attempt.ended = reason, time.time()
 
     def ended(self, status: Status) -> None:
         """Record that the run has ended."""

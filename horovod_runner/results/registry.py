@@ -51,7 +51,7 @@ class Entry(msgspec.Struct):
 
     run_id: str
     main: str
-    np: int
+    np: int | tuple[int, int]
     where: str
     host: str
     pid: int

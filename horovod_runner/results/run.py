@@ -78,6 +78,12 @@ class Attempt:
         error: the error in one line; empty if the attempt did not fail.
         details: the whole error with the traceback of the rank, at most 64 KB; empty if the attempt
             did not fail.
+        size: how many ranks it had.
+        hosts: the name of each rank's host; empty until all ranks have started.
+        change: why it ended in favour of another number of ranks (a range of np); empty if it did
+            not.
+        pause: the seconds without steps before it: from the last sign of a step of the attempt
+            before to the first one of this. None for the first attempt, and until there is one.
     """
 
     number: int
@@ -86,6 +92,10 @@ class Attempt:
     resumed_from: int | None = None
     error: str = ""
     details: str = ""
+    size: int = 0
+    hosts: list[str] = field(default_factory=list)
+    change: str = ""
+    pause: float | None = None
 
 
 @dataclass
@@ -132,7 +142,7 @@ class Run:
     """
 
     run_id: str
-    np: int
+    np: int | tuple[int, int]
     params: Mapping[str, Any] = field(default_factory=dict)
     main: str = ""
     where: str = ""
@@ -328,7 +338,9 @@ class Run:
         return plot(self._metrics.series(rank), names, f"np={self.np}, {self.status}", resumed)
 
 
-def plain_params(np: int, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def plain_params(np: int | tuple[int, int], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``np`` and the arguments of ``main`` that are plain numbers, strings or None."""
     plain = (bool, int, float, str, type(None))
-    return {"np": np, **{name: value for name, value in kwargs.items() if type(value) in plain}}
+    # As text where it is a range: MLflow and the record's file know no pairs.
+    ranks = np if isinstance(np, int) else f"{np[0]} to {np[1]}"
+    return {"np": ranks, **{name: value for name, value in kwargs.items() if type(value) in plain}}

@@ -44,7 +44,7 @@ class _Saved(msgspec.Struct, tag=_TAG):
     """The contents of the file."""
 
     run_id: str
-    np: int
+    np: int | tuple[int, int]
     params: dict[str, Any]
     main: str
     where: str
@@ -67,7 +67,7 @@ class Summary(msgspec.Struct, tag=_TAG):
     """A few fields of a record; see :class:`~horovod_runner.results.run.Run`."""
 
     run_id: str
-    np: int
+    np: int | tuple[int, int]
     main: str
     where: str
     status: Status

@@ -5,12 +5,14 @@ Runs in a Spark task, in a Slurm task or in a thread of the driver; never in the
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +28,13 @@ from horovod_runner.task.process import WorkerProcess
 from horovod_runner.task.relay import Relay
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job, Outcome
-from horovod_runner.wire.job_file import LEFT_VARIABLE, RUN_VARIABLE, CheckpointPlan, WorkerJob
+from horovod_runner.wire.job_file import (
+    LEFT_VARIABLE,
+    RUN_VARIABLE,
+    CheckpointPlan,
+    WorkerJob,
+    imported_file,
+)
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment
 from horovod_runner.wire.slots import Slot
@@ -34,6 +42,7 @@ from horovod_runner.wire.transport import ChannelAddress
 
 _DETACH_SECONDS = 10.0  # without an answer, before the tasks switch to detached mode
 _DRAIN_SECONDS = 30.0  # without any progress
+_LOOK_SECONDS = 1.0
 _TIMELINE = "HOROVOD_TIMELINE"
 
 
@@ -56,6 +65,7 @@ class TaskSetup:
             their metadata by dataset name. None: no rows come with the task.
         owner: the process on this host that ends with the session; a fork server ends with it.
             None: no fork server may be kept.
+        commits: the folder for commits, in this host's memory; empty unless the run is elastic.
     """
 
     task: int
@@ -68,6 +78,7 @@ class TaskSetup:
     detached: AbstractContextManager[ChannelAddress] | None = None
     receive_rows: Callable[[Path], dict[str, bytes]] | None = None
     owner: int | None = None
+    commits: str = ""
 
 
 def run_rank(job: Job, address: ChannelAddress, setup: TaskSetup) -> Outcome:
@@ -121,6 +132,12 @@ def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitSt
         return msgspec.structs.replace(outcome, lost=_drain(link, setup.task))
     finally:
         link.close()
+
+
+def keep_scratch(job: Job, stack: ExitStack) -> None:
+    """Keep the run's scratch folder on this host, if the job needs one, as long as ``stack``."""
+    if _needs_scratch(job):
+        stack.enter_context(_scratch(job))
 
 
 def _needs_scratch(job: Job) -> bool:
@@ -200,17 +217,19 @@ class _RankTask:
         """Start the worker process, forward all that it writes, and return how it ended."""
         job, setup, slot = self._job, self._setup, assignment.slot
         timeline, trace = self._timeline_file(), self._trace_path(slot.rank)
+        warm = job.options.cluster_config.preload_frameworks or bool(setup.commits)
         with WorkerProcess(
             self._worker_job(assignment, checkpoints, trace),
             self._worker_variables(assignment, timeline),
             setup.directory,
             inherited=setup.inherited,
             mpi=assignment.controller == "mpi",
-            owner=setup.owner if job.options.cluster_config.preload_frameworks else None,
+            owner=setup.owner if warm else None,
             meanwhile=lambda: stay_alive(self._link),
         ) as worker:
             relay = Relay(job, assignment, self._link, worker, setup.echo)
-            relay.run()
+            with _restart_prepared(worker, setup.commits):
+                relay.run()
             if timeline is not None and slot.rank == 0:
                 transfer.send_timeline(timeline, self._link)
             outcome = relay.outcome()
@@ -252,6 +271,7 @@ class _RankTask:
             all_values=job.all_values,
             sources=job.sources,
             trace=trace,
+            commits=self._setup.commits,
         )
 
     def _worker_variables(self, assignment: Assignment, timeline: Path | None) -> dict[str, str]:
@@ -275,6 +295,33 @@ class _RankTask:
         if assignment.controller == "mpi":
             variables[LEFT_VARIABLE] = os.pathsep.join(segments(assignment))
         return variables
+
+
+@contextmanager
+def _restart_prepared(worker: WorkerProcess, commits: str) -> Iterator[None]:
+    """Start a fork server while a worker runs, as soon as the worker has said what to import.
+
+    A worker that is killed says nothing at its end, and the next one has to start quickly.
+    """
+    server, ended = worker.fork_server, threading.Event()
+    if server is None or not commits:
+        yield
+        return
+
+    def prepare() -> None:
+        path = Path(imported_file(commits))
+        while not ended.wait(_LOOK_SECONDS):
+            with suppress(OSError, ValueError):
+                server.keep(json.loads(path.read_text()))
+                return
+
+    thread = threading.Thread(target=prepare, name="horovod_runner-restart", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _gpu_variables(job: Job, slot: Slot) -> dict[str, str]:

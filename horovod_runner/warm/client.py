@@ -209,7 +209,7 @@ class ForkServer:
             on_failure.enter_context(folder)
             # Listens from now on: to wait until the imports are done is shorter than to import.
             listener = on_failure.enter_context(protocol.listen(folder.path, modules))
-            self._end_others(folder.path)
+            self.end_others(folder.path)
             passed = [file.fileno(), folder.lock, listener.fileno(), unread]
             server = subprocess.Popen(
                 job_file.command(
@@ -228,8 +228,8 @@ class ForkServer:
             listener.close()
         _started.append(server)
 
-    def _end_others(self, kept: Path) -> None:
-        """End the owner's other fork servers: their memory is needed once only."""
+    def end_others(self, kept: Path | None) -> None:
+        """End the owner's fork servers, but for one: their memory is needed once only."""
         for folder in self._folders(f"{PREFIX}{self._owner}"):
             if folder != kept:
                 with suppress(OSError, ValueError), protocol.connect(folder, 1.0) as connection:
@@ -269,6 +269,11 @@ def _await_answer(connection: socket.socket, meanwhile: Callable[[], None]) -> N
         if time.monotonic() > until:
             raise TimeoutError(f"no answer within {_ANSWER_SECONDS:.0f} s")
         meanwhile()
+
+
+def end_fork_servers(owner: int) -> None:
+    """End all fork servers of an owner."""
+    ForkServer(owner, [], {}, None).end_others(None)
 
 
 def _kill_server(pid: int) -> None:

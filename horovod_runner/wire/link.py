@@ -10,7 +10,7 @@ import zmq
 
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame, unframe
-from horovod_runner.wire.messages import FromDriver, Message
+from horovod_runner.wire.messages import FromDriver, Sent
 from horovod_runner.wire.spool import Spool
 from horovod_runner.wire.transport import (
     PART_BYTES,
@@ -113,7 +113,7 @@ class Link:
         """Count the driver as lost from here on."""
         self._lost_at = -math.inf
 
-    def put(self, message: Message) -> None:
+    def put(self, message: Sent) -> None:
         """Queue a message.
 
         Raises:

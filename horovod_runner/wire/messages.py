@@ -1,7 +1,7 @@
 """The typed messages of the channel. A message that does not fit its type is not decoded.
 
 On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
-What ranks measure of themselves is in `measurements`.
+What ranks measure of themselves is in `measurements`, what a pool of tasks says in `pool`.
 
     rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines,
                     MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Fence, Lookup,
@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal, TypeVar, get_args
 
 import msgspec
 
-from horovod_runner.wire import measurements
+from horovod_runner.wire import measurements, pool
 from horovod_runner.wire.framing import unframe
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.slots import Offer, Slot
@@ -340,13 +340,14 @@ FromRank = (
     | Stacks
     | Failed
     | Ended
+    | pool.Joined
+    | pool.Done
 )
-FromDriver = (
-    Welcome | Detach | Assignment | Fetched | Fenced | MpiValues | ShowStacks | Stop | Taken
-)
+_Orders = Detach | Assignment | ShowStacks | Stop | pool.Work | pool.Change
+FromDriver = Welcome | Fetched | Fenced | MpiValues | Taken | _Orders
 
 #: What a rank or the driver sends.
-Sent = Message | measurements.Measurement
+Sent = Message | measurements.Measurement | pool.PoolMessage
 
 
 def is_trace(message: Sent) -> bool:

@@ -5,9 +5,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
+
+
+@dataclass(frozen=True)
+class ChannelAddress:
+    """How a rank reaches the driver. Travels in a pickled job or an encrypted message."""
+
+    host: str
+    port: int
+    server_key: bytes = field(repr=False)
+    client_public_key: bytes = field(repr=False)
+    client_secret_key: bytes = field(repr=False)
 
 
 class Offer(msgspec.Struct, frozen=True):

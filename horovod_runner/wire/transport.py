@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from typing import Final
 
 import zmq
+
+from horovod_runner.wire.slots import ChannelAddress
+
+__all__ = ["PART_BYTES", "ChannelAddress", "recv_event", "routing_id", "set_heartbeat"]
 
 # Larger batches travel in parts. The size of a part bounds how much memory a connection can take
 # on the driver before it has shown a key.
@@ -14,17 +17,6 @@ PART_BYTES: Final = 1 << 20
 # With link._LOST_SECONDS: at most 13 s from a cut network to a rank that ends itself.
 _HEARTBEAT_MS: Final = 2_000
 _HEARTBEAT_TIMEOUT_MS: Final = 6_000
-
-
-@dataclass(frozen=True)
-class ChannelAddress:
-    """How a rank reaches the driver. Travels inside the pickled job only."""
-
-    host: str
-    port: int
-    server_key: bytes = field(repr=False)
-    client_public_key: bytes = field(repr=False)
-    client_secret_key: bytes = field(repr=False)
 
 
 def routing_id(task: int) -> bytes:

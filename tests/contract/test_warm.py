@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from horovod_runner import CancelledError, HorovodRunner, RankFailedError
-from horovod_runner.driver import liveness
+from horovod_runner.common import liveness
 from horovod_runner.results import registry
 from horovod_runner.warm import client, protocol
 from tests.conftest import Ranks, is_forked, own_processes

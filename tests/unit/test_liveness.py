@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_runner.driver.liveness import Liveness
+from horovod_runner.common.liveness import Liveness
 
 
 def ticks_until_lost(liveness: Liveness, alive: tuple[int, ...] = ()) -> tuple[int, list[int]]:

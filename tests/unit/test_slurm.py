@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from horovod_runner import ClusterConfig, DataError, HorovodRunner, LaunchError, SlotError
-from horovod_runner.launchers.slurm import SlurmLauncher, command
+from horovod_runner.launchers.slurm import SlurmLauncher
+from horovod_runner.launchers.srun import command
 
 HERE = socket.gethostname().split(".")[0]
 

@@ -29,7 +29,7 @@ def header(view: View) -> Html:
     run, step = view.run, view.found.step
     began = run.timings.queued
     facts: list[tuple[str, Html | str]] = [
-        ("ranks", f"{len(run.ranks) or abs(run.np):,} (np={run.np})"),
+        ("ranks", f"{len(run.ranks) or 'not started'} (np={run.np})"),
         ("where", run.where or "unknown"),
         (
             "began",

@@ -1,0 +1,74 @@
+"""Which tasks of an attempt are there, and which are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from horovod_runner.common.liveness import Liveness
+from horovod_runner.launchers.launcher import Launch
+from horovod_runner.wire.channel import Channel
+
+
+class Presence:
+    """The tasks of one attempt, as far as their messages and their launcher tell.
+
+    Args:
+        channel: connects the tasks to this process.
+        launch: the launch of the tasks.
+
+    Attributes:
+        lost: the tasks that are lost.
+    """
+
+    def __init__(self, channel: Channel, launch: Launch) -> None:
+        self._channel = channel
+        self._launch = launch
+        self._liveness = Liveness()
+        self.lost: set[int] = set()
+        self._ended = 0  # tasks that have sent their last message
+        self._unexplained = 0  # broken connections of tasks that had not
+
+    def heard(self, task: int) -> None:
+        """Record a message from a task."""
+        self._liveness.heard(task)
+
+    def ended(self, task: int) -> None:
+        """Record the last message of a task."""
+        self._ended += 1
+        self._liveness.leave(task)
+
+    def lose(self, tasks: Iterable[int]) -> None:
+        """Record that tasks are lost: they send nothing more."""
+        for task in tasks:
+            self.lost.add(task)
+            self._liveness.leave(task)
+
+    def restart(self) -> None:
+        """Expect no task until it sends something again."""
+        self._liveness = Liveness()
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether a broken connection has not been explained yet."""
+        return self._liveness.suspicious
+
+    @property
+    def expected(self) -> bool:
+        """Whether messages from any task are expected."""
+        return self._liveness.present
+
+    def most_silent(self) -> list[int]:
+        """The tasks that have been silent for longest."""
+        return self._liveness.most_silent()
+
+    def told(self) -> list[int]:
+        """The tasks that the launcher has found to be lost since the last call."""
+        return [task for task in self._launch.lost if task not in self.lost]
+
+    def tick(self) -> list[int]:
+        """Count a second; returns the tasks that have been silent for too long with it."""
+        # A task that ends closes its connection. Any other end of a connection is unexplained.
+        if self._channel.broken - self._ended > self._unexplained:
+            self._unexplained = self._channel.broken - self._ended
+            self._liveness.suspect()
+        return self._liveness.tick()

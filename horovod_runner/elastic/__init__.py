@@ -1,0 +1,4 @@
+"""Elastic runs: tasks that live as long as the run, and attempts on those that are there.
+
+May import launchers and what is below them; nothing of driver/.
+"""

@@ -1,0 +1,160 @@
+"""The launcher of an elastic run: each attempt takes the tasks of the pool that are there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from horovod_runner.elastic.pool import Pool, PooledLaunch
+from horovod_runner.errors import CancelledError, DataError, LaunchError, SlotError
+from horovod_runner.launchers.launcher import Launcher, MemberTasks
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.slots import ChannelAddress
+
+_FIRST_SECONDS = 30.0  # for tasks for which there are slots
+_LATER_SECONDS = 120.0  # for executors that a cluster has to start
+_NOTICE_SECONDS = 5.0
+
+
+class PooledLauncher:
+    """Launches attempts on the tasks of a pool; a context, which starts and ends them.
+
+    Args:
+        launcher: starts the tasks.
+        job: the run's.
+        least: an attempt has at least so many ranks.
+        most: and at most so many.
+        grow_after: see :class:`~horovod_runner.elastic.members.Members`.
+        slot_timeout: seconds in which the first attempt waits for ``most`` tasks. None waits for
+            those that the cluster has slots for.
+        notice: called with a line for the user.
+        cancelled: ends the wait for tasks when it is set.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        job: Job,
+        *,
+        least: int,
+        most: int,
+        grow_after: float,
+        slot_timeout: float | None,
+        notice: Callable[[str], None],
+        cancelled: threading.Event,
+    ) -> None:
+        self.where = launcher.where
+        self.channel_host = launcher.channel_host
+        self.shares_files = launcher.shares_files
+        self.needs_pool = False
+        self._launcher = launcher
+        self._least = least
+        self._most = most
+        self._slot_timeout = slot_timeout
+        self._notice = notice
+        self._cancelled = cancelled
+        self._first = True
+        self._pool = Pool(
+            job,
+            launcher.channel_host,
+            most,
+            grow_after,
+            partial(launcher.launch_members, job, most),
+        )
+        self._stack = ExitStack()
+
+    def __enter__(self) -> PooledLauncher:
+        self._stack.enter_context(self._pool)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def slots(self, size: int, patience: float = 0.0) -> int:
+        """Wait for tasks; returns how many ranks the next attempt has.
+
+        The first attempt waits for all tasks that are expected; later ones take what is there.
+
+        Raises:
+            SlotError: there are fewer than the least number.
+            LaunchError: a task could not be started.
+            CancelledError: the run was cancelled.
+        """
+        began = time.monotonic()
+        wanted, seconds = self._least, max(patience, self._slot_timeout or _LATER_SECONDS)
+        if self._first:
+            expected = self._launcher.expected_tasks()
+            wanted = self._most if self._slot_timeout or expected is None else expected
+            wanted = min(self._most, max(self._least, wanted))
+        full_until = began + (self._slot_timeout or _FIRST_SECONDS)
+        noticed = began
+        with self._pool.changed:
+            while True:
+                ready, now = self._pool.ready(), time.monotonic()
+                if ready >= wanted or (ready >= self._least and now >= full_until):
+                    self._first = False
+                    return min(ready, self._most)
+                if now - began >= seconds and ready < self._least:
+                    raise self._too_few(ready, seconds)
+                if self._cancelled.is_set():
+                    raise CancelledError("the run was cancelled while it waited for slots")
+                if now - noticed > _NOTICE_SECONDS:
+                    noticed = now
+                    self._notice(f"waiting for slots: {ready} of {wanted}")
+                self._pool.changed.wait(0.2)
+
+    def _too_few(self, ready: int, seconds: float) -> SlotError:
+        return SlotError(
+            f"the run needs at least {self._least} slot(s), and {self.where} has {ready} after "
+            f"{seconds:.0f} s. Lower the least number of ranks, np=({max(1, ready)}, "
+            f"{self._most}), or raise slot_timeout if executors may still come."
+        )
+
+    def launch(
+        self,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        dataframes: Mapping[str, Any],
+    ) -> PooledLaunch:
+        """Begin an attempt on the tasks that came first.
+
+        Raises:
+            DataError: rows should be sent with the launch.
+            LaunchError: a task was lost.
+        """
+        if dataframes:
+            raise DataError(refuse_dataframes(dataframes))
+        return self._pool.launch(job, address, wake)
+
+    def check_pool(self) -> None:
+        """Have the launcher check."""
+        self._launcher.check_pool()
+
+    def expected_tasks(self) -> int | None:
+        """The launcher's."""
+        return self._launcher.expected_tasks()
+
+    def launch_members(
+        self,
+        job: Job,
+        seats: int,
+        address: ChannelAddress,
+        ended: Callable[[int, LaunchError], None],
+    ) -> MemberTasks:
+        """The launcher's."""
+        return self._launcher.launch_members(job, seats, address, ended)
+
+
+def refuse_dataframes(dataframes: Mapping[str, Any]) -> str:
+    """Why these DataFrames cannot be an elastic run's."""
+    return (
+        f"{', '.join(dataframes)}: the rows of a DataFrame go to the ranks' own disks, so which "
+        "rank has which depends on the number of ranks, and this run may change it. Name a folder "
+        "that the driver and all executors share, data_config=DataConfig(shared_dir=...), or write "
+        "the DataFrame to Parquet there."
+    )

@@ -1,0 +1,110 @@
+"""Who belongs to a pool, who works, and when the number of ranks is to change. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass
+class Member:
+    """A task of the pool.
+
+    Attributes:
+        seat: its number in the pool.
+        host: identifies its machine or container.
+        hostname: the host's name for people.
+        began: when the task began; tells it from an earlier one in the same seat.
+        attempt: the attempt that it works in; 0 while it waits.
+        leaving: why it is to take part in no further attempt; empty if it is not.
+    """
+
+    seat: int
+    host: str
+    hostname: str
+    began: int
+    attempt: int = 0
+    leaving: str = ""
+
+
+class Members:
+    """The members of a pool.
+
+    Args:
+        most: how many ranks the run may have.
+        grow_after: the least number of seconds between the start of an attempt and its end in
+            favour of one with more ranks.
+        clock: the current time in seconds.
+    """
+
+    def __init__(
+        self, most: int, grow_after: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._most = most
+        self._grow_after = grow_after
+        self._clock = clock
+        self._members: dict[int, Member] = {}  # in the order in which they came
+        self._attempt = 0
+        self._started = 0.0
+        self._asked = 0  # the attempt whose ranks were asked to leave
+
+    def find(self, seat: int) -> Member | None:
+        """The member of a seat; None while the seat is empty."""
+        return self._members.get(seat)
+
+    def join(self, member: Member) -> None:
+        """Add a member; the one who had its seat is gone."""
+        self.lose(member.seat)
+        self._members[member.seat] = member
+
+    def lose(self, seat: int) -> None:
+        """Remove the member of a seat."""
+        self._members.pop(seat, None)
+
+    def leave(self, seat: int, reason: str) -> None:
+        """Let a member take part in no further attempt: its executor is being shut down."""
+        member = self._members.get(seat)
+        if member is not None:
+            member.leaving = member.leaving or reason
+
+    @property
+    def ready(self) -> list[Member]:
+        """The members that wait for work, those that came first first."""
+        return [m for m in self._members.values() if not m.attempt and not m.leaving]
+
+    @property
+    def working(self) -> list[Member]:
+        """The members that work."""
+        return [member for member in self._members.values() if member.attempt]
+
+    def start(self, attempt: int, size: int) -> list[Member]:
+        """Choose the members of an attempt, by the number of their task.
+
+        Those that came first come first: they have the commits of earlier attempts.
+        """
+        chosen = self.ready[:size]
+        for member in chosen:
+            member.attempt = attempt
+        self._attempt, self._started = attempt, self._clock()
+        return chosen
+
+    def finish(self, seat: int, attempt: int) -> bool:
+        """Let a member wait again; False if it did not work in this attempt."""
+        member = self._members.get(seat)
+        if member is None or member.attempt != attempt:
+            return False
+        member.attempt = 0
+        return True
+
+    def change(self) -> int:
+        """The attempt whose ranks are to leave at their next commit, once; 0 for none."""
+        working = [member for member in self.working if member.attempt == self._attempt]
+        if not working or self._asked == self._attempt:
+            return 0
+        grows = len(working) < self._most and bool(self.ready)
+        due = self._clock() - self._started >= self._grow_after
+        if any(member.leaving for member in working) or (grows and due):
+            self._asked = self._attempt
+            return self._attempt
+        return 0

@@ -1,0 +1,271 @@
+"""The driver's side of a pool of tasks: who is there, what they do, what they have done.
+
+A thread of its own talks to the tasks (launchers/member.py) and counts their heartbeats. The thread
+of the run asks for members, and launches attempts on them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from horovod_runner.common.liveness import Liveness
+from horovod_runner.elastic.members import Member, Members
+from horovod_runner.errors import HorovodRunnerError, LaunchError
+from horovod_runner.launchers.launcher import MemberTasks, TaskLostError
+from horovod_runner.wire import messages
+from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.pool import Change, Done, Joined, Work
+from horovod_runner.wire.slots import ChannelAddress
+
+_TICK_SECONDS = 1.0
+_STOP_SECONDS = 10.0
+_HELLO_SECONDS = 60.0
+
+
+class PooledLaunch:
+    """One attempt on members of a pool.
+
+    Args:
+        seats: the seat of each task.
+        wake: called when something has changed.
+        cancel: ends the pool.
+    """
+
+    running = False
+
+    def __init__(
+        self, seats: Mapping[int, int], wake: Callable[[], None], cancel: Callable[[], None]
+    ) -> None:
+        self._seats = dict(seats)
+        self._wake = wake
+        self._cancel = cancel
+        self._outcomes: dict[int, Outcome] = {}
+        self._reasons: dict[int, str] = {}
+        self.expected: float | None = time.monotonic() + _HELLO_SECONDS
+
+    @property
+    def late_error(self) -> HorovodRunnerError:
+        """The error to raise if no task has said Hello in time."""
+        return LaunchError(
+            f"no task has reported within {_HELLO_SECONDS:.0f} s, although the tasks are there: "
+            "their hosts may be overloaded, or a firewall may be between them and the driver."
+        )
+
+    @property
+    def lost(self) -> list[int]:
+        """The tasks whose members are lost."""
+        return list(self._reasons)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all tasks have an outcome, or are lost."""
+        return len(self._outcomes) + len(self._reasons) >= len(self._seats)
+
+    def outcomes(self) -> list[Outcome]:
+        """How the ranks ended.
+
+        Raises:
+            TaskLostError: a member was lost.
+        """
+        for task, reason in sorted(self._reasons.items()):
+            raise TaskLostError(task, reason)
+        return list(self._outcomes.values())
+
+    def cancel(self) -> None:
+        """End all members."""
+        self._cancel()
+
+    def done(self, seat: int, outcome: Outcome) -> None:
+        """Take in a task's outcome."""
+        self._outcomes[outcome.task] = outcome
+        self._wake()
+
+    def lose(self, seat: int, reason: str) -> None:
+        """Take in that the member of a seat is lost."""
+        for task, of_task in self._seats.items():
+            if of_task == seat and task not in self._outcomes:
+                self._reasons[task] = reason
+                self._wake()
+
+
+class Pool:
+    """The tasks of a run; use it as a context.
+
+    Args:
+        job: the run's.
+        host: the driver's address as the tasks reach it.
+        most: how many ranks the run may have.
+        grow_after: see :class:`~horovod_runner.elastic.members.Members`.
+        launch: starts the tasks, given the channel's address and a function to call with the seat
+            and the error of a task that could not be kept.
+
+    Attributes:
+        changed: notified when a member has come, gone, or waits again.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        host: str,
+        most: int,
+        grow_after: float,
+        launch: Callable[[ChannelAddress, Callable[[int, LaunchError], None]], MemberTasks],
+    ) -> None:
+        self._job = job
+        self._host = host
+        self._most = most
+        self._start_tasks = launch
+        self.changed = threading.Condition()
+        self._members = Members(most, grow_after)
+        self._liveness = Liveness()
+        self._broken = 0
+        self._orders: dict[int, Work] = {}
+        self._launch: PooledLaunch | None = None
+        self._problem: LaunchError | None = None
+        self._seen: set[int] = set()  # seats that have had a member
+        self._over = False
+
+    def __enter__(self) -> Pool:
+        self._channel = Channel(self._host, self._most)
+        try:
+            self._tasks = self._start_tasks(self._channel.address, self._ended)
+        except BaseException:
+            self._channel.close()
+            raise
+        self._thread = threading.Thread(target=self._work, name="horovod_runner-pool", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.changed:
+            self._over = True
+        self._channel.wake()
+        self._thread.join()
+        self._tasks.close(self._seen, _STOP_SECONDS)
+        self._channel.close()
+
+    def ready(self) -> int:
+        """How many members wait for work. Call it with :attr:`changed` held.
+
+        Raises:
+            LaunchError: a task could not be started.
+        """
+        if self._problem is not None:
+            raise self._problem
+        return len(self._members.ready)
+
+    def hosts(self) -> list[str]:
+        """The names of the hosts whose members wait for work. As :meth:`ready`."""
+        return [member.hostname for member in self._members.ready]
+
+    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> PooledLaunch:
+        """Begin an attempt.
+
+        Args:
+            job: of the attempt.
+            address: the attempt's channel.
+            wake: called when something has changed.
+
+        Raises:
+            LaunchError: a member has been lost since it was counted.
+        """
+        with self.changed:
+            if len(self._members.ready) < job.size:
+                raise LaunchError(
+                    f"{job.size - len(self._members.ready)} of {job.size} tasks were lost before "
+                    f"attempt {job.attempt} began"
+                )
+            chosen = self._members.start(job.attempt, job.size)
+            seats = {task: member.seat for task, member in enumerate(chosen)}
+            self._launch = PooledLaunch(seats, wake, self.cancel)
+            self._orders = {
+                seat: Work(task, job.size, job.attempt, job.checkpoints, address)
+                for task, seat in seats.items()
+            }
+        self._channel.wake()
+        return self._launch
+
+    def cancel(self) -> None:
+        """End all tasks by force."""
+        self._tasks.cancel()
+
+    def leave(self, seat: int, reason: str) -> None:
+        """Do without a member from the next commit on; for any thread."""
+        with self.changed:
+            self._members.leave(seat, reason)
+        self._channel.wake()
+
+    def _ended(self, seat: int, error: LaunchError) -> None:
+        """A task has ended against the pool's will; its launcher starts another one."""
+        with self.changed:
+            if seat not in self._seen:
+                self._problem = self._problem or error
+            self._lose(seat, str(error))
+            self.changed.notify_all()
+
+    def _work(self) -> None:
+        tick_at = time.monotonic() + _TICK_SECONDS
+        while not self._over:
+            self._send_orders()
+            for seat, batch in self._channel.batches(max(0.0, tick_at - time.monotonic())):
+                with self.changed:
+                    self._liveness.heard(seat)
+                    for message in batch:
+                        self._handle(seat, message)
+            if time.monotonic() >= tick_at:
+                tick_at = time.monotonic() + _TICK_SECONDS
+                self._tick()
+        self._channel.send_all(range(self._most), messages.Stop("the run is over"))
+
+    def _send_orders(self) -> None:
+        with self.changed:
+            orders, self._orders = self._orders, {}
+            attempt = self._members.change()
+            working = [member.seat for member in self._members.working]
+        for seat, work in orders.items():
+            self._channel.send(seat, work)
+        if attempt:
+            self._channel.send_all(working, Change(attempt))
+
+    def _handle(self, seat: int, message: messages.FromRank) -> None:
+        match message:
+            case Joined():
+                self._on_joined(seat, message)
+            case Done():
+                self._channel.send(seat, messages.Taken())
+                if self._members.finish(seat, message.attempt) and self._launch is not None:
+                    outcome = msgspec.msgpack.decode(message.outcome, type=Outcome)
+                    self._launch.done(seat, outcome)
+                    self.changed.notify_all()
+            case messages.Alive():
+                pass
+            case _:
+                self._channel.dropped += 1
+
+    def _on_joined(self, seat: int, message: Joined) -> None:
+        known = self._members.find(seat)
+        if known is None or known.began != message.began:
+            self._lose(seat, "its task was started again")
+            self._seen.add(seat)
+            self._members.join(Member(seat, message.host, message.hostname, message.began))
+            self.changed.notify_all()
+
+    def _lose(self, seat: int, reason: str) -> None:
+        self._members.lose(seat)
+        if self._launch is not None:
+            self._launch.lose(seat, reason)
+
+    def _tick(self) -> None:
+        """Once a second: is every member still there?"""
+        with self.changed:
+            if self._channel.broken > self._broken:
+                self._broken = self._channel.broken
+                self._liveness.suspect()
+            for seat in self._liveness.tick():
+                self._lose(seat, "its task has sent nothing for several seconds")
+            self.changed.notify_all()

@@ -1,0 +1,146 @@
+"""A task that lives as long as an elastic run, and takes part in one attempt after the other.
+
+    elastic/pool.py  --Work-->  serve  -->  run_rank: one attempt, as any other
+                     <--Done--
+
+It keeps what an attempt leaves for the next one: the packed datasets, and the commits in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+import zmq
+
+from horovod_runner.host import network
+from horovod_runner.host.scratch import RunFolder, memory_folder
+from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
+from horovod_runner.warm.client import end_fork_servers
+from horovod_runner.wire import messages
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.job_file import leave_file
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.pool import Change, Done, Joined, Work
+from horovod_runner.wire.slots import ChannelAddress
+
+_REPEAT_SECONDS = 1.0
+
+
+def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
+    """Do the pool's work until the run is over, or the driver is gone.
+
+    Args:
+        job: the run's; the pool's messages say what differs in an attempt.
+        pool: the pool's channel.
+        seat: the task's number in the pool.
+        setup: where this task runs.
+    """
+    with ExitStack() as stack:
+        keep_scratch(job, stack)
+        commits = stack.enter_context(RunFolder(job.run_id, memory_folder())).path
+        contact = _Contact(pool, seat, commits)
+        try:
+            while (work := contact.work.get()) is not None:
+                outcome = run_rank(
+                    replace(
+                        job, size=work.size, attempt=work.attempt, checkpoints=work.checkpoints
+                    ),
+                    work.address,
+                    replace(setup, task=work.task, commits=str(commits)),
+                )
+                contact.finish(Done(work.attempt, msgspec.msgpack.encode(outcome)))
+        finally:
+            contact.close()
+            if setup.owner is not None and not job.options.cluster_config.preload_frameworks:
+                end_fork_servers(setup.owner)
+
+
+class _Contact:
+    """Talks to the pool, in a thread of its own.
+
+    Args:
+        pool: the pool's channel.
+        seat: the task's number in the pool.
+        commits: the folder for commits on this host.
+
+    Attributes:
+        work: what to do next; None: nothing any more.
+    """
+
+    def __init__(self, pool: ChannelAddress, seat: int, commits: Path) -> None:
+        self.work: SimpleQueue[Work | None] = SimpleQueue()
+        self._commits = commits
+        self._link = Link(pool, seat)
+        self._lock = threading.Lock()
+        self._joined = Joined(network.host_id(), socket.gethostname(), time.time_ns())
+        # What is said until it is answered.
+        self._said: Joined | Done | None = self._joined
+        self._attempt = 0
+        self._over = False
+        self._wake_read, self._wake_write = os.pipe()
+        self._thread = threading.Thread(
+            target=self._talk, name=f"horovod_runner-seat-{seat}", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self, done: Done) -> None:
+        """Tell the pool that the work is done."""
+        with self._lock:
+            self._said = done
+        os.write(self._wake_write, b"w")
+
+    def close(self) -> None:
+        """Stop talking."""
+        self._over = True
+        os.write(self._wake_write, b"w")
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _talk(self) -> None:
+        poller = zmq.Poller()
+        for source in (self._link.monitor, self._wake_read):
+            poller.register(source, zmq.POLLIN)
+        say_at = 0.0
+        try:
+            while not self._over and not self._link.lost:
+                with self._lock:
+                    said = self._said
+                if said is not None and time.monotonic() >= say_at:
+                    say_at = time.monotonic() + _REPEAT_SECONDS
+                    self._link.put(said)
+                self._link.flush()
+                poller.register(self._link.socket, self._link.wanted)
+                ready = dict(poller.poll(round(_REPEAT_SECONDS * 1000)))
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 64)
+                    say_at = 0.0
+                for message in self._link.wait(0):
+                    self._handle(message)
+        finally:
+            self.work.put(None)
+            self._link.close()
+
+    def _handle(self, message: messages.FromDriver) -> None:
+        match message:
+            case Work() if message.attempt > self._attempt:
+                self._attempt = message.attempt
+                with self._lock:
+                    self._said = None
+                self.work.put(message)
+            case messages.Taken():
+                with self._lock:
+                    self._said = self._joined
+            case Change():
+                with suppress(OSError):
+                    Path(leave_file(str(self._commits), message.attempt)).touch()
+            case messages.Stop():
+                self._over = True

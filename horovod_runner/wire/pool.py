@@ -1,0 +1,62 @@
+"""The messages between the driver and the tasks of a pool: see launchers/member.py."""
+
+from __future__ import annotations
+
+import msgspec
+
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.slots import ChannelAddress
+
+
+class PoolMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of these messages."""
+
+
+class Joined(PoolMessage, frozen=True):
+    """A task waits for work. Repeated until it gets some.
+
+    Attributes:
+        host: identifies its machine or container, as in Offer.
+        hostname: the host's name for people.
+        began: when the task began, in nanoseconds: tells it from an earlier one in the same seat.
+    """
+
+    host: str
+    hostname: str
+    began: int
+
+
+class Done(PoolMessage, frozen=True):
+    """A task has done its work. Repeated until the answer, Taken, arrives.
+
+    Attributes:
+        attempt: in which it took part.
+        outcome: an :class:`~horovod_runner.wire.job.Outcome`, encoded.
+    """
+
+    attempt: int
+    outcome: bytes
+
+
+class Work(PoolMessage, frozen=True):
+    """From the driver: what a task does in an attempt.
+
+    Attributes:
+        task: the task's number in the attempt.
+        size: the number of ranks.
+        attempt: 1-based number of the launch within the run.
+        checkpoints: where checkpoints go, and which ones to resume from.
+        address: the attempt's channel.
+    """
+
+    task: int
+    size: int
+    attempt: int
+    checkpoints: CheckpointPlan
+    address: ChannelAddress
+
+
+class Change(PoolMessage, frozen=True):
+    """From the driver: the ranks of an attempt are to leave at their next commit."""
+
+    attempt: int

@@ -1,0 +1,90 @@
+"""Runs that go on with the ranks that are there, with every launcher that can keep a pool."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+
+from horovod_runner import (
+    CancelledError,
+    SlotError,
+    current_attempt,
+    load_checkpoint,
+    log_to_driver,
+)
+from horovod_runner.sinks import Sink
+from tests.conftest import Ranks
+
+POOLS = ("local", "spark", "cluster", "slurm")
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+
+
+@pytest.mark.places(*POOLS)
+def test_a_killed_rank_is_replaced_in_the_same_run(ranks: Ranks) -> None:
+    def main(wait: bool) -> dict[str, int]:
+        import horovod.torch as hvd
+        import torch
+
+        checkpoint = load_checkpoint() if int(os.environ["WORLD_SIZE"]) == 1 else None
+        assert checkpoint is None
+        hvd.init()
+        if wait and current_attempt() == 1 and hvd.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        together = hvd.allreduce(torch.ones(1), op=hvd.Sum)
+        return {"ranks": int(together), "attempt": current_attempt()}
+
+    runner = ranks.runner((2, 3), max_restarts=1)
+    assert runner.run(main, wait=True) == {"ranks": 3, "attempt": 2}
+    first, second = runner.last_run.attempts
+    assert "rank 1" in first.error
+    assert "SIGKILL" in first.error
+    assert (first.size, second.size) == (3, 3)
+    assert len(second.hosts) == 3
+    assert not second.error
+
+
+@pytest.mark.places("spark", "cluster", "slurm")
+def test_a_run_takes_the_slots_that_there_are(ranks: Ranks) -> None:
+    assert ranks.run((2, 9), lambda: os.environ["WORLD_SIZE"]) == "4"
+
+
+@pytest.mark.places("spark", "cluster", "slurm")
+def test_too_few_slots_for_the_least_number_are_refused(ranks: Ranks) -> None:
+    with pytest.raises(SlotError, match=r"np=5|at least 5"):
+        ranks.run((5, 9), lambda: None, {"slot_timeout": 0.5})
+
+
+@pytest.mark.places(*POOLS)
+def test_an_error_of_main_ends_the_run(ranks: Ranks) -> None:
+    def main() -> None:
+        raise ValueError("no")
+
+    runner = ranks.runner((2, 2))
+    with pytest.raises(ValueError, match="no"):
+        runner.run(main)
+    assert len(runner.last_run.attempts) == 1
+    assert not runner.last_run.attempts[0].change
+
+
+@pytest.mark.places("local", "spark", "slurm")
+def test_a_cancelled_run_leaves_nothing(ranks: Ranks) -> None:
+    class Cancel(Sink):
+        def log(self, rank: int, text: str) -> None:
+            runner.cancel()
+
+    def main() -> None:
+        log_to_driver("running")
+        threading.Event().wait()
+
+    runner = ranks.runner((2, 3), sinks=[Cancel()])
+    with pytest.raises(CancelledError):
+        runner.run(main)
+
+
+@pytest.mark.places("connect")
+def test_a_range_is_refused_on_connect(ranks: Ranks) -> None:
+    with pytest.raises(SlotError, match="classic Spark session"):
+        ranks.run((2, 3), lambda: None)
