@@ -249,3 +249,30 @@ def test_a_fit_ends_at_the_checkpoint_at_which_the_ranks_change(
     assert "the checkpoint of step" in ended_by
     assert runner.last_run is not None
     assert [each.metrics["epoch"] for each in runner.last_run.checkpoints] in ([1], [0])
+
+
+def count_on(last: int) -> tuple[int, list[float]]:
+    """Count, commit every number, and kill a rank on the way; the first number and the weights."""
+    import signal
+
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    loaded = load_checkpoint()
+    first = 0 if loaded is None else loaded.step
+    weights = torch.zeros(3) if loaded is None else loaded.state["weights"]
+    for step in range(first + 1, last + 1):
+        weights += hvd.allreduce(torch.ones(3), name=f"step {step}")
+        commit({"weights": weights}, step)
+        if step == 4 and first == 0 and hvd.rank() == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return first, weights.tolist()
+
+
+@pytest.mark.horovod
+def test_a_run_goes_on_from_its_commit_after_the_rank_that_wrote_it_was_killed() -> None:
+    runner = HorovodRunner(np=(-2, -2), progress=False, max_restarts=1)
+    assert runner.run(count_on, last=6) == (4, [6.0, 6.0, 6.0])
+    assert runner.last_run is not None
+    assert len(runner.last_run.attempts) == 2
