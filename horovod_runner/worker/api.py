@@ -212,13 +212,32 @@ def load_checkpoint() -> LoadedCheckpoint | None:
         RuntimeError: there are several ranks, and ``hvd.init()`` has not been called.
     """
     rank = context.current()
-    if rank is None:
+    return None if rank is None else _load(rank, rank.checkpoints)
+
+
+def load_commit() -> LoadedCheckpoint | None:
+    """Load the latest commit of any host, also if a checkpoint is newer; None if there is none.
+
+    Call it on every rank, after ``hvd.init()``.
+    """
+    rank = context.current()
+    if rank is None or not rank.commits:
         return None
+    return _load(rank, rank.checkpoints._replace(resume=()))
+
+
+def is_leaving() -> bool:
+    """Whether the ranks of this attempt are to end at a commit, because their number changes."""
+    rank = context.current()
+    return rank is not None and _leaving(rank)
+
+
+def _load(rank: context.RankContext, checkpoints: job_file.CheckpointPlan) -> Any:
     from horovod_runner.checkpoints.loader import load
 
     commits = _host_commits(rank) if rank.commits else None
     return load(
-        rank.checkpoints,
+        checkpoints,
         rank.rank,
         rank.size,
         log_to_driver,

@@ -1,0 +1,140 @@
+"""Scripts for Horovod Elastic run unchanged, and lose a rank on the way."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from horovod_runner import HorovodRunner
+
+pytestmark = pytest.mark.horovod
+
+# What happens to the ranks. It is not part of the script, which knows Horovod alone.
+EVENTS = """
+import os, signal
+
+def event(rank, epoch, batch):
+    from horovod_runner import current_attempt
+    from horovod_runner.wire import job_file
+    from horovod_runner.worker import context
+
+    now = (current_attempt(), epoch, batch)
+    if "HOSTILE" not in os.environ:
+        return
+    if now == (1, 1, 1) and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if now == (2, 2, 1):  # as if the driver had found another slot
+        open(job_file.leave_file(context.current().commits, now[0]), "w").close()
+"""
+TORCH = """
+import horovod.torch as hvd
+import torch
+from events import event
+
+EPOCHS, ROWS, BATCH = 3, 48, 4
+
+
+class Best:
+    def __init__(self):
+        self.epochs = {-1}
+
+
+def main():
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    x = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(5))
+    data = torch.utils.data.TensorDataset(torch.arange(ROWS), x, x.sum(1, keepdim=True))
+    sampler = hvd.elastic.ElasticSampler(data)
+    loader = torch.utils.data.DataLoader(data, BATCH, sampler=sampler)
+    model = torch.nn.Linear(3, 1)
+    torch.nn.init.constant_(model.weight, 1.0 + hvd.rank())
+    torch.nn.init.constant_(model.bias, 0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * hvd.size())
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    resets = []
+
+    @hvd.elastic.run
+    def train(state):
+        begins = (state.epoch, state.batch)
+        while state.epoch < EPOCHS:
+            for rows, inputs, labels in loader:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(inputs), labels).backward()
+                optimizer.step()
+                state.seen = state.seen + [(state.epoch, *hvd.allgather(rows).tolist())]
+                sampler.record_batch(state.batch, BATCH)
+                event(hvd.rank(), state.epoch, state.batch)
+                state.batch += 1
+                if state.batch % 3 == 0:
+                    state.commit()
+                else:
+                    state.check_host_updates()
+            state.best.epochs.add(state.epoch)
+            state.epoch += 1
+            state.batch = 0
+            sampler.set_epoch(state.epoch)
+            state.commit()
+        return begins
+
+    state = hvd.elastic.TorchState(
+        model, optimizer, sampler=sampler, epoch=0, batch=0, seen=[], best=Best()
+    )
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    begins = train(state)
+    weights = [*model.weight.tolist()[0], *model.bias.tolist()]
+    every = hvd.allgather_object((weights, begins, resets, state.seen, state.best.epochs))
+    return every
+
+
+if __name__ == "__main__":
+    every = main()
+    if hvd.rank() == 0:
+        print("RESULT", every, flush=True)
+"""
+
+
+def run(script: str, folder: Path, *arguments: str, **env: str) -> tuple[Any, str]:
+    """Run a script with ``horovod-runner run``; what it printed as its result, and all output."""
+    (folder / "events.py").write_text(EVENTS)
+    (folder / "train.py").write_text(script)
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "horovod-runner"), "run", *arguments, "train.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        cwd=folder,
+        env={**os.environ, **env},
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    line = next(line for line in done.stdout.splitlines() if "RESULT" in line)
+    return ast.literal_eval(line.partition("RESULT")[2].strip()), output
+
+
+def test_a_torch_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
+    """A rank is killed, then the ranks are to change: the result is that of a quiet run."""
+    every, output = run(TORCH, tmp_path, "--np=-2:-3", "--max-restarts", "2", HOSTILE="1")
+    quiet, quiet_output = run(TORCH, tmp_path, "--np", "-3")
+    weights, begins, resets, seen, best = every[0]
+    assert all(each[0] == weights for each in every)
+    assert weights == quiet[0][0]
+    # Each row once in each epoch.
+    rows = sorted((epoch, row) for epoch, *batch in seen for row in batch)
+    assert rows == [(epoch, row) for epoch in range(3) for row in range(48)]
+    assert seen == quiet[0][3]
+    assert best == {-1, 0, 1, 2}
+    # The third attempt: what check_host_updates kept had no commit of the script's own.
+    assert begins == (2, 2), output
+    assert all(each[2] == [3] for each in every)
+    assert "attempt 3 begins" in output
+    assert "hvd.elastic.run" not in output
+    assert quiet[0][1:3] == ((0, 0), [])
+    assert "np=(2, 8)" in quiet_output
+    assert quiet_output.count("hvd.elastic.run calls train once") == 1
