@@ -54,19 +54,18 @@ def patch(elastic: Any) -> None:
 
     def commit_state(state: Any) -> None:
         if context.current() is None:
-            return originals[0](state)
-        _commit(state, interrupt)
-        return None
+            originals[0](state)
+        else:
+            _commit(state, interrupt)
 
     def check_host_updates(state: Any) -> None:
         rank = context.current()
         if rank is None:
-            return originals[1](state)
+            originals[1](state)
         # One rank of each host looks. It keeps what was done since the last commit, as Horovod
         # does. The other ranks of the host notice that it is gone.
-        if rank.local_rank == 0 and is_leaving():
+        elif rank.local_rank == 0 and is_leaving():
             _commit(state, interrupt)
-        return None
 
     originals = elastic.State.commit, elastic.State.check_host_updates
     elastic.run_fn = run_fn
@@ -234,13 +233,18 @@ def _is_plain(value: Any, own: bool) -> bool:
         return all(type(key) in PLAIN and _is_plain(item, own) for key, item in value.items())
     if kind in (list, tuple):
         return all(_is_plain(item, own) for item in value)
+    return _is_plain_array(value, own)
+
+
+def _is_plain_array(value: Any, own: bool) -> bool:
+    """The same for an array or a tensor."""
+    kind = type(value)
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
         return not value.dtype.hasobject
     if torch is not None and isinstance(value, torch.Tensor):
-        return not own or (
-            kind is torch.Tensor and value.device.type == "cpu" and not value.requires_grad
-        )
+        on_cpu = value.device.type == "cpu"
+        return not own or (kind is torch.Tensor and on_cpu and not value.requires_grad)
     if torch is not None and kind in (torch.dtype, torch.device):
         return True
     return not own and kind.__module__.startswith("tensorflow.") and hasattr(value, "numpy")

@@ -232,7 +232,9 @@ def is_leaving() -> bool:
     return rank is not None and _leaving(rank)
 
 
-def _load(rank: context.RankContext, checkpoints: job_file.CheckpointPlan) -> Any:
+def _load(
+    rank: context.RankContext, checkpoints: job_file.CheckpointPlan
+) -> LoadedCheckpoint | None:
     from horovod_runner.checkpoints.loader import load
 
     commits = _host_commits(rank) if rank.commits else None

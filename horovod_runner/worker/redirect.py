@@ -1,4 +1,4 @@
-"""Replaces modules of Horovod's in a rank where they do not work: for Keras 3, and for elastic runs.
+"""Replaces modules of Horovod's in a rank: for Keras 3, and in elastic runs.
 
 On Keras 3, ``horovod.keras`` and ``horovod.tensorflow.keras`` train without averaging gradients,
 and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, and prints a line.
@@ -148,7 +148,7 @@ def _patch_tensorflow(hvd: Any) -> None:
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         return original_gradient(self, target, [_unwrapped(s) for s in sources], *args, **kwargs)
 
-    hvd.broadcast_variables = broadcast_variables
+    hvd.broadcast_variables = hvd.elastic.broadcast_variables = broadcast_variables
     hvd._DistributedGradientTape.gradient = gradient
 
 
@@ -158,9 +158,20 @@ def _patch_elastic(elastic: Any) -> None:
 
 
 def _patch_tensorflow_elastic(elastic: Any) -> None:
-    """Make ``TensorFlowKerasState`` accept optimizers of Keras 3, also in a list of variables."""
-    if _is_keras_3("horovod.tensorflow.keras"):
-        import_module("horovod_runner.keras.elastic").patch(elastic)
+    """Make ``TensorFlowKerasState`` accept models and optimizers of Keras 3."""
+    if not _is_keras_3("horovod.tensorflow.keras"):
+        return
+
+    def of_keras(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # Not before it is used: it imports Keras.
+            return getattr(import_module("horovod_runner.keras.elastic"), name)(*args, **kwargs)
+
+        return call
+
+    elastic.TensorFlowKerasState._save_model = of_keras("save_model")
+    elastic.TensorFlowKerasState._load_model = of_keras("load_model")
+    elastic._broadcast_model = of_keras("broadcast_model")
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {

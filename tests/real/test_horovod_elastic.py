@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import HorovodRunner
-
 pytestmark = pytest.mark.horovod
 
 # What happens to the ranks. It is not part of the script, which knows Horovod alone.
@@ -97,6 +95,107 @@ if __name__ == "__main__":
     if hvd.rank() == 0:
         print("RESULT", every, flush=True)
 """
+KERAS = """
+import horovod.tensorflow.keras as hvd
+import keras
+import numpy as np
+from events import event
+
+EPOCHS, STEPS = 3, 4
+
+
+class Events(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = state.epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        event(hvd.rank(), self.epoch, batch)
+
+
+hvd.init()
+keras.utils.set_random_seed(hvd.rank())
+x = np.random.default_rng(5).normal(size=(STEPS * 8, 3)).astype("float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")
+state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+resets = []
+state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+
+@hvd.elastic.run
+def train(state):
+    begins = state.epoch
+    model.fit(
+        x, x.sum(1), batch_size=8, shuffle=False, epochs=EPOCHS - state.epoch, verbose=0,
+        callbacks=[
+            Events(),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.CommitStateCallback(state, batches_per_commit=100),
+        ],
+    )
+    return begins
+
+
+begins = train(state)
+weights = [float(value) for each in model.get_weights() for value in each.ravel()]
+every = hvd.allgather_object(
+    (weights, begins, resets, int(model.optimizer.iterations), state.epoch, state.batch)
+)
+if hvd.rank() == 0:
+    print("RESULT", every, flush=True)
+"""
+TENSORFLOW = """
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from events import event
+
+hvd.init()
+x = np.random.default_rng(5).normal(size=(8, 3)).astype("float32")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.Adam(0.01)
+free = tf.Variable([0.0])
+
+
+@hvd.elastic.run
+def train(state):
+    begins = state.epoch
+    while state.epoch < 3:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x)[:, 0] - x.sum(1)) ** 2)
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        state.epoch += 1
+        state.commit()
+    return begins
+
+
+@hvd.elastic.run
+def count(state):
+    begins = state.epoch
+    while state.epoch < 3:
+        for batch in range(2):
+            free.assign_add(hvd.allreduce(tf.constant([1.0])))
+            event(hvd.rank(), state.epoch, batch)
+        state.epoch += 1
+        state.commit()
+    return begins
+
+
+first = train(hvd.elastic.TensorFlowKerasState(model, optimizer, epoch=0))
+second = count(hvd.elastic.TensorFlowState([free], epoch=0))
+weights = [float(v) for each in model.get_weights() for v in each.ravel()]
+every = hvd.allgather_object(
+    (weights, int(optimizer.iterations), float(free.numpy()[0]), first, second)
+)
+if hvd.rank() == 0:
+    print("RESULT", every, flush=True)
+"""
+
+TWO_RANKS = ("--np=-2:-2", "--max-restarts", "2")
 
 
 def run(script: str, folder: Path, *arguments: str, **env: str) -> tuple[Any, str]:
@@ -122,7 +221,7 @@ def test_a_torch_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     """A rank is killed, then the ranks are to change: the result is that of a quiet run."""
     every, output = run(TORCH, tmp_path, "--np=-2:-3", "--max-restarts", "2", HOSTILE="1")
     quiet, quiet_output = run(TORCH, tmp_path, "--np", "-3")
-    weights, begins, resets, seen, best = every[0]
+    weights, begins, _, seen, best = every[0]
     assert all(each[0] == weights for each in every)
     assert weights == quiet[0][0]
     # Each row once in each epoch.
@@ -138,3 +237,21 @@ def test_a_torch_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     assert quiet[0][1:3] == ((0, 0), [])
     assert "np=(2, 8)" in quiet_output
     assert quiet_output.count("hvd.elastic.run calls train once") == 1
+
+
+def test_all_states_of_a_tensorflow_script_come_back(tmp_path: Path) -> None:
+    """The second of two states loses a rank: the first one is complete, and stays so."""
+    every, output = run(TENSORFLOW, tmp_path, *TWO_RANKS, HOSTILE="1")
+    weights = every[0][0]
+    assert all(each == [weights, 3, 6.0, 3, 3] for each in map(list, every)), output
+    assert "attempt 3 begins" in output
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_keras_script_goes_on_from_its_last_commit(tmp_path: Path, backend: str) -> None:
+    script = KERAS if backend == "tensorflow" else KERAS.replace("tensorflow.keras", "keras")
+    every, output = run(script, tmp_path, *TWO_RANKS, HOSTILE="1", KERAS_BACKEND=backend)
+    weights = every[0][0]
+    # The third attempt began after the last epoch. Each of the 12 steps was done once.
+    assert all(each == [weights, 3, [2], 12, 3, 0] for each in map(list, every)), output
+    assert "attempt 3 begins" in output
