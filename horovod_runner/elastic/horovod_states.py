@@ -14,15 +14,12 @@ import functools
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any, Final
+from typing import Any
 
 from horovod_runner.checkpoints.snapshot import PLAIN
 from horovod_runner.errors import CheckpointError, RanksChangedError
 from horovod_runner.worker import context
-from horovod_runner.worker.api import commit, is_leaving, load_commit, log_to_driver
-
-# The key of a commit that was made here.
-_MARK: Final = "horovod_elastic"
+from horovod_runner.worker.api import STATES, commit, is_leaving, load_commit, log_to_driver
 
 
 def patch(elastic: Any) -> None:
@@ -95,12 +92,12 @@ class _States:
         loaded = load_commit()
         if loaded is None:
             return
-        if not isinstance(loaded.state, dict) or _MARK not in loaded.state:
+        if not isinstance(loaded.state, dict) or STATES not in loaded.state:
             raise CheckpointError(
                 f"the latest commit, of step {loaded.step}, was made by horovod_runner.commit, and "
                 "hvd.elastic.run cannot restore it: use state.commit() of hvd.elastic in its place"
             )
-        self.saved = loaded.state[_MARK]
+        self.saved = loaded.state[STATES]
         self.steps = loaded.step
 
     def number(self, state: Any) -> int:
@@ -152,7 +149,7 @@ def _commit(state: Any, interrupt: Any) -> None:
     kept: dict[str, Any] = {}
     if rank.local_rank == 0:  # the others do not write
         _states.saved[_states.number(state)] = _saved(state, before)
-        kept = {_MARK: _states.saved}
+        kept = {STATES: _states.saved}
     try:
         commit(kept, _states.steps)
     except RanksChangedError as error:

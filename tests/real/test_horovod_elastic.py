@@ -34,6 +34,7 @@ TORCH = """
 import horovod.torch as hvd
 import torch
 from events import event
+from horovod_runner import load_checkpoint
 
 EPOCHS, ROWS, BATCH = 3, 48, 4
 
@@ -55,6 +56,7 @@ def main():
     torch.nn.init.constant_(model.bias, 0.0)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01 * hvd.size())
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    assert load_checkpoint() is None  # it knows no commits of states
     resets = []
 
     @hvd.elastic.run
