@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -75,60 +76,55 @@ class Legend:
         yield line
 
 
-class Overview:
-    """All runs, a block of lines each; a single run in detail.
+@dataclass(frozen=True)
+class _View:
+    """What is shown of runs.
 
     Args:
         runs: the runs.
         height: the lines that there are; None: any number.
     """
 
-    def __init__(self, runs: Sequence[Seen], height: int | None = None) -> None:
-        self._runs = runs
-        self._height = height
+    runs: Sequence[Seen]
+    height: int | None = None
+
+
+class Overview(_View):
+    """All runs, a block of lines each; a single run in detail."""
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        if len(self._runs) == 1:
-            yield Detail(self._runs, self._height)
-        elif not self._runs:
+        if len(self.runs) == 1:
+            yield Detail(self.runs, self.height)
+        elif not self.runs:
             yield Text("no runs")
-        room = float("inf") if self._height is None else self._height - 1
-        for number, seen in enumerate(self._runs if len(self._runs) > 1 else ()):
+        room = float("inf") if self.height is None else self.height - 1
+        for number, seen in enumerate(self.runs if len(self.runs) > 1 else ()):
             block = [Text()] * bool(number) + [*_head(seen), *_last_line(seen)]
             room -= _height(block, console, options)
             if room < 0 and number:
-                left = len(self._runs) - number
+                left = len(self.runs) - number
                 yield Text(f"and {left} more: horovod-runner ps lists them", "dim")
                 return
             yield from block
 
 
-class Detail:
-    """One run with its ranks and last lines.
-
-    Args:
-        runs: the one; empty if it has ended.
-        height: the lines that there are; None: any number.
-    """
-
-    def __init__(self, runs: Sequence[Seen], height: int | None = None) -> None:
-        self._runs = runs
-        self._height = height
+class Detail(_View):
+    """One run with its ranks and last lines; ``runs`` is empty if it has ended."""
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
-        for seen in self._runs:
+        for seen in self.runs:
             head = list(_head(seen))
             yield from head
             if seen.live is not None:
-                room = self._height
+                room = self.height
                 if room is not None:
                     room -= _height(head, console, options)
                 yield from _body(seen.live, room)
-        if not self._runs:
+        if not self.runs:
             yield Text("the run has ended")
 
 

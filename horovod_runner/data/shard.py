@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
 import pickle
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,10 +28,10 @@ from horovod_runner.data.pack.columns import Array, Column
 from horovod_runner.data.pack.images import Image
 from horovod_runner.data.pack.layout import Layout
 from horovod_runner.data.pack.store import Store
+from horovod_runner.data.place import place, run_folder
 from horovod_runner.data.read.decoded import Decoded
 from horovod_runner.data.read.readers import Deferred, Reader, name_in_errors
 from horovod_runner.errors import DataError
-from horovod_runner.host.scratch import VARIABLE, RunFolder
 from horovod_runner.profiling.clock import clock
 from horovod_runner.worker import context
 from horovod_runner.worker.api import log_to_driver
@@ -107,16 +103,17 @@ class Shard:
 
     def batches(
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         columns: Columns | None = None,
         *,
+        global_batch: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        last_batch: LastBatch = "pad",
+        last_batch: LastBatch | None = None,
         dtypes: Dtypes | None = None,
         pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
-        sample_weights: bool = False,
+        sample_weights: bool | None = None,
         transform: Transform | None = None,
         prefetch: int = 1,
     ) -> Feed[Any]:
@@ -124,22 +121,31 @@ class Shard:
 
         Args:
             batch_size: rows per batch on each rank. A step has np x batch_size rows over all ranks.
+                Pass either this or ``global_batch``.
             columns: the parts of a batch: a dict of names to one column, of shape (batch_size,
                 ...), or to a list of columns side by side, of shape (batch_size, columns). A list
                 of names makes each column a part, and None all columns. Text and bytes are lists,
                 as are ragged columns without ``pad_ragged``.
+            global_batch: rows per step over all ranks, instead of ``batch_size``. Each rank has its
+                part of them; parts differ by one row at most. Steps and their rows are then the
+                same with any number of ranks, and a saved state can be resumed with another one.
+                The feed's ``weight`` is the factor by which this rank's loss counts. A rank whose
+                part is empty gets one row, and its weight is 0.
             shuffle: shuffle the rows, differently in each epoch.
             seed: seed of the shuffling; the same on all ranks.
             last_batch: "pad" fills the last batch with rows that were in the epoch before; the
                 feed's ``real`` counts the other rows. "drop" leaves out the rows that do not fill a
-                batch on every rank.
+                batch on every rank. "short" gives the last batch the rows that are left, so each
+                row comes once; only with ``global_batch``. None is "short" with ``global_batch``,
+                and "pad" with ``batch_size``.
             dtypes: NumPy types to convert numbers to, by part, or one type for all parts but
                 images. None keeps the types.
             pad_ragged: for ragged columns, by part: a number that fills up short rows, to the
                 longest of the batch; or (number, length), which also cuts long ones.
             images: for columns of images: what they become, by column.
             sample_weights: add a part "weight" at the end, of shape (batch_size,): 1.0 for each
-                row, and 0.0 for padding. Keras takes it as sample weights.
+                row, and 0.0 for padding. Keras takes it as sample weights. With ``global_batch``
+                the weights of rows make up for unequal parts, too. None is False here.
             transform: called with each batch, in the thread that prepares it; what it returns
                 replaces the batch.
             prefetch: how many chunks of batches, of about 3 MB each, are prepared ahead.
@@ -148,9 +154,10 @@ class Shard:
             A feed; iterate over it once per epoch.
 
         Raises:
-            DataError: a column does not exist or cannot be converted, it has nulls, or the disk has
-                too little room.
-            TypeError: an argument has the wrong type.
+            DataError: a column does not exist or cannot be converted, it has nulls, the disk has
+                too little room, or ``global_batch`` is given and each rank has rows of its own.
+            TypeError: an argument has the wrong type, or not exactly one of ``batch_size`` and
+                ``global_batch`` is given.
             ValueError: an argument is out of range.
         """
         options = FeedOptions.of("numpy", locals())
@@ -158,16 +165,17 @@ class Shard:
 
     def to_torch(  # noqa: D417 - see batches
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         columns: Columns | None = None,
         *,
+        global_batch: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        last_batch: LastBatch = "pad",
+        last_batch: LastBatch | None = None,
         dtypes: Dtypes | None = None,
         pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
-        sample_weights: bool = False,
+        sample_weights: bool | None = None,
         transform: Transform | None = None,
         device: torch.device | str | None = None,
         prefetch: int = 1,
@@ -178,7 +186,11 @@ class Shard:
         The other arguments are those of :meth:`batches`.
 
         Args:
-            batch_size: rows per batch on each rank. A step has np x batch_size rows over all ranks.
+            global_batch: rows per step over all ranks, see :meth:`batches`. During a loop over the
+                feed every ``backward()`` is weighted by the feed's ``weight``, so that a step of an
+                optimizer that averages gradients equals that of one process.
+            sample_weights: see :meth:`batches`. True leaves ``backward()`` as it is: multiply the
+                losses per row by the weights. Keras does.
             dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
                 float32, other types stay.
             transform: called with each batch as a dict of NumPy arrays, which have these types and
@@ -187,15 +199,17 @@ class Shard:
                 memory while the batch before is in use; otherwise the CPU.
         """
         options = FeedOptions.of("torch", locals())
-        from horovod_runner.data.feed import torch_feed
+        from horovod_runner.data.feed import gradients, torch_feed
 
-        return Feed(self._plan(options), torch_feed.Make(options))
+        weighted = options.global_batch is not None and not options.has_weights and place()[1] > 1
+        kind = gradients.WeightedFeed if weighted else Feed
+        return kind(self._plan(options), torch_feed.Make(options))
 
     def to_torch_dataset(  # noqa: D417 - see batches
         self,
         columns: Columns | None = None,
         *,
-        last_batch: LastBatch = "pad",
+        last_batch: LastBatch | None = None,
         dtypes: Dtypes | None = None,
         pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
@@ -208,8 +222,8 @@ class Shard:
         other arguments are those of :meth:`batches`, for rows instead of batches.
 
         Args:
-            last_batch: "pad" repeats rows so that every row is on some rank; "drop" leaves out the
-                rows that are too many.
+            last_batch: "pad", or None, repeats rows so that every row is on some rank; "drop"
+                leaves out the rows that are too many.
             dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
                 float32, other types stay.
             transform: called with each row, in the DataLoader's workers if it has some.
@@ -218,21 +232,22 @@ class Shard:
         from horovod_runner.data.feed import torch_feed
 
         packed = self._packed(options)
-        rows = self._rows_for_good(options.last_batch)
+        rows = self._rows_for_good(options.how_last)
         return torch_feed.RowDataset(packed.store, packed.fields, rows, options)
 
     def to_tf(  # noqa: D417 - see batches
         self,
-        batch_size: int,
+        batch_size: int | None = None,
         columns: Columns | None = None,
         *,
+        global_batch: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        last_batch: LastBatch = "pad",
+        last_batch: LastBatch | None = None,
         dtypes: Dtypes | None = None,
         pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
-        sample_weights: bool = False,
+        sample_weights: bool | None = None,
         start: int = 0,
     ) -> tf.data.Dataset:
         """Batches as a ``tf.data.Dataset``: of tuples if ``columns`` is a dict, otherwise of dicts.
@@ -241,7 +256,10 @@ class Shard:
         height, width, channels). The other arguments are those of :meth:`batches`.
 
         Args:
-            batch_size: rows per batch on each rank. A step has np x batch_size rows over all ranks.
+            global_batch: rows per step over all ranks, see :meth:`batches`. All batches have the
+                same shape: repeated rows fill up parts that have fewer, with the weight 0.
+            sample_weights: see :meth:`batches`. None is True with ``global_batch``: ``model.fit``
+                is exact with them, and without them it is not.
             dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
                 float32, other types stay.
             start: number of batches to skip, counted over all epochs: the first iteration begins
@@ -273,33 +291,44 @@ class Shard:
             return _Packed(store, fields)
 
     def _plan(self, options: FeedOptions) -> Plan:
+        rank, size = place()
+        global_batch = options.rows_per_step(size)
+        self._refuse_rows_of_ranks(options)
         packed = self._packed(options)
-        if options.sample_weights and any(field.name == WEIGHT for field in packed.fields):
+        if options.has_weights and any(field.name == WEIGHT for field in packed.fields):
             raise DataError(
                 f"sample_weights=True adds a part {WEIGHT!r}, and there is one of that name: name "
                 f"yours differently, columns={{'own_weight': {WEIGHT!r}, ...}}"
             )
-        rank, size = place()
-        global_batch = options.batch_size * size
         how: dict[str, Any] = {
             "seed": options.seed,
             "shuffle": options.shuffle,
-            "last_batch": options.last_batch,
+            "last_batch": options.how_last,
         }
         state = {"data": self._reader.fingerprint, "global_batch": global_batch, **how}
         order: Order | PerRankOrder
         if self._counts is None:
             order = Order(self.rows, global_batch, **how)
         else:
-            order = PerRankOrder(self._counts, options.batch_size, rank, **how)
+            order = PerRankOrder(self._counts, global_batch // size, rank, **how)
             state["ranks"] = size
         if not order.steps:
             raise DataError(
-                f"{self._name} has {self.rows} rows, and a batch on each of {size} ranks takes "
-                f"{global_batch}: last_batch='drop' leaves none. Make batch_size smaller, or use "
+                f"{self._name} has {self.rows} rows, and a step over {size} ranks takes "
+                f"{global_batch}: last_batch='drop' leaves none. Make the batch smaller, or use "
                 "last_batch='pad'"
             )
         return Plan(options, packed.store, order, (rank, size), packed.fields, state, self._repeats)
+
+    def _refuse_rows_of_ranks(self, options: FeedOptions) -> None:
+        if options.global_batch is not None and self.rows and self._counts is not None:
+            raise DataError(
+                f"{self._name} is split among the ranks: each has only rows of its own, as many as "
+                f"np decides, and global_batch={options.global_batch} promises the same steps for "
+                "any np. Use batch_size; or let all ranks read all rows, with "
+                "data_config=DataConfig(shared_dir=...) on a disk that all hosts share, or with "
+                "Parquet files"
+            )
 
     def _rows_for_good(self, last_batch: LastBatch) -> Array:
         """The numbers of the rows that this rank has in all epochs, in its store."""
@@ -357,19 +386,3 @@ def _warn(message: str) -> None:
     """Show a warning on the driver, once for all ranks."""
     if place()[0] == 0:
         log_to_driver(message)
-
-
-def place() -> tuple[int, int]:
-    """This rank's number and the number of ranks; (0, 1) outside a run."""
-    return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
-
-
-def run_folder() -> Path:
-    """The run's folder on this host; outside a run, a folder of this process."""
-    path = os.environ.get(VARIABLE)
-    if not path:
-        stack = ExitStack()
-        path = str(stack.enter_context(RunFolder(f"process-{os.getpid()}")).path)
-        atexit.register(stack.close)
-        os.environ[VARIABLE] = path
-    return Path(path)

@@ -125,6 +125,8 @@ def _restart_notice(
     first_line = (str(error).strip().splitlines() or [""])[0]
     latest = archive.latest
     resumed = "None" if latest is None else f"the checkpoint of step {latest.step}"
+    if job.options.elastic:
+        resumed = "the latest commit" + ("" if latest is None else f", or {resumed} if it is later")
     count = sum(end.kind == kind for end in ends)
     what = "error" if kind == "error" else "loss of a process or host"
     return (

@@ -145,9 +145,10 @@ class PooledLauncher:
         seats: int,
         address: ChannelAddress,
         ended: Callable[[int, LaunchError], None],
+        leaving: Callable[[int, str], None],
     ) -> MemberTasks:
         """The launcher's."""
-        return self._launcher.launch_members(job, seats, address, ended)
+        return self._launcher.launch_members(job, seats, address, ended, leaving)
 
 
 def refuse_dataframes(dataframes: Mapping[str, Any]) -> str:

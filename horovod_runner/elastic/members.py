@@ -63,10 +63,10 @@ class Members:
         self._members.pop(seat, None)
 
     def leave(self, seat: int, reason: str) -> None:
-        """Let a member take part in no further attempt: its executor is being shut down."""
+        """Let a member take part in no further attempt."""
         member = self._members.get(seat)
-        if member is not None:
-            member.leaving = member.leaving or reason
+        if member is not None and not member.leaving:
+            member.leaving = reason
 
     @property
     def ready(self) -> list[Member]:
@@ -96,6 +96,13 @@ class Members:
             return False
         member.attempt = 0
         return True
+
+    def gone(self) -> list[int]:
+        """The seats of members that are leaving and no longer work. They are removed."""
+        leaving = [m.seat for m in self._members.values() if m.leaving and not m.attempt]
+        for seat in leaving:
+            self.lose(seat)
+        return leaving
 
     def change(self) -> int:
         """The attempt whose ranks are to leave at their next commit, once; 0 for none."""

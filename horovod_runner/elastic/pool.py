@@ -102,7 +102,7 @@ class Pool:
         most: how many ranks the run may have.
         grow_after: see :class:`~horovod_runner.elastic.members.Members`.
         launch: starts the tasks, given the channel's address and a function to call with the seat
-            and the error of a task that could not be kept.
+            and the error of a task that could not be kept, and one for a task that is to leave.
 
     Attributes:
         changed: notified when a member has come, gone, or waits again.
@@ -114,7 +114,10 @@ class Pool:
         host: str,
         most: int,
         grow_after: float,
-        launch: Callable[[ChannelAddress, Callable[[int, LaunchError], None]], MemberTasks],
+        launch: Callable[
+            [ChannelAddress, Callable[[int, LaunchError], None], Callable[[int, str], None]],
+            MemberTasks,
+        ],
     ) -> None:
         self._job = job
         self._host = host
@@ -133,7 +136,7 @@ class Pool:
     def __enter__(self) -> Pool:
         self._channel = Channel(self._host, self._most)
         try:
-            self._tasks = self._start_tasks(self._channel.address, self._ended)
+            self._tasks = self._start_tasks(self._channel.address, self._ended, self._leave)
         except BaseException:
             self._channel.close()
             raise
@@ -194,8 +197,8 @@ class Pool:
         """End all tasks by force."""
         self._tasks.cancel()
 
-    def leave(self, seat: int, reason: str) -> None:
-        """Do without a member from the next commit on; for any thread."""
+    def _leave(self, seat: int, reason: str) -> None:
+        """A member's executor is about to go: do without it from the next commit on."""
         with self.changed:
             self._members.leave(seat, reason)
         self._channel.wake()
@@ -227,8 +230,11 @@ class Pool:
             orders, self._orders = self._orders, {}
             attempt = self._members.change()
             working = [member.seat for member in self._members.working]
+            leaving = self._members.gone()
         for seat, work in orders.items():
             self._channel.send(seat, work)
+        for seat in leaving:
+            self._channel.send(seat, messages.Stop("its executor is about to go"))
         if attempt:
             self._channel.send_all(working, Change(attempt))
 

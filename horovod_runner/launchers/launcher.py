@@ -139,6 +139,7 @@ class Launcher(Protocol):
         seats: int,
         address: ChannelAddress,
         ended: Callable[[int, LaunchError], None],
+        leaving: Callable[[int, str], None],
     ) -> MemberTasks:
         """Start the tasks of a pool, each as soon as there is a slot for it.
 
@@ -148,4 +149,6 @@ class Launcher(Protocol):
             address: the pool's channel.
             ended: called, from any thread, with the seat and the reason when a task ends that the
                 pool has not told to; another one is started in its place.
+            leaving: called, from any thread and perhaps repeatedly, with the seat and the reason
+                when a task's executor is about to go. The pool tells the task to end.
         """

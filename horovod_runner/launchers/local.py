@@ -53,6 +53,7 @@ class LocalLauncher:
         seats: int,
         address: ChannelAddress,
         ended: Callable[[int, LaunchError], None],
+        leaving: Callable[[int, str], None],
     ) -> LocalMembers:
         """Start one thread per seat."""
         return LocalMembers(job, seats, address)

@@ -118,6 +118,7 @@ class SlurmLauncher:
         seats: int,
         address: ChannelAddress,
         ended: Callable[[int, LaunchError], None],
+        leaving: Callable[[int, str], None],
     ) -> srun.SlurmMembers:
         """Start one srun for each seat."""
         return srun.SlurmMembers(job, min(seats, self.slots(0)), address, ended)

@@ -222,6 +222,7 @@ class SparkLauncher:
         seats: int,
         address: ChannelAddress,
         ended: Callable[[int, LaunchError], None],
+        leaving: Callable[[int, str], None],
     ) -> SparkMembers:
         """Start one job for each seat."""
         job = self._with_threads(job)
@@ -229,7 +230,9 @@ class SparkLauncher:
             partial(run_member, job, address, seat, echo=not self._is_local)
             for seat in range(seats)
         ]
-        return SparkMembers(self._spark, job, tasks, self._profile, ended)
+        return SparkMembers(
+            self._spark, job, tasks, profile=self._profile, ended=ended, leaving=leaving
+        )
 
     def _with_threads(self, job: Job) -> Job:
         """The job with the number of threads that the user chose for all executors, if any."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from horovod_runner.common.spark_session import map_in_arrow, spark_context
+from horovod_runner.common.spark_session import conf_of, map_in_arrow, spark_context
 from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.launchers import connect
 from horovod_runner.launchers.launcher import LaunchLostError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _HELLO_SECONDS = 30.0  # from a task's start to its Hello; a Python worker may start slowly
 _AGAIN_SECONDS = 1.0
+_WATCH_SECONDS = 1.0
 _OUTCOME_SCHEMA = "outcome binary"
 
 
@@ -219,6 +220,7 @@ class SparkMembers:
         tasks: the body of each seat's task, for ``mapInArrow``.
         profile: the resources of a task; None for the application's settings.
         ended: called with the seat and the reason when a job ends too early.
+        leaving: called with the seat and the reason when its executor is decommissioned.
     """
 
     def __init__(
@@ -226,13 +228,16 @@ class SparkMembers:
         spark: SparkSession,
         job: Job,
         tasks: Sequence[Callable[..., Any]],
+        *,
         profile: ResourceProfile | None,
         ended: Callable[[int, LaunchError], None],
+        leaving: Callable[[int, str], None],
     ) -> None:
         self._spark = spark
         self._job = job
         self._profile = profile
         self._ended = ended
+        self._leaving = leaving
         self._over = threading.Event()
         make_thread = _inheriting_thread(spark)
         self._threads = [
@@ -241,6 +246,10 @@ class SparkMembers:
         for thread in self._threads:
             thread.daemon = True
             thread.start()
+        if (conf_of(spark, "spark.decommission.enabled") or "").lower() == "true":
+            threading.Thread(
+                target=self._watch, name="horovod_runner-decommission", daemon=True
+            ).start()
 
     def _group(self, seat: int) -> str:
         """The name of a seat's job group."""
@@ -262,6 +271,48 @@ class SparkMembers:
             if not self._over.is_set():
                 self._ended(seat, LaunchError(f"Spark ended a task of the run: {reason}"))
                 self._over.wait(_AGAIN_SECONDS)
+
+    def _watch(self) -> None:
+        """Tell which seats are on executors that are being decommissioned."""
+        try:
+            while not self._over.wait(_WATCH_SECONDS):
+                for executor in self._decommissioned():
+                    for seat in self._seats_on(executor):
+                        self._leaving(seat, f"executor {executor} is being decommissioned")
+        except Exception:  # the session has ended, or this Spark has other internals
+            _log.debug("executors cannot be watched", exc_info=True)
+
+    def _decommissioned(self) -> list[str]:
+        """The ids of the executors that are being decommissioned."""
+        context = self._spark.sparkContext._jsc.sc()
+        ids = context.getExecutorIds()
+        executors = [str(ids.apply(at)) for at in range(ids.size())]
+        scheduler = context.taskScheduler()
+        return [
+            executor
+            for executor in executors
+            if scheduler.getExecutorDecommissionState(executor).isDefined()
+        ]
+
+    def _seats_on(self, executor: str) -> list[int]:
+        """The seats whose tasks run on an executor."""
+        context = self._spark.sparkContext
+        tracker, store = context.statusTracker(), context._jsc.sc().statusStore()
+        seats = []
+        for seat in range(len(self._threads)):
+            for job in tracker.getJobIdsForGroup(self._group(seat)):
+                for stage in tracker.getJobInfo(job).stageIds:
+                    info = tracker.getStageInfo(stage)
+                    if info is None:
+                        continue
+                    tasks = store.taskList(stage, info.currentAttemptId, 100)
+                    if any(
+                        tasks.apply(at).executorId() == executor
+                        and tasks.apply(at).status() == "RUNNING"
+                        for at in range(tasks.size())
+                    ):
+                        seats.append(seat)
+        return seats
 
     def close(self, served: Collection[int], seconds: float) -> None:
         """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""

@@ -47,13 +47,16 @@ class FlightRecorder:
             dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
         )
         ahead = time.time() - time.monotonic()
+        before = self._last
         taken = []
         for entry in trace.get("entries", ()):
-            if entry["record_id"] > self._last and entry["pg_id"] == 0 and not entry["is_p2p"]:
+            if entry["record_id"] <= before:
+                continue
+            self._last = max(self._last, entry["record_id"])
+            if entry["pg_id"] == 0 and not entry["is_p2p"]:
                 taken.append(_collective(entry, ahead))
+                self.bytes += taken[-1].bytes
         self.count += len(taken)
-        self.bytes += sum(each.bytes for each in taken)
-        self._last = max([self._last, *(entry["record_id"] for entry in trace.get("entries", ()))])
         return taken
 
 

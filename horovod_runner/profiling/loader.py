@@ -11,23 +11,25 @@ import fcntl
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from typing import Any, Final
 
 import msgspec
 
 from horovod_runner.profiling.clock import cells, clock
-from horovod_runner.profiling.sampler import LOOK_SECONDS, Sampler, Stack
+from horovod_runner.profiling.sampler import Pace, Sampler, Stack
 from horovod_runner.wire.framing import complete, frame, unframe
 
 _SEND_SECONDS: Final = 15.0
+_PACE_SECONDS: Final = 1.0
 _MOST_STACKS: Final = 100
 
 
 class _Seen(msgspec.Struct, array_like=True):
-    """What a process has seen since it wrote the last time."""
+    """What a process has seen since it wrote the last time, in microseconds."""
 
-    looks: int
+    total: int
     stacks: list[tuple[list[tuple[str, str, int]], int]]
 
 
@@ -41,14 +43,14 @@ class LoaderWatch:
     Attributes:
         batches: how many batches they have handed over.
         cells: numbers in the first part of these batches.
-        looks: how often processes of DataLoaders were looked at.
-        stacks: how often each stack was seen.
+        total: microseconds for which processes of DataLoaders were looked at.
+        stacks: microseconds for which each stack was seen.
     """
 
     def __init__(self) -> None:
         self.batches = 0
         self.cells = 0
-        self.looks = 0
+        self.total = 0
         self.stacks: Counter[Stack] = Counter()
         self._is_watching = False
         self._file = -1
@@ -56,8 +58,12 @@ class LoaderWatch:
 
     def watch(self) -> None:
         """Begin, if torch's DataLoader is imported by now; may be called at any time."""
+        if self._is_watching:
+            return
         module = sys.modules.get("torch.utils.data.dataloader")
-        if self._is_watching or not hasattr(module, "DataLoader"):
+        # Another thread may be importing it at this moment.
+        importing = getattr(getattr(module, "__spec__", None), "_initializing", False)
+        if importing or not hasattr(module, "DataLoader"):
             return
         self._is_watching = True
         self._time(module)
@@ -97,7 +103,7 @@ class LoaderWatch:
         self._position += len(data)
         for message in unframe(data):
             seen = _decode(message)
-            self.looks += seen.looks
+            self.total += seen.total
             for stack, count in seen.stacks:
                 self.stacks[tuple(stack)] += count
 
@@ -149,18 +155,23 @@ class _OwnLines:
         self._thread.join()
 
     def _run(self) -> None:
-        waited = 0.0
-        while not self._ended.wait(LOOK_SECONDS):
+        pace = Pace()
+        now = time.monotonic()
+        adjust, write = now + _PACE_SECONDS, now + _SEND_SECONDS
+        while not self._ended.wait(pace.seconds):
             self._sampler.look()
-            waited += LOOK_SECONDS
-            if waited >= _SEND_SECONDS:
-                waited = 0.0
+            now = time.monotonic()
+            if now >= adjust:
+                adjust = now + _PACE_SECONDS
+                pace.adjust()
+            if now >= write:
+                write = now + _SEND_SECONDS
                 self._write()
         self._write()
 
     def _write(self) -> None:
         """Append in one call: the kernel puts what processes append one after the other."""
         stacks = Counter(self._sampler.stacks()).most_common(_MOST_STACKS)
-        seen = _Seen(self._sampler.looks, [(list(stack), count) for stack, count in stacks])
+        seen = _Seen(self._sampler.total, [(list(stack), count) for stack, count in stacks])
         os.write(self._file, frame(_encode(seen)))
         self._sampler = Sampler()

@@ -9,13 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from types import CodeType
 from typing import Final
 
 from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.collectives import Collective, Collectives, chosen
 from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.loader import LoaderWatch
-from horovod_runner.profiling.sampler import LOOK_SECONDS, Sampler, Stack
+from horovod_runner.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
 from horovod_runner.profiling.steps import OptimizerSteps
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread
 
@@ -35,6 +36,7 @@ class Profiler:
         size: the number of ranks.
         send: sends a summary, or drops it where there is no room; must not wait.
         send_lines: sends the lines that the main thread was seen at; may wait.
+        outermost: the calls of this function, and those around it, are no lines of interest.
     """
 
     def __init__(
@@ -43,12 +45,14 @@ class Profiler:
         size: int,
         send: Callable[[Profile], None],
         send_lines: Callable[[Lines], None],
+        outermost: CodeType | None = None,
     ) -> None:
         self._rank = rank
         self._most_arrivals = max(_FEWEST_ARRIVALS, min(_ARRIVALS, _ALL_ARRIVALS // size))
         self._send = send
         self._send_lines = send_lines
-        self._sampler = Sampler()
+        self._sampler = Sampler(outermost)
+        self._look_seconds = LOOK_SECONDS  # between two looks of this summary
         self._steps = OptimizerSteps()
         self._loader = LoaderWatch()
         self._collectives = Collectives()
@@ -73,21 +77,25 @@ class Profiler:
             self._problem = f"{type(error).__name__}: {error}"
 
     def _measure(self) -> None:
+        pace = Pace()
+        self._look_seconds = pace.seconds
         now = time.monotonic()
         window, lines = now + _WINDOW_SECONDS, now + _LINES_SECONDS
-        due = now + LOOK_SECONDS
+        due = now + pace.seconds
         while not self._running.acquire(timeout=max(0.0, due - time.monotonic())):
             now = time.monotonic()
             late = now - due
             self._late += late
             if late > _LATE_SECONDS:
                 self._sampler.look_at_others()
-            due = max(due + LOOK_SECONDS, now)  # not several looks at once after a pause
+            due = max(due + pace.seconds, now)  # not several looks at once after a pause
             self._sampler.look()
             self._steps.watch()
             self._loader.watch()
             if now >= window:
                 self._summarize()
+                pace.adjust()
+                self._look_seconds = pace.seconds
                 window = now + _WINDOW_SECONDS
             if now >= lines and self._has_news:
                 self._send_all_lines()
@@ -137,9 +145,17 @@ class Profiler:
                 now.cpu - before.cpu,
                 now.main_cpu - before.main_cpu,
                 now.starved - before.starved,
-                now.late - before.late,
+                self._late_seconds(now, before),
             )
         )
+        if not final and not any(before.steps.values()):
+            self._sampler.forget()  # the lines of imports and of the first steps
+            now.looked = now.blocked = 0
+
+    def _late_seconds(self, now: _Counters, before: _Counters) -> float:
+        """See ``Profile.late``: as if the thread had looked fifty times a second."""
+        late = (now.late - before.late) * self._look_seconds / LOOK_SECONDS
+        return min(late, now.time - before.time)
 
     def _take(self) -> list[Collective]:
         """Some collectives since the last call: of Horovod, else of torch.distributed."""
@@ -168,28 +184,28 @@ class Profiler:
         counters.main_cpu, counters.starved = _scheduled(os.getpid())
         _, no_core = _scheduled(self._thread.native_id or 0)
         counters.late = self._late - no_core
-        counters.looks, counters.blocked = self._sampler.looks, self._sampler.blocked
+        counters.looked, counters.blocked = self._sampler.total, self._sampler.blocked
         return counters
 
     def _send_all_lines(self) -> None:
         sampler, loader = self._sampler, self._loader
         loader.read()
         seen: list[tuple[Thread, int, Mapping[Stack, int]]] = [
-            ("main", sampler.looks, sampler.stacks()),
+            ("main", sampler.total, sampler.stacks()),
             ("others", sampler.late_looks, sampler.stacks_of_others()),
-            ("loader", loader.looks, loader.stacks),
+            ("loader", loader.total, loader.stacks),
         ]
-        for thread, looks, stacks in seen:
-            if looks:
-                self._send_lines(_lines(self._rank, thread, looks, stacks))
+        for thread, total, stacks in seen:
+            if total:
+                self._send_lines(_lines(self._rank, thread, total, stacks))
 
 
-def _lines(rank: int, thread: Thread, looks: int, seen: Mapping[Stack, int]) -> Lines:
+def _lines(rank: int, thread: Thread, total: int, seen: Mapping[Stack, int]) -> Lines:
     stacks = Counter(seen).most_common(_MOST_STACKS)
     numbers: dict[tuple[str, str, int], int] = {}
     coded = [[numbers.setdefault(call, len(numbers)) for call in stack] for stack, _ in stacks]
     calls = [f"{file}\0{function}\0{line}" for file, function, line in numbers]
-    return Lines(rank, looks, calls, coded, [n for _, n in stacks], thread)
+    return Lines(rank, total, calls, coded, [n for _, n in stacks], thread)
 
 
 def _blocked(now: _Counters, before: _Counters, known: float) -> float:
@@ -201,9 +217,9 @@ def _blocked(now: _Counters, before: _Counters, known: float) -> float:
         known: seconds in which it waited for something else.
     """
     seconds = now.time - before.time
-    looks = max(1, now.looks - before.looks)
+    looked = max(1, now.looked - before.looked)
     idle = seconds - known - (now.main_cpu - before.main_cpu) - (now.starved - before.starved)
-    return max(0.0, min(idle, seconds * (now.blocked - before.blocked) / looks))
+    return max(0.0, min(idle, seconds * (now.blocked - before.blocked) / looked))
 
 
 class _Counters:
@@ -224,7 +240,7 @@ class _Counters:
         self.main_cpu = 0.0
         self.starved = 0.0
         self.late = 0.0
-        self.looks = 0
+        self.looked = 0
         self.blocked = 0
 
 

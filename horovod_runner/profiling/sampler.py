@@ -1,6 +1,8 @@
-"""Looks fifty times a second at the line that the main thread executes.
+"""Looks at the line that the main thread executes, up to fifty times a second.
 
-Each look walks the frames of one thread, and takes some ten microseconds.
+Each look walks the frames of one thread. That takes two microseconds in a loop, but 30 to 70 in a
+training, which fills the processor's caches with its own data. To wake the thread takes as long
+again. So :class:`Pace` limits the looks by their cost.
 """
 
 from __future__ import annotations
@@ -8,11 +10,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from types import CodeType, FrameType
 from typing import BinaryIO, Final, TypeAlias
 
-LOOK_SECONDS: Final = 0.02
+LOOK_SECONDS: Final = 0.02  # between two looks, at least
+_FIRST_SECONDS: Final = 0.04  # as long as the cost is not known
+_RARE_SECONDS: Final = 0.1  # at most
+_CPU: Final = 0.003  # of a core, for the thread that looks
 _DEEPEST: Final = 64  # frames
 _MOST: Final = 2000  # different stacks
 _MOST_LINES: Final = 50_000  # code may be made anew again and again
@@ -25,37 +31,71 @@ Stack = tuple[tuple[str, str, int], ...]
 _Coded: TypeAlias = tuple[int, ...]
 
 
-class Sampler:
-    """Counts the stacks of the main thread.
+class Pace:
+    """How long to wait between two looks, for a thread that takes 0.3% of a core with all it does.
+
+    Make it in that thread.
 
     Attributes:
-        looks: how many times it has looked.
-        late_looks: how many times it has looked at the other threads.
-        blocked: how often the main thread waited in a call of torch that waits for collectives.
+        seconds: between two looks: from 0.02 to 0.1.
     """
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.seconds = _FIRST_SECONDS
+        self._before = time.monotonic(), time.thread_time()
+
+    def adjust(self) -> None:
+        """Look less or more often, by the CPU time since the last call; once a second or so."""
+        now = time.monotonic(), time.thread_time()
+        seconds, cpu = now[0] - self._before[0], now[1] - self._before[1]
+        self._before = now
+        if seconds > 0:
+            wanted = self.seconds * cpu / seconds / _CPU
+            self.seconds = min(max(wanted, LOOK_SECONDS), _RARE_SECONDS)
+
+
+class Sampler:
+    """Adds up for how long the main thread has had which stack.
+
+    A look stands for the time since the look before, so that the shares are right at any pace.
+
+    Args:
+        outermost: the calls of this function, and those around it, are left out.
+
+    Attributes:
+        total: microseconds that the looks stand for.
+        late_looks: how many times it has looked at the other threads.
+        blocked: microseconds in which the main thread waited in a call of torch that waits for
+            collectives.
+    """
+
+    def __init__(self, outermost: CodeType | None = None) -> None:
+        self.total = 0
         self.late_looks = 0
         self.blocked = 0
+        self._outermost = outermost
+        self._looked = time.monotonic()
         self._state: BinaryIO | None = None
         self._main = threading.main_thread().ident
         self._counts: Counter[_Coded] = Counter()
         self._others: Counter[_Coded] = Counter()
-        # By the identity of a code object and an instruction of it, the number of the line. To hash
-        # a code object itself, Python goes through all of its instructions.
-        self._numbers: dict[tuple[int, int], int] = {}
-        # The line of each number. Code objects are kept, so that no two get the same identity.
+        # The number of the line, by the address of the code object plus the instruction's offset:
+        # a code object contains its instructions. A tuple of the two touches more memory.
+        self._numbers: dict[int, int] = {}
+        # The line of each number. Code objects are kept, so that no two get the same address.
         self._lines: list[tuple[CodeType, int]] = []
         self._blocks: list[bool] = []  # of each number, whether it may wait for collectives
 
     def look(self) -> None:
-        """Count the stack at this moment."""
+        """Take the stack at this moment for that of all the time since the last look."""
         stack = self._walk(sys._current_frames().get(self._main or 0))
-        self.looks += 1
-        if stack and self._blocks[stack[0]]:
-            self.blocked += self._sleeps()
-        _count(self._counts, stack)
+        now = time.monotonic()
+        elapsed = round((now - self._looked) * 1e6)
+        self._looked = now
+        self.total += elapsed
+        if stack and self._blocks[stack[0]] and self._sleeps():
+            self.blocked += elapsed
+        _add(self._counts, stack, elapsed)
 
     def _sleeps(self) -> bool:
         """Whether the main thread waits for something, and does not compute; True if unknown."""
@@ -73,13 +113,16 @@ class Sampler:
         mine = threading.get_ident()
         for thread, frame in sys._current_frames().items():
             if thread not in (mine, self._main):
-                _count(self._others, self._walk(frame))
+                _add(self._others, self._walk(frame), 1)
 
     def _walk(self, frame: FrameType | None) -> _Coded:
         stack: list[int] = []
-        numbers = self._numbers
+        numbers, outermost = self._numbers, self._outermost
         while frame is not None and len(stack) < _DEEPEST:
-            place = (id(frame.f_code), frame.f_lasti)
+            code = frame.f_code
+            if code is outermost:
+                break
+            place = id(code) + frame.f_lasti
             number = numbers.get(place)
             if number is None and len(self._lines) < _MOST_LINES:
                 number = numbers[place] = self._new_line(frame)
@@ -94,8 +137,13 @@ class Sampler:
         self._blocks.append(code.co_name == _BACKWARD or _DISTRIBUTED in code.co_filename)
         return len(self._lines) - 1
 
+    def forget(self) -> None:
+        """Begin again; for the thread that looks."""
+        self.total = self.late_looks = self.blocked = 0
+        self._counts, self._others = Counter(), Counter()
+
     def stacks(self) -> dict[Stack, int]:
-        """How often each stack of the main thread was seen."""
+        """For how many microseconds the main thread had each stack."""
         return self._decoded(self._counts)
 
     def stacks_of_others(self) -> dict[Stack, int]:
@@ -112,6 +160,6 @@ class Sampler:
         return stacks
 
 
-def _count(counts: Counter[_Coded], stack: _Coded) -> None:
+def _add(counts: Counter[_Coded], stack: _Coded, amount: int) -> None:
     if stack in counts or len(counts) < _MOST:
-        counts[stack] += 1
+        counts[stack] += amount

@@ -35,8 +35,10 @@ class OptimizerSteps:
 
     def watch(self) -> None:
         """Begin to count, if torch's optimizers are imported by now; may be called at any time."""
+        if self._is_watching:
+            return
         module = sys.modules.get("torch.optim.optimizer")
-        if self._is_watching or not hasattr(module, "register_optimizer_step_post_hook"):
+        if not hasattr(module, "register_optimizer_step_post_hook"):
             return
         self._is_watching = True
         module.register_optimizer_step_pre_hook(self._enter)  # type: ignore[union-attr]

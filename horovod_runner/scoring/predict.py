@@ -168,9 +168,7 @@ def score(
         call = with_postprocess(kind.load(path, device or "cpu"), postprocess)
         inputs, outputs = try_first_rows(dataframe, inputs, outputs, call, on_error)
     shipped = model_file.ship(kind, path, dataframe.sparkSession)
-    scorer = Scorer(
-        inputs, shipped, outputs, options.batch_size, on_error, device or "", postprocess
-    )
+    scorer = Scorer(inputs, shipped, outputs, batch_size, on_error, device or "", postprocess)
     with by_value(ship_modules):
         scored = with_outputs(dataframe, scorer, names)
     return _told(scored, names, scorer, error_column, observation)

@@ -60,11 +60,9 @@ class Progress(Sink):
         if profile.rank != 0:
             return
         spent = {"data": "for data", "waiting": "for other ranks"}
-        shares = {
-            # What a rank has waited for counts in the second in which the wait ends.
-            what: min(1.0, profile.spent.get(name, 0.0) / profile.seconds)
-            for name, what in spent.items()
-        }
+        # A wait counts in the second in which it ends, so that a sum may be more than a second.
+        seconds = max(profile.seconds, sum(profile.spent.values()))
+        shares = {what: profile.spent.get(name, 0.0) / seconds for name, what in spent.items()}
         large = [f"{share:.0%} {what}" for what, share in shares.items() if share >= _LARGE_SHARE]
         self._waits = f"waits {', '.join(large)}" if large else ""
 

@@ -235,7 +235,8 @@ class _RankTask:
             outcome = relay.outcome()
             if trace:
                 transfer.send_trace(trace, slot.rank, self._link)
-            if worker.fork_server is not None and outcome.worker is not None:
+            keep = job.options.cluster_config.preload_frameworks or not outcome.ok
+            if keep and worker.fork_server is not None and outcome.worker is not None:
                 worker.fork_server.keep(outcome.worker.imported)
             return outcome
 

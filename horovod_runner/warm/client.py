@@ -32,6 +32,7 @@ from horovod_runner.wire.job_file import RUN_VARIABLE, Forking, Preparation
 # For a fork server that is still importing: TensorFlow takes seconds.
 _ANSWER_SECONDS = 30.0
 _IDLE_SECONDS = 600.0
+_END_SECONDS = 1.0  # for a fork server that imports nothing
 _SUPPORTED = hasattr(os, "pidfd_open")
 # Fork servers that this process started: their exit status has to be read.
 _started: list[subprocess.Popen[bytes]] = []
@@ -182,7 +183,7 @@ class ForkServer:
         _started[:] = [server for server in _started if server.poll() is None]
         if not _SUPPORTED or not imported:
             return
-        with suppress(Exception), self._lock():
+        with suppress(Exception), self.lock():
             name = self._name()
             known = [protocol.imported_modules(folder) for folder in self._folders(name)]
             if not any(set(imported) <= set(modules) for modules in known):
@@ -236,7 +237,7 @@ class ForkServer:
                     connection.send(protocol.END)
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Lock out this user's other tasks, which may start or replace fork servers too."""
         # Entering the folder checks who owns it, and removes the folders of killed processes.
         with RunFolder(f"{PREFIX}{os.getpid()}", self._parent) as folder:
@@ -272,8 +273,18 @@ def _await_answer(connection: socket.socket, meanwhile: Callable[[], None]) -> N
 
 
 def end_fork_servers(owner: int) -> None:
-    """End all fork servers of an owner."""
-    ForkServer(owner, [], {}, None).end_others(None)
+    """End all fork servers of an owner, also those that this process has just started."""
+    server = ForkServer(owner, [], {}, None)
+    server.end_others(None)
+    for process in _started:
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # it still imports
+            process.kill()
+            process.wait()
+    if _started:
+        with suppress(Exception), server.lock():  # this removes the folders of killed processes
+            _started.clear()
 
 
 def _kill_server(pid: int) -> None:

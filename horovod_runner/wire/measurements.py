@@ -43,7 +43,7 @@ class Profile(Measurement, frozen=True, gc=False):
         main_cpu: CPU seconds of the main thread.
         starved: seconds in which the main thread could have run and had no core.
         late: seconds by which the sampling thread ran too late because it waited for Python's
-            interpreter lock.
+            interpreter lock; scaled as if it had run fifty times a second.
     """
 
     rank: int
@@ -226,14 +226,14 @@ class Lines(Measurement, frozen=True):
     """The lines that a rank's main thread, or processes of its DataLoader, were seen at.
 
     Attributes:
-        looks: how often it was looked at, from the start of the rank.
+        total: the sum of all counts, also of stacks that are left out, from the start of the rank.
         calls: each a file, a function and a line, separated by NUL.
         stacks: indices into ``calls``, the outermost call first; the most frequent stacks.
-        counts: how often each stack was seen.
+        counts: for how many microseconds each stack was seen; of "others", how often.
     """
 
     rank: int
-    looks: int
+    total: int
     calls: list[str] = []
     stacks: list[list[int]] = []
     counts: list[int] = []

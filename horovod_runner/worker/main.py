@@ -160,7 +160,8 @@ def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
         return None
     from horovod_runner.profiling.profiler import Profiler
 
-    return Profiler(job.rank, job.size, rank.reporter.send_profile, rank.pipe.send)
+    send = rank.reporter.send_profile
+    return Profiler(job.rank, job.size, send, rank.pipe.send, _call_main.__code__)
 
 
 def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkProfiler | None:

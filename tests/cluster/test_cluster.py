@@ -80,31 +80,6 @@ def test_gpus_per_rank_0_hides_all_gpus(spark: SparkSession) -> None:
     assert runner.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"]) == ""
 
 
-def test_dynamic_allocation_is_refused_with_the_setting_to_change(spark: SparkSession) -> None:
-    script = textwrap.dedent(
-        f"""
-        from pyspark.sql import SparkSession
-        from horovod_runner import HorovodRunner, SlotError
-        spark = (
-            SparkSession.builder.master("{spark.conf.get("spark.master")}")
-            .config("spark.dynamicAllocation.enabled", "true")
-            .config("spark.dynamicAllocation.shuffleTracking.enabled", "true")
-            .config("spark.ui.enabled", "false")
-            .getOrCreate()
-        )
-        try:
-            HorovodRunner(np=2).run(print)
-        except SlotError as error:
-            print(error)
-        spark.stop()
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=400
-    )
-    assert "Set it to false" in done.stdout, done.stderr
-
-
 def test_the_error_says_what_executors_without_the_package_lack(
     spark: SparkSession, tmp_path: Any
 ) -> None:

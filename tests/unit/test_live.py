@@ -11,11 +11,11 @@ from horovod_runner.common.text import bytes_text, duration_text, rate_text
 from horovod_runner.results.live import MAX_LINES, MAX_METRICS, MAX_RANKS, live
 from horovod_runner.results.run import Attempt, Line, Run
 from horovod_runner.wire.messages import Report
-from tests.runs import STEPS, make_run, window
+from tests.made_up_runs import STEPS, run_under_way, window
 
 
 def test_a_run_says_how_far_it_is_and_where_its_time_goes() -> None:
-    now = live(make_run(4, slow=3))
+    now = live(run_under_way(4, slow=3))
     assert (now.status, now.size, now.attempt, now.restarts) == ("running", 4, 1, 0)
     assert (now.step, now.total_steps, now.epoch) == (341, 1200, 2)
     assert now.metrics == {"loss": 0.25}
@@ -35,7 +35,7 @@ def test_a_run_says_how_far_it_is_and_where_its_time_goes() -> None:
 
 
 def test_a_thousand_ranks_are_the_slowest_and_the_others() -> None:
-    now = live(make_run(1000, seconds=3, slow=777))
+    now = live(run_under_way(1000, seconds=3, slow=777))
     assert now.size == 1000
     assert len(now.ranks) == MAX_RANKS
     assert now.ranks[0].rank == 777
@@ -50,7 +50,7 @@ def test_a_thousand_ranks_are_the_slowest_and_the_others() -> None:
 
 
 def test_now_is_the_last_seconds_and_not_the_whole_run() -> None:
-    run = make_run(2, seconds=6)
+    run = run_under_way(2, seconds=6)
     for second in range(6, 12):
         run.profile.add(window(0, second, 0.7))
     (rank, _) = live(run).ranks
@@ -59,7 +59,7 @@ def test_now_is_the_last_seconds_and_not_the_whole_run() -> None:
 
 
 def test_slow_steps_are_counted_over_more_seconds() -> None:
-    run = make_run(1, seconds=0)
+    run = run_under_way(1, seconds=0)
     for second in range(60):
         steps = {"optimizer": 1} if second % 8 == 0 else {}
         run.profile.add(msgspec.structs.replace(window(0, second, 0.0), steps=steps))
@@ -67,7 +67,7 @@ def test_slow_steps_are_counted_over_more_seconds() -> None:
 
 
 def test_a_rank_that_sends_nothing_makes_no_steps() -> None:
-    run = make_run(2)
+    run = run_under_way(2)
     run.profile._heard[1] -= 22.0
     rank = live(run).ranks[1]
     assert rank.silent == pytest.approx(22, abs=1)
@@ -75,7 +75,7 @@ def test_a_rank_that_sends_nothing_makes_no_steps() -> None:
 
 
 def test_waits_of_the_second_before_do_not_make_more_than_all_of_the_time() -> None:
-    run = make_run(1, seconds=0)
+    run = run_under_way(1, seconds=0)
     run.profile.add(window(0, 0, 1.74))
     (rank,) = live(run).ranks
     assert rank.shares is not None
@@ -84,7 +84,7 @@ def test_waits_of_the_second_before_do_not_make_more_than_all_of_the_time() -> N
 
 
 def test_summaries_of_an_earlier_attempt_do_not_count() -> None:
-    run = make_run(2)
+    run = run_under_way(2)
     run.attempts[0].error = "RankFailedError: rank 1 of 2"
     run.attempts.append(Attempt(2, time.time() + 1))
     now = live(run)
@@ -100,13 +100,13 @@ def test_a_run_without_ranks_and_reports_has_little_to_say() -> None:
 
 
 def test_steps_that_nobody_reports_are_counted() -> None:
-    run = make_run(2, seconds=6)
+    run = run_under_way(2, seconds=6)
     run._metrics.positions.clear()
     assert live(run).step == 6 * STEPS
 
 
 def test_the_last_step_of_a_finished_run_is_its_number_of_steps() -> None:
-    run = make_run(2)
+    run = run_under_way(2)
     run._metrics.extend([Report(0, {}, step=1199)], 1)
     assert live(run).step == 1199
     run.status = "finished"
@@ -114,14 +114,14 @@ def test_the_last_step_of_a_finished_run_is_its_number_of_steps() -> None:
 
 
 def test_few_metrics_are_kept() -> None:
-    run = make_run(1)
+    run = run_under_way(1)
     run._metrics.extend([Report(0, {f"metric {n}": n for n in range(50)})], 1)
     assert len(live(run).metrics) == MAX_METRICS
     assert live(run).step == 341  # of the report before
 
 
 def test_the_last_lines_are_plain_text_and_say_who_printed_them() -> None:
-    run = make_run(2)
+    run = run_under_way(2)
     run._lines.extend(
         [
             Line(
@@ -146,7 +146,7 @@ def test_the_last_lines_are_plain_text_and_say_who_printed_them() -> None:
 
 
 def test_a_verdict_is_kept_for_some_seconds() -> None:
-    run = make_run(2, slow=1)
+    run = run_under_way(2, slow=1)
     run._verdict = "as before", time.monotonic() + 1000
     assert live(run).verdict == "as before"
     run.status = "finished"

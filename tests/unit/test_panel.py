@@ -13,7 +13,7 @@ from horovod_runner.sinks import panel, panel_html, progress
 from horovod_runner.sinks.panel import Panel, progress_sink
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.wire.messages import Report
-from tests.runs import make_run
+from tests.made_up_runs import run_under_way
 
 
 class Page(HTMLParser):
@@ -49,7 +49,7 @@ class Page(HTMLParser):
 
 
 def test_a_panel_says_all_without_its_styles() -> None:
-    page = Page(panel_html.page(live(make_run(4, slow=3))))
+    page = Page(panel_html.page(live(run_under_way(4, slow=3))))
     assert "train running 4 ranks on spark://master:7077, 30 s" in page.text
     assert "epoch 2, step 341 of 1,200 (28%), 10 steps/s, 1 min 26 s left" in page.text
     assert "compute 44%" in page.text
@@ -63,7 +63,7 @@ def test_a_panel_says_all_without_its_styles() -> None:
 
 
 def test_a_panel_of_a_thousand_ranks_is_small() -> None:
-    html = panel_html.page(live(make_run(1000, seconds=3, slow=777)))
+    html = panel_html.page(live(run_under_way(1000, seconds=3, slow=777)))
     rows = Page(html).rows
     assert [rows[1][0], rows[-1][:2]] == ["777", ["980", "others"]]
     assert len(rows) == 1 + 20 + 1
@@ -71,7 +71,7 @@ def test_a_panel_of_a_thousand_ranks_is_small() -> None:
 
 
 def test_what_a_run_prints_is_text_in_the_panel() -> None:
-    now = live(make_run(2))
+    now = live(run_under_way(2))
     now.lines, now.main, now.error = ["<script>alert(1)</script>"], "<b>", "ValueError: a < b"
     now.verdict, now.metrics, now.ranks[0].host = "<i>", {"<u>": 1.0}, "<host>"
     html = panel_html.page(now)
@@ -86,7 +86,7 @@ def test_what_a_run_prints_is_text_in_the_panel() -> None:
 
 
 def test_a_rank_without_a_summary_for_long_is_marked() -> None:
-    now = live(make_run(2))
+    now = live(run_under_way(2))
     now.ranks[1].silent = 64.0
     assert [row[4] for row in Page(panel_html.ranks(now)).rows[1:]] == ["", "no step for 1 min 4 s"]
 
@@ -118,7 +118,7 @@ def test_lines_take_over_where_the_panel_cannot_be_drawn(
     monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")
     monkeypatch.setattr(panel, "_FIRST_SECONDS", 0.0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
-    run = make_run(1)
+    run = run_under_way(1)
     sink = Panel(cannot_be_drawn)
     sink.begin(run)
     sink.reports([Report(0, {"loss": 2.0}, step=1)])
@@ -135,7 +135,7 @@ def test_a_run_without_reports_and_steps_shows_no_panel(
 ) -> None:
     monkeypatch.setattr(panel, "_FIRST_SECONDS", 0.0)
     sink = Panel(cannot_be_drawn)
-    sink.begin(make_run(1))
+    sink.begin(run_under_way(1))
     sink.idle()
-    sink.end(make_run(1))
+    sink.end(run_under_way(1))
     assert capsys.readouterr() == ("", "")

@@ -45,7 +45,10 @@ def test_what_rank_0_waits_for_is_shown_where_it_is_much(
     lines.reports([Report(0, {"loss": 1}, step=7)])
     lines.profile(Profile(0, 0.0, 2.0, spent={"data": 0.1}))
     lines.reports([Report(0, {"loss": 1}, step=7)])
+    lines.profile(Profile(0, 0.0, 1.0, spent={"data": 0.9, "waiting": 0.6}))  # began earlier
+    lines.reports([Report(0, {"loss": 1}, step=7)])
     assert capsys.readouterr().err.splitlines() == [
         "HorovodRunner: step 7, loss=1, waits 40% for data",
         "HorovodRunner: step 7, loss=1",
+        "HorovodRunner: step 7, loss=1, waits 60% for data, 40% for other ranks",
     ]

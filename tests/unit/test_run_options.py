@@ -96,3 +96,28 @@ def test_options_are_grouped_with_what_a_group_has_already() -> None:
         "np": 1,
         "debug_config": options.DebugConfig(report_ranks="all", hang_timeout=5.0),
     }
+
+
+@pytest.mark.parametrize(
+    ("np", "error", "said"),
+    [
+        ((2,), ValueError, "a pair"),
+        ((4, 2), ValueError, r"np=\(2, 4\)"),
+        ((-4, -2), ValueError, r"np=\(-2, -4\)"),
+        ((-2, 4), ValueError, "both"),
+        ((0, 4), ValueError, "both"),
+        ((2, 4.0), TypeError, "pair of ints"),
+        ("2", TypeError, "pair of ints"),
+    ],
+)
+def test_ranges_of_np_that_make_no_sense_are_refused(np: object, error: type, said: str) -> None:
+    with pytest.raises(error, match=said):
+        HorovodRunner(np=np)
+
+
+def test_a_range_of_np_on_the_command_line() -> None:
+    assert run_options.ranks_or_range("2:8") == (2, 8)
+    assert run_options.ranks_or_range("-2:-8") == (-2, -8)
+    assert run_options.ranks_or_range("-3") == -3
+    with pytest.raises(argparse.ArgumentTypeError, match="neither N nor LEAST:MOST"):
+        run_options.ranks_or_range("2:many")

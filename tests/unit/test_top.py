@@ -30,7 +30,7 @@ from horovod_runner.results import registry, saved_run
 from horovod_runner.results.live import Live, live
 from horovod_runner.results.registration import Registration
 from horovod_runner.results.registry import Entry
-from tests.runs import make_run
+from tests.made_up_runs import run_under_way
 
 
 def drawn(picture: RenderableType, width: int, encoding: str = "utf-8") -> list[str]:
@@ -48,7 +48,7 @@ def seen(now: Live | None, problem: str = "") -> Seen:
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_run_is_drawn_with_its_ranks_and_last_lines(width: int) -> None:
-    lines = drawn(Detail([seen(live(make_run(4, slow=3)))]), width)
+    lines = drawn(Detail([seen(live(run_under_way(4, slow=3)))]), width)
     assert lines[0] == "3f9a1c7e  train  running  4 ranks on spark://master:7077  30 s"
     assert lines[1].startswith("epoch 2, step 341 of 1,200  ━")
     assert lines[1].endswith("28%  10 steps/s  1 min 26 s left")
@@ -69,7 +69,7 @@ def test_a_run_is_drawn_with_its_ranks_and_last_lines(width: int) -> None:
 
 
 def test_the_last_lines_and_the_slowest_ranks_are_drawn_on_a_small_terminal() -> None:
-    lines = drawn(Detail([seen(live(make_run(1000, seconds=3, slow=777)))], 24), 80)
+    lines = drawn(Detail([seen(live(run_under_way(1000, seconds=3, slow=777)))], 24), 80)
     assert len(lines) <= 24
     assert any(line.lstrip().startswith("777  host-97") for line in lines)
     assert any(line.lstrip().startswith("980  others") for line in lines)
@@ -77,21 +77,21 @@ def test_the_last_lines_and_the_slowest_ranks_are_drawn_on_a_small_terminal() ->
 
 
 def test_a_rank_without_a_summary_for_long_is_marked() -> None:
-    now = live(make_run(2))
+    now = live(run_under_way(2))
     now.ranks[1].silent = 64.0
     lines = drawn(Detail([seen(now)]), 80)
     assert [("no step 1 min 4 s" in line) for line in lines if "host-0" in line] == [False, True]
 
 
 def test_where_there_is_no_unicode_the_bar_is_drawn_with_ascii() -> None:
-    text = "\n".join(drawn(Detail([seen(live(make_run(2)))]), 80, "ascii"))
+    text = "\n".join(drawn(Detail([seen(live(run_under_way(2)))]), 80, "ascii"))
     assert text.isascii()
     assert "####====" in text.replace("#" * 8, "####").replace("=" * 8, "====")
 
 
 def test_all_runs_are_drawn_in_blocks_with_those_that_do_not_answer() -> None:
     entry = Entry("77aa", "other.py", -2, "local", "box", 12, 0.0, 0.0)
-    runs = [seen(live(make_run(2))), Seen("77aa", "its driver is gone", None, entry)]
+    runs = [seen(live(run_under_way(2))), Seen("77aa", "its driver is gone", None, entry)]
     lines = drawn(Overview(runs), 80)
     assert lines[0].startswith("3f9a1c7e  train  running")
     end = lines.index("[1] line 29")
@@ -128,7 +128,7 @@ def listed(**changed: object) -> Iterator[Path]:
 
 
 def test_a_driver_writes_what_its_run_does_when_it_is_asked() -> None:
-    run, cancelled = make_run(2), threading.Event()
+    run, cancelled = run_under_way(2), threading.Event()
     with Registration(run, cancelled.set):
         (folder,) = {path.parent for path in registry.folder().iterdir()}
         assert not list(folder.glob("*.live"))  # nobody has asked
@@ -154,7 +154,7 @@ def test_a_driver_that_does_not_answer_is_shown_as_such(monkeypatch: pytest.Monk
         (found,) = Watch().once()
         assert found.live is None
         assert f"its driver (process {os.getpid()}) has not answered for 0 s" in found.problem
-        old = live(make_run(2))
+        old = live(run_under_way(2))
         old.time -= 60
         (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(old))
         (found,) = Watch().once()
@@ -199,7 +199,7 @@ def test_a_driver_that_is_stopped_is_shown_as_such(monkeypatch: pytest.MonkeyPat
 
 def test_a_driver_elsewhere_is_not_asked() -> None:
     with listed(host="other-host") as folder:
-        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(live(make_run(2))))
+        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(live(run_under_way(2))))
         (found,) = Watch().once()
         assert found.problem == "its driver is on other-host: run horovod-runner top there"
         assert found.live is None
@@ -221,7 +221,7 @@ def test_what_a_killed_driver_left_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_end_of_the_one_run_is_told() -> None:
-    run = make_run(2)
+    run = run_under_way(2)
     with listed() as folder:
         watch = Watch("1a")
         watch.ask()

@@ -59,7 +59,7 @@ def evaluate(
         for step, batch in enumerate(batches, source.next_step):
             real = source.real_rows(step)
             rows += real
-            for name, total in _row_sums(measure(batch), source.batch_rows, real).items():
+            for name, total in _row_sums(measure(batch), source.batch_rows(step), real).items():
                 sums[name] = sums[name] + total if name in sums else total
     names = sorted(sums)  # the same order on all ranks
     totals = np.array([rows, *(float(sums[name]) for name in names)])

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from horovod_runner.data.feed import inexact
 from horovod_runner.data.feed.ahead import Ahead
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.feed.options import WEIGHT, FeedOptions
@@ -115,8 +116,11 @@ class Feed(Generic[T]):
         self._begun = False
         self._is_resumed = False
         self._given = 0  # steps of the epoch that the last batch belongs to
-        has_weights = plan.options.sample_weights
-        self.names = [field.name for field in plan.fields] + [WEIGHT] * has_weights
+        self._equal = plan.options.has_equal_parts
+        self._is_stale = False  # batches that were prepared ahead must be made anew
+        is_shared = plan.options.global_batch is not None and plan.place[1] > 1
+        self._checks_layers = is_shared and plan.options.has_weights
+        self.names = [field.name for field in plan.fields] + [WEIGHT] * plan.options.has_weights
         self._columns = list(dict.fromkeys(c.name for f in plan.fields for c in f.columns))
 
     def __len__(self) -> int:
@@ -132,10 +136,34 @@ class Feed(Generic[T]):
         """Rows of this rank's batch in a step of an epoch that are not padding."""
         return self._order.real(step, *self._plan.place)
 
+    def batch_rows(self, step: int) -> int:
+        """Rows of this rank's batch in a step of an epoch, padding included."""
+        return self._order.batch_rows(step, *self._plan.place, equal=self._equal)
+
     @property
-    def batch_rows(self) -> int:
-        """Rows of this rank's batch, padding included."""
-        return self._order.batch_rows(*self._plan.place)
+    def weight(self) -> float:
+        """Factor of this rank's loss for the last batch, by which ranks with more rows count more.
+
+        It is the rows of this rank's part x the number of ranks / the rows of the global batch. The
+        average over the ranks of the weighted mean losses is then the mean over the global batch.
+        It is 1.0 where all parts have the same number of rows, and 0.0 for an empty part.
+        """
+        step = max(0, self._given - 1)
+        part = self._order.part_rows(step, *self._plan.place)
+        return part * self.ranks / self._order.global_rows(step)
+
+    def use_equal_parts(self) -> None:
+        """Fill the following batches up to the same number of rows on all ranks and in all steps.
+
+        Ranks need not agree on it: their parts stay the same, and repeated rows follow them.
+        """
+        self._is_stale = not self._equal
+        self._equal = True
+
+    @property
+    def rank(self) -> int:
+        """This rank's number."""
+        return self._plan.place[0]
 
     @property
     def ranks(self) -> int:
@@ -154,6 +182,8 @@ class Feed(Generic[T]):
                 self._given = self._step
                 clock.batch(batch)
                 yield batch
+                if self._is_stale:
+                    break
 
     def chunks(self) -> Iterator[list[T]]:
         """Yield the next epoch as ``make`` returns it: several batches at a time."""
@@ -161,20 +191,25 @@ class Feed(Generic[T]):
             self._epoch, self._step = self._epoch + 1, 0
         self._begun = True
         self._warn_of_repeats()
-        numbers = self._row_numbers(self._epoch, self._step)
         options = self._plan.options
-        with Ahead(
-            numbers, self._chunk, ahead=options.prefetch, is_helped=options.transform is None
-        ) as ahead:
-            while (batches := _waited_for(ahead)) is not None:
-                yield batches
+        if self._checks_layers:
+            self._checks_layers = False
+            inexact.check_layers(self)
+        self._is_stale = True
+        while self._is_stale:
+            self._is_stale = False
+            numbers = self._row_numbers(self._epoch, self._step)
+            with Ahead(
+                numbers, self._chunk, ahead=options.prefetch, is_helped=options.transform is None
+            ) as ahead:
+                while not self._is_stale and (batches := _waited_for(ahead)) is not None:
+                    yield batches
         self._plan.repeats.finish(self._order_key, self._epoch)
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
     @property
     def _order_key(self) -> Hashable:
-        options = self._plan.options
-        return options.seed, options.batch_size
+        return self._plan.options.seed, self._plan.state["global_batch"]
 
     def _warn_of_repeats(self) -> None:
         if self._plan.options.shuffle and not self._is_resumed:
@@ -185,7 +220,7 @@ class Feed(Generic[T]):
         ahead = ReadAhead.of(self._plan.store, self._columns)
         drawn: deque[tuple[int, Array]] = deque()
         while step < self._order.steps:
-            rows = self._order.take(epoch, step, steps, *self._plan.place)
+            rows = self._order.take(epoch, step, steps, *self._plan.place, equal=self._equal)
             if ahead is not None:
                 ahead.request(rows.ravel())
             drawn.append((step, rows))
@@ -203,21 +238,27 @@ class Feed(Generic[T]):
         for field in self._plan.fields:
             with clock.stage(field.stage):
                 values.append(_by_step(field, taken, len(rows), self._buffers))
-        if options.sample_weights:
+        if options.has_weights:
             values.append(self._weights(first, rows))
         with clock.stage("convert" if options.transform is None else "transform"):
             return self._make(self.names, values)
 
     def _weights(self, step: int, rows: Array) -> Array:
-        """1 for each row of some steps, and 0 for padding."""
-        weights = np.ones(rows.shape, np.float32)
-        for number, of_step in enumerate(weights):
-            of_step[self.real_rows(step + number) :] = 0
+        """Weights of the rows of some steps; 0 for padding.
+
+        Keras divides the sum of a batch's weighted losses by its rows, and then averages over the
+        ranks. With these weights that is the sum over the global batch divided by its rows.
+        """
+        weights = np.zeros(rows.shape, np.float32)
+        for number, of_step in enumerate(weights, step):
+            share = len(of_step) * self.ranks / self._order.global_rows(number)
+            of_step[: self.real_rows(number)] = share
         return weights
 
     def _steps_of_a_chunk(self) -> int:
         size = sum(self._plan.store.row_bytes(name) for name in self._columns)
-        return int(min(max(1, _CHUNK_BYTES // max(1, size * self.batch_rows)), _MAX_CHUNK_STEPS))
+        size *= self.batch_rows(0)
+        return int(min(max(1, _CHUNK_BYTES // max(1, size)), _MAX_CHUNK_STEPS))
 
     def skip(self, batches: int) -> None:
         """Begin after this many batches, counted over all epochs."""
@@ -259,7 +300,8 @@ class Feed(Generic[T]):
 _REMEDIES = {
     "data": "The dataset has changed, or it is a DataFrame that ends with a shuffle, whose rows "
     "come in another order each time: write it to Parquet, and pass that",
-    "global_batch": "Choose batch_size so that np x batch_size stays the same",
+    "global_batch": "Choose batch_size so that np x batch_size stays the same, or pass "
+    "global_batch instead of batch_size",
     "ranks": "Each rank has rows of its own here, so np must stay the same: with "
     "data_config=DataConfig(shared_dir=...), or Parquet files, it may change",
 }

@@ -40,26 +40,33 @@ class FeedOptions:
 
     framework: Framework
     columns: Columns | None = None
-    batch_size: int = 1
+    batch_size: int | None = None
+    global_batch: int | None = None
     shuffle: bool = False
     seed: int = 0
-    last_batch: LastBatch = "pad"
+    last_batch: LastBatch | None = None
     dtypes: Dtypes | None = None
     pad_ragged: PadRagged | None = None
     images: Mapping[str, Image] | None = None
-    sample_weights: bool = False
+    sample_weights: bool | None = None
     transform: Transform | None = None
     device: torch.device | str | None = None
     prefetch: int = 1
     start: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.batch_size, int | np.integer):
-            raise TypeError(f"batch_size must be a whole number, not {self.batch_size!r}")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, not {self.batch_size}")
-        if self.last_batch not in get_args(LastBatch):
-            raise ValueError(f"last_batch must be 'pad' or 'drop', not {self.last_batch!r}")
+        for name in ("batch_size", "global_batch"):
+            _check_rows(name, getattr(self, name))
+        if self.last_batch not in (None, *get_args(LastBatch)):
+            raise ValueError(
+                f"last_batch must be 'pad', 'drop' or 'short', not {self.last_batch!r}"
+            )
+        if self.last_batch == "short" and self.global_batch is None:
+            raise ValueError(
+                "last_batch='short' gives the ranks different numbers of rows, which only "
+                "global_batch weights: pass global_batch instead of batch_size, or use "
+                "last_batch='pad'"
+            )
         if not isinstance(self.pad_ragged, Mapping | None):
             raise TypeError(
                 f"pad_ragged must map parts to numbers, {{'tokens': 0}}, not {self.pad_ragged!r}"
@@ -71,6 +78,37 @@ class FeedOptions:
         """Options from the ``locals()`` of a method, on its first line."""
         given = {name: value for name, value in arguments.items() if name != "self"}
         return cls(framework=framework, **given)
+
+    def rows_per_step(self, size: int) -> int:
+        """Rows of a step over all ranks.
+
+        Raises:
+            TypeError: not exactly one of ``batch_size`` and ``global_batch`` is given.
+        """
+        if (self.batch_size is None) == (self.global_batch is None):
+            raise TypeError(
+                "pass either batch_size, the rows of a step on each rank, or global_batch, its "
+                f"rows over all ranks: batch_size is {self.batch_size} and global_batch is "
+                f"{self.global_batch}"
+            )
+        return int(self.global_batch or (self.batch_size or 0) * size)
+
+    @property
+    def how_last(self) -> LastBatch:
+        """What becomes of the last batch, where the user may leave the choice open."""
+        return self.last_batch or ("pad" if self.global_batch is None else "short")
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether batches have the part of sample weights."""
+        if self.sample_weights is None:
+            return self.framework == "tensorflow" and self.global_batch is not None
+        return self.sample_weights
+
+    @property
+    def has_equal_parts(self) -> bool:
+        """Whether all batches have the same number of rows: TensorFlow builds a graph for each."""
+        return self.framework == "tensorflow"
 
     @property
     def as_tuple(self) -> bool:
@@ -91,6 +129,15 @@ class FeedOptions:
     def layout_of(self, image: Image) -> ImageLayout:
         """The layout of an image in a batch."""
         return image.layout or ("CHW" if self.framework == "torch" else "HWC")
+
+
+def _check_rows(name: str, rows: Any) -> None:
+    if rows is None:
+        return
+    if not isinstance(rows, int | np.integer):
+        raise TypeError(f"{name} must be a whole number, not {rows!r}")
+    if rows < 1:
+        raise ValueError(f"{name} must be 1 or more, not {rows}")
 
 
 def _checked(dtypes: Dtypes | None) -> Dtypes | None:

@@ -4,7 +4,7 @@
     blocks, permuted            7 7 7 7 2 2 2 2 9 9 9 9 ...    differently in each epoch
     windows of 640 steps        |---------------|---------...  rows are permuted inside a window
     global batches              |--|--|--|--|--|--|           step t takes the next one
-    ranks                       |0|1|                         each rank takes its slice of it
+    ranks                       |0|1|                         each rank takes its part of it
 
 So any number of ranks sees the same global batches, any step is found without replaying the steps
 before it, and memory is bounded by a window, whatever the size of the data. 640 steps of blocks of
@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-LastBatch = Literal["pad", "drop"]
+LastBatch = Literal["pad", "drop", "short"]
 RowNumbers = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
@@ -46,7 +46,7 @@ class Order:
         seed: seed of all permutations.
         shuffle: False keeps the rows in their order.
         last_batch: "pad" fills the last global batch with rows that were in the epoch before;
-            "drop" leaves out the rows that do not fill it.
+            "drop" leaves out the rows that do not fill it; "short" gives it the rows that are left.
 
     Attributes:
         steps: steps per epoch; the same on every rank.
@@ -65,6 +65,7 @@ class Order:
         self._batch = global_batch
         self._seed = seed
         self._shuffle = shuffle
+        self._is_short = last_batch == "short"
         self._full_steps = rows // global_batch
         self.steps = self._full_steps if last_batch == "drop" else -(-rows // global_batch)
         self._lanes = _lanes(global_batch)
@@ -73,12 +74,28 @@ class Order:
         self._windows = 0 if small else max(1, self._full_steps // _WINDOW_STEPS)
         self._remembered: tuple[Hashable, RowNumbers] | None = None
 
+    def global_rows(self, step: int) -> int:
+        """Rows of the global batch of a step, with the padding of "pad"."""
+        left = self._rows - step * self._batch
+        return min(self._batch, left) if self._is_short else self._batch
+
+    def part_rows(self, step: int, rank: int, size: int) -> int:
+        """Rows of a rank's part of the global batch of a step; parts differ by one row at most."""
+        low, high = self._part(step, rank, size)
+        return high - low
+
     def real(self, step: int, rank: int, size: int) -> int:
         """Rows of a rank's batch that are not padding; they come first in the batch."""
-        low, high = self._slice(rank, size)
+        low, high = self._part(step, rank, size)
         return min(max(0, self._rows - step * self._batch - low), high - low)
 
-    def take(self, epoch: int, step: int, steps: int, rank: int, size: int) -> RowNumbers:
+    def batch_rows(self, step: int, rank: int, size: int, *, equal: bool = False) -> int:
+        """Rows of a rank's batch in a step; see :meth:`take`."""
+        return -(-self._batch // size) if equal else max(1, self.part_rows(step, rank, size))
+
+    def take(
+        self, epoch: int, step: int, steps: int, rank: int, size: int, *, equal: bool = False
+    ) -> RowNumbers:
         """The row numbers of a rank's next batches.
 
         Args:
@@ -88,25 +105,42 @@ class Order:
                 the epoch.
             rank: number of the rank.
             size: number of ranks.
+            equal: fill the batches of all ranks and steps up to the same number of rows, by
+                repeating rows of the global batch. False fills only an empty part, with one row,
+                because a rank without a batch could not take part in the step.
 
         Returns:
-            An array of shape (batches, rows of the rank's batch), with at least one batch.
+            An array of shape (batches, rows of the rank's batch), with at least one batch. The
+            rows of the rank's part come first.
 
         Raises:
             IndexError: the epoch has no such step.
         """
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of an epoch of {self.steps} steps")
-        low, high = self._slice(rank, size)
+        is_last = step >= self._full_steps
+        steps = 1 if is_last else min(steps, self._full_steps - step)
+        whole = self.global_rows(step)
+        low, high = self._part(step, rank, size)
         if low == high:
-            return np.empty((min(steps, self.steps - step), 0), np.int64)
+            low, high = low % whole, low % whole + 1
+        missing = self.batch_rows(step, rank, size, equal=equal) - (high - low)
+        if not missing:
+            return self._batches(epoch, step, steps, low, high)
+        if is_last:  # may lack many rows: repeating few would leave a batch without variance
+            batches = self._batches(epoch, step, 1, 0, whole)
+            return np.take(batches, np.arange(low, high + missing), axis=1, mode="wrap")
+        batches = self._batches(epoch, step, steps, low, high)
+        return np.take(batches, np.arange(high - low + missing), axis=1, mode="wrap")
+
+    def _batches(self, epoch: int, step: int, steps: int, low: int, high: int) -> RowNumbers:
+        """Rows ``low`` to ``high`` of some global batches: full ones, or the last one."""
         if not self._shuffle:
-            starts = np.arange(step, min(step + steps, self.steps), dtype=np.int64) * self._batch
+            starts = np.arange(step, step + steps, dtype=np.int64) * self._batch
             rows: RowNumbers = (starts[:, None] + np.arange(low, high, dtype=np.int64)) % self._rows
             return rows
         if step >= self._full_steps:
             return self._last(epoch)[None, low:high]
-        steps = min(steps, self._full_steps - step)
         if not self._windows:
             batches = self._all(epoch)[step * self._batch : (step + steps) * self._batch]
             return batches.reshape(steps, self._batch)[:, low:high]
@@ -116,13 +150,10 @@ class Order:
         places = slice(step - window * _WINDOW_STEPS, step - window * _WINDOW_STEPS + steps)
         return self._from_window(epoch, window, places, slice(low, high))
 
-    def batch_rows(self, rank: int, size: int) -> int:
-        """Rows of a rank's batch."""
-        low, high = self._slice(rank, size)
-        return high - low
-
-    def _slice(self, rank: int, size: int) -> tuple[int, int]:
-        return self._batch * rank // size, self._batch * (rank + 1) // size
+    def _part(self, step: int, rank: int, size: int) -> tuple[int, int]:
+        """Where a rank's part of a global batch begins and ends; rounded up, so rank 0 has most."""
+        rows = self.global_rows(step)
+        return -(-rows * rank // size), -(-rows * (rank + 1) // size)
 
     def _remember(self, key: Hashable, make: Callable[[], RowNumbers]) -> RowNumbers:
         if self._remembered is None or self._remembered[0] != key:
@@ -143,7 +174,7 @@ class Order:
         else:
             rows = self._all(epoch)[self._full_steps * self._batch :]
         # If there are fewer rows than padding, they are repeated several times.
-        return np.resize(rows, self._batch)
+        return rows if self._is_short else np.resize(rows, self._batch)
 
     def _from_window(self, epoch: int, window: int, steps: slice, part: slice) -> RowNumbers:
         """Some steps of a window, and of each step a part of the global batch."""
@@ -229,6 +260,7 @@ class PerRankOrder:
         last_batch: LastBatch = "pad",
     ) -> None:
         self._batch = batch
+        self._size = len(counts)
         self._order = Order(
             counts[rank], batch, seed=seed + rank, shuffle=shuffle, last_batch=last_batch
         )
@@ -238,11 +270,21 @@ class PerRankOrder:
         """Rows of this rank's batch that are not padding; they come first in the batch."""
         return self._order.real(step, 0, 1)
 
-    def batch_rows(self, rank: int, size: int) -> int:
-        """Rows of a rank's batch."""
+    def global_rows(self, step: int) -> int:
+        """See :meth:`Order.global_rows`."""
+        return self._batch * self._size
+
+    def part_rows(self, step: int, rank: int, size: int) -> int:
+        """See :meth:`Order.part_rows`."""
         return self._batch
 
-    def take(self, epoch: int, step: int, steps: int, rank: int, size: int) -> RowNumbers:
+    def batch_rows(self, step: int, rank: int, size: int, *, equal: bool = False) -> int:
+        """See :meth:`Order.batch_rows`."""
+        return self._batch
+
+    def take(
+        self, epoch: int, step: int, steps: int, rank: int, size: int, *, equal: bool = False
+    ) -> RowNumbers:
         """See :meth:`Order.take`; always for this rank."""
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of an epoch of {self.steps} steps")

@@ -27,17 +27,18 @@ _FEED = "_horovod_runner_feed"
 
 
 def dataset_of(plan: Plan) -> tf.data.Dataset:
-    """Make a dataset of batches: a dict of tensors by name, or a tuple, of ``batch_size`` rows.
+    """Make a dataset of batches, all of the same shape: dicts of tensors by name, or tuples.
 
     Each iteration over it is one epoch.
     """
     is_uniform = all(field.is_uniform for field in plan.fields)
-    options, batch_size = plan.options, plan.options.batch_size
+    options = plan.options
     feed: Feed[Any] = Feed(plan, _as_chunk if is_uniform else _as_batches)
     feed.skip(options.start)
-    signatures = [_signature(field, batch_size) for field in plan.fields]
-    if options.sample_weights:
-        signatures.append(tf.TensorSpec([batch_size], tf.float32))
+    rows = feed.batch_rows(0)
+    signatures = [_signature(field, rows) for field in plan.fields]
+    if options.has_weights:
+        signatures.append(tf.TensorSpec([rows], tf.float32))
     dataset = (_in_chunks if is_uniform else _one_by_one)(feed, signatures)
     if not options.as_tuple:
         dataset = dataset.map(lambda *values: dict(zip(feed.names, values, strict=True)))

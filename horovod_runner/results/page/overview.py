@@ -85,7 +85,7 @@ def verdict(view: View) -> Section | None:
         said = [
             element(
                 "li",
-                element("b", finding.cause),
+                element("b", "CPU" if finding.cause == "cpu" else finding.cause),
                 element("p", f"{finding.text[0].upper()}{finding.text[1:].removesuffix('.')}."),
                 element("p", f"What would help: {finding.advice}.", class_="advice"),
                 element("p", f"Expected: {found.expected(finding)}.", class_="note"),

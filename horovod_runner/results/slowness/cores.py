@@ -18,7 +18,13 @@ def why_no_core(case: Case, rank: int) -> tuple[str, str, str]:
         return why, "raise the CPU limit of the container", "quota"
     hosts = case.profile.hosts
     here = [other for other in case.totals if hosts.get(other) == hosts.get(rank)]
-    cores = case.mean(rank, "of_cores") or 1.0
+    cores = case.mean(rank, "of_cores")
+    if not cores:
+        return (
+            "what takes the cores is not known, because the machine was not measured",
+            "end other processes on this host, or fewer ranks or threads (OMP_NUM_THREADS)",
+            "others",
+        )
     threads = sum(case.totals[other].threads for other in here)
     if threads > _MORE * cores:
         return (

@@ -58,22 +58,36 @@ def own(stack: Sequence[str]) -> list[str]:
 
 
 def more_often(profile: RunProfile, rank: int, ranks: Iterable[int]) -> str:
-    """The line at which a rank is seen more often than the others; "" if there is none."""
+    """The line at which a rank is seen more often than the others; "" if there is none.
+
+    It is a line of the function with the largest difference. Where ranks differ in no function, as
+    in a loop that waits for the others in the same one, it is the line with the largest difference.
+    """
     mine = user_lines(profile, rank)
     others = [user_lines(profile, other) for other in ranks if other != rank]
     if not mine or not others:
         return ""
     functions = _by_function(mine)
-    in_others = [_by_function(lines) for lines in others]
-    nothing = (0.0, "")
+    of_functions = {name: share for name, (share, _) in functions.items()}
+    in_others = [
+        {name: share for name, (share, _) in _by_function(lines).items()} for lines in others
+    ]
+    function, more = _largest_difference(of_functions, in_others)
+    line = functions[function][1]
+    if more < _NOT_MUCH:
+        line, more = _largest_difference(mine, others)
+    return f", {more:.0%} more of its time in {line}" if more >= _NOT_MUCH else ""
+
+
+def _largest_difference(
+    mine: Mapping[str, float], others: Sequence[Mapping[str, float]]
+) -> tuple[str, float]:
+    """Where a rank's share exceeds the median of the others' most, and by how much."""
     more = {
-        function: share - median(found.get(function, nothing)[0] for found in in_others)
-        for function, (share, _) in functions.items()
+        name: share - median(shares.get(name, 0.0) for shares in others)
+        for name, share in mine.items()
     }
-    function = max(more, key=lambda function: more[function])
-    if more[function] < _NOT_MUCH:
-        return ""
-    return f", {more[function]:.0%} more of its time in {functions[function][1]}"
+    return max(more.items(), key=lambda item: item[1])
 
 
 def waiting_line(profile: RunProfile, rank: int) -> str:
@@ -83,12 +97,12 @@ def waiting_line(profile: RunProfile, rank: int) -> str:
         loads = next((n for n, call in enumerate(stack) if _LOADER.search(call)), None)
         if loads is not None and (below := own(stack[loads:])):
             shares[below[-1]] = shares.get(below[-1], 0.0) + share
-    return _most(shares, "of its time is")
+    return _most(shares, f"rank {rank} spends", "its")
 
 
 def loader_line(profile: RunProfile, rank: int) -> str:
     """The user's line at which the DataLoader's processes are seen most; "" if there is none."""
-    return _most(user_lines(profile, rank, "loader"), "of the time of its processes is")
+    return _most(user_lines(profile, rank, "loader"), "the loader's processes spend", "their")
 
 
 def busy_thread(profile: RunProfile, rank: int) -> tuple[float, str]:
@@ -118,6 +132,6 @@ def _by_function(shares: Mapping[str, float]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def _most(shares: Mapping[str, float], words: str) -> str:
+def _most(shares: Mapping[str, float], spends: str, whose: str) -> str:
     share, line = max(_by_function(shares).values(), default=(0.0, ""))
-    return f"; {share:.0%} {words} in {line}" if share >= _NOT_MUCH else ""
+    return f"; {spends} {share:.0%} of {whose} time in {line}" if share >= _NOT_MUCH else ""

@@ -319,11 +319,11 @@ class RunProfile:
         """
         with self._lock:
             lines = self._lines.get((rank, thread))
-        if lines is None or not lines.looks:
+        if lines is None or not lines.total:
             return []
         calls = [_call(text) for text in lines.calls]
         return [
-            (tuple(calls[number] for number in stack), count / lines.looks)
+            (tuple(calls[number] for number in stack), count / lines.total)
             for stack, count in zip(lines.stacks, lines.counts, strict=True)
         ]
 

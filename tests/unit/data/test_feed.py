@@ -272,7 +272,7 @@ def test_padding_has_the_weight_0(shard: Shard, monkeypatch: pytest.MonkeyPatch)
 def test_options_out_of_range_are_refused(shard: Shard) -> None:
     with pytest.raises(ValueError, match="batch_size must be 1 or more, not 0"):
         shard.batches(0)
-    with pytest.raises(ValueError, match="last_batch must be 'pad' or 'drop', not 'keep'"):
+    with pytest.raises(ValueError, match="last_batch must be 'pad', 'drop' or 'short', not 'keep'"):
         shard.batches(4, last_batch="keep")  # type: ignore[arg-type]
 
 
@@ -385,9 +385,7 @@ def test_dropping_the_only_batch_is_refused_with_the_number_of_rows(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 1, 4)
-    message = (
-        f"train has {shard.rows} rows, and a batch on each of 4 ranks takes 4000: last_batch='drop'"
-    )
+    message = f"train has {shard.rows} rows, and a step over 4 ranks takes 4000: last_batch='drop'"
     with pytest.raises(DataError, match=message):
         shard.batches(1000, last_batch="drop")
 
@@ -399,7 +397,7 @@ def test_the_arguments_of_a_method_are_options_with_the_same_defaults(method: st
         if parameter.default is not inspect.Parameter.empty:
             assert parameter.default == options[name], name
         else:
-            assert name in {"self", "batch_size"}
+            assert name == "self"
 
 
 def test_a_feed_that_repeats_the_order_of_an_earlier_one_warns_once(

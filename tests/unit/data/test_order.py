@@ -20,7 +20,7 @@ orders = st.builds(
     global_batch=st.integers(1, 200),
     seed=st.integers(0, 2**32),
     shuffle=st.booleans(),
-    last_batch=st.sampled_from(["pad", "drop"]),
+    last_batch=st.sampled_from(["pad", "drop", "short"]),
 )
 
 
@@ -35,7 +35,10 @@ def epoch_of(planned: Order, epoch: int, size: int = 1) -> list[list[int]]:
     """All global batches of an epoch, joined from the parts of the ranks."""
     batches = []
     for step in range(planned.steps):
-        parts = [planned.take(epoch, step, 1, rank, size)[0] for rank in range(size)]
+        parts = [
+            planned.take(epoch, step, 1, rank, size)[0][: planned.part_rows(step, rank, size)]
+            for rank in range(size)
+        ]
         batches.append(np.concatenate(parts).tolist())
     return batches
 
@@ -47,6 +50,10 @@ def test_every_row_comes_once_an_epoch_besides_padding(given: dict[str, Any]) ->
         batches = epoch_of(planned, epoch)
         real = [row for step, b in enumerate(batches) for row in b[: planned.real(step, 0, 1)]]
         assert len(set(real)) == len(real)
+        assert all(len(batch) == given["global_batch"] for batch in batches[:-1])
+        if given["last_batch"] == "short":
+            assert sorted(row for batch in batches for row in batch) == list(range(given["rows"]))
+            return
         assert all(len(batch) == given["global_batch"] for batch in batches)
         if given["last_batch"] == "pad":
             assert set(real) == set(range(given["rows"]))
@@ -63,6 +70,45 @@ def test_any_number_of_ranks_sees_the_same_global_batches(given: dict[str, Any],
         assert sum(planned.real(step, rank, size) for rank in range(size)) == planned.real(
             step, 0, 1
         )
+
+
+@given(orders, st.integers(1, 9))
+def test_parts_differ_by_a_row_at_most_and_their_weights_add_up(
+    given: dict[str, Any], size: int
+) -> None:
+    planned = Order(**given)
+    for step in range(planned.steps):
+        parts = [planned.part_rows(step, rank, size) for rank in range(size)]
+        assert sum(parts) == planned.global_rows(step)
+        assert max(parts) - min(parts) <= 1
+        assert parts[0] == max(parts)
+        for rank, part in enumerate(parts):
+            assert planned.batch_rows(step, rank, size) == max(1, part)
+            [rows] = planned.take(1, step, 1, rank, size)
+            assert len(rows) == max(1, part)
+
+
+@given(orders, st.integers(1, 9))
+def test_equal_parts_begin_with_the_rows_of_the_rank_and_repeat_others_of_the_step(
+    given: dict[str, Any], size: int
+) -> None:
+    planned = Order(**given)
+    for step, batch in enumerate(epoch_of(planned, 1)):
+        for rank in range(size):
+            [own] = planned.take(1, step, 1, rank, size)
+            [rows] = planned.take(1, step, 1, rank, size, equal=True)
+            assert len(rows) == planned.batch_rows(step, rank, size, equal=True)
+            assert len(rows) == -(-given["global_batch"] // size)
+            assert rows[: len(own)].tolist() == own.tolist()
+            assert set(rows.tolist()) <= set(batch)
+            if given["last_batch"] == "short" and len(batch) < given["global_batch"]:
+                assert len(set(rows.tolist())) == min(len(rows), len(set(batch)))
+
+
+def test_1024_rows_on_3_ranks_are_342_341_and_341() -> None:
+    planned = Order(5000, 1024, last_batch="short")
+    assert [planned.part_rows(0, rank, 3) for rank in range(3)] == [342, 341, 341]
+    assert planned.global_rows(planned.steps - 1) == 5000 - 4 * 1024
 
 
 @given(orders, st.data())
@@ -100,6 +146,17 @@ def test_ranks_without_rows_get_padding() -> None:
     parts = [planned.take(0, 0, 1, rank, 8)[0] for rank in range(8)]
     assert {int(row) for part in parts for row in part} == {0, 1, 2}
     assert [planned.real(0, rank, 8) for rank in range(8)] == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_a_rank_whose_part_is_empty_gets_one_row() -> None:
+    planned = Order(2, 8, last_batch="short")
+    parts = [planned.take(0, 0, 1, rank, 4)[0] for rank in range(4)]
+    assert [len(part) for part in parts] == [1, 1, 1, 1]
+    assert [planned.real(0, rank, 4) for rank in range(4)] == [1, 0, 1, 0]
+    assert sorted([*parts[0], *parts[2]]) == [0, 1]
+    full = Order(10, 2, last_batch="short")  # fewer rows than ranks in every step
+    assert [full.real(0, rank, 3) for rank in range(3)] == [1, 1, 0]
+    assert full.take(0, 0, 9, 2, 3).shape == (5, 1)
 
 
 def test_a_step_after_the_epoch_is_refused() -> None:

@@ -1,0 +1,101 @@
+"""Who belongs to a pool, and when the number of ranks is to change."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_runner.elastic.members import Member, Members
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def pool(clock: Clock, seats: int, most: int = 4, grow_after: float = 60.0) -> Members:
+    members = Members(most, grow_after, clock)
+    for seat in range(seats):
+        join(members, seat)
+    return members
+
+
+def join(members: Members, seat: int, began: int = 0) -> None:
+    members.join(Member(seat, f"host-{seat % 2}", f"host-{seat % 2}", began))
+
+
+def seats(members: list[Member]) -> list[int]:
+    return [member.seat for member in members]
+
+
+def test_those_that_came_first_come_first(clock: Clock) -> None:
+    members = pool(clock, 0)
+    for seat in (3, 1, 2):
+        join(members, seat)
+    assert seats(members.start(1, 2)) == [3, 1]
+    assert seats(members.ready) == [2]
+    assert seats(members.working) == [3, 1]
+
+
+def test_a_task_that_was_started_again_comes_last_and_works_no_more(clock: Clock) -> None:
+    members = pool(clock, 2)
+    members.start(1, 2)
+    join(members, 0, began=1)
+    assert seats(members.working) == [1]
+    assert not members.finish(0, 1)
+    assert members.finish(1, 1)
+    assert seats(members.ready) == [1, 0]
+
+
+def test_ranks_are_asked_once_to_leave_for_more_and_not_too_soon(clock: Clock) -> None:
+    members = pool(clock, 2)
+    members.start(1, 2)
+    join(members, 2)
+    clock.now = 59.9
+    assert members.change() == 0
+    clock.now = 60.0
+    assert members.change() == 1
+    assert members.change() == 0
+
+
+def test_no_more_ranks_than_wanted(clock: Clock) -> None:
+    members = pool(clock, 4, most=3, grow_after=0.0)
+    members.start(1, 3)
+    assert seats(members.ready) == [3]
+    assert members.change() == 0
+
+
+def test_nobody_is_asked_between_two_attempts(clock: Clock) -> None:
+    members = pool(clock, 3, grow_after=0.0)
+    assert members.change() == 0
+    members.start(1, 2)
+    for seat in (0, 1):
+        members.finish(seat, 1)
+    assert members.change() == 0
+
+
+def test_ranks_leave_at_once_for_an_executor_that_goes(clock: Clock) -> None:
+    members = pool(clock, 2)
+    members.start(1, 2)
+    members.leave(1, "executor 1 is being decommissioned")
+    assert members.gone() == []  # it still works
+    assert members.change() == 1
+    members.finish(0, 1)
+    members.finish(1, 1)
+    assert seats(members.ready) == [0]
+    assert members.gone() == [1]
+    assert members.gone() == []
+    assert members.find(1) is None
+
+
+def test_a_member_of_an_earlier_attempt_ends_nothing(clock: Clock) -> None:
+    members = pool(clock, 1)
+    members.start(2, 1)
+    assert not members.finish(0, 1)
+    assert seats(members.working) == [0]

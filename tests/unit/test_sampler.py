@@ -1,0 +1,118 @@
+"""Looks at the main thread's lines: what they stand for, and how many there are."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from horovod_runner.profiling import sampler as sampler_module
+from horovod_runner.profiling.sampler import Pace, Sampler
+
+
+class Clock:
+    """Stands for the module ``time`` in the sampler."""
+
+    def __init__(self) -> None:
+        self.now = self.cpu = 0.0
+
+    def pass_(self, seconds: float, cpu: float = 0.0) -> None:
+        """Let time pass, and the thread compute in it."""
+        self.now += seconds
+        self.cpu += cpu
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The sampler's clock, which stands still by itself."""
+    clock = Clock()
+    module = SimpleNamespace(monotonic=lambda: clock.now, thread_time=lambda: clock.cpu)
+    monkeypatch.setattr(sampler_module, "time", module)
+    return clock
+
+
+def look(sampler: Sampler) -> None:
+    """Look from another thread, as in a rank."""
+    looking = threading.Thread(target=sampler.look)
+    looking.start()
+    looking.join()
+
+
+def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:
+    sampler = Sampler()
+    look(sampler)
+    (stack,) = sampler.stacks()
+    assert any(function.endswith("executes") and file == __file__ for file, function, _ in stack)
+
+
+def test_calls_around_the_training_are_left_out() -> None:
+    sampler = Sampler(sys._getframe().f_code)
+    look(sampler)
+    (stack,) = sampler.stacks()
+    assert (stack[0][0], stack[0][1]) == (__file__, "look")
+
+
+def test_a_look_stands_for_the_time_since_the_last_one(clock: Clock) -> None:
+    sampler = Sampler()
+
+    def here() -> None:
+        look(sampler)
+
+    def there() -> None:
+        look(sampler)
+
+    for seconds, main in [(0.02, here), (0.1, there), (0.02, here)]:
+        clock.pass_(seconds)
+        main()
+    names = {
+        us: {function.rpartition(".")[2] for _, function, _ in stack}
+        for stack, us in sampler.stacks().items()
+    }
+    assert names.keys() == {40_000, 100_000}
+    assert "here" in names[40_000]
+    assert "there" in names[100_000]
+    assert sampler.total == 140_000
+
+
+def test_the_same_line_called_from_elsewhere_is_another_stack() -> None:
+    sampler = Sampler()
+    look(sampler)
+    look(sampler)
+    assert len(sampler.stacks()) == 2
+
+
+def test_no_frame_outlives_a_look() -> None:
+    sampler = Sampler()
+    gone: list[bool] = []
+
+    class Local:
+        def __del__(self) -> None:
+            gone.append(True)
+
+    def train() -> None:
+        _batch = Local()
+        look(sampler)
+
+    train()
+    assert gone == [True]
+
+
+def test_expensive_looks_are_fewer_until_the_thread_takes_three_thousandths(clock: Clock) -> None:
+    pace = Pace()
+    for _ in range(5):  # each look takes 150 us, and the rest 300 us a second
+        clock.pass_(1.0, 150e-6 / pace.seconds + 300e-6)
+        pace.adjust()
+    assert 150e-6 / pace.seconds + 300e-6 == pytest.approx(0.003, rel=0.01)
+
+
+@pytest.mark.parametrize(("look_cpu", "seconds"), [(10e-6, 0.02), (5e-3, 0.1)])
+def test_there_are_ten_to_fifty_looks_a_second(
+    clock: Clock, look_cpu: float, seconds: float
+) -> None:
+    pace = Pace()
+    for _ in range(5):
+        clock.pass_(1.0, look_cpu / pace.seconds)
+        pace.adjust()
+    assert pace.seconds == seconds
