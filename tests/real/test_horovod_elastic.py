@@ -6,10 +6,14 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from horovod_runner import HorovodRunner
+from horovod_runner.elastic.launcher import PooledLauncher
 
 pytestmark = pytest.mark.horovod
 
@@ -239,6 +243,67 @@ def test_a_torch_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     assert quiet[0][1:3] == ((0, 0), [])
     assert "np=(2, 8)" in quiet_output
     assert quiet_output.count("hvd.elastic.run calls train once") == 1
+
+
+def shrink_and_grow(rows: int, batch: int) -> dict[str, Any]:
+    """Go through all rows three times: with three ranks, with two, and with three again."""
+    import signal
+
+    import horovod.torch as hvd
+    import torch
+
+    from horovod_runner import current_attempt
+    from horovod_runner.wire import job_file
+    from horovod_runner.worker import context
+
+    hvd.init()
+    sampler = hvd.elastic.ElasticSampler(range(rows))
+    loader = torch.utils.data.DataLoader(range(rows), batch, sampler=sampler)
+    resets: list[int] = []
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def train(state: Any) -> None:
+        while state.epoch < 3:
+            for own in loader:
+                done = hvd.allgather(own).tolist()
+                if (current_attempt(), len(state.sizes), hvd.rank()) == (1, 5, 1):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                state.seen = [*state.seen, *((state.epoch, row) for row in done)]
+                state.sizes = [*state.sizes, hvd.size()]
+                sampler.record_batch(0, len(own))
+                rank = context.current()
+                assert rank is not None
+                if current_attempt() == 2 and len(state.sizes) == 9:
+                    open(job_file.leave_file(rank.commits, 2), "w").close()
+                state.commit()
+            state.epoch += 1
+            sampler.set_epoch(state.epoch)
+            state.commit()
+
+    state = hvd.elastic.TorchState(sampler=sampler, epoch=0, seen=[], sizes=[])
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    train(state)
+    return {"seen": state.seen, "sizes": state.sizes, "resets": resets}
+
+
+def test_no_row_is_lost_when_the_number_of_ranks_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = iter([3, 2, 3])
+    ready = PooledLauncher.slots
+
+    def slots(launcher: PooledLauncher, *args: Any) -> int:
+        ready(launcher, *args)
+        return next(sizes)
+
+    monkeypatch.setattr(PooledLauncher, "slots", slots)
+    runner = HorovodRunner(np=(-2, -3), max_restarts=1, progress=False)
+    rows = 36
+    result = runner.run(shrink_and_grow, rows=rows, batch=2)
+    assert [attempt.size for attempt in runner.last_run.attempts] == [3, 2, 3]
+    assert sorted(Counter(result["sizes"]).items()) == [(2, 4), (3, 5 + 11)]
+    assert result["resets"] == [3]
+    seen = Counter(result["seen"])
+    assert set(seen) == {(epoch, row) for epoch in range(3) for row in range(rows)}
+    assert seen.total() < 3 * rows + 3  # the sampler repeats rows to fill the last batch
 
 
 def test_all_states_of_a_tensorflow_script_come_back(tmp_path: Path) -> None:
