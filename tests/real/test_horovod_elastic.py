@@ -265,9 +265,9 @@ def shrink_and_grow(rows: int, batch: int) -> dict[str, Any]:
     def train(state: Any) -> None:
         while state.epoch < 3:
             for own in loader:
-                done = hvd.allgather(own).tolist()
                 if (current_attempt(), len(state.sizes), hvd.rank()) == (1, 5, 1):
                     os.kill(os.getpid(), signal.SIGKILL)
+                done = hvd.allgather(own).tolist()
                 state.seen = [*state.seen, *((state.epoch, row) for row in done)]
                 state.sizes = [*state.sizes, hvd.size()]
                 sampler.record_batch(0, len(own))
