@@ -39,7 +39,7 @@ def patch(elastic: Any) -> None:
             if context.current() is None:  # a rank that horovodrun started
                 return horovods(state, *args, **kwargs)
             try:
-                _begin(state, getattr(func, "__name__", "the function"))
+                _begin(state)
                 return func(state, *args, **kwargs)
             except interrupt as error:
                 raise RanksChangedError(
@@ -112,7 +112,7 @@ class _States:
 _states = _States()
 
 
-def _begin(state: Any, name: str) -> None:
+def _begin(state: Any) -> None:
     """Bring a state to where the training goes on, the same on all ranks."""
     rank = context.current()
     assert rank is not None  # noqa: S101 - the caller has checked it
@@ -126,8 +126,8 @@ def _begin(state: Any, name: str) -> None:
             state.on_reset()
     elif rank.rank == 0:
         log_to_driver(
-            f"HorovodRunner: hvd.elastic.run calls {name} once, because np is a fixed number of "
-            f"ranks. A range such as np=(2, 8), with max_restarts=5, makes the run elastic."
+            "HorovodRunner: hvd.elastic.run calls its function once, because np is a fixed number "
+            "of ranks. A range such as np=(2, 8), with max_restarts=5, makes the run elastic."
         )
     state.sync()
 

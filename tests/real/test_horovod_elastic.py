@@ -242,7 +242,7 @@ def test_a_torch_script_goes_on_from_its_last_commit(tmp_path: Path) -> None:
     assert "hvd.elastic.run" not in output
     assert quiet[0][1:3] == ((0, 0), [])
     assert "np=(2, 8)" in quiet_output
-    assert quiet_output.count("hvd.elastic.run calls train once") == 1
+    assert quiet_output.count("hvd.elastic.run calls its function once") == 1
 
 
 def shrink_and_grow(rows: int, batch: int) -> dict[str, Any]:
