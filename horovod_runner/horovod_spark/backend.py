@@ -83,10 +83,4 @@ class SparkBackend(Backend):
 
     def num_processes(self) -> int:
         """How many ranks there are; the cores of the cluster where no number was given."""
-        if self.num_proc is not None:
-            return abs(self.num_proc)
-        from horovod_runner.common.spark_session import spark_context
-        from horovod_runner.launchers.sessions import find_session
-
-        context = spark_context(find_session())
-        return 1 if context is None else int(context.defaultParallelism)
+        return launch.cores() if self.num_proc is None else abs(self.num_proc)

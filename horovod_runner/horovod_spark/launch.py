@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
-from typing import Any, NoReturn
+from typing import Any
 
 from horovod_runner.options import grouped
 from horovod_runner.runner import HorovodRunner
@@ -20,7 +20,7 @@ def run(  # noqa: PLR0917 - as Horovod's
     fn: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
+    num_proc: int | tuple[Any, Any] | None = None,
     start_timeout: float | None = None,
     use_mpi: bool | None = None,
     use_gloo: bool | None = None,
@@ -40,7 +40,8 @@ def run(  # noqa: PLR0917 - as Horovod's
         fn: the function; it calls ``hvd.init()`` itself.
         args: its positional arguments.
         kwargs: its other arguments.
-        num_proc: how many ranks; None: as many as Spark has slots.
+        num_proc: how many ranks; None: as many as Spark has slots. A pair makes the run elastic:
+            the least and the most ranks.
         start_timeout: seconds to wait for slots.
         use_mpi: whether CPU collectives go by MPI.
         use_gloo: whether they go by Gloo.
@@ -79,22 +80,94 @@ def run(  # noqa: PLR0917 - as Horovod's
         return runner.run_all(call)
 
 
-def run_elastic(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse to run: the number of ranks cannot change during a run yet.
+def run_elastic(  # noqa: PLR0917 - as Horovod's
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Any = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Call ``fn(*args, **kwargs)`` on every rank of an elastic run: ranks may be lost, and come.
+
+    ``fn`` is called again on all ranks when their number changes, in new processes. What it has
+    committed comes back: with ``hvd.elastic.run``, or :func:`horovod_runner.load_checkpoint`.
+
+    Args:
+        fn: as for :func:`run`, as all arguments that are not listed here.
+        args: as there.
+        kwargs: as there.
+        num_proc: how many ranks, if a limit below is None; None: as many as Spark has cores.
+        min_num_proc: the least number of ranks.
+        max_num_proc: the most ranks.
+        start_timeout: seconds to wait for ``max_num_proc`` slots. None begins with those that the
+            cluster has.
+        elastic_timeout: without effect: a relaunch waits 60 s for the least number of slots.
+        reset_limit: how often ``fn`` is called again after a loss, and how often after an error;
+            None: 100 times.
+        env: as there.
+        stdout: as there.
+        stderr: as there.
+        verbose: as there.
+        nics: as there.
+        prefix_output_with_timestamp: as there.
+        min_np: an older name of ``min_num_proc``.
+        max_np: an older name of ``max_num_proc``.
+        options: as there.
+
+    Returns:
+        The values of the last launch's ranks, in their order.
 
     Raises:
-        NotImplementedError: always; says what to use.
+        ValueError: the least number of ranks is above the most, or there is none.
+        Exception: as :meth:`horovod_runner.HorovodRunner.run` raises it.
     """
-    raise NotImplementedError(
-        "horovod.spark.run_elastic changes the number of ranks during a run, and this package "
-        "cannot do that yet. HorovodRunner(np=4, max_restarts=3) relaunches a failed run from its "
-        "latest checkpoint (horovod_runner.save_checkpoint, load_checkpoint)"
+    del elastic_timeout
+    least = min_num_proc if min_np is None else min_np
+    most = max_num_proc if max_np is None else max_np
+    if num_proc is None and None in (least, most):
+        num_proc = cores()
+    restarts = {"max_restarts": 100 if reset_limit is None else reset_limit}
+    return run(
+        fn,
+        args,
+        kwargs,
+        (num_proc if least is None else least, num_proc if most is None else most),
+        start_timeout,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        verbose=verbose,
+        nics=nics,
+        prefix_output_with_timestamp=prefix_output_with_timestamp,
+        **{**restarts, **options},
     )
+
+
+def cores() -> int:
+    """How many cores the cluster has, for a number of ranks that is not given."""
+    from horovod_runner.common.spark_session import spark_context
+    from horovod_runner.launchers.sessions import find_session
+
+    context = spark_context(find_session())
+    return 1 if context is None else int(context.defaultParallelism)
 
 
 def runner_of(
     *,
-    num_proc: int | None,
+    num_proc: int | tuple[Any, Any] | None,
     env: Mapping[str, str] | None = None,
     start_timeout: float | None = None,
     use_mpi: bool | None = None,

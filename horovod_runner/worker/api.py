@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from horovod_runner.checkpoints.commits import Commits
     from horovod_runner.checkpoints.loader import LoadedCheckpoint
 
+STATES = "horovod_elastic"  # the key of commits of Horovod's states
+
 
 def log_to_driver(message: str) -> None:
     """Show a line on the driver, with any ``driver_log_verbosity``.
@@ -205,7 +207,8 @@ def load_checkpoint() -> LoadedCheckpoint | None:
     previous attempt (``max_restarts``). Call it on every rank, after ``hvd.init()``: rank 0 reads
     it and broadcasts it. The number of ranks may differ from when it was written.
 
-    In an elastic run it is the latest ``commit`` of any host, unless a checkpoint is newer.
+    In an elastic run it is the latest ``commit`` of any host, unless a checkpoint is newer. Commits
+    of Horovod's ``hvd.elastic`` states do not count: ``hvd.elastic.run`` restores them.
 
     Raises:
         CheckpointError: there are checkpoints, none of them is complete, and there is no commit.
@@ -214,11 +217,41 @@ def load_checkpoint() -> LoadedCheckpoint | None:
     rank = context.current()
     if rank is None:
         return None
+    loaded = _load(rank, rank.checkpoints, _own_commits(rank))
+    if loaded is not None and isinstance(loaded.state, dict) and STATES in loaded.state:
+        return _load(rank, rank.checkpoints, None)  # hvd.elastic.run restores the commit itself
+    return loaded
+
+
+def load_commit() -> LoadedCheckpoint | None:
+    """Load the latest commit of any host, also if a checkpoint is newer; None if there is none.
+
+    Call it on every rank, after ``hvd.init()``.
+    """
+    rank = context.current()
+    if rank is None or not rank.commits:
+        return None
+    return _load(rank, rank.checkpoints._replace(resume=()), _own_commits(rank))
+
+
+def is_leaving() -> bool:
+    """Whether the ranks of this attempt are to end at a commit, because their number changes."""
+    rank = context.current()
+    return rank is not None and _leaving(rank)
+
+
+def _own_commits(rank: context.RankContext) -> Commits | None:
+    """The commits of this host; None in a run without commits."""
+    return _host_commits(rank) if rank.commits else None
+
+
+def _load(
+    rank: context.RankContext, checkpoints: job_file.CheckpointPlan, commits: Commits | None
+) -> LoadedCheckpoint | None:
     from horovod_runner.checkpoints.loader import load
 
-    commits = _host_commits(rank) if rank.commits else None
     return load(
-        rank.checkpoints,
+        checkpoints,
         rank.rank,
         rank.size,
         log_to_driver,

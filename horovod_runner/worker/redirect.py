@@ -1,10 +1,12 @@
-"""Replaces Horovod's own Keras modules in a rank where they do not work: on Keras 3.
+"""Replaces modules of Horovod's in a rank: for Keras 3, and in elastic runs.
 
 On Keras 3, ``horovod.keras`` and ``horovod.tensorflow.keras`` train without averaging gradients,
 and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, and prints a line.
 ``horovod.tensorflow`` stays, except two functions that do not know Keras 3's variables. Where
 ``tf.keras`` is Keras 2 (TF_USE_LEGACY_KERAS), Horovod's own modules work, and stay except for one
 import.
+
+``horovod.common.elastic`` is patched: a state comes back from the commits of the run.
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -15,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -42,8 +45,8 @@ class _Finder:
     ) -> ModuleSpec | None:
         if not fullname.startswith("horovod."):
             return None
-        if fullname == "horovod.tensorflow":
-            return _patched_spec(_patch_tensorflow, fullname, path, target)
+        if fullname in _PATCHES:
+            return _patched_spec(_PATCHES[fullname], fullname, path, target)
         for name in _KERAS:
             if fullname == name or fullname.startswith(f"{name}."):
                 if not _is_keras_3(name):
@@ -145,8 +148,37 @@ def _patch_tensorflow(hvd: Any) -> None:
     def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         return original_gradient(self, target, [_unwrapped(s) for s in sources], *args, **kwargs)
 
-    hvd.broadcast_variables = broadcast_variables
+    hvd.broadcast_variables = hvd.elastic.broadcast_variables = broadcast_variables
     hvd._DistributedGradientTape.gradient = gradient
+
+
+def _patch_elastic(elastic: Any) -> None:
+    # By its name: it is in a layer above this one.
+    import_module("horovod_runner.elastic.horovod_states").patch(elastic)
+
+
+def _patch_tensorflow_elastic(elastic: Any) -> None:
+    """Make ``TensorFlowKerasState`` accept models and optimizers of Keras 3."""
+    if not _is_keras_3("horovod.tensorflow.keras"):
+        return
+
+    def of_keras(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            # Not before it is used: it imports Keras.
+            return getattr(import_module("horovod_runner.keras.elastic"), name)(*args, **kwargs)
+
+        return call
+
+    elastic.TensorFlowKerasState._save_model = of_keras("save_model")
+    elastic.TensorFlowKerasState._load_model = of_keras("load_model")
+    elastic._broadcast_model = of_keras("broadcast_model")
+
+
+_PATCHES: dict[str, Callable[[Any], None]] = {
+    "horovod.common.elastic": _patch_elastic,
+    "horovod.tensorflow": _patch_tensorflow,
+    "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
+}
 
 
 def _unwrapped(variable: Any) -> Any:

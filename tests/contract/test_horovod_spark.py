@@ -157,8 +157,43 @@ def test_run_returns_the_values_of_all_ranks(spark: SparkSession) -> None:
     assert values == [(10, "mine"), (15, "mine")]
     with pytest.raises(ValueError, match=r"executable='python2'.*PYSPARK_PYTHON"):
         horovod.spark.run(main, executable="python2")
-    with pytest.raises(NotImplementedError, match=r"run_elastic.*max_restarts=3"):
-        horovod.spark.run_elastic(main, num_proc=2)
+
+
+def test_run_elastic_replaces_a_lost_rank_and_goes_on_from_its_commit(spark: SparkSession) -> None:
+    import horovod.spark
+
+    def main(last: int) -> tuple[int, int, list[int]]:
+        import os
+        import signal
+
+        import horovod.torch as hvd
+
+        from horovod_runner import current_attempt
+
+        hvd.init()
+        begins = []
+
+        @hvd.elastic.run
+        def train(state: Any) -> None:
+            begins.append(state.epoch)
+            while state.epoch < last:
+                if state.epoch == 2 and current_attempt() == 1 and hvd.rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                hvd.allreduce(state.ones, name="step")
+                state.epoch += 1
+                state.commit()
+
+        import torch
+
+        train(hvd.elastic.TorchState(epoch=0, ones=torch.ones(1)))
+        return hvd.size(), current_attempt(), begins
+
+    values = horovod.spark.run_elastic(
+        main, (4,), num_proc=2, min_np=1, max_num_proc=3, reset_limit=1, verbose=0
+    )
+    assert values == [(3, 2, [2])] * 3
+    with pytest.raises(ValueError, match="least number of ranks comes first"):
+        horovod.spark.run_elastic(main, (4,), num_proc=2, min_num_proc=3)
 
 
 def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_path: Path) -> None:

@@ -307,14 +307,6 @@ def an_unknown_keras() -> None:
     _fit(NewKerasOptimizer(0.1))
 
 
-def elastic() -> None:
-    import horovod_runner.keras as hvd
-
-    @hvd.elastic.run
-    def train(state: Any) -> None:
-        raise AssertionError(state)
-
-
 def global_variables() -> None:
     import horovod_runner.keras as hvd
 
@@ -347,7 +339,6 @@ BEHAVIOURS: tuple[Callable[[], Any], ...] = (
     a_sum_with_predivide,
     passes_of_a_built_optimizer,
     an_unknown_keras,
-    elastic,
     global_variables,
     best_of_unknown_metric,
 )

@@ -110,7 +110,6 @@ def test_unequal_ranks_are_an_error_on_all_ranks(
             "ValueError: backward_passes_per_step=2 needs extra variables",
         ),
         ("an_unknown_keras", "without averaging the gradients"),
-        ("elastic", "HorovodRunner(..., max_restarts=2)"),
         ("global_variables", "broadcast_variables(model.weights, 0)"),
     ],
 )
