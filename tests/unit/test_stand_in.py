@@ -26,7 +26,7 @@ from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.terminal import TerminalSink
-from horovod_runner.task.task import TaskSetup, run_rank
+from horovod_runner.task.task import run_rank
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import ChannelAddress
 
@@ -92,7 +92,7 @@ class BlindLaunch(LocalLaunch):
 
     def _run(self, task: int) -> None:
         detached = Detached(self._job, self._meeting.task(task), StandIn)
-        setup = TaskSetup(task, self._path, self._environment, detached=detached)
+        setup = replace(self._here.setup(task), detached=detached, directory=None, owner=None)
         # Port 1 of this host: nobody listens.
         address = replace(self._address, port=1) if task in self._blind else self._address
         outcome = run_rank(self._job, address, setup)
