@@ -245,7 +245,8 @@ class SimulatedLauncher:
 class SimulatedLaunch:
     """The simulated ranks of one run; a step begins when all processes have finished the last."""
 
-    late = None
+    late_error = None
+    lost = ()
     expected = None
     running = False
 

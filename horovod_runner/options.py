@@ -2,7 +2,8 @@
 
 A new option is a field of one of the groups here, and a line of code where it acts. The everyday
 options at the top of :class:`Options` are arguments of HorovodRunner too, in `runner`. The command
-line makes its options from the same fields: see `commands.run_options`.
+line makes its options from the same fields: see `commands.run_options`. Long because an option and
+its check stand together, here and nowhere else.
 """
 
 from __future__ import annotations
@@ -293,7 +294,8 @@ class Options:
         np = tuple(self.np) if isinstance(self.np, list) else self.np
         numbers = np if isinstance(np, tuple) else (np,)
         if any(isinstance(number, bool) or not isinstance(number, int) for number in numbers):
-            raise TypeError(f"np must be an int, or a pair of ints, not {self.np!r}")
+            given = repr(np) if isinstance(np, tuple) else type(np).__name__
+            raise TypeError(f"np must be an int, not {given}; or a pair of ints")
         if not isinstance(np, tuple):
             return
         if len(np) != 2:

@@ -178,15 +178,30 @@ class Commits:
             part.unlink(missing_ok=True)
 
     @contextmanager
-    def writing(self, commit: Commit) -> Iterator[Memory]:
+    def writing(self, commit: Commit, *, wait: bool = True) -> Iterator[Memory]:
         """Memory for a new commit, which counts from the end of the block on.
+
+        It does not count if a later one is there: a rank of an earlier attempt may still be ending.
 
         Args:
             commit: its metadata; the slot is chosen here.
+            wait: whether to wait for another process that writes.
 
         Raises:
+            BlockingIOError: another process writes, and this one does not wait.
             CheckpointError: there is no room for it.
         """
+        folder = os.open(self._folder, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with self._writing(commit) as memory:
+                yield memory
+        finally:
+            os.close(folder)
+
+    @contextmanager
+    def _writing(self, commit: Commit) -> Iterator[Memory]:
+        """Do the work of :meth:`writing`; no other process writes."""
         latest = self.latest()
         number = 0 if latest is None else 1 - latest.slot
         # Both files now: if the memory is too small, the first commit fails, and not a later one.
@@ -201,9 +216,10 @@ class Commits:
             raise self._no_room(f"{needs} ({error})") from error
         with self._slots[number].locked() as memory:
             yield memory
-            part = self._folder / f"{_PART}{_MARKER}"
-            part.write_bytes(msgspec.msgpack.encode(_replace(commit, slot=number)))
-            part.replace(self._folder / _MARKER)
+            if latest is None or latest.order <= commit.order:
+                part = self._folder / f"{_PART}{_MARKER}"
+                part.write_bytes(msgspec.msgpack.encode(_replace(commit, slot=number)))
+                part.replace(self._folder / _MARKER)
 
     def _path(self, slot: int) -> Path:
         return self._folder / f"state-{slot}"

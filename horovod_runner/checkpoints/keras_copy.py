@@ -59,6 +59,8 @@ def _clone_of(model: Any) -> Any:
     """A new model with the same layers and optimizer; None if Keras cannot make one."""
     keras = sys.modules["keras"]
     try:
+        if any(hasattr(layer, "save_assets") for layer in model._flatten_layers()):
+            return None  # a clone has no vocabulary of a lookup: it is not among the weights
         clone = keras.models.clone_model(model)
         if not clone.built:
             clone.build(model.input_shape)

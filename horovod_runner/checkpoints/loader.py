@@ -238,9 +238,9 @@ def _receive_commit(root: int, ranks: Collectives, commits: Commits | None) -> L
     with ExitStack() as stack:
         try:
             if commits is None:
-                raise CheckpointError("not kept")
-            memory = stack.enter_context(commits.writing(commit))
-        except CheckpointError:  # without room, the next commit says so
+                raise BlockingIOError("another rank of this host keeps it")
+            memory = stack.enter_context(commits.writing(commit, wait=False))
+        except (BlockingIOError, CheckpointError):  # without room, the next commit says so
             memory = mmap.mmap(-1, max(commit.size, 1))
         for at in range(0, commit.size, _BROADCAST_BYTES):
             count = min(commit.size - at, _BROADCAST_BYTES)

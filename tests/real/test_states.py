@@ -198,6 +198,23 @@ def test_a_compiled_keras_model_is_restored_with_its_optimizer(tmp_path: Path) -
     restored.fit(np.ones((8, 3)), np.ones(8), verbose=0)
 
 
+def test_a_keras_model_keeps_what_its_layers_have_learned_of_the_data(tmp_path: Path) -> None:
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    words = keras.layers.StringLookup()
+    words.adapt(tf.constant([["a"], ["b"], ["b"]]))
+    scale = keras.layers.Normalization()
+    scale.adapt(np.array([[1.0], [5.0]]))
+    text, number = keras.Input((1,), dtype="string"), keras.Input((1,))
+    model = keras.Model([text, number], [words(text), scale(number)])
+    restored, _ = round_trip(model, tmp_path)
+    known, scaled = restored.predict([tf.constant([["b"], ["a"], ["?"]]), np.ones((3, 1))])
+    assert known.tolist() == [[1], [2], [0]]
+    assert scaled.tolist() == [[-1]] * 3
+
+
 @pytest.mark.parametrize(
     ("state", "where"),
     [

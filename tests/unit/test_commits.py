@@ -174,7 +174,6 @@ def test_a_process_killed_in_a_commit_leaves_the_earlier_one(
     with child(tmp_path, body) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
-        assert (read(commits)["x"] == 2).all()
         process.send_signal(signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
     assert (read(commits)["x"] == 2).all()
@@ -202,6 +201,22 @@ def test_a_commit_is_not_overwritten_while_it_is_read(commits: Commits, tmp_path
         assert latest.number == 2
     third.join()
     assert (read(commits)["x"] == 3).all()
+
+
+def test_a_rank_of_an_earlier_attempt_replaces_no_later_commit(
+    commits: Commits, tmp_path: Path
+) -> None:
+    ending = Commits(str(tmp_path))
+    write(ending, {"x": 1}, 8)
+    write(commits, {"x": 2}, 1, attempt=2)
+    write(ending, {"x": 3}, 9)
+    assert read(commits) == {"x": 2}
+    with (
+        commits.writing(Commit(2, 2, 2, 1)),
+        pytest.raises(BlockingIOError),
+        ending.writing(Commit(1, 1, 1, 1), wait=False),
+    ):
+        raise AssertionError("two processes write")
 
 
 def test_too_little_memory_is_an_error_with_numbers_before_anything_is_lost(

@@ -30,6 +30,7 @@ class Launched:
     """A launcher that starts nothing, and the launch. Over when it is told so."""
 
     channel_host = "127.0.0.1"
+    lost = ()
     late_error = None
     expected = None
     running = False

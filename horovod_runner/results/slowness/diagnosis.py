@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from horovod_runner.common.text import milliseconds
+from horovod_runner.common.text import milliseconds, rate_text
 from horovod_runner.results.slowness.case import FEW_STEPS, Case, Finding, Step
 from horovod_runner.results.slowness.causes import RULES
 from horovod_runner.results.slowness.profile import RunProfile
@@ -45,7 +45,7 @@ class Diagnosis:
             return "unknown"
         seconds = self.step.seconds
         most = 1 / max(seconds - finding.seconds, seconds / _MOST_GAIN)
-        return f"{1 / seconds:.3g} -> {most:.3g} steps/s at most"
+        return f"{rate_text(1 / seconds)} -> {rate_text(most)} steps/s at most"
 
     def __str__(self) -> str:
         return "\n".join(_text(self))
@@ -86,7 +86,7 @@ def _text(diagnosis: Diagnosis) -> Iterator[str]:
     rate = 1 / step.seconds
     yield (
         f"{diagnosis.ranks} rank{'s' * (diagnosis.ranks > 1)}, {diagnosis.steps:,} steps, "
-        f"{rate:.3g} steps/s. Where a step's {milliseconds(step.seconds)} go (median rank):"
+        f"{rate_text(rate)} steps/s. Where a step's {milliseconds(step.seconds)} go (median rank):"
     )
     parts = [
         f"compute {milliseconds(step.compute)}",
