@@ -44,7 +44,7 @@ class KerasState(ObjectState):  # type: ignore[misc]
                 "begin it with keras.Input, before KerasState(model)"
             )
         self.model = model
-        self.optimizer = optimizer or model.optimizer
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
         if self.optimizer is None:
             raise ValueError(
                 f"the model {model.name!r} has no optimizer: call model.compile before "

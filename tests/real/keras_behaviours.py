@@ -307,6 +307,22 @@ def an_unknown_keras() -> None:
     _fit(NewKerasOptimizer(0.1))
 
 
+def state_of_an_unbuilt_model() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
+
+
+def state_without_an_optimizer() -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    hvd.elastic.KerasState(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+
+
 def global_variables() -> None:
     import horovod_runner.keras as hvd
 
@@ -340,6 +356,8 @@ BEHAVIOURS: tuple[Callable[[], Any], ...] = (
     passes_of_a_built_optimizer,
     an_unknown_keras,
     global_variables,
+    state_of_an_unbuilt_model,
+    state_without_an_optimizer,
     best_of_unknown_metric,
 )
 

@@ -298,7 +298,9 @@ def test_no_row_is_lost_when_the_number_of_ranks_changes(monkeypatch: pytest.Mon
     runner = HorovodRunner(np=(-2, -3), max_restarts=1, progress=False)
     rows = 36
     result = runner.run(shrink_and_grow, rows=rows, batch=2)
-    assert [attempt.size for attempt in runner.last_run.attempts] == [3, 2, 3]
+    attempts = runner.last_run.attempts
+    assert [attempt.size for attempt in attempts] == [3, 2, 3]
+    assert [bool(attempt.error) for attempt in attempts] == [True, False, False]
     assert sorted(Counter(result["sizes"]).items()) == [(2, 4), (3, 5 + 11)]
     assert result["resets"] == [3]
     seen = Counter(result["seen"])

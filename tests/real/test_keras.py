@@ -110,6 +110,8 @@ def test_unequal_ranks_are_an_error_on_all_ranks(
             "ValueError: backward_passes_per_step=2 needs extra variables",
         ),
         ("an_unknown_keras", "without averaging the gradients"),
+        ("state_of_an_unbuilt_model", "call model.build(input_shape)"),
+        ("state_without_an_optimizer", "call model.compile before KerasState(model)"),
         ("global_variables", "broadcast_variables(model.weights, 0)"),
     ],
 )
