@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from horovod_runner import (
     current_attempt,
     load_checkpoint,
     log_to_driver,
+    report,
 )
 from tests.cluster.standalone import Place, StandaloneCluster
 from tests.cluster.test_cluster import Killing
@@ -49,12 +51,13 @@ def add_up(steps: int) -> dict[str, Any]:
         hvd.allreduce(torch.ones(1), name="step")
         state["done"].append(step)
         state["sizes"].append(hvd.size())
+        report(step=step)
         commit(state, step + 1)
         time.sleep(0.02)  # the killed executor has to be noticed before all steps are done
     return {**state, "attempt": current_attempt()}
 
 
-def test_a_run_shrinks_when_an_executor_is_killed_and_grows_when_it_comes_back(
+def test_no_commit_is_lost_when_an_executor_is_killed_and_comes_back(
     spark: SparkSession,
 ) -> None:
     runner = HorovodRunner(
@@ -67,74 +70,130 @@ def test_a_run_shrinks_when_an_executor_is_killed_and_grows_when_it_comes_back(
     with contextlib.redirect_stdout(Killing()) as shown:
         result = runner.run(add_up, steps=60)
     assert shown.killed
-    # Every step was done once, although four ranks became two and four again.
+    # Every step was done once, although two ranks were lost and have come back.
     assert result["done"] == list(range(len(result["done"])))
-    sizes = [size for at, size in enumerate(result["sizes"]) if result["sizes"][at - 1] != size]
-    assert result["sizes"][0] == 4
-    assert 2 in result["sizes"]
-    assert result["sizes"][-1] == 4, sizes
+    assert result["sizes"][0] == result["sizes"][-1] == 4
     attempts = runner.last_run.attempts
-    assert attempts[0].error
-    assert any(attempt.change.endswith("to 4 ranks") for attempt in attempts)
+    assert "was lost" in attempts[0].error
     assert all(attempt.pause for attempt in attempts[1:])
 
 
-def test_under_dynamic_allocation_executors_come_for_a_run_and_go_after_it(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import sys, time
-            from pyspark.sql import SparkSession
-            from horovod_runner import HorovodRunner
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneCluster]:
+    """A cluster without an application: those of the tests have settings of their own."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with StandaloneCluster(folder, workers=(Place(), Place())) as started:
+        yield started
 
-            def main():
-                import horovod.torch as hvd, torch
-                hvd.init()
-                return int(hvd.allreduce(torch.ones(1), op=hvd.Sum))
 
-            def executors():
-                return session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-
-            builder = SparkSession.builder.master(sys.argv[1])
-            for setting in sys.argv[2:]:
-                builder = builder.config(*setting.split("="))
-            session = builder.getOrCreate()
-            before = executors()
-            ranks = HorovodRunner(np=4).run(main)
-            print("executors", before, "ranks", ranks, "executors", executors())
-            while executors():
-                time.sleep(0.1)
-            print("none is left")
-            session.stop()
-            """
-        )
-    )
-    dynamic = {
-        "enabled": "true",
-        "shuffleTracking.enabled": "true",
-        "initialExecutors": "0",
-        "executorIdleTimeout": "2s",
-    }
-    settings = {
+def run_script(cluster: StandaloneCluster, folder: Path, script: str, **settings: str) -> str:
+    """Run a script with an application of its own, the variable ``session``; returns its output."""
+    path = folder / "script.py"
+    chosen = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.executor.cores": "2",
         "spark.executor.memory": "1g",
-        **{f"spark.dynamicAllocation.{name}": value for name, value in dynamic.items()},
+        **{f"spark.{name.replace('_', '.')}": value for name, value in settings.items()},
     }
-    with StandaloneCluster(tmp_path, workers=(Place(), Place())) as cluster:
-        done = subprocess.run(
-            [
-                sys.executable,
-                str(script),
-                cluster.master,
-                *(f"{name}={value}" for name, value in settings.items()),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
+    path.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, time
+            import psutil
+            from pyspark.sql import SparkSession
+            from horovod_runner import HorovodRunner, commit, load_checkpoint, log_to_driver
+            from horovod_runner.sinks import Sink
+
+            builder = SparkSession.builder.master({cluster.master!r})
+            for name, value in {chosen!r}.items():
+                builder = builder.config(name, value)
+            session = builder.getOrCreate()
+
+            def executors():
+                return session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
+            """
         )
-    assert "executors 0 ranks 4 executors 2" in done.stdout, done.stderr
-    assert "none is left" in done.stdout
+        + textwrap.dedent(script)
+        + "session.stop()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_under_dynamic_allocation_executors_come_for_a_run_and_go_after_it(
+    cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    said = run_script(
+        cluster,
+        tmp_path,
+        """
+        def main():
+            import horovod.torch as hvd, torch
+            hvd.init()
+            return int(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+
+        before = executors()
+        ranks = HorovodRunner(np=4).run(main)
+        print("executors", before, "ranks", ranks, "executors", executors())
+        while executors():
+            time.sleep(0.1)
+        print("none is left")
+        """,
+        dynamicAllocation_enabled="true",
+        dynamicAllocation_shuffleTracking_enabled="true",
+        dynamicAllocation_initialExecutors="0",
+        dynamicAllocation_executorIdleTimeout="2s",
+    )
+    assert "executors 0 ranks 4 executors 2" in said
+    assert "none is left" in said
+
+
+def test_no_step_is_lost_when_an_executor_is_decommissioned(
+    cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    said = run_script(
+        cluster,
+        tmp_path,
+        """
+        def main():
+            import horovod.torch as hvd, torch
+            hvd.init()
+            loaded = load_checkpoint()
+            sizes = [] if loaded is None else loaded.state["sizes"]
+            if loaded is None:
+                log_to_driver(os.getcwd())
+            while not sizes or sizes[-1] == 4 or len(sizes) < 20:
+                hvd.allreduce(torch.ones(1), name="step")
+                sizes.append(hvd.size())
+                commit({"sizes": sizes}, len(sizes))
+                time.sleep(0.02)
+            return sizes
+
+        class Decommission(Sink):
+            folders = []
+
+            def log(self, rank, text):
+                self.folders.append(text)
+                if len(self.folders) == 4:
+                    for process in psutil.process_iter(["name", "cwd"]):
+                        if (process.info["name"], process.info["cwd"]) == ("java", text):
+                            process.send_signal(signal.SIGPWR)
+
+        while executors() < 2:
+            time.sleep(0.1)
+        runner = HorovodRunner(np=(2, 4), grow_after=600, sinks=[Decommission()])
+        sizes = runner.run(main)
+        print("sizes", sorted(set(sizes)), "sorted", sizes == sorted(sizes, reverse=True))
+        for attempt in runner.last_run.attempts:
+            print("attempt", attempt.size, attempt.change or attempt.error or "finished")
+        """,
+        decommission_enabled="true",
+    )
+    # Without max_restarts the run would have ended if a rank had been lost.
+    assert "sizes [2, 4] sorted True" in said
+    assert "attempt 4 from 4 to 2 ranks" in said
+    assert "attempt 2 finished" in said
