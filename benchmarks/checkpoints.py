@@ -205,15 +205,20 @@ def _resident(name: str) -> int:
     return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
 
 
+def runner_that_saves(folder: str) -> HorovodRunner:
+    """A runner of one rank that keeps its latest checkpoint in a folder."""
+    return HorovodRunner(
+        np=-1,
+        progress=False,
+        checkpoint_dir=folder,
+        checkpoint_config=CheckpointConfig(num_to_keep=1),
+    )
+
+
 def measure_waits(mb: int, rounds: int) -> dict[str, list[float]]:
     """Seconds of each way to save, in the order of the rounds."""
     with tempfile.TemporaryDirectory() as folder:
-        runner = HorovodRunner(
-            np=-1,
-            progress=False,
-            checkpoint_dir=folder,
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
-        )
+        runner = runner_that_saves(folder)
         found: dict[str, list[float]] = runner.run(
             save_in_turn, folder=folder, mb=mb, rounds=rounds
         )
@@ -226,12 +231,7 @@ def measure_commits(mb: int, rounds: int) -> dict[str, list[float]]:
         tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
     ):
-        runner = HorovodRunner(
-            np=-1,
-            progress=False,
-            checkpoint_dir=folder,
-            checkpoint_config=CheckpointConfig(num_to_keep=1),
-        )
+        runner = runner_that_saves(folder)
         found: dict[str, list[float]] = runner.run(
             commit_in_turn, folder=memory, mb=mb, rounds=rounds
         )

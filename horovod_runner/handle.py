@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from horovod_runner.driver.driver import Driver
-    from horovod_runner.launchers.launcher import Launcher
+    from horovod_runner.launchers.launcher import Launcher, PoolKeeper
     from horovod_runner.wire.job import Job
 
 
@@ -158,7 +158,7 @@ class RunHandle:
     def _execute(self) -> Any:
         options = self._options
         launcher = self._launcher()
-        pooled = options.elastic or launcher.needs_pool
+        pooled = self._takes_pool(launcher)
         if pooled:
             launcher.check_pool()
             if not launcher.needs_pool:
@@ -203,7 +203,7 @@ class RunHandle:
         self,
         run: Run,
         job: Job,
-        launcher: Launcher,
+        launcher: PoolKeeper,
         *,
         dataframes: Mapping[str, Any],
         archive: Archive,
@@ -242,12 +242,16 @@ class RunHandle:
             sink.end(run)
             sink.close()
 
+    def _takes_pool(self, launcher: PoolKeeper) -> bool:
+        """Whether the ranks run in tasks that live as long as the run."""
+        return self._options.elastic or launcher.needs_pool
+
     def _pooled(
-        self, job: Job, launcher: Launcher, notice: Callable[[str], None]
+        self, job: Job, launcher: PoolKeeper, notice: Callable[[str], None]
     ) -> AbstractContextManager[Launcher]:
         """The launcher of the attempts: the tasks of a pool where it takes one."""
         options = self._options
-        if not options.elastic and not launcher.needs_pool:
+        if not self._takes_pool(launcher):
             return nullcontext(launcher)
         return PooledLauncher(
             launcher,
@@ -263,7 +267,7 @@ class RunHandle:
     def _enter(self, driver: Driver) -> None:
         self._driver = driver
 
-    def _launcher(self) -> Launcher:
+    def _launcher(self) -> PoolKeeper:
         cluster = self._options.cluster_config
         if self._options.local:
             return LocalLauncher()

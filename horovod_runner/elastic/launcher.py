@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from horovod_runner.elastic.pool import Pool, PooledLaunch
-from horovod_runner.errors import CancelledError, DataError, LaunchError, SlotError
-from horovod_runner.launchers.launcher import Launcher, MemberTasks
+from horovod_runner.errors import CancelledError, SlotError
+from horovod_runner.launchers.launcher import PoolKeeper
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.slots import ChannelAddress
 
@@ -37,7 +36,7 @@ class PooledLauncher:
 
     def __init__(
         self,
-        launcher: Launcher,
+        launcher: PoolKeeper,
         job: Job,
         *,
         least: int,
@@ -50,7 +49,6 @@ class PooledLauncher:
         self.where = launcher.where
         self.channel_host = launcher.channel_host
         self.shares_files = launcher.shares_files
-        self.needs_pool = False
         self._launcher = launcher
         self._least = least
         self._most = most
@@ -58,21 +56,15 @@ class PooledLauncher:
         self._notice = notice
         self._cancelled = cancelled
         self._first = True
-        self._pool = Pool(
-            job,
-            launcher.channel_host,
-            most,
-            grow_after,
-            partial(launcher.launch_members, job, most),
-        )
-        self._stack = ExitStack()
+        start = partial(launcher.launch_members, job, most)
+        self._pool = Pool(launcher.channel_host, most, grow_after, start)
 
     def __enter__(self) -> PooledLauncher:
-        self._stack.enter_context(self._pool)
+        self._pool.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(self, *error: object) -> None:
+        self._pool.__exit__(*error)
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """Wait for tasks; returns how many ranks the next attempt has.
@@ -123,32 +115,12 @@ class PooledLauncher:
     ) -> PooledLaunch:
         """Begin an attempt on the tasks that came first.
 
+        ``dataframes`` is empty here: see :func:`refuse_dataframes`.
+
         Raises:
-            DataError: rows should be sent with the launch.
             LaunchError: a task was lost.
         """
-        if dataframes:
-            raise DataError(refuse_dataframes(dataframes))
         return self._pool.launch(job, address, wake)
-
-    def check_pool(self) -> None:
-        """Have the launcher check."""
-        self._launcher.check_pool()
-
-    def expected_tasks(self) -> int | None:
-        """The launcher's."""
-        return self._launcher.expected_tasks()
-
-    def launch_members(
-        self,
-        job: Job,
-        seats: int,
-        address: ChannelAddress,
-        ended: Callable[[int, LaunchError], None],
-        leaving: Callable[[int, str], None],
-    ) -> MemberTasks:
-        """The launcher's."""
-        return self._launcher.launch_members(job, seats, address, ended, leaving)
 
 
 def refuse_dataframes(dataframes: Mapping[str, Any]) -> str:

@@ -13,16 +13,12 @@ class Member:
 
     Attributes:
         seat: its number in the pool.
-        host: identifies its machine or container.
-        hostname: the host's name for people.
         began: when the task began; tells it from an earlier one in the same seat.
         attempt: the attempt that it works in; 0 while it waits.
         leaving: why it is to take part in no further attempt; empty if it is not.
     """
 
     seat: int
-    host: str
-    hostname: str
     began: int
     attempt: int = 0
     leaving: str = ""

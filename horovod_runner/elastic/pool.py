@@ -1,7 +1,7 @@
 """The driver's side of a pool of tasks: who is there, what they do, what they have done.
 
-A thread of its own talks to the tasks (launchers/member.py) and counts their heartbeats. The thread
-of the run asks for members, and launches attempts on them.
+A separate thread exchanges messages with the tasks (launchers/member.py) and counts their
+heartbeats. The thread of the run asks for members, and launches attempts on them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class PooledLaunch:
         """End all members."""
         self._cancel()
 
-    def done(self, seat: int, outcome: Outcome) -> None:
+    def done(self, outcome: Outcome) -> None:
         """Take in a task's outcome."""
         self._outcomes[outcome.task] = outcome
         self._wake()
@@ -97,7 +97,6 @@ class Pool:
     """The tasks of a run; use it as a context.
 
     Args:
-        job: the run's.
         host: the driver's address as the tasks reach it.
         most: how many ranks the run may have.
         grow_after: see :class:`~horovod_runner.elastic.members.Members`.
@@ -110,7 +109,6 @@ class Pool:
 
     def __init__(
         self,
-        job: Job,
         host: str,
         most: int,
         grow_after: float,
@@ -119,7 +117,6 @@ class Pool:
             MemberTasks,
         ],
     ) -> None:
-        self._job = job
         self._host = host
         self._most = most
         self._start_tasks = launch
@@ -161,10 +158,6 @@ class Pool:
         if self._problem is not None:
             raise self._problem
         return len(self._members.ready)
-
-    def hosts(self) -> list[str]:
-        """The names of the hosts whose members wait for work. As :meth:`ready`."""
-        return [member.hostname for member in self._members.ready]
 
     def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> PooledLaunch:
         """Begin an attempt.
@@ -246,7 +239,7 @@ class Pool:
                 self._channel.send(seat, messages.Taken())
                 if self._members.finish(seat, message.attempt) and self._launch is not None:
                     outcome = msgspec.msgpack.decode(message.outcome, type=Outcome)
-                    self._launch.done(seat, outcome)
+                    self._launch.done(outcome)
                     self.changed.notify_all()
             case messages.Alive():
                 pass
@@ -258,7 +251,7 @@ class Pool:
         if known is None or known.began != message.began:
             self._lose(seat, "its task was started again")
             self._seen.add(seat)
-            self._members.join(Member(seat, message.host, message.hostname, message.began))
+            self._members.join(Member(seat, message.began))
             self.changed.notify_all()
 
     def _lose(self, seat: int, reason: str) -> None:

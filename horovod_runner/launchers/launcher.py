@@ -84,14 +84,11 @@ class Launcher(Protocol):
         where: its name for people: "local", a Spark master, a Slurm job.
         channel_host: the driver's IPv4 address or name as the ranks reach it.
         shares_files: whether all ranks are on this machine.
-        needs_pool: whether slots come only after tasks have been submitted: a fixed number of ranks
-            takes a pool, too.
     """
 
     where: str
     channel_host: str
     shares_files: bool
-    needs_pool: bool
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """Check that the ranks fit, and return their number.
@@ -122,6 +119,17 @@ class Launcher(Protocol):
                 dataset name. Empty unless the ranks may be on other machines and share no folder
                 with the driver.
         """
+
+
+class PoolKeeper(Launcher, Protocol):
+    """A launcher that can also keep a pool of tasks.
+
+    Attributes:
+        needs_pool: whether slots come only after tasks have been submitted: a fixed number of ranks
+            takes a pool, too.
+    """
+
+    needs_pool: bool
 
     def check_pool(self) -> None:
         """Check, before anything is launched, that this launcher can keep a pool of tasks.

@@ -9,7 +9,6 @@ It keeps what an attempt leaves for the next one: the packed datasets, and the c
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -20,7 +19,6 @@ from queue import SimpleQueue
 import msgspec
 import zmq
 
-from horovod_runner.host import network
 from horovod_runner.host.scratch import RunFolder, memory_folder
 from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
 from horovod_runner.warm.client import end_fork_servers
@@ -64,7 +62,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
 
 
 class _Contact:
-    """Talks to the pool, in a thread of its own.
+    """Exchanges messages with the pool, in a separate thread.
 
     Args:
         pool: the pool's channel.
@@ -80,8 +78,8 @@ class _Contact:
         self._commits = commits
         self._link = Link(pool, seat)
         self._lock = threading.Lock()
-        self._joined = Joined(network.host_id(), socket.gethostname(), time.time_ns())
-        # What is said until it is answered.
+        self._joined = Joined(time.time_ns())
+        # The message that is repeated until the pool answers it; None while there is work.
         self._said: Joined | Done | None = self._joined
         self._attempt = 0
         self._over = False

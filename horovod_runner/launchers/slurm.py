@@ -39,7 +39,6 @@ _MARK = "horovod_runner"
 _LINE_BYTES = 1 << 12  # of an outcome; srun does not mix lines
 _FIRST_TASK_SECONDS = 120.0  # nodes may load Python from a slow file system
 _KEPT_LINES = 20
-_AGAIN_SECONDS = 1.0
 
 
 class SlurmLauncher:

@@ -16,13 +16,9 @@ class Joined(PoolMessage, frozen=True):
     """A task waits for work. Repeated until it gets some.
 
     Attributes:
-        host: identifies its machine or container, as in Offer.
-        hostname: the host's name for people.
         began: when the task began, in nanoseconds: tells it from an earlier one in the same seat.
     """
 
-    host: str
-    hostname: str
     began: int
 
 

@@ -27,7 +27,7 @@ def pool(clock: Clock, seats: int, most: int = 4, grow_after: float = 60.0) -> M
 
 
 def join(members: Members, seat: int, began: int = 0) -> None:
-    members.join(Member(seat, f"host-{seat % 2}", f"host-{seat % 2}", began))
+    members.join(Member(seat, began))
 
 
 def seats(members: list[Member]) -> list[int]:
