@@ -197,3 +197,37 @@ def test_no_step_is_lost_when_an_executor_is_decommissioned(
     assert "sizes [2, 4] sorted True" in said
     assert "attempt 4 from 4 to 2 ranks" in said
     assert "attempt 2 finished" in said
+
+
+def test_a_run_goes_on_where_spark_excludes_what_has_failed(
+    cluster: StandaloneCluster, tmp_path: Path
+) -> None:
+    said = run_script(
+        cluster,
+        tmp_path,
+        """
+        def main():
+            import horovod.torch as hvd, torch
+            hvd.init()
+            loaded = load_checkpoint()
+            sizes = [] if loaded is None else loaded.state["sizes"]
+            while len(sizes) < 20 or sizes[-1] < 4:
+                hvd.allreduce(torch.ones(1), name="step")
+                sizes.append(hvd.size())
+                commit({"sizes": sizes}, len(sizes))
+                time.sleep(0.02)
+                if len(sizes) == 10 and hvd.rank() == 0:
+                    parents = psutil.Process().parents()
+                    next(each for each in parents if each.name() == "java").kill()
+            return sizes
+
+        while executors() < 2:
+            time.sleep(0.1)
+        runner = HorovodRunner(np=(2, 4), max_restarts=3, grow_after=0)
+        print("sizes", sorted(set(runner.run(main))))
+        """,
+        excludeOnFailure_enabled="true",
+        excludeOnFailure_task_maxTaskAttemptsPerExecutor="1",
+        excludeOnFailure_application_maxFailedTasksPerExecutor="1",
+    )
+    assert "sizes [2, 4]" in said

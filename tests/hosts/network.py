@@ -191,6 +191,10 @@ class Network:
         """Cut a host's cable at the switch: packets are lost without any notice."""
         self._switch.ip(f"link set dev {host.name} down")
 
+    def plug(self, host: Host) -> None:
+        """Mend a host's cable."""
+        self._switch.ip(f"link set dev {host.name} up")
+
 
 def _ipv6(address: str) -> str:
     return f"fd00:77::{address.rpartition('.')[2]}"
