@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.checkpoints.folders import local_path
+from horovod_runner.folders.folder import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
 from horovod_runner.sinks.summary import Summary
