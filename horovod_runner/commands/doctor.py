@@ -77,6 +77,14 @@ def examine(master: str | None = None) -> Iterator[Finding]:
         yield from _spark(master, working)
 
 
+def examine_folder(url: str) -> Iterator[Finding]:
+    """Try a folder that checkpoints or datasets are to go to: a path, or a URL of fsspec."""
+    from horovod_runner.folders.trial import try_folder
+
+    for name, works, detail, remedy in try_folder(url):
+        yield Finding(name, "ok" if works else "wrong" if remedy else "absent", detail, remedy)
+
+
 def _package(name: str, version: str | None) -> Finding:
     return Finding(name, "ok" if version else "absent", version or "not installed")
 
@@ -241,8 +249,21 @@ def _say_nothing(_text: str) -> None:
     return
 
 
-def report(findings: Iterable[Finding], *, as_json: bool, say: Callable[[str], None]) -> int:
-    """Print the findings as they come; returns the exit status, 1 if something is wrong."""
+def report(
+    findings: Iterable[Finding],
+    *,
+    as_json: bool,
+    say: Callable[[str], None],
+    verdict: str = "Everything works.",
+) -> int:
+    """Print the findings as they come; returns the exit status, 1 if something is wrong.
+
+    Args:
+        findings: of :func:`examine` or :func:`examine_folder`.
+        as_json: whether to print one JSON object at the end.
+        say: prints a line.
+        verdict: the last line if nothing is wrong.
+    """
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -257,5 +278,5 @@ def report(findings: Iterable[Finding], *, as_json: bool, say: Callable[[str], N
         for finding in wrong:
             say(f"{finding.name}: {finding.advice}")
         if not wrong:
-            say("Everything works.")
+            say(verdict)
     return 1 if wrong else 0
