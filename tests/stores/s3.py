@@ -27,14 +27,14 @@ class Faults:
 
     Attributes:
         faults: what happens to the next uploads of a file, by a part of its name.
-        expired: the session token that has expired, for uploads of files whose name has a part.
+        expired: the session token that has expired for uploads of files with a part of these names.
         refused: how often each fault happened.
     """
 
     def __init__(self, server: Any) -> None:
         self._server = server
         self.faults: dict[str, list[Fault]] = {}
-        self.expired = ("", "")
+        self.expired: tuple[str, tuple[str, ...]] = ("", ())
         self.refused: Counter[str] = Counter()
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -43,8 +43,9 @@ class Faults:
             start_response("200 OK", [("Content-Type", "text/plain")])
             return [str(self.refused.total()).encode()]
         if environ["REQUEST_METHOD"] == "PUT":
-            token, name = self.expired
-            if name and name in path and environ.get("HTTP_X_AMZ_SECURITY_TOKEN") == token:
+            token, names = self.expired
+            is_expired = environ.get("HTTP_X_AMZ_SECURITY_TOKEN") == token
+            if is_expired and any(name in path for name in names):
                 return self._refuse("expired", environ, start_response)
             for name, faults in self.faults.items():
                 if name in path and faults:

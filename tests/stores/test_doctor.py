@@ -43,7 +43,7 @@ def test_a_volume(volume: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_bucket(s3: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert statuses(capsys, "s3://mine/checkpoints") == NEEDED
-    s3.faults.expired = ("first", "trial")
+    s3.faults.expired = ("first", ("trial",))
     assert cli.main(["doctor", "--path", "s3://mine/checkpoints"]) == 1
     assert "write: Renew the credentials" in capsys.readouterr().out
 

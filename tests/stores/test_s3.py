@@ -26,7 +26,7 @@ def test_a_run_gets_over_a_bad_day_of_the_store_and_resumes(
     s3: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     s3.faults.faults = {"step-1-": ["torn", "busy", "busy"]}
-    s3.faults.expired = ("first", "step-2-")
+    s3.faults.expired = ("first", ("step-2-", "step-3-"))
 
     def main() -> int:
         checkpoint = load_checkpoint()
@@ -45,7 +45,7 @@ def test_a_run_gets_over_a_bad_day_of_the_store_and_resumes(
     ranks = Ranks("local")
     runner = ranks.runner(1, checkpoint_dir=URL)
     assert runner.run(main) == 0
-    assert s3.faults.refused == {"torn": 1, "busy": 2, "expired": 2}
+    assert s3.faults.refused == {"torn": 1, "busy": 2, "expired": 3}
     run = runner.last_run
     assert [each.step for each in run.checkpoints] == [1, 3]
     (warning,) = run.warnings
@@ -57,7 +57,7 @@ def test_a_run_gets_over_a_bad_day_of_the_store_and_resumes(
 
 
 def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_fails(s3: Server) -> None:
-    s3.faults.expired = ("first", "step-2-")
+    s3.faults.expired = ("first", ("step-2-",))
 
     def main() -> None:
         for step in (1, 2):

@@ -10,7 +10,7 @@ arrived.
 
 With ``--no-rename`` it is like Mountpoint for S3. With ``--cached`` it has NFS's rules instead:
 everything can be written, and for so long the kernel believes what it knows about names, sizes and
-missing files. Files whose name contains "stale" fail once with ESTALE.
+missing files. A file of another machine fails once with ESTALE.
 """
 
 from __future__ import annotations
@@ -157,11 +157,19 @@ class Cached(Files):
 
     def __init__(self, backing: str) -> None:
         super().__init__(backing)
-        self._stale: set[str] = set()
+        self._known: set[str] = set()  # files that this machine wrote, or has failed to read once
+
+    def create(self, path: str, mode: int, fi: Any = None) -> int:
+        self._known.add(path)
+        return super().create(path, mode)
+
+    def rename(self, old: str, new: str) -> None:
+        super().rename(old, new)
+        self._known.add(new)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
-        if "stale" in path and path not in self._stale:
-            self._stale.add(path)
+        if path not in self._known:
+            self._known.add(path)
             raise FuseOSError(errno.ESTALE)
         return super().read(path, size, offset, fh)
 
@@ -175,14 +183,14 @@ class Mountpoint(Volume):
 
 def main() -> None:
     backing, mountpoint, *rest = sys.argv[1:]
-    options: dict[str, Any] = {"direct_io": True}
+    options: dict[str, Any] = {"direct_io": True}  # otherwise the kernel reads again by itself
     files: Files = Volume(backing)
     if rest[:1] == ["--no-rename"]:
         files = Mountpoint(backing)
     elif rest[:1] == ["--cached"]:
         files = Cached(backing)
         names = ("attr_timeout", "entry_timeout", "negative_timeout")
-        options = dict.fromkeys(names, int(rest[1]))
+        options.update(dict.fromkeys(names, int(rest[1])))
     mfusepy.FUSE(
         files,
         mountpoint,
