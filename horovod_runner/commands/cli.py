@@ -117,7 +117,7 @@ def _add_doctor(commands: Any) -> None:
         "--path",
         metavar="URL",
         help="try this folder or URL instead, as checkpoint_dir and shared_dir: write, list, read, "
-        "rename, delete; how fast, and what will not work there",
+        "rename, delete; how fast, and what will not work there. With --master on an executor, too",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(command=_doctor)
@@ -353,7 +353,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from horovod_runner.commands import doctor
 
     if options.path is not None:
-        findings, verdict = doctor.examine_folder(options.path), "Runs can use this folder."
+        findings, verdict = doctor.examine_folder(options.path, options.master), "Runs can use it."
     else:
         findings, verdict = doctor.examine(options.master), "Everything works."
     return doctor.report(findings, as_json=options.json, say=print, verdict=verdict)

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
 
 from horovod_runner import __version__
 from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.folders.opening import open_folder
+from horovod_runner.folders.trial import Check, try_folder
 from horovod_runner.horovod_build import toolchain
 from horovod_runner.host import gpus, limits, software
+from horovod_runner.launchers.sessions import open_session
+from horovod_runner.options import ClusterConfig
+from horovod_runner.runner import HorovodRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,12 +83,59 @@ def examine(master: str | None = None) -> Iterator[Finding]:
         yield from _spark(master, working)
 
 
-def examine_folder(url: str) -> Iterator[Finding]:
-    """Try a folder that checkpoints or datasets are to go to: a path, or a URL of fsspec."""
-    from horovod_runner.folders.trial import try_folder
+def examine_folder(url: str, master: str | None = None) -> Iterator[Finding]:
+    """Try a folder that checkpoints or datasets are to go to.
 
-    for name, works, detail, remedy in try_folder(url):
-        yield Finding(name, "ok" if works else "wrong" if remedy else "absent", detail, remedy)
+    Args:
+        url: a path, or a URL of fsspec.
+        master: also try it on an executor of this Spark master.
+    """
+    works = True
+    for check in try_folder(url):
+        works = works and not check.remedy
+        yield _finding(check)
+    if master is None or not works:
+        return
+    try:
+        spark = open_session(master, "horovod-runner doctor")
+        try:
+            yield from examine_folder_on_executor(url, spark)
+        finally:
+            spark.stop()
+    except HorovodRunnerError as error:
+        yield Finding("Spark", "wrong", str(error), "install pyspark, or correct the master's URL")
+
+
+def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Finding]:
+    """Try a folder as a rank: executors may have other rights and credentials than the driver.
+
+    Raises:
+        HorovodRunnerError: there is no slot, or the executor cannot run a rank.
+    """
+    folder, probe = open_folder(url), f".trial-{uuid4().hex[:8]}"
+    cluster = ClusterConfig(spark=spark)
+    runner = HorovodRunner(np=1, gpus_per_rank=0, progress=False, cluster_config=cluster)
+    folder.write(probe, b"")
+    try:
+        checks = runner.run(_as_rank, url=url, probe=probe)
+    finally:
+        folder.remove(probe)
+    if checks is None:
+        detail = "executors do not see it: ranks send their checkpoints to the driver"
+        yield Finding("shared folder", "absent", detail)
+        return
+    for check in checks:
+        yield _finding(check._replace(name=f"executor: {check.name}"))
+
+
+def _as_rank(url: str, probe: str) -> list[Check] | None:
+    """Try a folder in a rank; None if it is not the driver's folder."""
+    return None if open_folder(url).size(probe) is None else list(try_folder(url))
+
+
+def _finding(check: Check) -> Finding:
+    status: Status = "ok" if check.works else "wrong" if check.remedy else "absent"
+    return Finding(check.name, status, check.detail, check.remedy)
 
 
 def _package(name: str, version: str | None) -> Finding:
@@ -222,7 +275,6 @@ def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = 
 
 
 def _spark(master: str, frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
-    from horovod_runner.launchers.sessions import open_session
     from horovod_runner.launchers.spark import SparkLauncher
 
     try:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner.commands import cli
+from horovod_runner.commands import cli, doctor
+from tests.conftest import Ranks
 from tests.stores.s3 import Server
 
 
@@ -46,6 +47,16 @@ def test_a_bucket(s3: Server, capsys: pytest.CaptureFixture[str]) -> None:
     s3.faults.expired = ("first", ("trial",))
     assert cli.main(["doctor", "--path", "s3://mine/checkpoints"]) == 1
     assert "write: Renew the credentials" in capsys.readouterr().out
+
+
+@pytest.mark.spark
+@pytest.mark.places("spark")
+def test_an_executor_tries_it_too(tmp_path: Path, ranks: Ranks) -> None:
+    assert ranks.spark is not None
+    findings = list(doctor.examine_folder_on_executor(str(tmp_path), ranks.spark))
+    assert {finding.status for finding in findings} == {"ok"}
+    assert [each.name for each in findings][:3] == [f"executor: {name}" for name in NEEDED][:3]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
