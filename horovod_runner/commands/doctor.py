@@ -18,7 +18,7 @@ from uuid import uuid4
 from horovod_runner import __version__
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.folders.opening import open_folder
-from horovod_runner.folders.trial import Check, try_folder
+from horovod_runner.folders.trial import Check, new_removed, try_folder
 from horovod_runner.horovod_build import toolchain
 from horovod_runner.host import gpus, limits, software
 from horovod_runner.launchers.sessions import open_session
@@ -115,11 +115,15 @@ def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Findin
     folder, probe = open_folder(url), f".trial-{uuid4().hex[:8]}"
     cluster = ClusterConfig(spark=spark)
     runner = HorovodRunner(np=1, gpus_per_rank=0, progress=False, cluster_config=cluster)
-    folder.write(probe, b"")
-    try:
-        checks = runner.run(_as_rank, url=url, probe=probe)
-    finally:
-        folder.remove(probe)
+    path = folder.local("")
+    with new_removed(path):
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+        folder.write(probe, b"")
+        try:
+            checks = runner.run(_as_rank, url=url, probe=probe)
+        finally:
+            folder.remove(probe)
     if checks is None:
         detail = "executors do not see it: ranks send their checkpoints to the driver"
         yield Finding("shared folder", "absent", detail)

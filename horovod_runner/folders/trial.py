@@ -9,7 +9,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import uuid4
@@ -58,18 +58,27 @@ def try_folder(url: str) -> Iterator[Check]:
         yield Check("folder", False, str(error), "install what the text names")
         return
     path = folder.local("")
-    created = [] if path is None else [each for each in (path, *path.parents) if not each.exists()]
     name = f".trial-{uuid4().hex[:8]}"
+    with new_removed(path):
+        try:
+            with tempfile.TemporaryDirectory(prefix="horovod_runner-trial-") as here:
+                yield from _try(folder, path, name, Path(here))
+        finally:
+            with suppress(Exception):  # what cannot be removed was said
+                for left in folder.names():
+                    if name in left:
+                        folder.remove(left)
+
+
+@contextmanager
+def new_removed(path: Path | None) -> Iterator[None]:
+    """Remove a folder and its parents at the end if they do not exist yet, and are empty then."""
+    new = [] if path is None else [each for each in (path, *path.parents) if not each.exists()]
     try:
-        with tempfile.TemporaryDirectory(prefix="horovod_runner-trial-") as here:
-            yield from _try(folder, path, name, Path(here))
+        yield
     finally:
-        with suppress(Exception):  # what cannot be removed was said
-            for left in folder.names():
-                if name in left:
-                    folder.remove(left)
         with suppress(OSError):
-            for each in created:
+            for each in new:
                 each.rmdir()
 
 

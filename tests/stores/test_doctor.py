@@ -53,7 +53,7 @@ def test_a_bucket(s3: Server, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.places("spark")
 def test_an_executor_tries_it_too(tmp_path: Path, ranks: Ranks) -> None:
     assert ranks.spark is not None
-    findings = list(doctor.examine_folder_on_executor(str(tmp_path), ranks.spark))
+    findings = list(doctor.examine_folder_on_executor(str(tmp_path / "new"), ranks.spark))
     assert {finding.status for finding in findings} == {"ok"}
     assert [each.name for each in findings][:3] == [f"executor: {name}" for name in NEEDED][:3]
     assert list(tmp_path.iterdir()) == []
