@@ -198,8 +198,17 @@ def _reason(outcome: Outcome) -> str:
         return f"its process {verb} {ended} before main returned"
     if worker.error_type == "SystemExit":
         return f"main called sys.exit, exit code {code}"
-    lines = worker.traceback.strip().splitlines()
-    return lines[-1] if lines else worker.error_type
+    return _last_line(worker.traceback, worker.error_type)
+
+
+def _last_line(traceback: str, error_type: str) -> str:
+    """Return the line of a traceback with the exception; notes may follow it."""
+    lines = traceback.strip().splitlines()
+    names = (error_type, error_type.removeprefix("__main__."))
+    for line in reversed(lines):
+        if line.startswith(tuple(f"{name}:" for name in names)) or line in names:
+            return line
+    return lines[-1] if lines else error_type
 
 
 def _same_failures(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:
