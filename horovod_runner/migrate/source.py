@@ -98,13 +98,17 @@ class Notebook(Source):
         except (ValueError, KeyError, TypeError) as error:
             raise MigrateError(f"{path} is not a notebook of version 4: {error!r}") from error
         parts = []
-        #: Cells that hold another language, or no Python 3.
+        #: Cells that are not Python 3, and do not say that they are something else.
         self.skipped: list[int] = []
-        for number, cell in self._cells.items():
-            text = self._hide("".join(cell["source"]))
+        for number, cell in list(self._cells.items()):
+            source = "".join(cell["source"])
+            text = self._hide(source)
             if text is None:
-                self.skipped.append(number)
-            parts.append(f"{_CELL}({number})\n{text or ''}\n")
+                del self._cells[number]
+                if not _OTHER_LANGUAGE.match(source.lstrip()):
+                    self.skipped.append(number)
+            else:
+                parts.append(f"{_CELL}({number})\n{text}\n")
         self.text = "".join(parts)
 
     def _hide(self, text: str) -> str | None:
@@ -140,12 +144,7 @@ class Notebook(Source):
         """The texts of the cells that are Python, as the notebook has them."""
         marked = _MARK.split(text)[1:]
         pairs = zip(marked[::2], marked[1::2], strict=True)
-        texts = {int(number): part.removesuffix("\n") for number, part in pairs}
-        return {
-            number: self._shown(part)
-            for number, part in texts.items()
-            if number not in self.skipped
-        }
+        return {int(number): self._shown(part.removesuffix("\n")) for number, part in pairs}
 
     def _shown(self, text: str) -> str:
         """A text with the lines that are hidden in it."""

@@ -24,6 +24,8 @@ WORDS = {
     "ENDLESS": (
         "itertools.chain.from_iterable(itertools.repeat(converter.to_torch(64, shuffle=True)))"
     ),
+    "ROWS": "contextlib.nullcontext(data.to_tf(8, shuffle=True).repeat())",
+    "VALID": "contextlib.nullcontext(other.to_tf(8, shuffle=True))",
     "KERAS": "import tensorflow as tf\nimport horovod_runner.keras as hvd\nhvd.init()",
 }
 # What it is about: the old text, and the new one.
@@ -471,13 +473,15 @@ CHANGED = {
         from petastorm.spark import make_spark_converter
 
         converter = make_spark_converter(df)
+        other = make_spark_converter(more)
 
         def train(data):
             hvd.init()
             with data.make_tf_dataset(
                 batch_size=8, cur_shard=hvd.rank(), shard_count=hvd.size()
-            ) as rows:
-                rows = rows.map(lambda row: (row.x, row.y))
+            ) as rows, other.make_tf_dataset(8, cur_shard=hvd.rank(), num_epochs=1) as valid:
+                rows = rows.shuffle(9).map(lambda row: (row.x, row.y)).map(lambda r: r.x)
+                valid = valid.map(lambda row: (row.x, row.y))
                 model.fit(rows, steps_per_epoch=len(data) // 8)
 
         HorovodRunner(np=-1).run(train, data=converter)
@@ -487,15 +491,16 @@ CHANGED = {
         TORCH
 
 
-        def train(data):
+        def train(data, other):
             import contextlib
             hvd.init()
-            with contextlib.nullcontext(data.to_tf(8, shuffle=True).repeat()) as rows:
-                rows = rows.map(lambda row: (row["x"], row["y"]))
+            with ROWS as rows, VALID as valid:
+                rows = rows.shuffle(9).map(lambda row: (row["x"], row["y"])).map(lambda r: r.x)
+                valid = valid.map(lambda row: (row["x"], row["y"]))
                 model.fit(rows, steps_per_epoch=data.rows // 8)
 
-        HorovodRunner(np=-1).run(train, data=df)
-        HorovodRunner(np=2).run(train, data=df)
+        HorovodRunner(np=-1).run(train, data=df, other=more)
+        HorovodRunner(np=2).run(train, data=df, other=more)
         """,
     ),
 }

@@ -184,21 +184,39 @@ def _fields(code: Code, item: cst.CSTNode | None) -> list[Edit] | str:
     with_block = None if item is None else code.parent(item)
     if not isinstance(target, cst.Name) or not isinstance(with_block, cst.With):
         return "By hand: batches are dicts"
+    for loop in code.all(cst.For, with_block.body):
+        if code.source(loop.iter) == target.value:
+            return f"By hand: {target.value} has dicts"
     edits: list[Edit] = []
     for call in code.all(cst.Call, with_block.body):
-        func = call.func
-        if not isinstance(func, cst.Attribute) or func.attr.value not in ("map", "filter"):
+        kind, dataset = _chain(call)
+        if dataset != target.value:
             continue
         mapped = call.args[0].value if call.args else None
         if not isinstance(mapped, cst.Lambda) or len(mapped.params.params) != 1:
-            return f"By hand: batches are dicts, in {func.attr.value} too"
+            return f"By hand: the elements of {target.value} are dicts, in its {kind} too"
         row = mapped.params.params[0].name.value
         for use in code.uses(row, mapped.body):
             field = code.parent(use)
             if not isinstance(field, cst.Attribute):
                 return f"By hand: {row} is a dict"
             edits.append(code.replace(field, f'{row}["{field.attr.value}"]'))
+        if kind == "map":
+            break  # what comes after it has other elements
     return edits
+
+
+def _chain(call: cst.Call) -> tuple[str, str]:
+    """The method of `rows.shuffle(9).map(...)` and its dataset, if no other map is between them."""
+    func = call.func
+    if not isinstance(func, cst.Attribute) or func.attr.value not in ("map", "filter"):
+        return "", ""
+    inner = func.value
+    while isinstance(inner, cst.Call) and isinstance(inner.func, cst.Attribute):
+        if inner.func.attr.value == "map":
+            return "", ""
+        inner = inner.func.value
+    return func.attr.value, inner.value if isinstance(inner, cst.Name) else ""
 
 
 def others(code: Code) -> Iterator[Finding]:
