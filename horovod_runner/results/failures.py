@@ -202,12 +202,9 @@ def _reason(outcome: Outcome) -> str:
 
 
 def _last_line(traceback: str, error_type: str) -> str:
-    """Return the line of a traceback with the exception; notes may follow it."""
-    lines = traceback.strip().splitlines()
-    names = (error_type, error_type.removeprefix("__main__."))
-    for line in reversed(lines):
-        if line.startswith(tuple(f"{name}:" for name in names)) or line in names:
-            return line
+    """Return the last line of an exception, without the note that tells of old code."""
+    before, mark, _ = traceback.rpartition("\nHorovodRunner: ")
+    lines = (before if mark else traceback).strip().splitlines()
     return lines[-1] if lines else error_type
 
 
