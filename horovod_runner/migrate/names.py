@@ -21,6 +21,10 @@ class OldName(NamedTuple):
     keras_2: str = ""
 
 
+_CONFIG = (
+    "tf.config.set_visible_devices and tf.config.experimental.set_memory_growth, if at all: a rank "
+    "has its own GPU already"
+)
 _DROPPED_EARLIER = "The latest Keras 2 has dropped it too: change it in any case."
 
 #: Methods and attributes of models and optimizers.
@@ -40,12 +44,9 @@ ATTRIBUTES: Final = {
 #: Functions of ``keras.backend``. ``tf.keras.backend`` has kept those that need no session.
 BACKEND: Final = {
     "get_session": OldName(
-        "TensorFlow 1", "nothing: TensorFlow 2 runs eagerly, and variable.numpy() gives a value"
+        "TensorFlow 1", "variable.numpy() for a value: TensorFlow 2 runs without sessions"
     ),
-    "set_session": OldName(
-        "TensorFlow 1",
-        "nothing: a rank has its own GPU already; tf.config sets memory growth and threads",
-    ),
+    "set_session": OldName("TensorFlow 1", _CONFIG),
     "set_value": OldName("Keras 2", "variable.assign(value), or optimizer.learning_rate = value"),
     "get_value": OldName("Keras 2", "variable.numpy(), or float(optimizer.learning_rate.numpy())"),
 }
@@ -154,7 +155,7 @@ GRAPH: Final = frozenset(
 def tensorflow_1(name: str) -> OldName:
     """What to write for ``tf.name``, a name of TensorFlow 1."""
     if name in ("Session", "ConfigProto", "GPUOptions", "InteractiveSession"):
-        now = "nothing: a rank has its own GPU already; tf.config sets memory growth and threads"
+        now = _CONFIG
     elif name in TENSORFLOW:
         now = f"tf.{TENSORFLOW[name]}"
     else:

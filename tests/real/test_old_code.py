@@ -16,13 +16,15 @@ from horovod_runner import HorovodRunner, RankFailedError
 from horovod_runner.commands import cli
 from horovod_runner.commands.run import find_main
 from tests.conftest import Ranks
+from tests.real.test_keras import runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.horovod
 
-ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+# With the tests of test_keras.py, whose runs import TensorFlow in the same fork server.
+ON_TENSORFLOW = pytest.mark.xdist_group("keras on tensorflow")
 # As it was written in 2020.
 SCRIPT = """
 import numpy as np
@@ -148,8 +150,9 @@ def collect_notes() -> dict[str, str]:
     return said
 
 
+@ON_TENSORFLOW
 def test_each_old_name_has_a_note_with_its_line_and_both_ways_out() -> None:
-    said = HorovodRunner(np=-1, env=ENVIRONMENT).run(collect_notes)
+    said = runner("tensorflow").run_all(collect_notes)[1]
     assert said.pop("no old code") == ""
     assert said.pop("no old value") == ""
     for name, note in said.items():
@@ -190,14 +193,15 @@ def migrated(tmp_path: Path) -> Any:
     return call
 
 
+@ON_TENSORFLOW
 def test_an_old_script_fails_with_a_note_and_trains_when_it_is_migrated(
     tmp_path: Path, migrated: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
-    runner = HorovodRunner(np=-2, env=ENVIRONMENT)
+    ranks = runner("tensorflow")
     with pytest.raises(ValueError, match="not recognized") as failed:
-        runner.run(find_main(str(path), "main"))
+        ranks.run(find_main(str(path), "main"))
     (note, _) = failed.value.__notes__
     line = SCRIPT.splitlines().index("    opt = tf.keras.optimizers.SGD(lr=0.01 * hvd.size())") + 1
     assert f"{path}, line {line}, was written for Keras 2" in note
@@ -208,7 +212,7 @@ def test_an_old_script_fails_with_a_note_and_trains_when_it_is_migrated(
 
     migrated("train.py", SCRIPT)
     assert "BroadcastGlobalVariablesCallback(0)" in path.read_text()
-    one, two = runner.run_all(find_main(str(path), "main"))
+    one, two = ranks.run_all(find_main(str(path), "main"))
     assert one == two
     assert one[1] == pytest.approx(0.04)
 
@@ -217,8 +221,8 @@ def test_an_old_script_trains_with_keras_2(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     # The latest Keras 2 ignores lr=, which its note says.
     path.write_text(SCRIPT.replace("SGD(lr=", "SGD(learning_rate="))
-    runner = HorovodRunner(np=-1, env={**ENVIRONMENT, "TF_USE_LEGACY_KERAS": "1"})
-    assert runner.run(find_main(str(path), "main"))[1] == pytest.approx(0.02)
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_USE_LEGACY_KERAS": "1"}
+    assert HorovodRunner(np=-1, env=env).run(find_main(str(path), "main"))[1] == pytest.approx(0.02)
 
 
 @pytest.mark.places("spark")

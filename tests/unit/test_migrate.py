@@ -95,7 +95,7 @@ CHANGED = {
         def train(rate, epochs):
             return rate
 
-        HorovodRunner(np=4, driver_log_verbosity="all").run_all(train, rate=0.1, **{"epochs": 2})[0]
+        HorovodRunner(np=4, driver_log_verbosity="all").run_all(train, rate=0.1, epochs=2)[0]
         """,
     ),
     "horovod.spark.run without a number of processes": (
@@ -130,7 +130,7 @@ CHANGED = {
         def train(rate, *, epochs):
             return rate
 
-        HorovodRunner(np=-2, driver_log_verbosity="all", gpus_per_rank=0).run(
+        HorovodRunner(np=-2, gpus_per_rank=0).run(
             train, rate=0.1, epochs=3)
         distributor = HorovodRunner(np=n, driver_log_verbosity="all")
         distributor.run(train, rate=rate, epochs=3)

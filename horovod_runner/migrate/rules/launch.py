@@ -77,9 +77,10 @@ def _distributor(code: Code, call: cst.Call) -> list[Edit] | Finding:
         )
     count = "1" if processes is None else code.source(processes.value)
     is_local = local is None or is_value(local.value, "True")
+    options = [] if is_local else ['driver_log_verbosity="all"']
     if is_local:
         count = f"-{count}" if re.fullmatch(r"[\w.]+", count) else f"-({count})"
-    options = [f"np={count}", 'driver_log_verbosity="all"']
+    options.insert(0, f"np={count}")
     if gpu is not None and is_value(gpu.value, "False"):
         options.append("gpus_per_rank=0")
     elif gpu is not None and not is_value(gpu.value, "True"):
@@ -179,8 +180,19 @@ def _run_all(code: Code, call: cst.Call) -> str | None:
             return None
         passed += [f"{name}={value}" for name, value in zip(names, values, strict=False)]
     if kwargs is not None and not is_value(kwargs.value, "None"):
-        passed.append(f"**{code.source(kwargs.value)}")
+        passed += _keywords(code, kwargs.value)
     return f"HorovodRunner({', '.join(options)}).run_all({', '.join(passed)})"
+
+
+def _keywords(code: Code, node: cst.BaseExpression) -> list[str]:
+    """The text of keyword arguments for a dict."""
+    texts = []
+    for element in node.elements if isinstance(node, cst.Dict) else [None]:
+        name = string(element.key) if isinstance(element, cst.DictElement) else None
+        if element is None or name is None or not name.isidentifier():
+            return [f"**{code.source(node)}"]
+        texts.append(f"{name}={code.source(element.value)}")
+    return texts
 
 
 def _import_edits(code: Code, module: str, name: str) -> list[Edit] | None:
