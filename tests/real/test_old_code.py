@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from horovod_runner import HorovodRunner, RankFailedError
+from horovod_runner import RankFailedError
 from horovod_runner.commands import cli
 from horovod_runner.commands.run import find_main
 from tests.conftest import Ranks
@@ -215,14 +215,6 @@ def test_an_old_script_fails_with_a_note_and_trains_when_it_is_migrated(
     one, two = ranks.run_all(find_main(str(path), "main"))
     assert one == two
     assert one[1] == pytest.approx(0.04)
-
-
-def test_an_old_script_trains_with_keras_2(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    # The latest Keras 2 ignores lr=, which its note says.
-    path.write_text(SCRIPT.replace("SGD(lr=", "SGD(learning_rate="))
-    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_USE_LEGACY_KERAS": "1"}
-    assert HorovodRunner(np=-1, env=env).run(find_main(str(path), "main"))[1] == pytest.approx(0.02)
 
 
 @pytest.mark.places("spark")
