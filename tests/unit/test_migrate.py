@@ -334,6 +334,39 @@ CHANGED = {
         runner.run(train)
         """,
     ),
+    "a function that is defined twice": (
+        """
+        TORCH
+
+        class Net:
+            def train(self):
+                pass
+
+        def train():
+            return 0
+
+        def train():
+            return hvd.rank()
+
+        HorovodRunner(np=2).run(train)
+        """,
+        """
+        TORCH
+
+        class Net:
+            def train(self):
+                pass
+
+        def train():
+            return 0
+
+        def train():
+            hvd.init()
+            return hvd.rank()
+
+        HorovodRunner(np=2).run(train)
+        """,
+    ),
     "init that comes too late": (
         """
         import horovod.torch as hvd

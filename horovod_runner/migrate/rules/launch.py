@@ -123,11 +123,23 @@ def _keyword_call(code: Code, run: cst.Call) -> list[Edit] | None:
 
 
 def function_of(code: Code, node: cst.BaseExpression) -> cst.FunctionDef | None:
-    """The function that a name stands for, if it is defined once in the text."""
+    """The function that a name stands for: the last one of this name before it, or the only one."""
     if not isinstance(node, cst.Name):
         return None
-    found = [f for f in code.all(cst.FunctionDef) if f.name.value == node.value]
+    found = [
+        function
+        for function in code.all(cst.FunctionDef)
+        if function.name.value == node.value and not _is_method(code, function)
+    ]
+    before = [function for function in found if code.start(function) < code.start(node)]
+    if before:
+        return before[-1]
     return found[0] if len(found) == 1 else None
+
+
+def _is_method(code: Code, function: cst.FunctionDef) -> bool:
+    block = code.parent(function)
+    return block is not None and isinstance(code.parent(block), cst.ClassDef)
 
 
 def _parameters(code: Code, node: cst.BaseExpression) -> list[str] | None:
