@@ -1,11 +1,19 @@
-"""Compares the hashes of the ranks' weights, on the driver."""
+"""Compares what the ranks have and do, on the driver: hashes of weights, and notes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import SyncError
+from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 
 _MOST_WAITING = 100
+_MOST_KEYS = 1000
+_MOST_NOTES = 1000  # of a rank, with one kind and key
+_MOST_AHEAD = 3  # feeds that one rank has read, while another has read none
+_ON_PURPOSE = "If each rank is to train a model of its own, set DebugConfig(weight_check=None)."
 
 
 class SyncCheck:
@@ -65,3 +73,169 @@ def _compare(all_ranks: list[Weights]) -> None:
                 "or the ranks began with different weights (no broadcast of rank 0's before the "
                 "first step)"
             )
+
+
+class _Notes:
+    """The notes of all ranks with one kind and key; the n-th of each rank belong together."""
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.latest: dict[int, Note] = {}
+        self._waiting: dict[int, dict[int, Note]] = {}  # by number and rank
+        self._first: dict[int, Note] = {}  # rank 0's, by number
+
+    def add(self, note: Note) -> list[tuple[Note, Note]]:
+        """Add a note; returns pairs of rank 0's and another rank's that differ."""
+        number = self.counts.get(note.rank, 0)
+        self.counts[note.rank] = number + 1
+        self.latest[note.rank] = note
+        if note.rank == 0:
+            self._first[number] = note
+            others = self._waiting.pop(number, {})
+        elif number in self._first:
+            others = {note.rank: note}
+        else:
+            self._waiting.setdefault(number, {})[note.rank] = note
+            return []
+        first = self._first[number]
+        differing = (other for _, other in sorted(others.items()) if other.value != first.value)
+        return [(first, other) for other in differing]
+
+
+class NoteCheck:
+    """Compares what the ranks' code did, and finds mistakes in it.
+
+    Args:
+        size: the number of ranks.
+        host_of: the host of a rank; empty if it is not known.
+        warn: shows a text to the user.
+    """
+
+    def __init__(
+        self, size: int, host_of: Callable[[int], str], warn: Callable[[str], None]
+    ) -> None:
+        self._size = size
+        self._host_of = host_of
+        self._warn = warn
+        self._notes: dict[tuple[str, str], _Notes] = {}
+        self._warned: set[str] = set()
+
+    def take(self, note: Note) -> None:
+        """Record what a rank did, and warn if it does not fit what the other ranks did."""
+        if note.kind == "mistake":
+            self._warn_once(note.key, f"rank {note.rank}{_at(note)}: {note.value}")
+            return
+        key = (note.kind, note.key)
+        if key not in self._notes and len(self._notes) >= _MOST_KEYS:
+            return
+        notes = self._notes.setdefault(key, _Notes())
+        if notes.counts.get(note.rank, 0) >= _MOST_NOTES:
+            return
+        differing = notes.add(note)
+        if note.kind == "file":
+            self._compare_hosts(notes, note)
+        elif differing:
+            self._warn_of_difference(*differing[0])
+        is_ahead = note.kind == "feed" and notes.counts[note.rank] > _MOST_AHEAD
+        if is_ahead and len(notes.counts) < self._size:
+            self._warn_of_ranks_without(notes)
+
+    def finish(self) -> None:
+        """Warn of feeds that not all ranks have read."""
+        for (kind, _), notes in self._notes.items():
+            if kind == "feed" and len({notes.counts.get(r, 0) for r in range(self._size)}) > 1:
+                self._warn_of_ranks_without(notes)
+
+    def _warn_of_difference(self, first: Note, other: Note) -> None:
+        if first.kind == "weights":
+            self._warn_once("weights", weights_differ(first, other))
+            return
+        self._warn_once(
+            "feeds",
+            f"the ranks do not read the same epoch of {first.key}. Rank {other.rank} begins with "
+            f"{other.value}{_at(other)}, and rank 0 with {first.value}: some rows come "
+            "several times in an epoch, and others not at all. Use the same seed on all ranks, "
+            "make and read the same feeds on all, and load the same state on all.",
+        )
+
+    def _compare_hosts(self, notes: _Notes, note: Note) -> None:
+        host = self._host_of(note.rank)
+        ranks = [rank for rank in notes.counts if self._host_of(rank) == host]
+        if len(ranks) > 1:
+            self._warn_once(
+                "files",
+                f"{ranks_text(ranks)} of one host write the same file, {note.key}{_at(note)}: "
+                "they overwrite each other's, and a reader may find parts of "
+                "several. Write it on one rank, under `if hvd.rank() == 0:`; or call "
+                "save_checkpoint on every rank, of which only rank 0 writes.",
+            )
+
+    def _warn_of_ranks_without(self, notes: _Notes) -> None:
+        counts = {rank: notes.counts.get(rank, 0) for rank in range(self._size)}
+        most, least = max(counts.values()), min(counts.values())
+        reading = ranks_text([rank for rank, count in counts.items() if count == most])
+        without = ranks_text([rank for rank, count in counts.items() if count == least])
+        note = notes.latest[max(counts, key=lambda rank: counts[rank])]
+        self._warn_once(
+            f"without {note.key}",
+            f"not all ranks read {note.key}: {reading} read {_times(most)}{_at(note)}, and "
+            f"{without} {_times(least)}. A feed has one rank's part of the rows. So {reading} did "
+            "not see the whole dataset there, and later epochs of this feed may differ by rank. "
+            "Read it on all ranks; evaluate(feed, measure) gives the mean over all rows.",
+        )
+
+    def _warn_once(self, key: str, text: str) -> None:
+        if key not in self._warned and len(self._warned) < _MOST_KEYS:
+            self._warned.add(key)
+            self._warn(text)
+
+
+def _at(note: Note) -> str:
+    return f" at {note.where}" if note.where else ""
+
+
+def _times(count: int) -> str:
+    return "a feed of it once" if count == 1 else f"{count or 'no'} feeds of it"
+
+
+def weights_differ(first: Note, other: Note) -> str:
+    """The warning that two ranks have different weights before or after the first step.
+
+    Args:
+        first: rank 0's note. Its key says when, and its value has a name and a digest of each
+            weight, one a line, below a line that describes the optimizer.
+        other: the other rank's.
+    """
+    optimizer, *weights = first.value.splitlines() or [""]
+    theirs = other.value.splitlines()[1:]
+    pairs = [(ours, their) for ours, their in zip(weights, theirs, strict=False) if ours != their]
+    if len(weights) != len(theirs) or not pairs:
+        return (
+            f"rank {other.rank} trains {len(theirs)} weights and rank 0 {len(weights)}, or with "
+            f"another optimizer{_at(other)}: the ranks do not train the same model"
+        )
+    name = pairs[0][0].rpartition(" ")[0]
+    some = f"{name} and {len(pairs) - 1} more" if len(pairs) > 1 else name
+    if first.key.startswith("before"):
+        return (
+            f"rank {other.rank} begins with other weights than rank 0 ({some} of {len(weights)} "
+            f"weights differ {first.key}{_at(other)}), so the ranks train "
+            "different models. Broadcast rank 0's after the model is made or loaded: "
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) in PyTorch, "
+            f"BroadcastGlobalVariablesCallback(0) in Keras. {_ON_PURPOSE}"
+        )
+    if optimizer.startswith("Distributed"):
+        cause = (
+            "although the optimizer is distributed: its learning rate or another setting may "
+            "differ by rank, or gradients were changed after they were averaged"
+        )
+    else:
+        cause = (
+            f"because the gradients are not averaged: the {optimizer} that steps there is not the "
+            "optimizer that hvd.DistributedOptimizer returned. Use "
+            "optimizer = hvd.DistributedOptimizer(optimizer, ...)"
+        )
+    return (
+        f"rank {other.rank} and rank 0 have different weights {first.key}{_at(other)} "
+        f"({some} of {len(weights)}), {cause}. {_ON_PURPOSE}"
+    )
