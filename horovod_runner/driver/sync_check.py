@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from horovod_runner.common.text import ranks_text
@@ -12,7 +13,7 @@ from horovod_runner.wire.messages import Weights
 _MOST_WAITING = 100
 _MOST_KEYS = 1000
 _MOST_NOTES = 1000  # of a rank, with one kind and key
-_MOST_AHEAD = 3  # feeds that one rank has read, while another has read none
+_BEHIND_SECONDS = 60.0  # ranks that train together are not so far apart
 _ON_PURPOSE = "If each rank is to train a model of its own, set DebugConfig(weight_check=None)."
 
 
@@ -78,9 +79,10 @@ def _compare(all_ranks: list[Weights]) -> None:
 class _Notes:
     """The notes of all ranks with one kind and key; the n-th of each rank belong together."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Note, now: float) -> None:
+        self.latest = first
+        self.since = now
         self.counts: dict[int, int] = {}
-        self.latest: dict[int, Note] = {}
         self._waiting: dict[int, dict[int, Note]] = {}  # by number and rank
         self._first: dict[int, Note] = {}  # rank 0's, by number
 
@@ -88,7 +90,7 @@ class _Notes:
         """Add a note; returns pairs of rank 0's and another rank's that differ."""
         number = self.counts.get(note.rank, 0)
         self.counts[note.rank] = number + 1
-        self.latest[note.rank] = note
+        self.latest = note
         if note.rank == 0:
             self._first[number] = note
             others = self._waiting.pop(number, {})
@@ -109,11 +111,17 @@ class NoteCheck:
         size: the number of ranks.
         host_of: the host of a rank; empty if it is not known.
         warn: shows a text to the user.
+        clock: returns the time in seconds.
     """
 
     def __init__(
-        self, size: int, host_of: Callable[[int], str], warn: Callable[[str], None]
+        self,
+        size: int,
+        host_of: Callable[[int], str],
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._size = size
         self._host_of = host_of
         self._warn = warn
@@ -128,7 +136,7 @@ class NoteCheck:
         key = (note.kind, note.key)
         if key not in self._notes and len(self._notes) >= _MOST_KEYS:
             return
-        notes = self._notes.setdefault(key, _Notes())
+        notes = self._notes.setdefault(key, _Notes(note, self._clock()))
         if notes.counts.get(note.rank, 0) >= _MOST_NOTES:
             return
         differing = notes.add(note)
@@ -136,26 +144,27 @@ class NoteCheck:
             self._compare_hosts(notes, note)
         elif differing:
             self._warn_of_difference(*differing[0])
-        is_ahead = note.kind == "feed" and notes.counts[note.rank] > _MOST_AHEAD
-        if is_ahead and len(notes.counts) < self._size:
-            self._warn_of_ranks_without(notes)
+        if note.kind == "feed":
+            self._warn_of_ranks_behind(note)
 
     def finish(self) -> None:
         """Warn of feeds that not all ranks have read."""
         for (kind, _), notes in self._notes.items():
-            if kind == "feed" and len({notes.counts.get(r, 0) for r in range(self._size)}) > 1:
+            if kind == "feed" and len(notes.counts) < self._size:
                 self._warn_of_ranks_without(notes)
 
     def _warn_of_difference(self, first: Note, other: Note) -> None:
         if first.kind == "weights":
             self._warn_once("weights", weights_differ(first, other))
             return
+        name = first.key.partition("\n")[0]
         self._warn_once(
-            "feeds",
-            f"the ranks do not read the same epoch of {first.key}. Rank {other.rank} begins with "
-            f"{other.value}{_at(other)}, and rank 0 with {first.value}: some rows come "
-            "several times in an epoch, and others not at all. Use the same seed on all ranks, "
-            "make and read the same feeds on all, and load the same state on all.",
+            f"feeds {name}",
+            f"the ranks read {name} differently: rank {other.rank} reads {other.value}"
+            f"{_at(other)}, and rank 0 {first.value}{_at(first)}. A feed has one rank's part of "
+            "the rows of each step, so rows come several times, or not at all, and ranks may "
+            "wait for each other. Make the same feeds on all ranks, with the same options and "
+            "seed, and load the same state on all.",
         )
 
     def _compare_hosts(self, notes: _Notes, note: Note) -> None:
@@ -165,23 +174,32 @@ class NoteCheck:
             self._warn_once(
                 "files",
                 f"{ranks_text(ranks)} of one host write the same file, {note.key}{_at(note)}: "
-                "they overwrite each other's, and a reader may find parts of "
-                "several. Write it on one rank, under `if hvd.rank() == 0:`; or call "
-                "save_checkpoint on every rank, of which only rank 0 writes.",
+                "they overwrite each other's, and a reader may find parts of several. Write it on "
+                "one rank, under `if hvd.rank() == 0:`; or call save_checkpoint on every rank, of "
+                "which only rank 0 writes.",
             )
 
+    def _warn_of_ranks_behind(self, note: Note) -> None:
+        """Warn if another rank has not read this rank's feed before, which began long ago."""
+        name, _, number = note.key.partition("\n")
+        before = int(number) - 1 if number.isdecimal() else 0
+        notes = self._notes.get(("feed", f"{name}\n{before}"))
+        if notes is None or len(notes.counts) == self._size or note.rank not in notes.counts:
+            return
+        if self._clock() - notes.since > _BEHIND_SECONDS:
+            self._warn_of_ranks_without(notes)
+
     def _warn_of_ranks_without(self, notes: _Notes) -> None:
-        counts = {rank: notes.counts.get(rank, 0) for rank in range(self._size)}
-        most, least = max(counts.values()), min(counts.values())
-        reading = ranks_text([rank for rank, count in counts.items() if count == most])
-        without = ranks_text([rank for rank, count in counts.items() if count == least])
-        note = notes.latest[max(counts, key=lambda rank: counts[rank])]
+        reading = ranks_text(list(notes.counts))
+        without = ranks_text([rank for rank in range(self._size) if rank not in notes.counts])
+        note = notes.latest
+        name = note.key.partition("\n")[0]
         self._warn_once(
-            f"without {note.key}",
-            f"not all ranks read {note.key}: {reading} read {_times(most)}{_at(note)}, and "
-            f"{without} {_times(least)}. A feed has one rank's part of the rows. So {reading} did "
-            "not see the whole dataset there, and later epochs of this feed may differ by rank. "
-            "Read it on all ranks; evaluate(feed, measure) gives the mean over all rows.",
+            f"feeds {name}",
+            f"{reading} read {name}{_at(note)}, and {without} did not. A feed has one rank's part "
+            f"of the rows, so {reading} did not see the whole dataset there, and feeds that are "
+            "made later may differ by rank. Read it on all ranks; evaluate(feed, measure) gives "
+            "the mean over all rows.",
         )
 
     def _warn_once(self, key: str, text: str) -> None:
@@ -192,10 +210,6 @@ class NoteCheck:
 
 def _at(note: Note) -> str:
     return f" at {note.where}" if note.where else ""
-
-
-def _times(count: int) -> str:
-    return "a feed of it once" if count == 1 else f"{count or 'no'} feeds of it"
 
 
 def weights_differ(first: Note, other: Note) -> str:

@@ -40,13 +40,13 @@ DATA = {
     "The seed differs by rank": Mistake(
         "`data.to_torch(64, shuffle=True, seed=hvd.rank())`",
         "warned",
-        "the ranks do not read the same epoch of",
+        "Make the same feeds on all ranks, with the same options and seed",
         "Use the same seed on all ranks: each gets its part of one order.",
     ),
     "Rank 0 alone evaluates its part": Mistake(
         "`if hvd.rank() == 0: evaluate_by_hand(valid.to_torch(64))`",
         "warned",
-        "A feed has one rank's part of the rows.",
+        "so rank 0 did not see the whole dataset there",
         "Call `evaluate(feed, measure)` on every rank.",
     ),
     "A feed's state is loaded in each epoch": Mistake(
@@ -65,7 +65,7 @@ DATA = {
         "`data.to_torch(32 * (hvd.rank() + 1))`",
         "error",
         "did not do the same number of steps",
-        "Use the same batch size on all ranks, or `global_batch`.",
+        "Use the same batch size on all ranks, or `global_batch`. A warning comes before.",
     ),
     "The last batch is dropped on some ranks": Mistake(
         "`DataLoader(own_part, drop_last=True)`, with parts of different lengths",
@@ -138,6 +138,11 @@ HOROVOD = {
         "warned",
         "because the gradients are not averaged: the SGD that steps there is not the optimizer",
         "Use the optimizer that `DistributedOptimizer` returns.",
+    ),
+    "The optimizer is wrapped twice": Mistake(
+        "`hvd.DistributedOptimizer(hvd.DistributedOptimizer(optimizer))`",
+        "error",
+        "is distributed already: call DistributedOptimizer only once",
     ),
     "No `DistributedOptimizer` in Keras": Mistake(
         '`model.compile("sgd", "mse")`',

@@ -94,6 +94,7 @@ def wrong_calls() -> dict[str, str]:
     optimizer.step()
     uneven = torch.ones(hvd.rank() + 1)
     attempt("Tensors of different shapes are reduced", lambda: hvd.allreduce(uneven, name="uneven"))
+    attempt("The optimizer is wrapped twice", lambda: hvd.DistributedOptimizer(optimizer))
     attempt("A `DistributedSampler` without its arguments", lambda: DistributedSampler(range(4)))
     attempt("`main` asks for input", input)
     if hvd.rank() == 0:
@@ -130,7 +131,7 @@ def test_calls_that_are_wrong_say_what_is_right(ranks: Ranks, shown: Shown) -> N
     errors = ranks.run(2, wrong_calls)
     check(shown(), "`main` starts a Spark session")
     del errors["`main` starts a Spark session"]
-    assert len(errors) == 6
+    assert len(errors) == 7
     for name, text in errors.items():
         check(text, name)
     assert MISTAKES["All ranks print in every step"].result == "works"
@@ -138,7 +139,7 @@ def test_calls_that_are_wrong_say_what_is_right(ranks: Ranks, shown: Shown) -> N
     assert MISTAKES["`zero_grad(set_to_none=True)`"].result == "works"
 
 
-def misuse(train: Any, folder: str) -> None:
+def misuse(train: Any, valid: Any, folder: str) -> None:
     """Uses that train something else than what was meant, without an error."""
     import horovod.torch as hvd
     import torch
@@ -169,7 +170,7 @@ def misuse(train: Any, folder: str) -> None:
         feed.load_state_dict(state)
         list(feed)
     if hvd.rank() == 0:
-        list(train.batches(4, ["a", "b"]))
+        list(valid.batches(4, ["a", "b"]))
 
     network = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout())
     evaluate(
@@ -181,7 +182,7 @@ def misuse(train: Any, folder: str) -> None:
 def test_what_trains_something_else_is_shown_once(
     ranks: Ranks, shown: Shown, tmp_path: Path
 ) -> None:
-    ranks.run(2, misuse, train=TABLE, folder=str(tmp_path))
+    ranks.run(2, misuse, train=TABLE, valid=TABLE, folder=str(tmp_path))
     text = shown()
     names = (
         "Gradients are clipped before they are averaged",
@@ -388,12 +389,14 @@ def stop_early() -> None:
     ],
 )
 def test_ranks_that_do_different_numbers_of_steps_are_named(
-    ranks: Ranks, name: str, main: Callable[..., None]
+    ranks: Ranks, shown: Shown, name: str, main: Callable[..., None]
 ) -> None:
     data = {"train": TABLE} if main is reduce_unequal_batches else {}
     with pytest.raises(RankFailedError) as caught:
         ranks.run(2, main, **data)
     check(str(caught.value), name)
+    read_differently = "The seed differs by rank" in warned_of(shown())
+    assert read_differently == (name == "The batch size differs by rank")
 
 
 def evaluate_on_rank_0(valid: Any) -> None:

@@ -10,7 +10,7 @@ from horovod_runner.worker import context
 from horovod_runner.worker.api import log_to_driver
 from horovod_runner.worker.checks import notes
 
-_LONG_KEY = 500
+_LONG = 500  # characters
 
 
 class FeedKey(NamedTuple):
@@ -27,6 +27,20 @@ class FeedKey(NamedTuple):
     place: tuple[int, int]
 
 
+class Made(NamedTuple):
+    """A feed that was made.
+
+    Attributes:
+        key: the feed's.
+        number: its number among the feeds of the dataset on this rank, from 1 on.
+        epoch: the epoch that it begins with.
+    """
+
+    key: FeedKey
+    number: int
+    epoch: int
+
+
 class Epochs:
     """The epochs of all feeds of a dataset.
 
@@ -39,29 +53,33 @@ class Epochs:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._made = 0
         self._next: dict[FeedKey, int] = {}
         self._loaded: set[tuple[FeedKey, int, int]] = set()
         self._warned = False
 
-    def next(self, key: FeedKey) -> int:
-        """The epoch that a new feed begins with."""
-        return self._next.get(key, 0)
+    def make(self, key: FeedKey) -> Made:
+        """Count a new feed."""
+        self._made += 1
+        return Made(key, self._made, self._next.get(key, 0))
 
     def begin(self, key: FeedKey, epoch: int) -> None:
         """Record that a feed begins an epoch."""
-        self._next[key] = max(self.next(key), epoch + 1)
+        self._next[key] = max(self._next.get(key, 0), epoch + 1)
 
-    def open(self, key: FeedKey, epoch: int, step: int, *, resumed: bool) -> None:
+    def open(self, feed: Made, epoch: int, step: int, *, resumed: bool) -> None:
         """Record a feed's first iteration, or the first one after a state was loaded.
 
         Args:
-            key: the feed's.
+            feed: the feed.
             epoch: the epoch that it begins with.
             step: the step of the epoch.
             resumed: whether the user said where it begins.
         """
-        seed = "" if key.seed is None else f"seed={key.seed}, "
-        notes.send("feed", self._described(key), f"{seed}epoch {epoch}, step {step}")
+        key = feed.key
+        seed = "" if key.seed is None else f", seed={key.seed}"
+        value = f"{_shortened(key.options)}{seed}, from epoch {epoch}, step {step} on"
+        notes.send("feed", f"{self._name}\n{feed.number}", value)
         rank = context.current()
         if resumed:
             if (key, epoch, step) in self._loaded:
@@ -78,15 +96,15 @@ class Epochs:
                 "checkpoint, and pass it to feed.load_state_dict()."
             )
 
-    def _described(self, key: FeedKey) -> str:
-        text = f"{self._name}: {key.options}"
-        if len(text) <= _LONG_KEY:
-            return text
-        digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-        return f"{text[:_LONG_KEY]}... ({digest})"
-
     def _warn(self, text: str) -> None:
         """Show a warning on the driver, once for all ranks."""
         if not self._warned and place()[0] == 0:
             log_to_driver(f"HorovodRunner: {text}")
         self._warned = True
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONG:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{text[:_LONG]}... ({digest})"

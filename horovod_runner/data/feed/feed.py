@@ -93,7 +93,8 @@ class Feed(Generic[T]):
         self._order = plan.order
         self._make = make
         self._buffers = Buffers()
-        self._epoch, self._step = plan.epochs.next(plan.key), 0
+        self._made = plan.epochs.make(plan.key)
+        self._epoch, self._step = self._made.epoch, 0
         self._begun = False
         self._is_open = False
         self._is_resumed = False
@@ -189,11 +190,11 @@ class Feed(Generic[T]):
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
     def _count_epoch(self) -> None:
-        epochs, key = self._plan.epochs, self._plan.key
-        epochs.begin(key, self._epoch)
+        epochs = self._plan.epochs
+        epochs.begin(self._made.key, self._epoch)
         if not self._is_open:
             self._is_open = True
-            epochs.open(key, self._epoch, self._step, resumed=self._is_resumed)
+            epochs.open(self._made, self._epoch, self._step, resumed=self._is_resumed)
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         steps = self._steps_of_a_chunk()

@@ -19,6 +19,7 @@ def watch_torch_save(module: Any) -> None:
 def watch_keras_save(module: Any) -> None:
     """Note which files are written; called with Keras's module ``saving_api``."""
     module.save_model = _noting(module.save_model)
+    module.save_weights = _noting(module.save_weights)
 
 
 def _noting(save: Any) -> Any:

@@ -14,9 +14,10 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 
 
 def watch_horovod(module: Any) -> None:
-    """Remember Horovod's optimizers; called with the module ``horovod.torch.optimizer``.
+    """Remember Horovod's optimizers, and refuse to wrap one twice.
 
-    Their ``zero_grad`` also gets the argument that PyTorch's has.
+    Called with the module ``horovod.torch.optimizer``. Their ``zero_grad`` also gets the argument
+    that PyTorch's has.
     """
     kind = module._DistributedOptimizer
     plain, plain_zero = kind.__init__, kind.zero_grad
@@ -31,6 +32,18 @@ def watch_horovod(module: Any) -> None:
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)
 
     kind.__init__, kind.zero_grad = init, zero_grad
+    plain_wrap = module.DistributedOptimizer
+
+    @functools.wraps(plain_wrap)
+    def wrap(optimizer: Any, *args: Any, **options: Any) -> Any:
+        if hasattr(optimizer, "_allreduce_delay"):
+            raise ValueError(
+                f"this {type(optimizer).__name__} is distributed already: call "
+                "DistributedOptimizer only once"
+            )
+        return plain_wrap(optimizer, *args, **options)
+
+    module.DistributedOptimizer = wrap
 
 
 def watch_clipping(module: Any) -> None:
