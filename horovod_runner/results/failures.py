@@ -117,7 +117,7 @@ def lost_error(
     why = (
         f"{said or 'The driver no longer receives messages from it.'} Either its executor was "
         "killed (memory, preemption, a node that went down), or the network to it is cut. Look at "
-        "the executor's log in Spark's UI."
+        "the executor's log in Spark's UI, or at the host's own log."
     )
     if not lost:
         return LaunchError(f"task {tasks[0]} was lost before its rank could start. {why}")
