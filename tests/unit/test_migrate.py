@@ -685,6 +685,14 @@ LEFT = {
 
         HorovodRunner(np=2, env={"TF_USE_LEGACY_KERAS": "1"}).run(train)
         """,
+    "init that is called again": """
+        import horovod.torch as hvd
+        hvd.init()
+        for _ in range(2):
+            hvd.barrier()
+            hvd.shutdown()
+            hvd.init()
+        """,
     "attributes of others": "import keras\nlr = self.lr\nx = self.variables()\nx.cuda(0)\n",
 }
 
