@@ -673,7 +673,7 @@ LEFT = {
         def rank():
             return hvd.rank()
         """,
-    "Keras 2 on purpose": """
+    "keras-2-on-purpose": """
         from horovod_runner import HorovodRunner
         import tensorflow as tf
 
