@@ -25,6 +25,7 @@ from horovod_runner.host import gpus
 from horovod_runner.wire import job_file, messages
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import api, context, guard, redirect
+from horovod_runner.worker.checks.captured import Captured
 from horovod_runner.worker.context import RankContext
 from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
@@ -116,7 +117,8 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         reporter=Reporter(job.rank, report_pipe, job.reports),
         checkpoints=job.checkpoints,
         file_parts=file_parts,
-        weight_check=job.options.debug_config.weight_check is not None,
+        weight_check=job.options.debug_config.weight_check == "epoch",
+        start_check=job.options.debug_config.weight_check is not None,
         readers=job.data,
         pieces=job.pieces or {},
         local_rank=job.local_rank,
@@ -181,8 +183,11 @@ def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
     try:
         function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
         _share_globals(function)
+        captured = Captured(function) if job.rank == 0 else None
         rank.pipe.send(messages.Began(job.rank))
         value = function(**kwargs)
+        if captured is not None and value is None and not rank.saved:
+            captured.warn()
     except BaseException as error:
         _show_sources(job.sources or {})
         return _exited(error) if isinstance(error, SystemExit) else _failed(error, 1)
