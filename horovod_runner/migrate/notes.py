@@ -51,9 +51,11 @@ def add_note(error: BaseException) -> None:
 def _note(old: OldName, line: _Line) -> str:
     """Return the text: the line, what it was written for, and both ways out."""
     library = old.library.partition(" ")[0]
-    where = "this cell" if line.file.startswith("<") else os.path.basename(line.file)
+    is_cell = line.file.startswith("<") or "ipykernel" in line.file
+    where = "the notebook" if is_cell else os.path.basename(line.file)
+    place = f"line {line.number} of a cell" if is_cell else f"{line.file}, line {line.number},"
     text = (
-        f"HorovodRunner: {line.file}, line {line.number}, was written for {old.library}, and this "
+        f"HorovodRunner: {place} was written for {old.library}, and this "
         f"rank has {library} {_version(library.lower())}: {line.text}\n"
         f"Either change the code. Write {old.now}. `horovod-runner migrate FILE` lists all such "
         f"lines of {where}, and changes most of them.\n"

@@ -69,6 +69,7 @@ NOTEBOOK = [
     "hvd.init()\nprint(len(converter))",
     """
     def train(rate=0.1):
+        torch.manual_seed(hvd.rank())
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate * hvd.size())
         optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
@@ -76,7 +77,7 @@ NOTEBOOK = [
             batch_size=16, cur_shard=hvd.rank(), shard_count=hvd.size(), num_epochs=None
         ) as loader:
             rows = iter(loader)
-            for _ in range(3 * len(converter) // (16 * hvd.size())):
+            for _ in range(20 * len(converter) // (16 * hvd.size())):
                 batch = next(rows)
                 optimizer.zero_grad()
                 loss = (model(batch["a"].reshape(-1, 1).float())[:, 0] - batch["y"]).square().mean()
@@ -217,6 +218,7 @@ def test_an_old_script_fails_with_a_note_and_trains_when_it_is_migrated(
     assert one[1] == pytest.approx(0.04)
 
 
+@pytest.mark.cold
 @pytest.mark.places("spark")
 def test_an_old_notebook_trains_when_it_is_migrated(
     ranks: Ranks, spark: SparkSession, migrated: Any
@@ -231,5 +233,5 @@ def test_an_old_notebook_trains_when_it_is_migrated(
     main = sys.modules["__main__"].__dict__
     variables = {**main, "spark": spark, "NP": 2, "__name__": "__main__"}
     exec(text, variables)
-    assert variables["weight"] == pytest.approx(2.0, abs=0.5)
-    assert variables["loss"] < 0.1
+    assert variables["weight"] == pytest.approx(2.0, abs=0.2)
+    assert variables["loss"] < 0.01

@@ -673,7 +673,7 @@ LEFT = {
         def rank():
             return hvd.rank()
         """,
-    "Keras 2 on purpose": """
+    "keras-2-on-purpose": """
         from horovod_runner import HorovodRunner
         import tensorflow as tf
 
@@ -684,6 +684,14 @@ LEFT = {
             model.fit_generator(rows, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
 
         HorovodRunner(np=2, env={"TF_USE_LEGACY_KERAS": "1"}).run(train)
+        """,
+    "init that is called again": """
+        import horovod.torch as hvd
+        hvd.init()
+        for _ in range(2):
+            hvd.barrier()
+            hvd.shutdown()
+            hvd.init()
         """,
     "attributes of others": "import keras\nlr = self.lr\nx = self.variables()\nx.cuda(0)\n",
 }

@@ -146,13 +146,17 @@ def first_statement(function: cst.FunctionDef) -> cst.CSTNode | None:
 
 
 def _late_init(code: Code, unit: Unit) -> Iterator[Finding]:
-    """`hvd.init()` behind the first use of Horovod in the same block."""
+    """`hvd.init()` behind the first use of Horovod in the same block, if it is the only one."""
+    if sum(name == "init" for part in _reached(code, unit) for _, name in uses(code, part)) > 1:
+        return
     for node, name in uses(code, unit):
         statement = code.statement(node)
         if name != "init" or statement is None or code.unit(node) is not unit:
             continue
         block = code.parent(statement)
         if not isinstance(block, cst.IndentedBlock | cst.Module):
+            continue
+        if isinstance(code.parent(block), cst.For | cst.While):
             continue
         for earlier in block.body:
             if earlier is statement:
