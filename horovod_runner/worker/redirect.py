@@ -16,9 +16,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -174,10 +175,64 @@ def _patch_tensorflow_elastic(elastic: Any) -> None:
     elastic._broadcast_model = of_keras("broadcast_model")
 
 
+def _patch_mpi_ops(ops: Any) -> None:
+    """Refuse Adasum at once where Horovod has none: in runs without MPI."""
+    for name in (
+        "_allreduce",
+        "_grouped_allreduce",
+        "_allreduce_async",
+        "_grouped_allreduce_async",
+    ):
+        if hasattr(ops, name):
+            setattr(ops, name, _without_adasum(ops, getattr(ops, name)))
+
+
+def _without_adasum(ops: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    position = list(signature(function).parameters).index("op")
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        op = args[position] if len(args) > position else kwargs.get("op")
+        if op == ops.Adasum and not ops.mpi_enabled():
+            raise ValueError(
+                "op=Adasum needs MPI, and Horovod's controller is Gloo in this run. Install MPI "
+                '(docs/collectives.md) and set ClusterConfig(cpu_collectives="mpi"), or use '
+                "op=Average"
+            )
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _patch_torch_functions(functions: Any) -> None:
+    """Make ``broadcast_optimizer_state`` leave weights and gradients as they are.
+
+    It creates the state of a new optimizer by a step with gradients of 0. Weight decay changes the
+    weights in that step: on the ranks that have loaded no state, but not on the rank that has.
+    """
+    original = functions.broadcast_optimizer_state
+
+    @wraps(original)
+    def broadcast_optimizer_state(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        has_state = bool(optimizer.state_dict()["state"])
+        groups = [] if has_state else optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
+        original(optimizer, *args, **kwargs)
+        for parameter, (value, gradient) in zip(parameters, kept, strict=True):
+            parameter.data.copy_(value)
+            parameter.grad = gradient
+
+    functions.broadcast_optimizer_state = broadcast_optimizer_state
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.common.elastic": _patch_elastic,
     "horovod.tensorflow": _patch_tensorflow,
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
+    "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
+    "horovod.torch.functions": _patch_torch_functions,
+    "horovod.torch.mpi_ops": _patch_mpi_ops,
 }
 
 
