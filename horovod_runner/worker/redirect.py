@@ -1,12 +1,14 @@
-"""Replaces modules of Horovod's in a rank: for Keras 3, and in elastic runs.
+"""Replaces and patches modules of Horovod's in a rank: for Keras 3, torch, and elastic runs.
 
 On Keras 3, ``horovod.keras`` and ``horovod.tensorflow.keras`` train without averaging gradients,
 and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, and prints a line.
-``horovod.tensorflow`` stays, except two functions that do not know Keras 3's variables. Where
+``horovod.tensorflow`` stays, except what does not know Keras 3's variables. Where
 ``tf.keras`` is Keras 2 (TF_USE_LEGACY_KERAS), Horovod's own modules work, and stay except for one
 import.
 
-``horovod.common.elastic`` is patched: a state comes back from the commits of the run.
+``horovod.common.elastic`` is patched: a state comes back from the commits of the run. So is
+``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights. Adasum is refused
+where there is no MPI.
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -135,22 +137,17 @@ def _patch_legacy(module: Any) -> None:
 
 
 def _patch_tensorflow(hvd: Any) -> None:
-    """Make functions accept Keras 3's variables, which hold a ``tf.Variable`` each."""
-    original_broadcast = hvd.broadcast_variables
-    original_gradient = hvd._DistributedGradientTape.gradient
+    """Make functions accept Keras 3's variables and optimizers."""
+    if _is_keras_3("horovod.tensorflow.keras"):
+        # By its name: it is in a layer above this one.
+        import_module("horovod_runner.keras.distributed.horovod_tensorflow").patch(hvd)
 
-    def broadcast_variables(variables: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
-        # A model's variables include the states of Keras 3's random generators. These must differ
-        # between ranks: each rank draws its own dropout.
-        unwrapped = [_unwrapped(variable) for variable in variables]
-        weights = [variable for variable in unwrapped if variable.dtype != "uint32"]
-        return original_broadcast(weights, root_rank, *args, **kwargs)
 
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return original_gradient(self, target, [_unwrapped(s) for s in sources], *args, **kwargs)
-
-    hvd.broadcast_variables = hvd.elastic.broadcast_variables = broadcast_variables
-    hvd._DistributedGradientTape.gradient = gradient
+def _patch_sync_batch_norm(module: Any) -> None:
+    """Put a layer of Keras 3 in the place of one that was written for Keras 2."""
+    if _is_keras_3("horovod.tensorflow.keras"):
+        batch_norm = import_module("horovod_runner.keras.distributed.batch_norm")
+        module.SyncBatchNormalization = batch_norm.SyncBatchNormalization
 
 
 def _patch_elastic(elastic: Any) -> None:
@@ -230,13 +227,8 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.common.elastic": _patch_elastic,
     "horovod.tensorflow": _patch_tensorflow,
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
+    "horovod.tensorflow.sync_batch_norm": _patch_sync_batch_norm,
     "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
     "horovod.torch.functions": _patch_torch_functions,
     "horovod.torch.mpi_ops": _patch_mpi_ops,
 }
-
-
-def _unwrapped(variable: Any) -> Any:
-    keras = sys.modules.get("keras")
-    kind = getattr(keras, "Variable", None)
-    return variable.value if kind is not None and isinstance(variable, kind) else variable
