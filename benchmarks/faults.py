@@ -40,7 +40,7 @@ _BALLAST_BYTES = 32 << 20  # so that writing takes long enough to be hit
 _SMALL_BALLAST_BYTES = 2 << 20  # the size of the disk
 _DISK_BYTES = 16 << 20
 _LIMIT_SECONDS = 300.0
-_MARK = "HOROVOD_RUNNER_FAULTS"  # marks all processes of this benchmark in their environment
+MARK = "HOROVOD_RUNNER_FAULTS"  # marks all processes of this benchmark in their environment
 _NAME = re.compile(r"checkpoint-(\d+)-step-(\d+)-\w+\.(?:pt|json)")
 
 
@@ -232,13 +232,14 @@ def _small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def _workers_left() -> list[int]:
+def workers_left() -> list[int]:
+    """The ranks of this benchmark that have not ended, by their process ids."""
     found = []
     for process in psutil.process_iter(["pid", "cmdline", "status"]):
         command, status = process.info["cmdline"] or [], process.info["status"]
         if "horovod_runner.worker.main" in command and status != psutil.STATUS_ZOMBIE:
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(_MARK) == os.environ[_MARK]:
+                if process.environ().get(MARK) == os.environ[MARK]:
                     found.append(process.info["pid"])
     return found
 
@@ -256,7 +257,7 @@ def _files_left(checkpoints: Path) -> list[str]:
 def _problems(training: Training, struck: Strike, result: dict[str, Any]) -> list[str]:
     starts, told = [begun.start for begun in training.begun], result["resumed_from"][-1]
     resumed, last = starts[-1], training.complete
-    workers, files = _workers_left(), _files_left(training.checkpoints)
+    workers, files = workers_left(), _files_left(training.checkpoints)
     checks = {
         f"the ranks began at the steps {starts}": starts != [0] * SIZE + [resumed] * SIZE,
         "it began anew": resumed == 0,
@@ -332,7 +333,7 @@ def main() -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(own / "tmp")
         os.environ["SPARK_LOCAL_DIRS"] = str(own / "spark")
         os.environ["PYSPARK_PYTHON"] = sys.executable
-        os.environ[_MARK] = str(os.getpid())
+        os.environ[MARK] = str(os.getpid())
         rows = campaign(kinds, options.seed, own)
     print(f"\n{report.machine()}\n")
     heads = ["killed", "at step", "last complete", "resumed from", "steps lost", "weights equal"]

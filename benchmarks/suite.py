@@ -41,6 +41,8 @@ _QUICK: dict[str, list[str]] = {
     "reports": ["--rounds", "1", "--seconds", "1"],
     "checkpoints": ["--rounds", "1", "--mb", "50", "--large-mb", "100"],
     "faults": ["--runs", "1"],
+    "elastic": ["--turns", "1"],
+    "faults_elastic": ["--runs", "1"],
     "keras_steps": ["--turns", "2"],
     "prepare_data": ["--turns", "1", "--megabytes", "100"],
     "profiling": ["--rounds", "1"],

@@ -26,7 +26,7 @@ Pinning = Literal["current", "mask"]
 CpuCollectives = Literal["auto", "gloo", "mpi"]
 Mode = Literal["min", "max"]
 ReportRanks = Literal[0, "all"]
-WeightCheck = Literal["epoch"]
+WeightCheck = Literal["start", "epoch"]
 
 DEFAULT_HANG_SECONDS: Final = 1800.0  # as long as torch.distributed waits for a collective
 STALL_WARN_SECONDS: Final = 60  # after which Horovod itself warns
@@ -89,13 +89,15 @@ def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Which checkpoints of a run are kept.
+    """Which checkpoints of a run are kept, and whether it may go on without them.
 
     Args:
         num_to_keep: how many checkpoints to keep; None keeps all of them.
         metric: keep the best ones by this metric, and the latest one in any case. None keeps the
             latest ones.
         mode: whether a low ("min") or a high ("max") value of ``metric`` is good.
+        required: end the run with a CheckpointError at the first checkpoint that cannot be written.
+            Otherwise it goes on, and says at its end which checkpoints are missing.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -105,6 +107,7 @@ class CheckpointConfig:
     num_to_keep: int | None = 3
     metric: str | None = None
     mode: Mode = "min"
+    required: bool = False
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, get_args(Mode))
@@ -124,9 +127,10 @@ class DataConfig:
     """Where the rows of a run's datasets are cached.
 
     Args:
-        shared_dir: a folder that the driver and all executors share (NFS, ``/dbfs``). DataFrames
-            are written there once, and the batches do not depend on the number of ranks. None:
-            their rows go to the ranks' own disks, unless all ranks are on this machine.
+        shared_dir: a folder that the driver and all executors share (NFS, ``/dbfs``, a Volume).
+            DataFrames are written there once, and the batches do not depend on the number of
+            ranks. None: their rows go to the ranks' own disks, unless all ranks are on this
+            machine.
         disk_limit: how many bytes the datasets of a run may take on each host's disk. None: all
             that is free except 1 GiB (or a twentieth of the disk, if that is less).
 
@@ -210,8 +214,10 @@ class DebugConfig:
     Args:
         hang_timeout: seconds without progress after which the run ends with a HangError. An earlier
             warning says which ranks wait for which. None never ends it.
-        weight_check: "epoch" compares the ranks' weights after each epoch, and fails the run where
-            they differ (:func:`horovod_runner.check_weights`).
+        weight_check: "start" compares some of the ranks' weights before and after the first steps
+            of PyTorch's and Keras's optimizers, and warns where they differ. "epoch" also compares
+            all weights after each epoch, and fails the run where they differ
+            (:func:`horovod_runner.check_weights`). None compares nothing.
         report_ranks: whose calls of ``report`` are recorded: rank 0's, or "all".
         timeline: a file on this machine for Horovod's timeline.
         torch_profiler: record steps 10 to 20 of each rank with the profiler of torch, or of
@@ -226,7 +232,7 @@ class DebugConfig:
     """
 
     hang_timeout: float | None = DEFAULT_HANG_SECONDS
-    weight_check: WeightCheck | None = None
+    weight_check: WeightCheck | None = "start"
     report_ranks: ReportRanks = 0
     timeline: str | os.PathLike[str] | None = None
     torch_profiler: bool | str | os.PathLike[str] = False

@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _add_trace(commands)
     _add_install(commands)
     _add_doctor(commands)
+    _add_migrate(commands)
     return root
 
 
@@ -112,6 +113,12 @@ def _add_doctor(commands: Any) -> None:
     )
     doctor.add_argument(
         "--master", metavar="URL", help="also count the slots of this Spark master, and run there"
+    )
+    doctor.add_argument(
+        "--path",
+        metavar="URL",
+        help="try this folder or URL instead, as checkpoint_dir and shared_dir: write, list, read, "
+        "rename, delete; how fast, and what will not work there. With --master on an executor, too",
     )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(command=_doctor)
@@ -265,6 +272,19 @@ def _add_trace(commands: Any) -> None:
     trace.set_defaults(command=_trace)
 
 
+def _add_migrate(commands: Any) -> None:
+    migrate = commands.add_parser(
+        "migrate",
+        help="change code that was written for sparkdl, horovod.spark, Keras 2 and others",
+        description="Show what has changed since a script or notebook was written, as a diff and "
+        "with a reason for each change, and what has to be changed by hand. Nothing is run. Needs "
+        "libcst: pip install 'horovod_runner[migrate]'.",
+    )
+    migrate.add_argument("files", nargs="+", metavar="FILE", help="a .py file or .ipynb notebook")
+    migrate.add_argument("--write", action="store_true", help="write the changes to the files")
+    migrate.set_defaults(command=_migrate)
+
+
 def _run(options: argparse.Namespace) -> int:
     try:
         return run.run(options, options.arguments)
@@ -343,10 +363,21 @@ def _install(options: argparse.Namespace) -> int:
     return 0
 
 
+def _migrate(options: argparse.Namespace) -> int:
+    from horovod_runner.commands.migrate import migrate
+
+    migrate(options.files, write=options.write, say=print)
+    return 0
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from horovod_runner.commands import doctor
 
-    return doctor.report(doctor.examine(options.master), as_json=options.json, say=print)
+    if options.path is not None:
+        findings, verdict = doctor.examine_folder(options.path, options.master), "Runs can use it."
+    else:
+        findings, verdict = doctor.examine(options.master), "Everything works."
+    return doctor.report(findings, as_json=options.json, say=print, verdict=verdict)
 
 
 if __name__ == "__main__":

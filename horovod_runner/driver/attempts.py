@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.driver import Driver
+from horovod_runner.elastic.launcher import PooledLauncher
 from horovod_runner.errors import (
     CancelledError,
     ChannelError,
@@ -23,7 +24,7 @@ from horovod_runner.errors import (
     SerializationError,
     SlotError,
 )
-from horovod_runner.launchers.launcher import Launcher
+from horovod_runner.launchers.launcher import JobCancelledError, Launcher
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.sinks import Sink
 from horovod_runner.wire.job import Job
@@ -32,7 +33,15 @@ _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 60.0
 _SLOT_SECONDS = 60.0  # for an executor or a host that is to come back
 # Another attempt would fail in the same way.
-_FINAL = (CancelledError, ChannelError, DataError, GpuError, SerializationError, SlotError)
+_FINAL = (
+    CancelledError,
+    ChannelError,
+    DataError,
+    GpuError,
+    JobCancelledError,
+    SerializationError,
+    SlotError,
+)
 _FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
@@ -65,9 +74,11 @@ def run_attempts(
     Raises:
         Exception: that of the last attempt, as :meth:`Driver.run` raises it.
     """
+    pool = launcher if isinstance(launcher, PooledLauncher) else None
     ends: list[End] = []
     number = 0
-    reached = -1  # the furthest step of any checkpoint: writing one again is not progress
+    # The furthest step of any checkpoint or commit: writing one again is not progress.
+    reached = -1
     while True:
         number += 1
         attempt = replace(job, attempt=number, checkpoints=archive.plan(number))
@@ -84,11 +95,15 @@ def run_attempts(
                 recorder.changed(f"from {before} to {job.size} ranks")
                 sink.notice(f"attempt {number + 1} begins: from {before} to {job.size} ranks")
                 continue
+            if pool is not None and pool.cancelled is not None:
+                recorder.failed(pool.cancelled)
+                raise pool.cancelled from error
             recorder.failed(error)
             max_restarts = job.options.max_restarts
             if isinstance(error, _FINAL) or max_restarts == 0:
                 raise
-            reached = max([reached, *(marker.step for marker in archive.markers)])
+            committed = -1 if pool is None else pool.committed
+            reached = max([reached, committed, *(marker.step for marker in archive.markers)])
             ends.append(end_of(error, reached))
             seconds = wait_before_restart(ends, max_restarts)
             if seconds is None:
@@ -96,7 +111,8 @@ def run_attempts(
                 raise
             if job.options.elastic and ends[-1].kind == "lost" and seconds == _FIRST_SECONDS:
                 seconds = 0.0  # the other ranks are there
-            sink.notice(_restart_notice(attempt, error, ends, seconds, archive))
+            latest = _latest(archive, committed)
+            sink.notice(_restart_notice(attempt, error, ends, seconds, latest))
             if cancelled.wait(seconds):
                 raise CancelledError(f"run {job.run_id} was cancelled between two attempts") from (
                     error
@@ -117,22 +133,28 @@ def _resized(job: Job, launcher: Launcher) -> Job:
     return replace(job, size=launcher.slots(job.size, _SLOT_SECONDS))
 
 
+def _latest(archive: Archive, committed: int) -> str:
+    """What load_checkpoint returns in the next attempt."""
+    checkpoint = archive.latest
+    saved = "None" if checkpoint is None else f"the checkpoint of step {checkpoint.step}"
+    if committed < 0:
+        return saved
+    commit = f"the commit of step {committed}"
+    return commit if checkpoint is None else f"{commit}, or {saved} if it is later"
+
+
 def _restart_notice(
-    job: Job, error: Exception, ends: list[End], seconds: float, archive: Archive
+    job: Job, error: Exception, ends: list[End], seconds: float, latest: str
 ) -> str:
     """What the user reads before the next attempt."""
     number, kind = job.attempt, ends[-1].kind
     first_line = (str(error).strip().splitlines() or [""])[0]
-    latest = archive.latest
-    resumed = "None" if latest is None else f"the checkpoint of step {latest.step}"
-    if job.options.elastic:
-        resumed = "the latest commit" + ("" if latest is None else f", or {resumed} if it is later")
     count = sum(end.kind == kind for end in ends)
     what = "error" if kind == "error" else "loss of a process or host"
     return (
         f"attempt {number} failed: {type(error).__name__}: {first_line}\n"
         f"attempt {number + 1} begins in {seconds:g} s ({what} {count}, max_restarts="
-        f"{job.options.max_restarts}); load_checkpoint returns {resumed}"
+        f"{job.options.max_restarts}); load_checkpoint returns {latest}"
     )
 
 
@@ -141,8 +163,8 @@ def _why_final(ends: list[End]) -> str:
     last = ends[-1]
     if len(ends) > 1 and ends[-2] == last and last.kind == "error":
         return (
-            "the same error occurred again at the same place, and no newer checkpoint was written "
-            "meanwhile: it would occur in every attempt"
+            "the same error occurred again at the same place, and there was no newer checkpoint or "
+            "commit meanwhile: it would occur in every attempt"
         )
     count = sum(end.kind == last.kind for end in ends)
     what = "errors" if last.kind == "error" else "losses of a process or host"
@@ -175,7 +197,7 @@ class End(NamedTuple):
         kind: "error" where the ranks' own code failed or hung; "lost" where a process, an executor
             or a host went away.
         place: what failed and where, equal for failures that are the same.
-        checkpoint: the furthest step of any checkpoint by then; -1 where there is none.
+        checkpoint: the furthest step of any checkpoint or commit by then; -1 where there is none.
     """
 
     kind: Literal["error", "lost"]
@@ -187,8 +209,8 @@ def wait_before_restart(ends: Sequence[End], max_restarts: int) -> float | None:
     """The seconds to wait before the next attempt; None: there is none.
 
     Errors and losses are counted separately, each up to ``max_restarts``. An error that repeats at
-    the same place without a newer checkpoint would repeat for ever: the second time ends the run.
-    The wait doubles with each failure of the same kind in a row, from 1 s to 60 s.
+    the same place without a newer checkpoint or commit would repeat for ever: the second time ends
+    the run. The wait doubles with each failure of the same kind in a row, from 1 s to 60 s.
 
     Args:
         ends: how all attempts so far failed, in order.

@@ -14,7 +14,7 @@ from typing import Any
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.supervisor import Supervisor
-from horovod_runner.errors import LaunchError, SerializationError
+from horovod_runner.errors import CheckpointError, LaunchError, SerializationError
 from horovod_runner.launchers.launcher import Launch, Launcher, LaunchLostError, TaskLostError
 from horovod_runner.results import failures
 from horovod_runner.results.trace.arrivals import Arrivals
@@ -57,8 +57,8 @@ class Driver:
         self._launcher = launcher
         self._sink = sink
         self._cancelled = cancelled
-        traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
-        self._intake = Intake(sink, archive, traces)
+        self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
+        self._intake = Intake(sink, archive, self._traces)
         self._wake: Callable[[], None] = lambda: None
         self._supervisor: Supervisor | None = None
 
@@ -70,11 +70,12 @@ class Driver:
             RankFailedError: a rank died without an exception.
             LaunchError: the ranks could not be started, or Spark ended them.
             HangError: the ranks made no progress for too long.
+            CheckpointError: a checkpoint that is required could not be written.
             CancelledError: another thread asked for it.
             GpuError: a host has too few GPUs.
             SerializationError: a value cannot be loaded here.
         """
-        with Channel(self._launcher.channel_host, self._job.size) as channel:
+        with Channel(self._launcher.channel_host, self._job.size) as channel, self._traces:
             launch = self._launcher.launch(
                 self._job, channel.address, channel.wake, self._dataframes
             )
@@ -133,7 +134,10 @@ class Driver:
             elif isinstance(message, messages.Report):
                 self._sink.reports([message])
             else:
-                self._intake.take(message)
+                try:
+                    self._intake.take(message)
+                except CheckpointError as error:  # a checkpoint that is required
+                    supervisor.problem = supervisor.problem or error
         if record.cut:
             self._sink.notice(
                 f"{record.cut} characters of what the ranks printed were too many to keep: the "
@@ -154,7 +158,7 @@ class Driver:
             raise failures.run_error(outcomes, reported)
         detached = any(outcome.record for outcome in outcomes)
         checked = supervisor.sync.compared or detached or self._job.size == 1
-        if self._job.options.debug_config.weight_check is not None and not checked:
+        if self._job.options.debug_config.weight_check == "epoch" and not checked:
             self._sink.notice(_UNCOMPARED)
         if len(outcomes) < self._job.size:
             raise LaunchError(f"Spark ran {len(outcomes)} tasks instead of {self._job.size}")

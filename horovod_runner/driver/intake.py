@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, assert_never
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.folders.problems import describe
 from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
 from horovod_runner.results.run import TraceFile
 from horovod_runner.results.trace.arrivals import Arrivals
@@ -31,6 +32,7 @@ Content = (
 OwnMessage = (
     messages.Started
     | messages.Weights
+    | measurements.Note
     | messages.Fence
     | messages.Lookup
     | messages.Failed
@@ -45,6 +47,7 @@ class Observer(Protocol):
         """Receive a rank's message; returns the answer to a Fetch.
 
         Raises:
+            CheckpointError: a checkpoint that is required could not be written.
             ValueError: no rank of this run sends such a message.
         """
 
@@ -96,7 +99,10 @@ class Intake:
         self._sink.idle()
 
     def take(self, message: Content) -> messages.Fetched | None:
-        """See :class:`Observer`. A checkpoint that cannot be written does not end the training."""
+        """See :class:`Observer`.
+
+        A checkpoint that cannot be written ends the training only if it is required.
+        """
         match message:
             case messages.Output():
                 self._sink.output(message.rank, message.stream, message.text)
@@ -134,9 +140,9 @@ class Intake:
             timeline = self._archive.part(message)
         except OSError as error:
             if message.name == "timeline":
-                self._sink.notice(f"Horovod's timeline could not be written: {error}")
+                self._sink.notice(f"Horovod's timeline could not be written: {describe(error)}")
             else:
-                self._warn_unsaved(message.name, str(error))
+                self._warn_unsaved(message.name, describe(error))
             return
         if timeline is not None:
             self._sink.notice(f"Horovod's timeline: {timeline}")
@@ -168,7 +174,8 @@ class Intake:
         try:
             saved = self._archive.saved(message.marker)
         except OSError as error:
-            self._warn_unsaved("a checkpoint", str(error))
+            step = message.marker.step
+            self._warn_unsaved(f"the checkpoint of step {step}", describe(error))
             return
         if saved is not None:
             self._sink.checkpoint(saved)
@@ -177,12 +184,8 @@ class Intake:
                 self._sink.notice(warning)
 
     def _warn_unsaved(self, what: str, why: str) -> None:
-        latest = None if self._archive is None else self._archive.latest
-        there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
-        self._sink.notice(
-            f"{what} could not be written: {why}. The training goes on; {there}. Free space, or "
-            "set checkpoint_dir to another place."
-        )
+        if self._archive is not None:
+            self._sink.notice(self._archive.unsaved(what, why))
 
     def _fetch(self, message: messages.Fetch) -> messages.Fetched:
         if self._archive is None:

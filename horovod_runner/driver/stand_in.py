@@ -18,7 +18,7 @@ import msgspec
 
 from horovod_runner.driver.intake import Content, no_archive
 from horovod_runner.driver.supervisor import Supervisor
-from horovod_runner.errors import HorovodRunnerError, LaunchError
+from horovod_runner.errors import CheckpointError, HorovodRunnerError, LaunchError
 from horovod_runner.task.task import stderr_echo
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome, Record
@@ -59,7 +59,7 @@ class StandIn:
     """
 
     def __init__(self, job: Job, host: str) -> None:
-        self._keeper = Keeper()
+        self._keeper = Keeper(required=job.options.checkpoint_config.required)
         self._channel = Channel(host, job.size)
         self.address = self._channel.address
         self._launch = _StartedElsewhere()
@@ -116,12 +116,16 @@ class _StartedElsewhere:
 class Keeper:
     """The stand-in's observer: keeps what a driver would show or store.
 
+    Args:
+        required: whether a checkpoint that cannot be written ends the run.
+
     Attributes:
         cut: how many characters of output were too many to keep.
         chosen: what Horovod coordinates with; None before the ranks are placed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, required: bool = False) -> None:
+        self._required = required
         self.cut = 0
         self.chosen: Controller | None = None
         self._facts: list[Began | Saved | Unsaved | Untraced | str] = []
@@ -152,9 +156,14 @@ class Keeper:
                 self._leave_out(message)
             case Saved() if message.marker.name in self._in_parts:
                 step = message.marker.step
-                why = "the ranks reach neither the driver nor its folder of checkpoints"
-                self._facts.append(Unsaved(message.rank, step, why))
-            case Began() | Saved() | Unsaved() | Untraced():
+                why = (
+                    "the ranks reach neither the driver nor its folder of checkpoints. Set "
+                    "checkpoint_dir to a folder or URL that driver and executors share."
+                )
+                self._keep_unsaved(Unsaved(message.rank, step, why))
+            case Unsaved():
+                self._keep_unsaved(message)
+            case Began() | Saved() | Untraced():
                 self._facts.append(message)
             case Output() | Log():
                 self._keep_text(message)
@@ -165,6 +174,14 @@ class Keeper:
             case _:
                 assert_never(message)
         return None
+
+    def _keep_unsaved(self, message: Unsaved) -> None:
+        self._facts.append(message)
+        if self._required:
+            raise CheckpointError(
+                f"the checkpoint of step {message.step} could not be written: {message.reason} "
+                "CheckpointConfig(required=True) ends the run here."
+            )
 
     def _leave_out(self, message: FilePart) -> None:
         if is_trace(message) and message.name not in self._in_parts:

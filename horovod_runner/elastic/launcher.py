@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from horovod_runner.elastic.pool import Pool, PooledLaunch
-from horovod_runner.errors import CancelledError, SlotError
+from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.launchers.launcher import PoolKeeper
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.slots import ChannelAddress
@@ -66,6 +66,17 @@ class PooledLauncher:
     def __exit__(self, *error: object) -> None:
         self._pool.__exit__(*error)
 
+    @property
+    def committed(self) -> int:
+        """The furthest step of any commit, as of the end of the last attempt; -1 for none."""
+        return self._pool.committed
+
+    @property
+    def cancelled(self) -> LaunchError | None:
+        """Why too few tasks can come: somebody cancelled their Spark jobs. None: enough can."""
+        cancelled = list(self._pool.cancelled.values())
+        return cancelled[-1] if self._most - len(cancelled) < self._least else None
+
     def slots(self, size: int, patience: float = 0.0) -> int:
         """Wait for tasks; returns how many ranks the next attempt has.
 
@@ -73,7 +84,7 @@ class PooledLauncher:
 
         Raises:
             SlotError: there are fewer than the least number.
-            LaunchError: a task could not be started.
+            LaunchError: tasks could not be started, or their Spark jobs were cancelled.
             CancelledError: the run was cancelled.
         """
         began = time.monotonic()
@@ -92,6 +103,8 @@ class PooledLauncher:
                     return min(ready, self._most)
                 if now - began >= seconds and ready < self._least:
                     raise self._too_few(ready, seconds)
+                if (cancelled := self.cancelled) is not None:
+                    raise cancelled
                 if self._cancelled.is_set():
                     raise CancelledError("the run was cancelled while it waited for slots")
                 if now - noticed > _NOTICE_SECONDS:
@@ -100,10 +113,12 @@ class PooledLauncher:
                 self._pool.changed.wait(0.2)
 
     def _too_few(self, ready: int, seconds: float) -> SlotError:
+        problem = self._pool.problem
         return SlotError(
             f"the run needs at least {self._least} slot(s), and {self.where} has {ready} after "
             f"{seconds:.0f} s. Lower the least number of ranks, np=({max(1, ready)}, "
             f"{self._most}), or raise slot_timeout if executors may still come."
+            + ("" if problem is None else f" Tasks that could not be started: {problem}")
         )
 
     def launch(

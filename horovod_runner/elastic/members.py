@@ -65,6 +65,11 @@ class Members:
             member.leaving = reason
 
     @property
+    def seats(self) -> list[int]:
+        """The seats that have a member."""
+        return list(self._members)
+
+    @property
     def ready(self) -> list[Member]:
         """The members that wait for work, those that came first first."""
         return [m for m in self._members.values() if not m.attempt and not m.leaving]

@@ -15,7 +15,7 @@ import msgspec
 from horovod_runner.common.liveness import Liveness
 from horovod_runner.elastic.members import Member, Members
 from horovod_runner.errors import HorovodRunnerError, LaunchError
-from horovod_runner.launchers.launcher import MemberTasks, TaskLostError
+from horovod_runner.launchers.launcher import JobCancelledError, MemberTasks, TaskLostError
 from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome
@@ -105,6 +105,10 @@ class Pool:
 
     Attributes:
         changed: notified when a member has come, gone, or waits again.
+        committed: the furthest step of any commit, as of the end of the last attempt; -1 if there
+            is none.
+        problem: why the latest task could not be started; None if all could.
+        cancelled: the seats that stay empty because their Spark jobs were cancelled.
     """
 
     def __init__(
@@ -121,12 +125,14 @@ class Pool:
         self._most = most
         self._start_tasks = launch
         self.changed = threading.Condition()
+        self.committed = -1
         self._members = Members(most, grow_after)
         self._liveness = Liveness()
         self._broken = 0
         self._orders: dict[int, Work] = {}
         self._launch: PooledLaunch | None = None
-        self._problem: LaunchError | None = None
+        self.problem: LaunchError | None = None
+        self.cancelled: dict[int, JobCancelledError] = {}
         self._seen: set[int] = set()  # seats that have had a member
         self._over = False
 
@@ -146,17 +152,17 @@ class Pool:
             self._over = True
         self._channel.wake()
         self._thread.join()
-        self._tasks.close(self._seen, _STOP_SECONDS)
+        self._tasks.close(self._members.seats, _STOP_SECONDS)
         self._channel.close()
 
     def ready(self) -> int:
         """How many members wait for work. Call it with :attr:`changed` held.
 
         Raises:
-            LaunchError: a task could not be started.
+            LaunchError: a task could not be started, and none has been before.
         """
-        if self._problem is not None:
-            raise self._problem
+        if self.problem is not None and not self._seen:
+            raise self.problem
         return len(self._members.ready)
 
     def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> PooledLaunch:
@@ -197,10 +203,12 @@ class Pool:
         self._channel.wake()
 
     def _ended(self, seat: int, error: LaunchError) -> None:
-        """A task has ended against the pool's will; its launcher starts another one."""
+        """A task has ended against the pool's will; see PoolKeeper."""
         with self.changed:
-            if seat not in self._seen:
-                self._problem = self._problem or error
+            if isinstance(error, JobCancelledError):
+                self.cancelled[seat] = error
+            elif seat not in self._seen:
+                self.problem = error
             self._lose(seat, str(error))
             self.changed.notify_all()
 
@@ -237,6 +245,7 @@ class Pool:
                 self._on_joined(seat, message)
             case Done():
                 self._channel.send(seat, messages.Taken())
+                self.committed = max(self.committed, message.committed)
                 if self._members.finish(seat, message.attempt) and self._launch is not None:
                     outcome = msgspec.msgpack.decode(message.outcome, type=Outcome)
                     self._launch.done(outcome)

@@ -26,6 +26,10 @@ class LaunchLostError(LaunchError):
     """The system that had launched the ranks ended, and all ranks with it."""
 
 
+class JobCancelledError(LaunchError):
+    """Somebody cancelled the Spark job of the ranks: they are not launched again."""
+
+
 class Launch(Protocol):
     """One launch of all ranks, under way."""
 
@@ -55,7 +59,8 @@ class Launch(Protocol):
         Raises:
             TaskLostError: a task was lost (its executor was killed).
             LaunchLostError: all tasks were lost.
-            LaunchError: the launcher itself failed (a Spark job was cancelled).
+            JobCancelledError: somebody cancelled the Spark job.
+            LaunchError: the launcher itself failed.
         """
 
     def cancel(self) -> None:
@@ -63,13 +68,13 @@ class Launch(Protocol):
 
 
 class MemberTasks(Protocol):
-    """The tasks of a pool (member.py), one in each seat; one that ends is started again."""
+    """The tasks of a pool (member.py), one in each seat. One that ends is started again."""
 
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the tasks that the pool has told to end; call off the others.
 
         Args:
-            served: the seats whose tasks have said something.
+            served: the seats whose tasks are there, as far as the pool knows.
             seconds: after this time they are ended by force.
         """
 
@@ -156,7 +161,8 @@ class PoolKeeper(Launcher, Protocol):
             seats: how many tasks.
             address: the pool's channel.
             ended: called, from any thread, with the seat and the reason when a task ends that the
-                pool has not told to; another one is started in its place.
+                pool has not told to; another one is started in its place, except after a
+                JobCancelledError.
             leaving: called, from any thread and perhaps repeatedly, with the seat and the reason
                 when a task's executor is about to go. The pool tells the task to end.
         """

@@ -19,6 +19,8 @@ from queue import SimpleQueue
 import msgspec
 import zmq
 
+from horovod_runner.checkpoints.commits import Commits
+from horovod_runner.host import network
 from horovod_runner.host.scratch import RunFolder, memory_folder
 from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
 from horovod_runner.warm.client import end_fork_servers
@@ -43,7 +45,9 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
     """
     with ExitStack() as stack:
         keep_scratch(job, stack)
-        commits = stack.enter_context(RunFolder(job.run_id, memory_folder())).path
+        # Containers may share memory: each host has a folder of its own, as it may be lost alone.
+        name = f"{job.run_id}-{network.host_id()}"
+        commits = stack.enter_context(RunFolder(name, memory_folder())).path
         contact = _Contact(pool, seat, commits)
         try:
             while (work := contact.work.get()) is not None:
@@ -54,7 +58,14 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
                     work.address,
                     replace(setup, task=work.task, commits=str(commits)),
                 )
-                contact.finish(Done(work.attempt, msgspec.msgpack.encode(outcome)))
+                kept = Commits(str(commits)).latest()
+                contact.finish(
+                    Done(
+                        work.attempt,
+                        msgspec.msgpack.encode(outcome),
+                        -1 if kept is None else kept.step,
+                    )
+                )
         finally:
             contact.close()
             if setup.owner is not None and not job.options.cluster_config.preload_frameworks:

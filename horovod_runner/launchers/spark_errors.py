@@ -5,13 +5,27 @@ from __future__ import annotations
 import re
 import sys
 
-from horovod_runner.launchers.launcher import TaskLostError
+from horovod_runner.errors import LaunchError
+from horovod_runner.launchers.launcher import JobCancelledError, TaskLostError
 
 # "...barrier task ResultTask(7, 3) finished unsuccessfully.\nExecutorLostFailure (executor 1 ..."
 _LOST_TASK = re.compile(
     r"barrier task \w+\(\d+, (?P<task>\d+)\) finished unsuccessfully\.\s*"
     r"(?P<reason>ExecutorLostFailure.*|.*Python worker exited unexpectedly.*)"
 )
+# "Job 3 cancelled because Stage 5 was cancelled", and the same in Spark 4; Spark Connect's words.
+_CANCELLED = re.compile(r"\bJob \d+ cancelled|OPERATION_CANCELED")
+
+
+def ended_by(what: str, error: BaseException) -> LaunchError:
+    """What to raise for an error with which Spark ended a job.
+
+    Args:
+        what: names the job: "Spark ended the barrier job of run ...".
+        error: Spark's.
+    """
+    kind = JobCancelledError if _CANCELLED.search(str(error)) else LaunchError
+    return kind(f"{what}: {explain(error)}")
 
 
 def lost_task(error: BaseException) -> TaskLostError | None:

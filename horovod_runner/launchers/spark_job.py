@@ -14,8 +14,8 @@ import msgspec
 from horovod_runner.common.spark_session import conf_of, map_in_arrow, spark_context
 from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.launchers import connect
-from horovod_runner.launchers.launcher import LaunchLostError
-from horovod_runner.launchers.spark_errors import explain, lost_task
+from horovod_runner.launchers.launcher import JobCancelledError, LaunchLostError
+from horovod_runner.launchers.spark_errors import ended_by, lost_task
 from horovod_runner.wire.job import Job, Outcome
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ class SparkLaunch:
 
         Raises:
             TaskLostError: an executor was lost.
+            JobCancelledError: somebody cancelled the job.
             LaunchError: Spark ended the job before the ranks ended.
         """
         if self._error is None:
@@ -125,9 +126,8 @@ class SparkLaunch:
         lost = lost_task(self._error)
         if lost is not None:
             raise lost
-        raise LaunchError(
-            f"Spark ended the barrier job of run {self._job.run_id}: {explain(self._error)}"
-        ) from None
+        what = f"Spark ended the barrier job of run {self._job.run_id}"
+        raise ended_by(what, self._error) from None
 
     def cancel(self) -> None:
         """Cancel the Spark job. Spark then kills its tasks, and the workers end with them."""
@@ -256,20 +256,20 @@ class SparkMembers:
         return f"{self._job.run_id}-{seat}"
 
     def _keep(self, seat: int, task: Callable[..., Any]) -> None:
-        """Run a seat's job, again and again until the pool is closed."""
+        """Run a seat's job, again and again until the pool is closed or somebody cancels it."""
         text = f"HorovodRunner np={self._job.options.np}, task {seat}"
         self._spark.sparkContext.setJobGroup(self._group(seat), text, interruptOnCancel=True)
         profile = {} if self._profile is None else {"profile": self._profile}
-        while not self._over.is_set():
+        reason = LaunchError("a task of the run has ended: it had lost the driver.")
+        while not self._over.is_set() and not isinstance(reason, JobCancelledError):
             try:
                 one = self._spark.range(seat, seat + 1, 1, 1)
                 map_in_arrow(one, task, _OUTCOME_SCHEMA, **profile).collect()
-                reason = "its Spark job has ended: the task had lost the driver."
             except BaseException as error:
                 _log.debug("Spark ended task %d of %s", seat, self._job.run_id, exc_info=error)
-                reason = explain(error)
+                reason = ended_by("Spark ended a task of the run", error)
             if not self._over.is_set():
-                self._ended(seat, LaunchError(f"Spark ended a task of the run: {reason}"))
+                self._ended(seat, reason)
                 self._over.wait(_AGAIN_SECONDS)
 
     def _watch(self) -> None:

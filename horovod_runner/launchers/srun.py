@@ -30,7 +30,8 @@ def command(size: int, *, together: bool = True) -> list[str]:
     arguments = [
         "srun",
         f"--ntasks={size}",
-        *([] if together else ["--exact"]),
+        # The allocation may have shrunk since its variables were set: one node is always right.
+        *([] if together else ["--exact", "--nodes=1"]),
         "--kill-on-bad-exit=0",
         "--cpu-bind=none",
         "--quit-on-interrupt",

@@ -28,10 +28,12 @@ class Done(PoolMessage, frozen=True):
     Attributes:
         attempt: in which it took part.
         outcome: an :class:`~horovod_runner.wire.job.Outcome`, encoded.
+        committed: the step of the latest commit on the task's host; -1 if there is none.
     """
 
     attempt: int
     outcome: bytes
+    committed: int = -1
 
 
 class Work(PoolMessage, frozen=True):

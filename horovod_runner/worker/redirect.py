@@ -8,7 +8,8 @@ import.
 
 ``horovod.common.elastic`` is patched: a state comes back from the commits of the run. So is
 ``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights. Adasum is refused
-where there is no MPI.
+where there is no MPI. Modules of torch, Keras and Spark are patched where a mistake in training
+code shows (`checks`).
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -46,10 +47,10 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith("horovod."):
-            return None
         if fullname in _PATCHES:
             return _patched_spec(_PATCHES[fullname], fullname, path, target)
+        if not fullname.startswith("horovod."):
+            return None
         for name in _KERAS:
             if fullname == name or fullname.startswith(f"{name}."):
                 if not _is_keras_3(name):
@@ -85,6 +86,9 @@ class _PatchingLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._patch(module)
 
 
@@ -223,6 +227,15 @@ def _patch_torch_functions(functions: Any) -> None:
     functions.broadcast_optimizer_state = broadcast_optimizer_state
 
 
+def _check(module: str, watch: str) -> Callable[[Any], None]:
+    """A patch that calls a function of the package `checks`, which is imported only then."""
+
+    def patch(patched: Any) -> None:
+        getattr(import_module(f"horovod_runner.worker.checks.{module}"), watch)(patched)
+
+    return patch
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.common.elastic": _patch_elastic,
     "horovod.tensorflow": _patch_tensorflow,
@@ -231,4 +244,14 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
     "horovod.torch.functions": _patch_torch_functions,
     "horovod.torch.mpi_ops": _patch_mpi_ops,
+    "horovod.torch.optimizer": _check("gradients", "watch_horovod"),
+    "keras.src.callbacks.callback_list": _check("first_steps", "watch_keras"),
+    "keras.src.saving.saving_api": _check("calls", "watch_keras_save"),
+    "pyspark.context": _check("calls", "watch_spark"),
+    "pyspark.core.context": _check("calls", "watch_spark"),
+    "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
+    "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
+    "torch.optim.optimizer": _check("first_steps", "watch_torch"),
+    "torch.serialization": _check("calls", "watch_torch_save"),
+    "torch.utils.data.distributed": _check("calls", "watch_sampler"),
 }

@@ -11,15 +11,25 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, HorovodRunner, LaunchError, log_to_driver
+from horovod_runner import (
+    CancelledError,
+    HorovodRunner,
+    LaunchError,
+    current_attempt,
+    log_to_driver,
+)
 from tests.conftest import Ranks
 from tests.places import EVERYWHERE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
@@ -45,15 +55,16 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
+def wait_in_first_attempt() -> int:
+    if current_attempt() == 1:
+        wait_for_ever()
+    return int(os.environ["WORLD_SIZE"])
+
+
 @pytest.mark.places(*EVERYWHERE)
 def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
     runner = ranks.runner(2)
-
-    def cancel() -> None:
-        thread = threading.Thread(target=runner.cancel)
-        thread.start()
-        thread.join()
-
+    cancel = partial(_in_other_thread, runner.cancel)
     with (
         contextlib.redirect_stdout(Calling("up", 2, cancel)),
         pytest.raises(CancelledError, match="all ranks are gone"),
@@ -72,25 +83,56 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("spark", "cluster", "connect")
-def test_a_spark_job_that_is_cancelled_ends_all_ranks(ranks: Ranks) -> None:
+def test_a_spark_job_that_is_cancelled_ends_the_run(ranks: Ranks) -> None:
     spark = ranks.spark
     assert spark is not None
-    if ranks.place == "connect":
-        cancel_all = spark.interruptAll
-    else:
-        cancel_all = spark.sparkContext.cancelAllJobs
-
-    def cancel() -> None:
-        thread = threading.Thread(target=cancel_all)
-        thread.start()
-        thread.join()
-
+    cancel_all = spark.interruptAll if ranks.place == "connect" else _cancel_all_jobs(spark)
     with (
-        contextlib.redirect_stdout(Calling("up", 2, cancel)),
+        contextlib.redirect_stdout(Calling("up", 2, partial(_in_other_thread, cancel_all))),
         pytest.raises(LaunchError, match=r"(?i)cancel|interrupt"),
     ):
-        ranks.run(2, wait_for_ever)
+        ranks.run(2, wait_for_ever, {"max_restarts": 3})
     assert ranks.run(2, int) == 0
+
+
+@pytest.mark.places("spark")
+def test_spark_jobs_that_are_cancelled_end_an_elastic_run(ranks: Ranks) -> None:
+    assert ranks.spark is not None
+    cancel = partial(_in_other_thread, _cancel_all_jobs(ranks.spark))
+    runner = ranks.runner((2, 3), max_restarts=3)
+    with (
+        contextlib.redirect_stdout(Calling("up", 3, cancel)),
+        pytest.raises(LaunchError, match="cancel"),
+    ):
+        runner.run(wait_for_ever)
+    assert len(runner.last_run.attempts) == 1
+
+
+@pytest.mark.places("spark")
+def test_an_elastic_run_goes_on_without_the_stage_that_is_cancelled(ranks: Ranks) -> None:
+    """Spark's UI has a link that does it."""
+    assert ranks.spark is not None
+    context = ranks.spark.sparkContext
+
+    def cancel() -> None:
+        stage = context.statusTracker().getActiveStageIds()[0]
+        context._jsc.sc().cancelStage(stage)
+
+    runner = ranks.runner((2, 3), max_restarts=1)
+    with contextlib.redirect_stdout(Calling("up", 3, partial(_in_other_thread, cancel))):
+        assert runner.run(wait_in_first_attempt) == 2
+    assert [attempt.size for attempt in runner.last_run.attempts] == [3, 2]
+
+
+def _cancel_all_jobs(spark: SparkSession) -> Callable[[], Any]:
+    return spark.sparkContext.cancelAllJobs  # type: ignore[no-any-return]
+
+
+def _in_other_thread(call: Callable[[], Any]) -> None:
+    """Call a function in a thread, and wait for its end."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 class in_thread(threading.Thread):  # noqa: N801 - reads as a call

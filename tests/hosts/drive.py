@@ -51,7 +51,7 @@ class Driver:
             self._process.kill()
             self._process.wait()
 
-    def start(self, np: int, main: Callable[..., Any], **options: Any) -> None:
+    def start(self, np: int | tuple[int, int], main: Callable[..., Any], **options: Any) -> None:
         """Start a run of ``main``, which must be a function of a module."""
         self._connection.send((np, main, options))
 

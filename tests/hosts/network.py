@@ -4,9 +4,9 @@
                               | switch |
     master  eth0 10.77.0.2  --+        +-- eth0 10.77.0.12 host-b
 
-Each host also has what can mislead the choice of an interface: ``docker0`` with the same address
-on all hosts, IPv6 beside IPv4, and a name that resolves to 127.0.1.1 on the host itself, as on
-Debian.
+Each host has its own ``/dev/shm``, as hosts do. It also has what can mislead the choice of an
+interface: ``docker0`` with the same address on all hosts, IPv6 beside IPv4, and a name that
+resolves to 127.0.1.1 on the host itself, as on Debian.
 
 The namespaces have no names. They end with their last process, and the processes end with this one,
 so nothing is left behind.
@@ -43,6 +43,7 @@ mount -t sysfs sysfs /sys
 mount --rbind "$kept" /sys/fs/cgroup
 umount --lazy "$kept"
 rmdir "$kept"
+mount -t tmpfs tmpfs /dev/shm
 ip link set lo up
 echo ready
 exec cat
@@ -190,6 +191,10 @@ class Network:
     def unplug(self, host: Host) -> None:
         """Cut a host's cable at the switch: packets are lost without any notice."""
         self._switch.ip(f"link set dev {host.name} down")
+
+    def plug(self, host: Host) -> None:
+        """Mend a host's cable."""
+        self._switch.ip(f"link set dev {host.name} up")
 
 
 def _ipv6(address: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import log_to_driver
+from horovod_runner import commit, current_attempt, load_checkpoint, log_to_driver
 from tests.cluster.standalone import Place, StandaloneCluster
 from tests.hosts.drive import Driver
 from tests.hosts.network import ADDRESSES, NOWHERE, Network, missing
@@ -171,6 +171,45 @@ def train_for_ever() -> None:
         hvd.allreduce(weights, name="weights")
         if step == 100 and hvd.rank() == 0:
             log_to_driver("in the middle of the training")
+
+
+def add_up_until_two_are_left() -> tuple[list[int], list[int]]:
+    """Do steps until a host is lost, and some more: the sizes and the numbers of the steps."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    loaded = load_checkpoint()
+    state = {"steps": [], "sizes": []} if loaded is None else loaded.state
+    if current_attempt() > 1:
+        assert loaded is not None
+    while len(state["steps"]) < 10 or state["sizes"][-10] == 4:
+        hvd.allreduce(torch.ones(1), name="step")
+        state["steps"].append(len(state["steps"]))
+        state["sizes"].append(hvd.size())
+        commit(state, len(state["steps"]))
+        if current_attempt() == 1 and len(state["steps"]) == 10:
+            log_to_driver("in the middle of the training")
+    return state["sizes"], state["steps"]
+
+
+def test_a_run_goes_on_without_a_host_that_is_cut_off(
+    start_driver: Callable[..., AbstractContextManager[Driver]], network: Network
+) -> None:
+    lost = network.workers[1]
+    # An application of its own: Spark does not use that host again.
+    with start_driver({"spark.driver.host": ADDRESSES["driver"]}) as driver:
+        driver.start((2, 4), add_up_until_two_are_left, max_restarts=3, slot_timeout=60)
+        driver.wait_for("in the middle of the training")
+        network.unplug(lost)
+        try:
+            value, error = driver.result()
+        finally:
+            network.plug(lost)
+    assert not error, error
+    sizes, steps = value
+    assert sorted({*sizes}) == [2, 4]
+    assert steps == list(range(len(sizes)))  # the commit of the other host has them all
 
 
 def test_a_lost_host_ends_the_run_and_is_named(driver: Driver, network: Network) -> None:

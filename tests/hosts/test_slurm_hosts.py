@@ -24,6 +24,32 @@ print("rank", hvd.rank(), "local", hvd.local_rank(), "of", hvd.local_size(), "on
 """
 
 
+_SHRINKING = """
+import os, subprocess, tempfile
+from horovod_runner import ClusterConfig, HorovodRunner, commit, current_attempt, load_checkpoint
+
+def main():
+    import horovod.torch as hvd, torch
+    hvd.init()
+    loaded = load_checkpoint()
+    sizes = [] if loaded is None else loaded.state["sizes"]
+    while not sizes or sizes[-1] == 4 or len(sizes) < 10:
+        hvd.allreduce(torch.ones(1), name="step")
+        sizes.append(hvd.size())
+        commit({"sizes": sizes}, len(sizes))
+        if current_attempt() == 1 and len(sizes) == 5 and hvd.rank() == 0:
+            job = "JobId=" + os.environ["SLURM_JOB_ID"]
+            shrink = ["scontrol", "update", job, "NodeList=host-a"]
+            subprocess.run(shrink, cwd=tempfile.gettempdir(), check=True)
+    return sorted({*sizes}), os.uname().nodename
+
+runner = HorovodRunner(
+    np=(2, 4), max_restarts=2, cluster_config=ClusterConfig(launcher="slurm"), progress=False
+)
+print("sizes", *runner.run(main))
+"""
+
+
 def node(host: Host) -> slurm.Node:
     return slurm.Node(host.name, ADDRESSES[host.name], host.enter)
 
@@ -91,3 +117,13 @@ def test_one_rank_per_node_trains_on_the_rows_of_all_ranks(
     over_mpi = on_login_node("srun", "--mpi=pmix", sys.executable, PROGRAM, "two-hosts")
     assert over_mpi.returncode == 0, over_mpi.stderr
     assert over_mpi.stdout.count(": ok") == 4
+
+
+def test_a_run_goes_on_in_an_allocation_that_is_shrunk(
+    on_login_node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_SHRINKING)
+    done = on_login_node(sys.executable, str(script))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"sizes \[[23], 4\] host-a", done.stdout)

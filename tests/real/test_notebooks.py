@@ -145,7 +145,26 @@ def migrate_from_horovod_spark(shown: Shown) -> None:
     assert shown.is_picture("fitted.plot()")
 
 
+def elastic(shown: Shown) -> None:
+    run = shown.by("kill_at=100)")
+    begun = re.findall(r"attempt (\d): (\d) ranks, from step (\d+)", run)
+    assert begun[:2] == [("1", "4", "0"), ("2", "2", begun[1][2])]
+    assert 95 <= int(begun[1][2]) <= 100
+    assert begun[-1][1] == "4"
+    attempts = shown.by("runner.last_run.attempts").splitlines()
+    assert re.match(r"attempt 1: 4 ranks; .*lost", attempts[0])
+    assert re.match(
+        r"attempt 2: 2 ranks, after a pause of \d+\.\d s; from 2 to [34] ranks", attempts[1]
+    )
+    assert attempts[-1].endswith("finished")
+    difference = re.search(r"differ by (\S+) at most", shown.by("difference = max"))
+    assert difference is not None
+    assert float(difference[1]) < 1e-3
+    assert shown.is_picture("runner.last_run.plot")
+
+
 CHECKS = [
+    elastic,
     quickstart,
     checkpoint_and_resume,
     bodo_style,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,7 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from horovod_runner import GpuError, HangError, LaunchError, log_to_driver, report, save_checkpoint
+from horovod_runner import (
+    CheckpointError,
+    GpuError,
+    HangError,
+    LaunchError,
+    log_to_driver,
+    report,
+    save_checkpoint,
+)
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver import phases, stand_in, supervisor
@@ -21,7 +30,7 @@ from horovod_runner.driver.driver import Driver
 from horovod_runner.driver.stand_in import StandIn
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
-from horovod_runner.options import DebugConfig, Options
+from horovod_runner.options import CheckpointConfig, DebugConfig, Options
 from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
@@ -105,6 +114,7 @@ def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
         np=-size,
         gpus_per_rank=options.get("gpus_per_rank", 0),
         debug_config=DebugConfig(hang_timeout=options.get("hang_timeout")),
+        checkpoint_config=options.get("checkpoint_config", CheckpointConfig()),
     )
     job = make_job(main, {}, size, chosen)
     archive = options.get("archive")
@@ -195,6 +205,25 @@ def test_reports_come_to_the_driver_at_the_end(monkeypatch: pytest.MonkeyPatch) 
     assert 50 <= len(metrics) <= 100
     assert len(metrics) + metrics.dropped[0] >= 1000 - 2 * (1000 // len(metrics))
     assert recorder._run.timings.first_line is not None
+
+
+def test_a_checkpoint_that_is_required_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "write_probe", lambda folder, token: None)
+
+    def main() -> None:
+        save_checkpoint(b"state", 7)
+        signal.alarm(60)  # otherwise it would go on for hours
+        signal.pause()
+
+    config = CheckpointConfig(required=True)
+    options = Options(np=2, checkpoint_dir=tmp_path, checkpoint_config=config)
+    with (
+        Archive("0a1b2c3d", options) as archive,
+        pytest.raises(CheckpointError, match="step 7 could not be written: the ranks reach"),
+    ):
+        run(main, {0}, size=1, run_id="0a1b2c3d", archive=archive, checkpoint_config=config)
 
 
 @pytest.mark.parametrize("seen", [True, False])

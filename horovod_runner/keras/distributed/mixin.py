@@ -51,6 +51,15 @@ class Distributed:
     def variables(self) -> Variables:
         return Variables(super().variables)  # type: ignore[misc]
 
+    @property
+    def lr(self) -> Any:
+        """Keras 2's name; without it Keras 3 would accept ``optimizer.lr = x`` and ignore it."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
     def register_local_var(self, variable: Any) -> None:
         """Keep the gradients of a variable on their rank: they are not averaged.
 

@@ -18,7 +18,7 @@ THROTTLED: Final = 0.05
 #: This package's calls in a step, and what to change about them.
 CALLS: Final = {
     "report": ("report()", "report less often, or fewer metrics"),
-    "checkpoint": ("save_checkpoint()", "save less often, or a smaller state"),
+    "checkpoint": ("save_checkpoint() or commit()", "save less often, or a smaller state"),
 }
 
 
