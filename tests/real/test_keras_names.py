@@ -128,8 +128,11 @@ def test_variables_of_keras_3_can_be_compressed() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_only_the_ranks_of_a_process_set_reduce(backend: str) -> None:
+def test_only_the_ranks_of_a_process_set_reduce(
+    backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     ranks = run(process_sets, backend, np=-3, weight_check="epoch")
+    assert "different weights" not in "".join(capsys.readouterr())  # those of a local layer are
     assert len(ranks) == 3
     for rank, result in enumerate(ranks):
         inside = rank != 1
