@@ -93,16 +93,16 @@ def embedding(keras: Any) -> Any:
     )
 
 
-def normalized(keras: Any) -> Any:
+def normalized(keras: Any, normalization: Any = None) -> Any:
     layers = keras.layers
-    return keras.Sequential([layers.Input((6,)), layers.BatchNormalization(), layers.Dense(2)])
+    layer = (normalization or layers.BatchNormalization)()
+    return keras.Sequential([layers.Input((6,)), layers.Dense(8, "tanh"), layer, layers.Dense(2)])
 
 
 def synchronized(keras: Any) -> Any:
     import horovod_runner.keras as hvd
 
-    layers = keras.layers
-    return keras.Sequential([layers.Input((6,)), hvd.SyncBatchNormalization(), layers.Dense(2)])
+    return normalized(keras, hvd.SyncBatchNormalization)
 
 
 def two_outputs(keras: Any) -> Any:
