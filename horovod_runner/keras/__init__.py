@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horovod_runner.keras import callbacks, elastic
-    from horovod_runner.keras.optimizer import DistributedOptimizer, load_model
+    from horovod_runner.keras.distributed.batch_norm import SyncBatchNormalization
+    from horovod_runner.keras.optimizer import (
+        DistributedOptimizer,
+        PartialDistributedOptimizer,
+        load_model,
+    )
     from horovod_runner.keras.values import (
         Compression,
         allgather,
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
         broadcast,
         broadcast_global_variables,
         broadcast_variables,
+        reducescatter,
     )
 
 # Names that are re-exported from the Horovod of Keras's backend.
@@ -43,24 +49,29 @@ _HOROVODS = frozenset(
         *("Average", "Sum", "Adasum", "Min", "Max", "Product"),
         *("mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"),
         *("nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"),
-        *("ProcessSet", "global_process_set"),
+        *("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
     }
 )
 _HOMES = {
     "Compression": "values",
     "DistributedOptimizer": "optimizer",
+    "PartialDistributedOptimizer": "optimizer",
+    "SyncBatchNormalization": "distributed.batch_norm",
     "allgather": "values",
     "allreduce": "values",
     "broadcast": "values",
     "broadcast_global_variables": "values",
     "broadcast_variables": "values",
     "load_model": "optimizer",
+    "reducescatter": "values",
 }
 _MODULES = frozenset({"callbacks", "elastic"})
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
+    "PartialDistributedOptimizer",
+    "SyncBatchNormalization",
     "allgather",
     "allreduce",
     "broadcast",
@@ -69,6 +80,7 @@ __all__ = [
     "callbacks",
     "elastic",
     "load_model",
+    "reducescatter",
 ]
 
 

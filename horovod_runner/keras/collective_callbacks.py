@@ -37,9 +37,18 @@ class BroadcastGlobalVariablesCallback(CollectiveCallback):
         super().__init__()
         self._root_rank = root_rank
         local = [] if local_variables is None else local_variables
-        local = local if isinstance(local, (list, tuple, set)) else [local]
-        self._local = [id(variable) for variable in local]
+        self._local: list[int] = []
         self.broadcast_done = False
+        for variable in local if isinstance(local, (list, tuple, set)) else [local]:
+            self.register_local_var(variable)
+
+    def register_local_var(self, variable: Any) -> None:
+        """Let a variable keep its value on each rank.
+
+        Args:
+            variable: a variable of the model or of its optimizer.
+        """
+        self._local.append(id(variable))
 
     def on_train_begin(self, logs: Any = None) -> None:
         super().on_train_begin(logs)
@@ -73,11 +82,19 @@ class BroadcastGlobalVariablesCallback(CollectiveCallback):
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         if collectives().hvd.size() > 1:
-            shared = [
-                v for v in keras_variables(model) if not {id(v), id(v.value)} & set(self._local)
-            ]
+            kept = self._kept(model)
+            shared = [v for v in keras_variables(model) if not {id(v), id(v.value)} & kept]
             collectives().broadcast_variables(shared, self._root_rank)
         self.broadcast_done = True
+
+    def _kept(self, model: Any) -> set[int]:
+        """The ids of local variables, and of what the optimizer keeps for them."""
+        local = set(self._local)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if not local or not hasattr(optimizer, "slots_of"):
+            return local
+        variables = [v for v in model.variables if {id(v), id(v.value)} & local]
+        return local | {id(slot) for slot in optimizer.slots_of(variables)}
 
 
 class MetricAverageCallback(CollectiveCallback):

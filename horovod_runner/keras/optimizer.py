@@ -1,13 +1,7 @@
-"""DistributedOptimizer: makes a Keras optimizer average its gradients over the ranks.
-
-Keras 3 calls ``_clip_gradients`` once per update of the weights: after gradients were accumulated,
-and before they are clipped and weights decay. Gradients are reduced there. The optimizer object and
-its state stay the same, and Keras saves it as the plain optimizer.
-"""
+"""DistributedOptimizer: makes a Keras optimizer average its gradients over the ranks."""
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -15,84 +9,9 @@ from typing import Any
 import keras
 
 from horovod_runner.keras.collectives import collectives
-from horovod_runner.keras.reduction import BFloat16, Reduction
-from horovod_runner.worker.api import check_weights
-
-_numbers = itertools.count(1)
-
-
-class Variables(list[Any]):
-    """The variables of an optimizer; older code calls the attribute: ``optimizer.variables()``."""
-
-    def __call__(self) -> Variables:
-        return self
-
-
-class Distributed:
-    """A mixin in front of the class of a Keras optimizer."""
-
-    _reduction: Reduction
-    _sums_passes: bool
-    _name_from_user: str | None
-    _reduction_name: str | None = None
-    _unreduced = 0
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        # Keras writes this class to a file: the plain optimizer's, which loads without this module.
-        return type(self).__mro__[2]
-
-    @property
-    def variables(self) -> Variables:
-        return Variables(super().variables)  # type: ignore[misc]
-
-    @property
-    def lr(self) -> Any:
-        """Keras 2's name; without it Keras 3 would accept ``optimizer.lr = x`` and ignore it."""
-        return self.learning_rate
-
-    @lr.setter
-    def lr(self, value: Any) -> None:
-        self.learning_rate = value
-
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        gradients = list(grads)
-        self._unreduced += 1
-        super().apply(gradients, trainable_variables)  # type: ignore[misc]
-        if self._unreduced < (self.gradient_accumulation_steps or 1):  # type: ignore[attr-defined]
-            return
-        self._unreduced = 0
-        if gradients and collectives().hvd.size() > 1:
-            raise RuntimeError(
-                f"Keras {keras.__version__} updated the weights without averaging the gradients "
-                f"over the ranks ({type(self).__name__} did not call _clip_gradients). This "
-                "version of horovod_runner does not support this version of Keras: change one of "
-                "them."
-            )
-
-    def finalize_variable_values(self, var_list: Any) -> None:
-        """Compare the ranks' weights at the end of ``model.fit``, also without callbacks."""
-        super().finalize_variable_values(var_list)  # type: ignore[misc]
-        check_weights(var_list)
-
-    def _clip_gradients(self, grads: Sequence[Any]) -> Any:
-        self._unreduced = 0
-        gradients = list(grads)
-        backend = collectives()
-        if self._sums_passes:
-            passes = float(self.gradient_accumulation_steps)  # type: ignore[attr-defined]
-            gradients = backend.scale(gradients, passes)
-        if backend.hvd.size() > 1:
-            name = self._name_of_reduction()
-            gradients = backend.reduce_gradients(gradients, name, self._reduction)
-        return super()._clip_gradients(gradients)  # type: ignore[misc]
-
-    def _name_of_reduction(self) -> str:
-        # Numbered in the order of first use, which is the same on all ranks.
-        if self._reduction_name is None:
-            name = self._name_from_user
-            self._reduction_name = name or f"DistributedOptimizer.{next(_numbers)}"
-        return self._reduction_name
+from horovod_runner.keras.distributed.batch_norm import SyncBatchNormalization
+from horovod_runner.keras.distributed.mixin import Distributed, make_distributed
+from horovod_runner.keras.reduction import Reduction, groups_of
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
@@ -107,11 +26,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
-    groups: int | None = None,
+    groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Make a Keras 3 optimizer reduce its gradients over all ranks.
+    """Make a Keras 3 optimizer reduce its gradients over the ranks.
 
     The arguments are those of ``horovod.tensorflow.keras.DistributedOptimizer``.
 
@@ -134,46 +53,118 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         average_aggregated_gradients: whether to average accumulated gradients. False sums them, as
             in Horovod.
         num_groups: the old name of ``groups``.
-        groups: the number of groups of dense gradients, each reduced in one operation. None reduces
-            each gradient as soon as it is ready.
-        process_set: None or Horovod's global process set.
-        scale_local_gradients: ignored; for compatibility.
+        groups: the number of groups of dense gradients, each reduced in one operation; or a list of
+            lists of variables, where each variable that is in no list is a group of its own. None
+            reduces each gradient as soon as it is ready.
+        process_set: the ranks that reduce, as a ``ProcessSet``; other ranks keep their gradients.
+            None for all ranks.
+        scale_local_gradients: whether to divide the gradients of local variables by the number of
+            ranks, so that they have the size that they would have in an average.
 
     Returns:
-        The given optimizer, with its state.
+        The given optimizer, with its state. Its method ``register_local_var(variable)`` keeps the
+        gradients of a variable on their rank, and ``compute_gradients(loss, variables, tape)``
+        returns reduced gradients.
 
     Raises:
-        TypeError: ``optimizer`` is not a Keras 3 optimizer.
+        TypeError: ``optimizer`` is not a Keras 3 optimizer, or an argument has another type.
         ValueError: the value of an argument is not supported.
     """
     if num_groups:
         warnings.warn("num_groups was renamed to groups", DeprecationWarning, stacklevel=2)
     optimizer = _keras_3_optimizer(optimizer)
-    inner = optimizer
-    while isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        inner = inner.inner_optimizer
+    inner = _inner(optimizer)
     if isinstance(inner, Distributed):
         raise ValueError(
             f"this {type(inner).__name__} is distributed already: call DistributedOptimizer only "
             "once (load_model calls it, too)"
         )
-    if process_set is not None and getattr(process_set, "process_set_id", None) != 0:
-        raise ValueError("process_set must be the global one: gradients are reduced over all ranks")
     hvd = collectives().hvd
+    is_global = getattr(process_set, "process_set_id", None) == 0
     reduction = Reduction(
         op=hvd.Average if op is None else op,
         compression=hvd.Compression.none if compression is None else compression,
         predivide=float(gradient_predivide_factor),
         sparse_as_dense=sparse_as_dense,
-        groups=num_groups if groups is None else groups,
+        groups=groups_of(num_groups if groups is None else groups, inner._var_key),
         device_dense=device_dense,
         device_sparse=device_sparse,
+        process_set=None if is_global else process_set,
     )
-    _check(reduction, hvd)
+    reduction.check(hvd)
     _accumulate(inner, backward_passes_per_step)
-    sums_passes = backward_passes_per_step > 1 and not average_aggregated_gradients
-    _make_distributed(inner, reduction, name, sums_passes)
+    settings = {
+        "_reduction": reduction,
+        "_sums_passes": backward_passes_per_step > 1 and not average_aggregated_gradients,
+        "_name_from_user": name,
+        "_local": {},
+        "_scales_local": scale_local_gradients,
+        "_slots": [],
+    }
+    make_distributed(inner, settings)
     _synchronize_loss_scaling()
+    return optimizer
+
+
+def PartialDistributedOptimizer(  # noqa: N802, D417 - Horovod's name; its arguments are above
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: Any = None,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: Any = None,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+    **options: Any,
+) -> Any:
+    """Make a Keras 3 optimizer reduce its gradients, except those of local layers.
+
+    A local layer belongs to its rank, such as an embedding of the rank's own rows: its gradients
+    are not averaged. Name its variables in ``BroadcastGlobalVariablesCallback(0,
+    local_variables=...)`` too, if they are to begin differently on each rank.
+
+    Args:
+        optimizer: an optimizer, or its name.
+        name: this and all arguments without a line here are as for :func:`DistributedOptimizer`.
+        local_layers: a layer, or a list of layers. They must have their weights already. None is
+            the same as :func:`DistributedOptimizer`.
+
+    Raises:
+        TypeError: ``local_layers`` has something that is not a layer.
+        ValueError: a layer has no weights yet; or as for :func:`DistributedOptimizer`.
+    """
+    layers = [] if local_layers is None else local_layers
+    layers = layers if isinstance(layers, (list, tuple, set)) else [layers]
+    for layer in layers:
+        if not isinstance(layer, keras.layers.Layer):
+            raise TypeError(f"local_layers must be layers of Keras 3, not {layer!r}")
+        if not layer.built:
+            raise ValueError(
+                f"the local layer {layer.name!r} has no weights yet, so its gradients would be "
+                "averaged: call model.build(input_shape), or begin the model with keras.Input, "
+                "before PartialDistributedOptimizer"
+            )
+    optimizer = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        **options,
+    )
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            _inner(optimizer).register_local_var(variable)
     return optimizer
 
 
@@ -195,7 +186,7 @@ def load_model(
         compression: as for :func:`DistributedOptimizer`.
         legacy_opts: ignored on Keras 3; for compatibility.
     """
-    objects = {cls.__name__: cls for cls in custom_optimizers or ()}
+    objects = {cls.__name__: cls for cls in (SyncBatchNormalization, *(custom_optimizers or ()))}
     model = keras.models.load_model(filepath, custom_objects={**objects, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
         DistributedOptimizer(model.optimizer, compression=compression)
@@ -221,36 +212,11 @@ def _keras_3_optimizer(optimizer: Any) -> Any:
     return keras.optimizers.get(optimizer)
 
 
-def _check(reduction: Reduction, hvd: Any) -> None:
-    """Check the settings of a reduction.
-
-    Raises:
-        TypeError: the compression is not one.
-        ValueError: a setting is not supported.
-    """
-    op, factor, groups = reduction.op, reduction.predivide, reduction.groups
-    if op not in (hvd.Average, hvd.Sum):
-        raise ValueError(
-            "op must be Average or Sum: Adasum requires MPI, and the other operations are not sums"
-        )
-    if factor != 1.0 and op != hvd.Average:
-        raise ValueError("gradient_predivide_factor splits an average: it requires op=Average")
-    if not factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be above 0, not {factor}")
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
-        raise ValueError(
-            f"groups must be the number of groups, not {groups!r}: lists of variables are not "
-            "supported on Keras 3"
-        )
-    compression = reduction.compression
-    if compression is BFloat16:
-        if factor != 1.0 or groups:
-            raise ValueError(
-                "Compression.bf16 sums all gradients at once in float32: it cannot be combined "
-                "with gradient_predivide_factor or groups"
-            )
-    elif not (hasattr(compression, "compress") and hasattr(compression, "decompress")):
-        raise TypeError(f"compression must be Compression.none, fp16 or bf16, not {compression!r}")
+def _inner(optimizer: Any) -> Any:
+    """Return the optimizer inside of those that scale the loss."""
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
 
 
 def _accumulate(optimizer: Any, passes: int) -> None:
@@ -277,22 +243,6 @@ def _accumulate(optimizer: Any, passes: int) -> None:
     optimizer.gradient_accumulation_steps = passes
 
 
-def _make_distributed(
-    optimizer: Any, reduction: Reduction, name: str | None, sums_passes: bool
-) -> None:
-    """Change the class of an optimizer, in place, to one that reduces."""
-    plain = type(optimizer)
-    members = {
-        "__module__": plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "_reduction": reduction,
-        "_sums_passes": sums_passes,
-        "_name_from_user": name,
-    }
-    distributed = type(plain.__name__, (Distributed, plain), members)
-    object.__setattr__(optimizer, "__class__", distributed)
-
-
 def _synchronize_loss_scaling() -> None:
     """Make all ranks skip the same steps: otherwise one rank would wait where others skip.
 
@@ -305,8 +255,10 @@ def _synchronize_loss_scaling() -> None:
     def check_finite(self: Any, grads: Any) -> Any:
         finite = plain(self, grads)
         inner = self.inner_optimizer
-        if isinstance(inner, Distributed) and collectives().hvd.size() > 1:
-            return collectives().all_finite(finite, inner._name_of_reduction())
+        if isinstance(inner, Distributed):
+            backend, how = collectives(), inner._reduction
+            if how.size(backend.hvd) > 1:
+                return backend.all_finite(finite, inner._name_of_reduction(), how)
         return finite
 
     check_finite.patched = plain  # type: ignore[attr-defined]

@@ -160,7 +160,11 @@ def check_epoch(model: Any, epoch: int) -> None:
     """Compare the ranks' weights at the end of an epoch, once even if several callbacks ask."""
     if _compared_epochs.get(model) != epoch:
         _compared_epochs[model] = epoch
-        check_weights(model, epoch)
+        optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if not hasattr(optimizer, "shared_variables"):
+            check_weights(model, epoch)
+        elif shared := optimizer.shared_variables(model.trainable_variables):
+            check_weights(shared, epoch)
 
 
 def _layer_classes(model: Any) -> dict[str, type]:

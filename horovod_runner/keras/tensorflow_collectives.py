@@ -15,22 +15,57 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from horovod_runner.keras.reduction import BFloat16, Reduction
+from horovod_runner.keras.reduction import BFloat16, Groups, Reduction, by_type
 
 # Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
-def reduce_gradients(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
-    """Reduce gradients over all ranks: dense tensors and IndexedSlices."""
+def reduce_gradients(
+    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups = None
+) -> list[Any]:
+    """Reduce gradients over the ranks: dense tensors and IndexedSlices.
+
+    Args:
+        gradients: the gradients of this rank.
+        name: the name of the reductions.
+        how: the settings.
+        groups: the positions of the gradients of each group; None: each is reduced separately.
+    """
     if tf.executing_eagerly():
-        return list(_reducer(name, how)(list(gradients)))
-    return _reduce(gradients, name, how)
+        return list(_reducer(name, how, groups)(list(gradients)))
+    return _reduce(gradients, name, how, groups)
 
 
-def all_finite(finite: Any, name: str) -> Any:
-    """Return whether a flag is true on all ranks."""
-    return _allreduce(tf.cast(finite, tf.float32), f"{name}.finite", op=hvd.Min) > 0.5
+def all_finite(finite: Any, name: str, how: Reduction) -> Any:
+    """Return whether a flag is true on all ranks that reduce."""
+    flag = tf.cast(finite, tf.float32)
+    return _allreduce(flag, f"{name}.finite", op=hvd.Min, **how.where()) > 0.5
+
+
+def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:
+    """Return the gradients of a loss.
+
+    Args:
+        loss: a tensor that ``tape`` has recorded, or a function that returns the loss.
+        variables: Keras's or TensorFlow's variables.
+        tape: a GradientTape; None makes one for the function.
+
+    Raises:
+        ValueError: there is no tape, and ``loss`` is not a function.
+    """
+    if tape is None and not callable(loss):
+        raise ValueError("compute_gradients of a tensor needs its tape: pass tape=, or a function")
+    recorder = tf.GradientTape() if tape is None else tape
+    if callable(loss):
+        with recorder:
+            loss = loss()
+    return list(recorder.gradient(loss, _unwrapped(variables)))
+
+
+def graph() -> Any:
+    """Return the graph that is built at present; "eager" outside of one."""
+    return "eager" if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
 
 
 def scale(values: Sequence[Any], factor: float) -> list[Any]:
@@ -50,7 +85,7 @@ def scale_variables(variables: Sequence[Any], factor: float) -> None:
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
     """Set Keras's or TensorFlow's variables to one rank's values."""
-    unwrapped = [v.value if not callable(getattr(v, "value", None)) else v for v in variables]
+    unwrapped = _unwrapped(variables)
 
     def broadcast() -> None:
         for index, variable in enumerate(unwrapped):
@@ -70,6 +105,14 @@ def average(numbers: Sequence[float], name: str) -> list[float]:
     with tf.device("/cpu:0"):
         tensor = tf.constant(numbers, tf.float64)
         return [float(number) for number in _average(name)(tensor).numpy()]
+
+
+def average_with_gradient(tensor: Any, name: str) -> Any:
+    """Average a tensor over the ranks, as a differentiable operation."""
+    if tf.executing_eagerly():
+        return _averager(name)(tensor)
+    # A layer may be called twice in one step.
+    return _average_with_gradient(tensor, tf.compat.v1.get_default_graph().unique_name(name))
 
 
 def gather(numbers: Sequence[int], name: str) -> list[list[int]]:
@@ -96,13 +139,18 @@ def as_tensor(value: Any) -> Any:
 
 
 @cache
-def _reducer(name: str, how: Reduction) -> Any:
-    return tf.function(lambda gradients: _reduce(gradients, name, how), autograph=False)
+def _reducer(name: str, how: Reduction, groups: Groups) -> Any:
+    return tf.function(lambda gradients: _reduce(gradients, name, how, groups), autograph=False)
 
 
 @cache
 def _average(name: str) -> Any:
     return tf.function(lambda tensor: _allreduce(tensor, name, op=hvd.Average), autograph=False)
+
+
+@cache
+def _averager(name: str) -> Any:
+    return tf.function(lambda tensor: _average_with_gradient(tensor, name), autograph=False)
 
 
 @cache
@@ -120,7 +168,12 @@ def _scaler(variables: tuple[Any, ...]) -> Any:
     return tf.function(scale, autograph=False)
 
 
-def _reduce(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
+def _unwrapped(variables: Sequence[Any]) -> list[Any]:
+    """Return TensorFlow's variables; a Keras variable holds one."""
+    return [v.value if not callable(getattr(v, "value", None)) else v for v in variables]
+
+
+def _reduce(gradients: Sequence[Any], name: str, how: Reduction, groups: Groups) -> list[Any]:
     reduced = list(gradients)
     dense = []
     for index, gradient in enumerate(gradients):
@@ -134,12 +187,15 @@ def _reduce(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
                 reduced[index] = _reduce_sparse(gradient, f"{name}.{index}", how)
     with tf.device(how.device_dense):
         tensors = [reduced[index] for index in dense]
-        for index, tensor in zip(dense, _reduce_dense(tensors, dense, name, how), strict=True):
+        sums = _reduce_dense(tensors, dense, name, how, groups)
+        for index, tensor in zip(dense, sums, strict=True):
             reduced[index] = tensor
     return reduced
 
 
-def _reduce_dense(tensors: list[Any], indices: list[int], name: str, how: Reduction) -> list[Any]:
+def _reduce_dense(
+    tensors: list[Any], indices: list[int], name: str, how: Reduction, groups: Groups
+) -> list[Any]:
     if not tensors:
         return []
     types = [tensor.dtype for tensor in tensors]
@@ -149,52 +205,60 @@ def _reduce_dense(tensors: list[Any], indices: list[int], name: str, how: Reduct
         # Horovod cannot sum bfloat16.
         wide = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in tensors]
         packed = [how.compression.compress(tensor) for tensor in wide]
-        sent = _reduce_all([tensor for tensor, _ in packed], indices, name, how)
+        by_index = dict(zip(indices, (tensor for tensor, _ in packed), strict=True))
+        sent = _reduce_all(by_index, name, how, groups)
         pairs = zip(sent, packed, strict=True)
         reduced = [how.compression.decompress(tensor, context) for tensor, (_, context) in pairs]
     return [tf.cast(tensor, dtype) for tensor, dtype in zip(reduced, types, strict=True)]
 
 
-def _reduce_all(tensors: list[Any], indices: list[int], name: str, how: Reduction) -> list[Any]:
+def _reduce_all(tensors: dict[int, Any], name: str, how: Reduction, groups: Groups) -> list[Any]:
     options = how.options(hvd)
-    if not how.groups:
-        pairs = zip(tensors, indices, strict=True)
-        return [_allreduce(tensor, f"{name}.{index}", **options) for tensor, index in pairs]
-    reduced: list[Any] = []
-    for number, group in enumerate(how.grouped(tensors)):
+    if groups is None:
+        return [_allreduce(t, f"{name}.{index}", **options) for index, t in tensors.items()]
+    reduced: dict[int, Any] = {}
+    types = {index: tensor.dtype for index, tensor in tensors.items()}
+    for number, group in enumerate(by_type(groups, types)):
         group_name = f"{name}.group.{number}"
-        reduced += hvd.grouped_allreduce(group, name=group_name, ignore_name_scope=True, **options)
-    return reduced
+        results = hvd.grouped_allreduce(
+            [tensors[index] for index in group], name=group_name, ignore_name_scope=True, **options
+        )
+        reduced.update(zip(group, results, strict=True))
+    return [reduced[index] for index in tensors]
 
 
 def _reduce_sparse(gradient: Any, name: str, how: Reduction) -> Any:
     values = gradient.values
     if how.compression is BFloat16:
         sent, context = tf.cast(values, tf.bfloat16), values.dtype
-        gathered = tf.cast(_allgather(sent, f"{name}.values"), context)
+        gathered = tf.cast(_allgather(sent, f"{name}.values", how), context)
     else:
         sent, context = how.compression.compress(values)
-        gathered = how.compression.decompress(_allgather(sent, f"{name}.values"), context)
+        gathered = how.compression.decompress(_allgather(sent, f"{name}.values", how), context)
     if how.op == hvd.Average:
-        gathered /= hvd.size()
-    indices = _allgather(gradient.indices, f"{name}.indices")
+        gathered /= how.size(hvd)
+    indices = _allgather(gradient.indices, f"{name}.indices", how)
     return tf.IndexedSlices(gathered, indices, gradient.dense_shape)
 
 
 def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
-    size = hvd.size()
+    size = how.size(hvd)
     flat = tf.concat([tf.reshape(tf.cast(t, tf.float32), [-1]) for t in tensors], 0)
     part = -(-tf.size(flat) // size)
     padded = tf.pad(flat, [[0, part * size - tf.size(flat)]])
     sent = tf.bitcast(tf.cast(padded, tf.bfloat16), tf.float16)
     received, _ = hvd.alltoall(
-        sent, splits=tf.fill([size], part), name=f"{name}.parts", ignore_name_scope=True
+        sent,
+        splits=tf.fill([size], part),
+        name=f"{name}.parts",
+        ignore_name_scope=True,
+        **how.where(),
     )
     rows = tf.cast(tf.bitcast(tf.reshape(received, [size, part]), tf.bfloat16), tf.float32)
     total = tf.reduce_sum(rows, 0)
     if how.op == hvd.Average:
         total /= size
-    whole = tf.cast(_allgather(tf.cast(total, tf.bfloat16), f"{name}.sums"), tf.float32)
+    whole = tf.cast(_allgather(tf.cast(total, tf.bfloat16), f"{name}.sums", how), tf.float32)
     sizes = [tf.size(tensor) for tensor in tensors]
     parts = tf.split(whole[: tf.size(flat)], sizes)
     return [tf.reshape(p, tf.shape(t)) for p, t in zip(parts, tensors, strict=True)]
@@ -204,9 +268,22 @@ def _allreduce(tensor: Any, name: str, **options: Any) -> Any:
     return hvd.allreduce(tensor, name=name, ignore_name_scope=True, **options)
 
 
-def _allgather(tensor: Any, name: str) -> Any:
+def _average_with_gradient(tensor: Any, name: str) -> Any:
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def average(value: Any) -> Any:
+        # Horovod's own gradient has a name that may differ between ranks.
+        def gradient(upstream: Any) -> Any:
+            return _allreduce(upstream, f"{name}.gradient", op=hvd.Average)
+
+        return _allreduce(value, name, op=hvd.Average), gradient
+
+    return average(tensor)
+
+
+def _allgather(tensor: Any, name: str, how: Reduction | None = None) -> Any:
     sent = _sendable(tensor)
-    gathered = hvd.allgather(sent, name=name, ignore_name_scope=True)
+    where = {} if how is None else how.where()
+    gathered = hvd.allgather(sent, name=name, ignore_name_scope=True, **where)
     return gathered if sent.dtype == tensor.dtype else tf.bitcast(gathered, tensor.dtype)
 
 

@@ -8,15 +8,17 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from horovod_runner.keras.reduction import BFloat16, Reduction
+from horovod_runner.keras.reduction import BFloat16, Groups, Reduction, by_type
 
 # Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {torch.bfloat16: torch.float16, torch.uint32: torch.int32, torch.bool: torch.uint8}
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def reduce_gradients(gradients: Sequence[Any], name: str, how: Reduction) -> list[Any]:
-    """Reduce gradients over all ranks."""
+def reduce_gradients(
+    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups = None
+) -> list[Any]:
+    """Reduce gradients over the ranks; the arguments are those of tensorflow_collectives."""
     with torch.no_grad():
         dense = [g.to_dense() if g.is_sparse else g for g in gradients]
         types = [tensor.dtype for tensor in dense]
@@ -26,17 +28,34 @@ def reduce_gradients(gradients: Sequence[Any], name: str, how: Reduction) -> lis
             # Horovod cannot sum bfloat16.
             wide = [t.float() if t.dtype == torch.bfloat16 else t for t in dense]
             packed = [how.compression.compress(tensor.contiguous()) for tensor in wide]
-            sent = _reduce_all([tensor for tensor, _ in packed], name, how)
+            sent = _reduce_all([tensor for tensor, _ in packed], name, how, groups)
             pairs = zip(sent, packed, strict=True)
             reduced = [how.compression.decompress(tensor, ctx) for tensor, (_, ctx) in pairs]
         return [tensor.to(dtype) for tensor, dtype in zip(reduced, types, strict=True)]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def all_finite(finite: Any, name: str) -> Any:
-    """Return whether a flag is true on all ranks."""
+def all_finite(finite: Any, name: str, how: Reduction) -> Any:
+    """Return whether a flag is true on all ranks that reduce."""
     flag = torch.as_tensor(finite).reshape(1).float()
-    return hvd.allreduce(flag, op=hvd.Min, name=f"{name}.finite")[0] > 0.5
+    return hvd.allreduce(flag, op=hvd.Min, name=f"{name}.finite", **how.where())[0] > 0.5
+
+
+def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:
+    """Raise an error: torch has no tape.
+
+    Raises:
+        NotImplementedError: always; the text says what to call instead.
+    """
+    raise NotImplementedError(
+        "compute_gradients needs TensorFlow's GradientTape. On torch call loss.backward(), and "
+        "optimizer.apply([v.value.grad for v in model.trainable_variables]), which averages them"
+    )
+
+
+def graph() -> Any:
+    """Return "eager": torch builds no graph."""
+    return "eager"
 
 
 def scale(values: Sequence[Any], factor: float) -> list[Any]:
@@ -68,6 +87,26 @@ def average(numbers: Sequence[float], name: str) -> list[float]:
     return [float(number) for number in hvd.allreduce(tensor, op=hvd.Average, name=name)]
 
 
+def average_with_gradient(tensor: Any, name: str) -> Any:
+    """Average a tensor over the ranks, as a differentiable operation."""
+    return _Average.apply(tensor, name)
+
+
+class _Average(torch.autograd.Function):  # type: ignore[misc]
+    # Horovod's own gradient has a name that may differ between ranks.
+
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(ctx: Any, tensor: Any, name: str) -> Any:
+        ctx.name = name
+        return hvd.allreduce(tensor, op=hvd.Average, name=name)
+
+    @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, upstream: Any) -> tuple[Any, None]:
+        return hvd.allreduce(upstream, op=hvd.Average, name=f"{ctx.name}.gradient"), None
+
+
 def gather(numbers: Sequence[int], name: str) -> list[list[int]]:
     """Return the numbers of all ranks, in the order of ranks."""
     row = torch.tensor([numbers], dtype=torch.int64, device="cpu")
@@ -89,32 +128,39 @@ def as_tensor(value: Any) -> Any:
     return torch.as_tensor(value)
 
 
-def _reduce_all(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
+def _reduce_all(tensors: list[Any], name: str, how: Reduction, groups: Groups) -> list[Any]:
     options = how.options(hvd)
-    if not how.groups:
+    if groups is None:
         handles = [
             hvd.allreduce_async_(tensor, name=f"{name}.{index}", **options)
             for index, tensor in enumerate(tensors)
         ]
         return [hvd.synchronize(handle) for handle in handles]
+    split = by_type(groups, {index: tensor.dtype for index, tensor in enumerate(tensors)})
     handles = [
-        hvd.grouped_allreduce_async_(group, name=f"{name}.group.{number}", **options)
-        for number, group in enumerate(how.grouped(tensors))
+        hvd.grouped_allreduce_async_(
+            [tensors[index] for index in group], name=f"{name}.group.{number}", **options
+        )
+        for number, group in enumerate(split)
     ]
-    return [tensor for handle in handles for tensor in hvd.synchronize(handle)]
+    reduced: dict[int, Any] = {}
+    for group, handle in zip(split, handles, strict=True):
+        reduced.update(zip(group, hvd.synchronize(handle), strict=True))
+    return [reduced[index] for index in range(len(tensors))]
 
 
 def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
-    size = hvd.size()
+    size = how.size(hvd)
     flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
     part = -(-flat.numel() // size)
     padded = torch.nn.functional.pad(flat, (0, part * size - flat.numel()))
     sent = padded.to(torch.bfloat16).view(torch.float16)
-    received = hvd.alltoall(sent, name=f"{name}.parts").view(torch.bfloat16)
+    received = hvd.alltoall(sent, name=f"{name}.parts", **how.where()).view(torch.bfloat16)
     total = received.reshape(size, part).float().sum(0)
     if how.op == hvd.Average:
         total /= size
-    sums = hvd.allgather(total.to(torch.bfloat16).view(torch.float16), name=f"{name}.sums")
+    packed = total.to(torch.bfloat16).view(torch.float16)
+    sums = hvd.allgather(packed, name=f"{name}.sums", **how.where())
     whole = sums.view(torch.bfloat16).float()[: flat.numel()]
     parts = whole.split([tensor.numel() for tensor in tensors])
     return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -9,7 +9,8 @@ from typing import Any
 from horovod_runner.keras.collectives import collectives
 from horovod_runner.keras.reduction import BFloat16
 
-_counters = {kind: itertools.count(1) for kind in ("allreduce", "allgather", "broadcast")}
+_KINDS = ("allreduce", "allgather", "broadcast", "reducescatter")
+_counters = {kind: itertools.count(1) for kind in _KINDS}
 
 
 class _Compressions:
@@ -102,6 +103,26 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
     backend = collectives()
     operation = _operation("broadcast", name)
     return backend.hvd.broadcast(backend.as_tensor(value), root_rank, name=operation)
+
+
+def reducescatter(value: Any, name: str | None = None, op: Any = None) -> Any:
+    """Reduce a value over all ranks, and return this rank's part of the result.
+
+    Args:
+        value: a tensor or array, with the same shape on all ranks.
+        name: the name of the operation, the same on all ranks; None numbers the calls.
+        op: Average or Sum; None is Average.
+
+    Returns:
+        A tensor of Keras's backend: one of ``hvd.size()`` parts along the first dimension, in the
+        order of ranks. If it cannot be split evenly, the first ranks have a row more.
+    """
+    backend = collectives()
+    return backend.hvd.reducescatter(
+        backend.as_tensor(value),
+        name=_operation("reducescatter", name),
+        op=backend.hvd.Average if op is None else op,
+    )
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:

@@ -1,13 +1,15 @@
-"""Replaces modules of Horovod's in a rank: for Keras 3, and in elastic runs.
+"""Replaces and patches modules of Horovod's in a rank: for Keras 3, torch, and elastic runs.
 
 On Keras 3, ``horovod.keras`` and ``horovod.tensorflow.keras`` train without averaging gradients,
 and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, and prints a line.
-``horovod.tensorflow`` stays, except two functions that do not know Keras 3's variables. Where
+``horovod.tensorflow`` stays, except what does not know Keras 3's variables. Where
 ``tf.keras`` is Keras 2 (TF_USE_LEGACY_KERAS), Horovod's own modules work, and stay except for one
 import.
 
-``horovod.common.elastic`` is patched: a state comes back from the commits of the run. Modules of
-torch, Keras and Spark are patched where a mistake in training code shows (`checks`).
+``horovod.common.elastic`` is patched: a state comes back from the commits of the run. So is
+``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights. Adasum is refused
+where there is no MPI. Modules of torch, Keras and Spark are patched where a mistake in training
+code shows (`checks`).
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -17,9 +19,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
+from inspect import signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -138,22 +141,17 @@ def _patch_legacy(module: Any) -> None:
 
 
 def _patch_tensorflow(hvd: Any) -> None:
-    """Make functions accept Keras 3's variables, which hold a ``tf.Variable`` each."""
-    original_broadcast = hvd.broadcast_variables
-    original_gradient = hvd._DistributedGradientTape.gradient
+    """Make functions accept Keras 3's variables and optimizers."""
+    if _is_keras_3("horovod.tensorflow.keras"):
+        # By its name: it is in a layer above this one.
+        import_module("horovod_runner.keras.distributed.horovod_tensorflow").patch(hvd)
 
-    def broadcast_variables(variables: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
-        # A model's variables include the states of Keras 3's random generators. These must differ
-        # between ranks: each rank draws its own dropout.
-        unwrapped = [_unwrapped(variable) for variable in variables]
-        weights = [variable for variable in unwrapped if variable.dtype != "uint32"]
-        return original_broadcast(weights, root_rank, *args, **kwargs)
 
-    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        return original_gradient(self, target, [_unwrapped(s) for s in sources], *args, **kwargs)
-
-    hvd.broadcast_variables = hvd.elastic.broadcast_variables = broadcast_variables
-    hvd._DistributedGradientTape.gradient = gradient
+def _patch_sync_batch_norm(module: Any) -> None:
+    """Put a layer of Keras 3 in the place of one that was written for Keras 2."""
+    if _is_keras_3("horovod.tensorflow.keras"):
+        batch_norm = import_module("horovod_runner.keras.distributed.batch_norm")
+        module.SyncBatchNormalization = batch_norm.SyncBatchNormalization
 
 
 def _patch_elastic(elastic: Any) -> None:
@@ -178,6 +176,57 @@ def _patch_tensorflow_elastic(elastic: Any) -> None:
     elastic._broadcast_model = of_keras("broadcast_model")
 
 
+def _patch_mpi_ops(ops: Any) -> None:
+    """Refuse Adasum at once where Horovod has none: in runs without MPI."""
+    for name in (
+        "_allreduce",
+        "_grouped_allreduce",
+        "_allreduce_async",
+        "_grouped_allreduce_async",
+    ):
+        if hasattr(ops, name):
+            setattr(ops, name, _without_adasum(ops, getattr(ops, name)))
+
+
+def _without_adasum(ops: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    position = list(signature(function).parameters).index("op")
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        op = args[position] if len(args) > position else kwargs.get("op")
+        if op == ops.Adasum and not ops.mpi_enabled():
+            raise ValueError(
+                "op=Adasum needs MPI, and Horovod's controller is Gloo in this run. Install MPI "
+                '(docs/collectives.md) and set ClusterConfig(cpu_collectives="mpi"), or use '
+                "op=Average"
+            )
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _patch_torch_functions(functions: Any) -> None:
+    """Make ``broadcast_optimizer_state`` leave weights and gradients as they are.
+
+    It creates the state of a new optimizer by a step with gradients of 0. Weight decay changes the
+    weights in that step: on the ranks that have loaded no state, but not on the rank that has.
+    """
+    original = functions.broadcast_optimizer_state
+
+    @wraps(original)
+    def broadcast_optimizer_state(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        has_state = bool(optimizer.state_dict()["state"])
+        groups = [] if has_state else optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
+        original(optimizer, *args, **kwargs)
+        for parameter, (value, gradient) in zip(parameters, kept, strict=True):
+            parameter.data.copy_(value)
+            parameter.grad = gradient
+
+    functions.broadcast_optimizer_state = broadcast_optimizer_state
+
+
 def _check(module: str, watch: str) -> Callable[[Any], None]:
     """A patch that calls a function of the package `checks`, which is imported only then."""
 
@@ -191,6 +240,10 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.common.elastic": _patch_elastic,
     "horovod.tensorflow": _patch_tensorflow,
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
+    "horovod.tensorflow.sync_batch_norm": _patch_sync_batch_norm,
+    "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
+    "horovod.torch.functions": _patch_torch_functions,
+    "horovod.torch.mpi_ops": _patch_mpi_ops,
     "horovod.torch.optimizer": _check("gradients", "watch_horovod"),
     "keras.src.callbacks.callback_list": _check("first_steps", "watch_keras"),
     "keras.src.saving.saving_api": _check("calls", "watch_keras_save"),
@@ -202,9 +255,3 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "torch.serialization": _check("calls", "watch_torch_save"),
     "torch.utils.data.distributed": _check("calls", "watch_sampler"),
 }
-
-
-def _unwrapped(variable: Any) -> Any:
-    keras = sys.modules.get("keras")
-    kind = getattr(keras, "Variable", None)
-    return variable.value if kind is not None and isinstance(variable, kind) else variable

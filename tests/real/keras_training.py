@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy
 
-from tests.real.keras_behaviours import behave
+from tests.real.keras_behaviours import BEHAVIOURS, behave
+from tests.real.keras_names import names_of
 
 LOCAL, STEPS, EPOCHS = 8, 4, 3
 
@@ -26,6 +27,7 @@ class Case:
         distributed: arguments of DistributedOptimizer.
         compile: arguments of model.compile.
         plain: makes the optimizer of the single process; None uses ``optimizer``.
+        plain_model: makes the model of the single process; None uses ``model``.
         backends: the backends that support the training.
         data: makes inputs, targets and sample weights for a number of rows; None uses ``numbers``.
         tolerance: the maximum difference of the losses.
@@ -37,6 +39,7 @@ class Case:
     distributed: dict[str, Any] = field(default_factory=dict)
     compile: dict[str, Any] = field(default_factory=dict)
     plain: Callable[[Any], Any] | None = None
+    plain_model: Callable[[Any], Any] | None = None
     backends: tuple[str, ...] = ("tensorflow", "torch")
     data: Callable[[int], tuple[Any, Any, Any]] | None = None
     tolerance: float = 1e-5
@@ -88,6 +91,18 @@ def embedding(keras: Any) -> Any:
     return keras.Sequential(
         [layers.Input((5,)), layers.Embedding(30, 4), layers.Flatten(), layers.Dense(2)]
     )
+
+
+def normalized(keras: Any, normalization: Any = None) -> Any:
+    layers = keras.layers
+    layer = (normalization or layers.BatchNormalization)()
+    return keras.Sequential([layers.Input((6,)), layers.Dense(8, "tanh"), layer, layers.Dense(2)])
+
+
+def synchronized(keras: Any) -> Any:
+    import horovod_runner.keras as hvd
+
+    return normalized(keras, hvd.SyncBatchNormalization)
 
 
 def two_outputs(keras: Any) -> Any:
@@ -203,6 +218,19 @@ CASES: dict[str, Case] = {
     "sum": Case(dense, _sgd(), {"op": "Sum"}, plain=_sgd(learning_rate=0.1)),
     "predivide": Case(dense, _sgd(), {"gradient_predivide_factor": 2.0}),
     "groups": Case(dense, _sgd(), {"groups": 2}),
+    "listed groups": Case(
+        dense,
+        _sgd(),
+        {"groups": lambda model: [model.trainable_variables[1:], model.trainable_variables[:0]]},
+    ),
+    "embedding passes": Case(
+        embedding,
+        _adam(),
+        {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+        plain=_adam(gradient_accumulation_steps=2),
+        data=words,
+    ),
+    "batch norm": Case(synchronized, _sgd(), plain_model=normalized),
     "fp16": Case(dense, _sgd(), {"compression": "fp16"}, tolerance=5e-3),
     "bf16": Case(dense, _sgd(), {"compression": "bf16"}, tolerance=5e-2),
     "bf16 embedding": Case(embedding, _adam(), {"compression": "bf16"}, data=words, tolerance=5e-2),
@@ -225,11 +253,14 @@ def rows_of_rank(arrays: Any, rank: int, size: int) -> Any:
 
 def train_all(names: list[str]) -> list[dict[str, Any]]:
     """Train all cases; returns the results of every rank."""
+    import keras
+
     import horovod_runner.keras as hvd
 
     hvd.init()
     results: dict[str, Any] = {name: train(CASES[name]) for name in names}
-    return list(hvd.allgather_object({**results, "behaviours": behave()}))
+    behaviours = behave((*BEHAVIOURS, *names_of(keras.backend.backend())))
+    return list(hvd.allgather_object({**results, "behaviours": behaviours}))
 
 
 def train(case: Case) -> dict[str, Any]:
@@ -259,7 +290,7 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
     import horovod_runner.keras as hvd
 
     keras.utils.set_random_seed(100 + rank)
-    model = case.model(keras)
+    model = (case.model if size > 1 else case.plain_model or case.model)(keras)
     x, y, weights = (case.data or numbers)(STEPS * LOCAL * hvd.size())
     callbacks: list[Any] = []
     if size > 1:
@@ -267,6 +298,8 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
         for name, namespace in (("op", hvd), ("compression", hvd.Compression)):
             if name in options:
                 options[name] = getattr(namespace, options[name])
+        if callable(options.get("groups")):
+            options["groups"] = options["groups"](model)
         optimizer = hvd.DistributedOptimizer(case.optimizer(keras), **options)
         callbacks = [
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),

@@ -182,14 +182,14 @@ def broadcast(code: Code) -> Iterator[Finding]:
         if any(word in texts for word in _BROADCASTS):
             continue
         calls = [call for part in parts for call in code.all(cst.Call, part)]
-        wrapped = [c for c in calls if horovod_name(code, c.func) == "DistributedOptimizer"]
+        wrapped = [c for c in calls if horovod_name(code, c.func).endswith("DistributedOptimizer")]
         for call in wrapped:
             if horovod_name(code, call.func, _TORCH):
                 yield _torch_broadcast(code, call, loads="load_state_dict" in texts)
         if wrapped and not horovod_name(code, wrapped[0].func, _TORCH):
             yield _keras_broadcast(code, wrapped[0], unit)
         for call in calls:
-            if horovod_name(code, call.func) == "DistributedGradientTape":
+            if horovod_name(code, call.func).endswith("DistributedGradientTape"):
                 yield code.finding(
                     call,
                     "The ranks begin with different weights: after the first step write "
@@ -270,7 +270,7 @@ def optimizer(code: Code) -> Iterator[Finding]:
     for unit in units(code):
         calls = [call for part in _reached(code, unit) for call in code.all(cst.Call, part)]
         made = [call for call in calls if _is_optimizer(code, call)]
-        wrapped = [c for c in calls if horovod_name(code, c.func).startswith("Distributed")]
+        wrapped = [c for c in calls if "Distributed" in horovod_name(code, c.func)]
         used = {name for part in _reached(code, unit) for _, name in uses(code, part)}
         averages = any("reduce" in name for name in used) or "ightning" in code.text
         if made and not wrapped and "size" in used and not averages:

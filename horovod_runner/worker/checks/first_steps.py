@@ -173,6 +173,9 @@ def _send_keras(when: str, model: Any) -> None:
     optimizer = model.optimizer
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     is_distributed = any(kind.__name__ == "Distributed" for kind in type(inner).__mro__)
-    named = [(weight.path, weight.value) for weight in model.trainable_variables]
+    weights = model.trainable_variables
+    if hasattr(inner, "shared_variables"):  # others differ on purpose
+        weights = inner.shared_variables(weights)
+    named = [(weight.path, weight.value) for weight in weights]
     name = f"{'Distributed ' if is_distributed else ''}{type(inner).__name__}"
     _send(when, name, named)

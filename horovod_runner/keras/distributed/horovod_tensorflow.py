@@ -1,0 +1,183 @@
+"""Makes functions of horovod.tensorflow work with Keras 3: variables, optimizers, groups.
+
+A variable of Keras 3 holds a ``tf.Variable``. It has no ``ref()``, by which Horovod knows
+variables.
+
+This module does not import horovod.tensorflow, which is being imported when it is patched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+# The arguments of horovod.tensorflow.DistributedOptimizer after use_locking; Keras's has others.
+_ORDER = (
+    *("device_dense", "device_sparse", "compression", "sparse_as_dense"),
+    *("backward_passes_per_step", "op", "gradient_predivide_factor"),
+    *("average_aggregated_gradients", "num_groups", "groups", "process_set"),
+    "scale_local_gradients",
+)
+
+
+def patch(hvd: Any) -> None:
+    """Patch the module horovod.tensorflow.
+
+    Args:
+        hvd: the module.
+    """
+    _patch_tape(hvd._DistributedGradientTape)
+    _patch_broadcast(hvd)
+    for name in ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"):
+        # With a compression these look at the type of a tensor.
+        setattr(hvd, name, _of_tensors(getattr(hvd, name)))
+    hvd._make_allreduce_grads_fn = _with_listed_groups(hvd)
+    hvd.DistributedOptimizer = _for_keras_optimizers(hvd)
+
+
+def _patch_broadcast(hvd: Any) -> None:
+    original = hvd.broadcast_variables
+
+    def broadcast_variables(variables: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
+        # A model's variables include the states of Keras 3's random generators. These must differ
+        # between ranks: each rank draws its own dropout.
+        weights = [
+            variable for variable in map(_unwrapped, variables) if variable.dtype != "uint32"
+        ]
+        return original(weights, root_rank, *args, **kwargs)
+
+    hvd.broadcast_variables = hvd.elastic.broadcast_variables = broadcast_variables
+
+
+def _patch_tape(tape: Any) -> None:
+    """Make the methods of a DistributedGradientTape accept Keras 3's variables."""
+    original_gradient, original_register = tape.gradient, tape.register_local_source
+
+    def register_local_source(self: Any, source: Any) -> None:
+        original_register(self, _unwrapped(source))
+
+    def gradient(self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        return original_gradient(self, target, [_unwrapped(s) for s in sources], *args, **kwargs)
+
+    def get_local_and_global_gradients(
+        self: Any, target: Any, sources: Sequence[Any], *args: Any, **kwargs: Any
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        pairs = list(zip(sources, self.gradient(target, sources, *args, **kwargs), strict=True))
+        is_local = [_unwrapped(source).ref() in self._local_sources for source in sources]
+        return (
+            [pair for pair, local in zip(pairs, is_local, strict=True) if local],
+            [pair for pair, local in zip(pairs, is_local, strict=True) if not local],
+        )
+
+    tape.register_local_source = register_local_source
+    tape.gradient = gradient
+    tape.get_local_and_global_gradients = get_local_and_global_gradients
+
+
+def _with_listed_groups(hvd: Any) -> Callable[..., Any]:
+    """Reduce groups that are lists of variables ourselves.
+
+    Horovod finds their variables by name, and loses all gradients but one of variables that have
+    the same name.
+    """
+    original = hvd._make_allreduce_grads_fn
+
+    def make(
+        name: str,
+        device_dense: str,
+        device_sparse: str,
+        compression: Any,
+        sparse_as_dense: bool,
+        op: Any,
+        gradient_predivide_factor: float,
+        groups: Any,
+        process_set: Any,
+    ) -> Any:
+        if not isinstance(groups, list):
+            return original(
+                *(name, device_dense, device_sparse, compression, sparse_as_dense, op),
+                *(gradient_predivide_factor, groups, process_set),
+            )
+        from horovod_runner.keras.reduction import Reduction, groups_of
+        from horovod_runner.keras.tensorflow_collectives import graph, reduce_gradients
+
+        how = Reduction(
+            op=op,
+            compression=compression,
+            predivide=gradient_predivide_factor,
+            sparse_as_dense=sparse_as_dense,
+            groups=groups_of(groups, _key),
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            process_set=None if process_set.process_set_id == 0 else process_set,
+        )
+        how.check(hvd)
+
+        def reduce(grads: Any, variables: Any, use_generic_names: bool = False) -> list[Any]:
+            reduced = list(grads)
+            there = [position for position, grad in enumerate(grads) if grad is not None]
+            if how.size(hvd) == 1 or not there:
+                return reduced
+            building = graph()
+            # In a graph two tapes may reduce at the same time.
+            unique = name if building == "eager" else building.unique_name(name)
+            partition = how.partition([_key(variables[position]) for position in there])
+            sent = [grads[position] for position in there]
+            for position, grad in zip(
+                there, reduce_gradients(sent, unique, how, partition), strict=True
+            ):
+                reduced[position] = grad
+            return reduced
+
+        return reduce
+
+    return make
+
+
+def _for_keras_optimizers(hvd: Any) -> Callable[..., Any]:
+    """Make ``DistributedOptimizer`` pass all its arguments on; Horovod forgets op and groups."""
+    original = hvd.DistributedOptimizer
+
+    def DistributedOptimizer(  # noqa: N802 - Horovod's name
+        optimizer: Any,
+        name: str | None = None,
+        use_locking: bool = False,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+            return original(optimizer, name, use_locking, *args, **kwargs)
+        from horovod_runner.keras import optimizer as keras_optimizer
+
+        arguments = dict(zip(_ORDER, args, strict=False))
+        return keras_optimizer.DistributedOptimizer(optimizer, name, **arguments, **kwargs)
+
+    DistributedOptimizer.__doc__ = original.__doc__
+    return DistributedOptimizer
+
+
+def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function accept Keras 3's variables, also in lists."""
+
+    def unwrapped(value: Any) -> Any:
+        inside = isinstance(value, (list, tuple))
+        return [_unwrapped(item) for item in value] if inside else _unwrapped(value)
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        named = {name: unwrapped(value) for name, value in kwargs.items()}
+        return function(*map(unwrapped, args), **named)
+
+    return call
+
+
+def _key(variable: Any) -> Any:
+    return _unwrapped(variable).ref()
+
+
+def _unwrapped(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,0 +1,93 @@
+"""The settings of a reduction of gradients, with a stand-in for Horovod."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from horovod_runner.keras.reduction import BFloat16, Reduction, by_type, groups_of
+
+HVD = SimpleNamespace(Average="average", Sum="sum", Adasum="adasum", Min="min", size=lambda: 4)
+PLAIN = SimpleNamespace(compress=None, decompress=None)
+KEYS = ["a", "b", "c", "d", "e"]
+
+
+def process_set(number: int | None = 1, included: bool = True) -> Any:
+    return SimpleNamespace(process_set_id=number, size=lambda: 2, included=lambda: included)
+
+
+def variable(name: str) -> Any:
+    return SimpleNamespace(name=name, path=name)
+
+
+def test_without_groups_each_gradient_is_reduced_separately() -> None:
+    assert Reduction("average", PLAIN).partition(KEYS) is None
+
+
+def test_a_number_of_groups_splits_the_gradients_in_order() -> None:
+    reduction = Reduction("average", PLAIN, groups=2)
+    assert reduction.partition(KEYS) == ((0, 1, 2), (3, 4))
+
+
+def test_gradients_that_no_listed_group_has_are_groups_of_their_own() -> None:
+    groups = groups_of([[variable("e"), variable("b")], [variable("x")]], lambda v: v.name)
+    assert Reduction("average", PLAIN, groups=groups).partition(KEYS) == ((0,), (1, 4), (2,), (3,))
+
+
+def test_groups_are_split_by_type() -> None:
+    types = {0: "float32", 1: "float16", 3: "float32", 4: "float16"}
+    assert by_type([[0, 1, 2, 3], [4]], types) == [[0, 3], [1], [4]]
+
+
+@pytest.mark.parametrize("groups", [True, "two", 2.0, [variable("a")]])
+def test_groups_are_a_number_or_lists(groups: Any) -> None:
+    with pytest.raises(TypeError, match="a list of lists of variables"):
+        groups_of(groups, id)
+
+
+def test_a_variable_is_in_one_group_only() -> None:
+    twice = variable("dense/kernel")
+    with pytest.raises(ValueError, match="variable dense/kernel is twice in groups"):
+        groups_of([[twice, variable("dense/bias")], [twice]], id)
+
+
+def test_a_process_set_is_where_and_over_how_many_ranks_is_reduced() -> None:
+    ranks = process_set()
+    reduction = Reduction("average", PLAIN, predivide=4.0, process_set=ranks)
+    assert reduction.size(HVD) == 2
+    options = reduction.options(HVD)
+    assert options.pop("process_set") is ranks
+    assert options == {"op": "sum", "prescale_factor": 0.25, "postscale_factor": 2.0}
+
+
+def test_a_rank_outside_of_the_process_set_reduces_with_nobody() -> None:
+    assert Reduction("average", PLAIN, process_set=process_set(included=False)).size(HVD) == 1
+    assert Reduction("average", PLAIN).size(HVD) == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"op": "adasum"}, ValueError, "not Adasum: .*use op=hvd.Average"),
+        ({"op": "min"}, ValueError, "op must be Average or Sum:"),
+        ({"predivide": 0.0}, ValueError, "must be above 0, not 0.0"),
+        ({"op": "sum", "predivide": 2.0}, ValueError, "requires op=Average"),
+        ({"groups": -1}, ValueError, "groups must be 0 or more, not -1"),
+        ({"compression": "fp16"}, TypeError, "not 'fp16'"),
+        ({"compression": BFloat16, "groups": 2}, ValueError, "cannot be combined"),
+        ({"process_set": [0, 1]}, TypeError, r"must be a hvd.ProcessSet, not \[0, 1\]"),
+        ({"process_set": process_set(None)}, ValueError, "hvd.init.process_sets="),
+    ],
+)
+def test_settings_that_are_not_supported_name_the_way_out(
+    settings: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Reduction(**{"op": "average", "compression": PLAIN, **settings}).check(HVD)
+
+
+def test_supported_settings_pass() -> None:
+    Reduction("sum", PLAIN, groups=3, process_set=process_set()).check(HVD)
+    Reduction("average", BFloat16).check(HVD)
