@@ -118,6 +118,9 @@ class Intake:
         self._sink.controller(name)
 
     def ranks(self, ranks: list[RankInfo]) -> None:
+        if self._journal is not None:  # the tasks reach this process after all
+            self._journal.finish(None)
+            self._journal = None
         self._sink.ranks(ranks)
 
     def detached(

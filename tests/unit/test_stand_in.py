@@ -302,6 +302,7 @@ def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Pa
             writer.put(Live([str(number)]))
             while writer.unwritten is not None:
                 threading.Event().wait(0.01)
+        assert not writer._write(b"one too many")
         writer.put(Live(["one too many"]))
     finally:
         writer.close()
@@ -333,7 +334,9 @@ def test_the_driver_may_call_the_stand_in() -> None:
     writer.put(Live(["first"]))
     reader = JournalReader(job.checkpoints, [CalledFolder("127.0.0.1", call)], read.set)
     assert read.wait(60)
-    writer.put(Live(["second"]))
+    reader._over.set()
+    reader._thread.join()
+    writer.put(Live(["second"]))  # nobody reads it
     while writer.unwritten is not None:
         threading.Event().wait(0.01)
     writer.close()

@@ -59,7 +59,9 @@ def open_writer(job: Job) -> JournalWriter | None:
         if plan.folder:
             folder = folders.open_folder(plan.folder)
             if has_probe(folder, plan.token):
-                return JournalWriter(plan, folder)
+                # By this file the driver finds the journal; and it shows that files can be written.
+                folder.write(_name(plan, 1), msgspec.msgpack.encode(Live([])))
+                return JournalWriter(plan, folder, written=1)
     with suppress(OSError):
         if job.call is not None:
             return JournalWriter(plan, ServedFolder(job.call))
@@ -72,6 +74,7 @@ class JournalWriter:
     Args:
         plan: names the files.
         folder: where they are written.
+        written: how many files there are already.
 
     Attributes:
         written: how many files are complete.
@@ -79,10 +82,12 @@ class JournalWriter:
         unread: after :meth:`close`, what the last of the written files had, if they are gone.
     """
 
-    def __init__(self, plan: CheckpointPlan, folder: Folder | ServedFolder) -> None:
+    def __init__(
+        self, plan: CheckpointPlan, folder: Folder | ServedFolder, written: int = 0
+    ) -> None:
         self._plan = plan
         self._folder = folder
-        self.written = 0
+        self.written = written
         self.unwritten: Live | None = None
         self.unread: list[Live] = []
         self._due_at = 0.0

@@ -38,8 +38,8 @@ class StandIn:
     def __init__(self, job: Job, host: str) -> None:
         self._channel = Channel(host, job.size)
         self._journal = open_writer(job)
-        if self._journal is not None:
-            self._journal.put(Live([]))  # so that the driver finds it at once
+        if self._journal is not None and not self._journal.written:
+            self._journal.put(Live([]))  # by which the driver finds it
         self._keeper = Keeper(self._journal)
         self.address = self._channel.address
         self._launch = _StartedElsewhere()
