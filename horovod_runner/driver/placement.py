@@ -114,10 +114,9 @@ def _refuse_same_address(hosts: Sequence[Offer]) -> None:
         if other.hostname != offer.hostname and not offer.address.startswith("127."):
             raise LaunchError(
                 f"hosts {other.hostname} and {offer.hostname} both have the address "
-                f"{offer.address} on the interface {offer.interface} by which they reach the "
-                "driver, so they cannot reach each other by it: a NAT or a bridge for containers. "
-                "Name the interface by which hosts reach each other, "
-                'env={"HOROVOD_GLOO_IFACE": "eth1"}.'
+                f"{offer.address}, on {other.interface} and {offer.interface}, so they cannot "
+                "reach each other by it: it belongs to a NAT or to a bridge for containers. Name "
+                'the interface by which they do, env={"HOROVOD_GLOO_IFACE": "eth1"}.'
             )
 
 
