@@ -51,7 +51,7 @@ packages_of = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path(
 beside = printf '%s\n%s\n' "$$PWD" "$(call packages_of,$(2))" > "$(call packages_of,$(1))/zz-beside.pth"
 
 DEMO_EXTRAS := spark,torch,data,examples,mpich,build
-MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,images,plot,keras,lightning,top,mlflow,mlflow_server,tensorboard,mpi,docs,dev
+MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,images,plot,keras,lightning,top,mlflow,mlflow_server,tensorboard,stores,mpi,docs,dev
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
 # On the leg whose Horovod is for torch alone, which proves itself sooner.
@@ -88,16 +88,17 @@ test: packages
 # Downloads and the last compiler of a build leave a core idle, so two are made at a time.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
 
-# What the tests under Open MPI and Slurm, and those in a browser, need of Debian's packages.
+# What the tests under Open MPI and Slurm, in a browser and on mounted stores need of Debian's packages.
 packages:
 	@if ! (command -v mpirun && command -v srun && command -v ccache && PATH=$$PATH:/usr/sbin command -v munged && \
+	command -v fusermount3 && \
 	{ command -v chromium || command -v chromium-browser; }) >/dev/null; \
 	then if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; \
 	then apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
 		-o DPkg::Lock::Timeout=600 --no-install-recommends \
-		openmpi-bin libopenmpi-dev slurm-wlm munge ccache chromium >/dev/null; \
-	else echo "no Open MPI, Slurm and Chromium here (apt-get install openmpi-bin libopenmpi-dev \
-slurm-wlm munge chromium): their tests are skipped"; fi; fi
+		openmpi-bin libopenmpi-dev slurm-wlm munge ccache chromium fuse3 >/dev/null; \
+	else echo "no Open MPI, Slurm, Chromium and FUSE here (apt-get install openmpi-bin libopenmpi-dev \
+slurm-wlm munge chromium fuse3): their tests are skipped"; fi; fi
 
 check: lint fast
 

@@ -18,6 +18,7 @@ to build Horovod, and to check a machine:
 ```sh
 horovod-runner install                                  # build Horovod for what is installed
 horovod-runner doctor                                   # two ranks say hello
+horovod-runner doctor --path s3://bucket/checkpoints    # try a folder for checkpoints
 horovod-runner run train.py --np -2 -- --lr 0.1         # two ranks on this machine
 horovod-runner run train.py --np 8 --master spark://host:7077 --max-restarts 2
 horovod-runner ps

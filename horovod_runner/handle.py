@@ -237,6 +237,9 @@ class RunHandle:
             recorder.failed(error)
             raise
         finally:
+            for warning in archive.warnings(finished=status == "finished"):
+                run.warnings.append(warning)
+                sink.notice(warning)
             recorder.ended(status)
             saved_run.keep(run)
             sink.end(run)

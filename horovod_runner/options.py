@@ -89,13 +89,15 @@ def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """Which checkpoints of a run are kept.
+    """Which checkpoints of a run are kept, and whether it may go on without them.
 
     Args:
         num_to_keep: how many checkpoints to keep; None keeps all of them.
         metric: keep the best ones by this metric, and the latest one in any case. None keeps the
             latest ones.
         mode: whether a low ("min") or a high ("max") value of ``metric`` is good.
+        required: end the run with a CheckpointError at the first checkpoint that cannot be written.
+            Otherwise it goes on, and says at its end which checkpoints are missing.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -105,6 +107,7 @@ class CheckpointConfig:
     num_to_keep: int | None = 3
     metric: str | None = None
     mode: Mode = "min"
+    required: bool = False
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, get_args(Mode))
@@ -124,9 +127,10 @@ class DataConfig:
     """Where the rows of a run's datasets are cached.
 
     Args:
-        shared_dir: a folder that the driver and all executors share (NFS, ``/dbfs``). DataFrames
-            are written there once, and the batches do not depend on the number of ranks. None:
-            their rows go to the ranks' own disks, unless all ranks are on this machine.
+        shared_dir: a folder that the driver and all executors share (NFS, ``/dbfs``, a Volume).
+            DataFrames are written there once, and the batches do not depend on the number of
+            ranks. None: their rows go to the ranks' own disks, unless all ranks are on this
+            machine.
         disk_limit: how many bytes the datasets of a run may take on each host's disk. None: all
             that is free except 1 GiB (or a twentieth of the disk, if that is less).
 

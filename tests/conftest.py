@@ -280,6 +280,14 @@ def _workers() -> set[int]:
     return {process.pid for process in [*own_processes("horovod_runner.worker.main"), *forked]}
 
 
+def _await_end(pids: set[int]) -> None:
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    psutil.wait_procs(processes, timeout=20)
+
+
 def _own_files() -> set[str]:
     return {path.name for path in Path(tempfile.gettempdir()).glob("horovod_runner-*")}
 
@@ -324,6 +332,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     memory = _unused_memory()
     yield
     gc.collect()
+    if "connect" in request.node.name:  # the server ends ranks only after its client has left
+        _await_end(_workers() - before[0])
     assert _workers() <= before[0]
     assert _own_files() <= before[1]
     assert _own_threads() <= before[2]

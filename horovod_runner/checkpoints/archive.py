@@ -12,12 +12,15 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from horovod_runner.checkpoints import checkpoint, folders
+from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.checkpoints.folders import LocalFolder
 from horovod_runner.checkpoints.retention import ranked, surplus
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.folder import PART, Folder
+from horovod_runner.folders.local import LocalFolder
+from horovod_runner.folders.opening import open_folder
+from horovod_runner.folders.problems import describe
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.options import Options
 from horovod_runner.wire.job_file import CheckpointPlan
@@ -25,6 +28,9 @@ from horovod_runner.wire.marker import Marker, file_name, is_name
 from horovod_runner.wire.messages import Fetch, Fetched, FilePart
 
 _PIECE_BYTES = 4 << 20
+_CHECK = (
+    "The driver lists it and the ranks write to it: check its name, permissions and credentials."
+)
 
 
 class Archive:
@@ -50,17 +56,20 @@ class Archive:
         timeline = options.debug_config.timeline
         self._timeline = None if timeline is None else Path(timeline)
         self._kept = ExitStack()
+        self._timeline_file: BinaryIO | None = None
         self._writing: tuple[str, BinaryIO] | None = None
         self._reading: tuple[str, BinaryIO] | None = None
+        self._refused = ""  # the name of a file whose pieces could not be written
+        self._unsaved: list[str] = []
         self._has_warned = False
         self.markers: list[Marker] = []
 
     def __enter__(self) -> Archive:
         if self._url is None:
             scratch = self._kept.enter_context(RunFolder(f"{self._run_id}-checkpoints"))
-            self._folder: folders.Folder = LocalFolder(scratch.path)
+            self._folder: Folder = LocalFolder(scratch.path)
         else:
-            self._folder = folders.open_folder(self._url)
+            self._folder = open_folder(self._url)
         try:
             local = self._folder.local("")
             if local is not None:
@@ -75,8 +84,7 @@ class Archive:
         except Exception as error:  # every kind of folder raises different ones
             self._kept.close()
             raise CheckpointError(
-                f"checkpoint_dir={self._folder.url!r} cannot be used: {error}. The driver lists "
-                "it and the ranks write to it: check its name, permissions and credentials."
+                f"checkpoint_dir={self._folder.url!r} cannot be used: {describe(error, _CHECK)}"
             ) from error
         self._number = max((marker.number for marker in markers), default=0)
         self.markers = markers if self._resume else []
@@ -84,6 +92,8 @@ class Archive:
 
     def __exit__(self, *_: object) -> None:
         self._close_files()
+        with suppress(OSError):
+            self._close_timeline()
         with suppress(Exception):  # the folder may have become unreachable
             checkpoint.clean_up(self._folder, self._run_id)
         if not self.markers:
@@ -161,8 +171,55 @@ class Archive:
             "{...}"
         )
 
+    def unsaved(self, what: str, why: str) -> str:
+        """Record that a checkpoint could not be written.
+
+        Args:
+            what: "the checkpoint of step 10".
+            why: the cause, and what to change; whole sentences.
+
+        Returns:
+            A text for the user.
+
+        Raises:
+            CheckpointError: the run's checkpoints are required.
+        """
+        latest = self.latest
+        there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
+        told = f"{what} could not be written: {why}"
+        self._unsaved.append(told)
+        if self._config.required:
+            raise CheckpointError(
+                f"{told} CheckpointConfig(required=True) ends the run here; {there}."
+            )
+        return f"{told} The training goes on; {there}."
+
+    def warnings(self, *, finished: bool) -> list[str]:
+        """What to say at the end of a run that lacks checkpoints.
+
+        Args:
+            finished: whether ``main`` returned on all ranks.
+        """
+        if self._unsaved and not self._config.required:
+            count, latest = len(self._unsaved), self.latest
+            there = "There is none" if latest is None else f"The latest is of step {latest.step}"
+            return [
+                f"{count} checkpoint{'s' if count > 1 else ''} of this run could not be written. "
+                f"{there}. The last error: {self._unsaved[-1]}"
+            ]
+        wanted = self._url is not None or self._config.required
+        if finished and wanted and not self._unsaved and not self.markers:
+            return [
+                "the run has no checkpoint: main never called save_checkpoint. Call "
+                "save_checkpoint(state, step) on every rank, or leave out checkpoint_dir."
+            ]
+        return []
+
     def saved(self, marker: Marker) -> Checkpoint | None:
-        """Record a checkpoint that a rank has completed; None if it is not newer than the latest.
+        """Record a checkpoint that a rank has completed.
+
+        Returns:
+            The checkpoint; None if it is not newer than the latest, or could not be written here.
 
         Raises:
             OSError: it was sent in pieces, and some are missing or cannot be written.
@@ -172,6 +229,8 @@ class Archive:
         if marker.name != expected or not is_name(expected):
             raise ValueError(f"{marker.name!r} is not {expected!r}")
         if any(marker.number <= known.number for known in self.markers):
+            return None
+        if marker.name == self._refused:  # said with its first piece
             return None
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -205,16 +264,17 @@ class Archive:
         local = self._folder.local(message.name)
         if not is_name(message.name) or local is None:
             raise ValueError(f"a piece of {message.name!r}, which is not an expected file")
-        path = local.parent / f"{folders.PART}{message.name}"
-        if message.offset == 0:
-            self._close_files()
-            self._writing = message.name, path.open("wb", buffering=0)
-        if self._writing is None or self._writing[0] != message.name:
-            return None  # the rest of a file that could not be written
+        path = local.parent / f"{PART}{message.name}"
         try:
+            if message.offset == 0:
+                self._close_files()
+                self._writing = message.name, path.open("wb", buffering=0)
+            if self._writing is None or self._writing[0] != message.name:
+                return None  # the rest of a file that could not be written
             _append(self._writing[1], message)
         except BaseException:
             self._close_files()
+            self._refused = message.name
             path.unlink(missing_ok=True)
             raise
         return None
@@ -222,9 +282,23 @@ class Archive:
     def _timeline_part(self, message: FilePart) -> Path | None:
         if self._timeline is None:
             raise ValueError("no timeline is expected")
-        with self._timeline.open("ab" if message.offset else "wb", buffering=0) as file:
-            _append(file, message)
+        if message.offset == 0:
+            self._close_timeline()
+            self._timeline_file = self._timeline.open("wb", buffering=0)
+        if self._timeline_file is None:
+            return None  # the rest of a file that could not be written
+        try:
+            _append(self._timeline_file, message)
+        except OSError:
+            self._close_timeline()
+            raise
         return None if message.offset else self._timeline
+
+    def _close_timeline(self) -> None:
+        """Close the timeline: a mounted store opens no file again to append to it."""
+        file, self._timeline_file = self._timeline_file, None
+        if file is not None:
+            file.close()
 
     def fetch(self, message: Fetch) -> Fetched:
         """Read a piece of a checkpoint, for a rank that does not see the folder."""

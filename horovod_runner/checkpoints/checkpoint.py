@@ -12,8 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.checkpoints import formats
-from horovod_runner.checkpoints.folders import PART, Folder, RemoteFolder
 from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.folder import PART, Folder
+from horovod_runner.folders.local import fresh
+from horovod_runner.folders.problems import describe
+from horovod_runner.folders.remote import RemoteFolder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.marker import Marker, is_name, marker_name
 
@@ -21,6 +24,10 @@ _PROBE: Final = ".seen-"
 #: Begins the names of a journal's files (driver/detached/journal.py).
 LIVE: Final = ".live-"
 _STALE_SECONDS = 24 * 3600.0
+
+
+class UnreachableError(CheckpointError):
+    """The folder of a checkpoint cannot be read: that says nothing about the checkpoint."""
 
 
 class Checkpoint:
@@ -59,7 +66,8 @@ class Checkpoint:
             removed at the end of this process.
 
         Raises:
-            CheckpointError: the file is gone or damaged, or its framework is not installed.
+            CheckpointError: the file is gone or damaged, its folder cannot be reached, or its
+                framework is not installed.
         """
         with intact_file(self._folder, self.marker) as path:
             return formats.read(self.marker.kind, path)
@@ -115,11 +123,14 @@ def verify(path: Path, marker: Marker) -> None:
 
     Raises:
         CheckpointError: it has not, or does not exist.
+        UnreachableError: it cannot be read.
     """
     try:
-        size = path.stat().st_size
-        intact = size == marker.size and file_sha256(path) == marker.sha256
-    except FileNotFoundError:
+        size = fresh(path.stat).st_size
+        intact = size == marker.size and fresh(lambda: file_sha256(path)) == marker.sha256
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            raise _unreachable(marker, error) from error
         raise CheckpointError(
             f"the checkpoint {marker.name} (step {marker.step}) is gone: {path} no longer exists. "
             "Retention removes old ones: raise num_to_keep (CheckpointConfig). Without a "
@@ -139,6 +150,7 @@ def intact_file(folder: Folder, marker: Marker) -> Iterator[Path]:
 
     Raises:
         CheckpointError: the file is gone or damaged.
+        UnreachableError: it cannot be read.
     """
     path = folder.local(marker.name)
     if path is not None:
@@ -147,10 +159,19 @@ def intact_file(folder: Folder, marker: Marker) -> Iterator[Path]:
         return
     with temporary_folder("checkpoint") as temporary:
         path = Path(temporary) / marker.name
-        with suppress(FileNotFoundError):
-            folder.copy_out(marker.name, path)
+        try:
+            with suppress(FileNotFoundError):
+                folder.copy_out(marker.name, path)
+        except Exception as error:  # every kind of folder raises different ones
+            raise _unreachable(marker, error) from error
         verify(path, marker)
         yield path
+
+
+def _unreachable(marker: Marker, error: Exception) -> UnreachableError:
+    return UnreachableError(
+        f"the checkpoint {marker.name} (step {marker.step}) cannot be read: {describe(error)}"
+    )
 
 
 def write_probe(folder: Folder, token: str) -> None:

@@ -12,6 +12,7 @@ No reader uses plain ``pickle``, so a checkpoint runs no code.
 from __future__ import annotations
 
 import atexit
+import io
 import shutil
 import sys
 import tarfile
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 
@@ -34,7 +35,7 @@ _TREE: Final = "tree.msgpack"
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write bytes to a new file."""
-    with path.open("xb") as file:
+    with path.open("wb") as file:
         file.write(data)
 
 
@@ -56,7 +57,7 @@ def write_arrays(path: Path, state: Any) -> None:
     """Write nested containers of NumPy arrays and plain values to a new zip file.
 
     The containers and plain values are one MessagePack entry; every array is an entry in NumPy's
-    format.
+    format. The file is written from its start to its end: a mounted store may allow nothing else.
     """
     import numpy
 
@@ -80,11 +81,26 @@ def write_arrays(path: Path, state: Any) -> None:
         return ["", value]
 
     tree = msgspec.msgpack.encode(encode(state))
-    with zipfile.ZipFile(path, "x", zipfile.ZIP_STORED) as archive:
+    with path.open("wb") as file, zipfile.ZipFile(_Sequential(file), "w") as archive:
         archive.writestr(_TREE, tree)
         for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                npy.write_array(file, array, allow_pickle=False)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                npy.write_array(entry, array, allow_pickle=False)
+
+
+class _Sequential(io.RawIOBase):
+    """A file that does not say that it can seek: zipfile then writes sizes behind the entries."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        """See :class:`io.RawIOBase`."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """See :class:`io.RawIOBase`."""
+        return self._file.write(data)
 
 
 def read(kind: Kind, path: Path) -> Any:

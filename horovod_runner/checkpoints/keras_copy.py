@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from horovod_runner.checkpoints.formats import write_bytes
+from horovod_runner.host.scratch import temporary_folder
 
 
 def is_keras_model(state: Any) -> bool:
@@ -43,7 +44,7 @@ class KerasCopier:
         targets, sources = keras_variables(self._clone), keras_variables(model)
         for target, source in zip(targets, sources, strict=True):
             target.assign(source)
-        return self._clone.save  # type: ignore[no-any-return]
+        return partial(_save, self._clone)
 
     def _clone_fits(self, model: Any) -> bool:
         """Whether the clone still has all variables: Keras creates the optimizer's ones late."""
@@ -74,7 +75,15 @@ def _clone_of(model: Any) -> Any:
 
 
 def _saved(model: Any) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="horovod_runner-keras-") as folder:
+    with temporary_folder("keras") as folder:
         path = Path(folder) / "model.keras"
         model.save(path)
         return path.read_bytes()
+
+
+def _save(model: Any, path: Path) -> None:
+    """Save a model on a local disk, and copy the file: Keras goes back in what it has written."""
+    with temporary_folder("keras") as folder:
+        saved = Path(folder) / path.name
+        model.save(saved)
+        shutil.copyfile(saved, path)

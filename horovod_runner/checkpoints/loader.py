@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from horovod_runner.checkpoints import checkpoint, collectives, folders, formats
+from horovod_runner.checkpoints import checkpoint, collectives, formats
 from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
@@ -67,7 +68,8 @@ def load(
         The checkpoint; None if this training is new.
 
     Raises:
-        CheckpointError: all checkpoints are damaged, and there is no commit.
+        CheckpointError: all checkpoints are damaged, and there is no commit; or their folder cannot
+            be read.
         RuntimeError: the ranks are not connected yet.
     """
     # Also in a new training: a main that calls this too early should fail now, not at a restart.
@@ -173,10 +175,12 @@ def _latest_intact(
     if plan.fetched:  # the driver has verified it
         path = Path(plan.fetched)
         return next(((path, marker) for marker in markers if marker.name == path.name), None)
-    folder = folders.open_folder(plan.folder)
+    folder = open_folder(plan.folder)
     for at, marker in enumerate(markers, start=1):
         try:
             return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
+        except checkpoint.UnreachableError:
+            raise  # the earlier ones are in the same folder
         except CheckpointError as error:
             last = at == len(markers) and not required
             warn(f"HorovodRunner: {error} The {'commit' if last else 'earlier one'} is used.")

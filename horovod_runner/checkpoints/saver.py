@@ -16,11 +16,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from horovod_runner.checkpoints import checkpoint, folders
+from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.common.numbers import check_saved
+from horovod_runner.folders.folder import PART
+from horovod_runner.folders.opening import open_folder
+from horovod_runner.folders.problems import describe
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame
@@ -45,7 +48,7 @@ class Saver:
         self._number = plan.next_number
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._folder = folders.open_folder(plan.folder)
+        self._folder = open_folder(plan.folder)
         self._direct = checkpoint.has_probe(self._folder, plan.token)
         self._kept = ExitStack()
         self._scratch: Path | None = None
@@ -90,7 +93,7 @@ class Saver:
         local = self._folder.local(name) if self._direct else None
         part = None
         try:
-            part = (local.parent if local else self._scratch_folder()) / f"{folders.PART}{name}"
+            part = (local.parent if local else self._scratch_folder()) / f"{PART}{name}"
             snapshot.write(part)
             marker = Marker(
                 name=name,
@@ -113,9 +116,8 @@ class Saver:
                 with suppress(Exception):  # what stays is removed after the next checkpoint
                     self._prune()
         except Exception as error:
-            reason = str(error) or type(error).__name__
             with suppress(OSError):
-                self._send(messages.Unsaved(0, step, reason))
+                self._send(messages.Unsaved(0, step, describe(error)))
         finally:
             if part is not None:
                 with suppress(OSError):

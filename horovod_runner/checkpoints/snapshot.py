@@ -115,7 +115,7 @@ def _pack_folder(folder: Path) -> Snapshot:
         raise
 
     def write(path: Path) -> None:
-        with packed, path.open("xb") as file:
+        with packed, path.open("wb") as file:
             packed.seek(0)
             shutil.copyfileobj(packed, file, _COPY_BYTES)
 

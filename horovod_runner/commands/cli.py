@@ -113,6 +113,12 @@ def _add_doctor(commands: Any) -> None:
     doctor.add_argument(
         "--master", metavar="URL", help="also count the slots of this Spark master, and run there"
     )
+    doctor.add_argument(
+        "--path",
+        metavar="URL",
+        help="try this folder or URL instead, as checkpoint_dir and shared_dir: write, list, read, "
+        "rename, delete; how fast, and what will not work there. With --master on an executor, too",
+    )
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(command=_doctor)
 
@@ -346,7 +352,11 @@ def _install(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from horovod_runner.commands import doctor
 
-    return doctor.report(doctor.examine(options.master), as_json=options.json, say=print)
+    if options.path is not None:
+        findings, verdict = doctor.examine_folder(options.path, options.master), "Runs can use it."
+    else:
+        findings, verdict = doctor.examine(options.master), "Everything works."
+    return doctor.report(findings, as_json=options.json, say=print, verdict=verdict)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
 
 from horovod_runner import __version__
 from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.folders.opening import open_folder
+from horovod_runner.folders.trial import Check, new_removed, try_folder
 from horovod_runner.horovod_build import toolchain
 from horovod_runner.host import gpus, limits, software
+from horovod_runner.launchers.sessions import open_session
+from horovod_runner.options import ClusterConfig
+from horovod_runner.runner import HorovodRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -75,6 +81,65 @@ def examine(master: str | None = None) -> Iterator[Finding]:
             yield from _horovod(framework, framework.horovod)
     if master is not None:
         yield from _spark(master, working)
+
+
+def examine_folder(url: str, master: str | None = None) -> Iterator[Finding]:
+    """Try a folder that checkpoints or datasets are to go to.
+
+    Args:
+        url: a path, or a URL of fsspec.
+        master: also try it on an executor of this Spark master.
+    """
+    works = True
+    for check in try_folder(url):
+        works = works and not check.remedy
+        yield _finding(check)
+    if master is None or not works:
+        return
+    try:
+        spark = open_session(master, "horovod-runner doctor")
+        try:
+            yield from examine_folder_on_executor(url, spark)
+        finally:
+            spark.stop()
+    except HorovodRunnerError as error:
+        yield Finding("Spark", "wrong", str(error), "install pyspark, or correct the master's URL")
+
+
+def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Finding]:
+    """Try a folder as a rank: executors may have other rights and credentials than the driver.
+
+    Raises:
+        HorovodRunnerError: there is no slot, or the executor cannot run a rank.
+    """
+    folder, probe = open_folder(url), f".trial-{uuid4().hex[:8]}"
+    cluster = ClusterConfig(spark=spark)
+    runner = HorovodRunner(np=1, gpus_per_rank=0, progress=False, cluster_config=cluster)
+    path = folder.local("")
+    with new_removed(path):
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+        folder.write(probe, b"")
+        try:
+            checks = runner.run(_as_rank, url=url, probe=probe)
+        finally:
+            folder.remove(probe)
+    if checks is None:
+        detail = "executors do not see it: ranks send their checkpoints to the driver"
+        yield Finding("shared folder", "absent", detail)
+        return
+    for check in checks:
+        yield _finding(check._replace(name=f"executor: {check.name}"))
+
+
+def _as_rank(url: str, probe: str) -> list[Check] | None:
+    """Try a folder in a rank; None if it is not the driver's folder."""
+    return None if open_folder(url).size(probe) is None else list(try_folder(url))
+
+
+def _finding(check: Check) -> Finding:
+    status: Status = "ok" if check.works else "wrong" if check.remedy else "absent"
+    return Finding(check.name, status, check.detail, check.remedy)
 
 
 def _package(name: str, version: str | None) -> Finding:
@@ -214,7 +279,6 @@ def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = 
 
 
 def _spark(master: str, frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
-    from horovod_runner.launchers.sessions import open_session
     from horovod_runner.launchers.spark import SparkLauncher
 
     try:
@@ -241,8 +305,21 @@ def _say_nothing(_text: str) -> None:
     return
 
 
-def report(findings: Iterable[Finding], *, as_json: bool, say: Callable[[str], None]) -> int:
-    """Print the findings as they come; returns the exit status, 1 if something is wrong."""
+def report(
+    findings: Iterable[Finding],
+    *,
+    as_json: bool,
+    say: Callable[[str], None],
+    verdict: str = "Everything works.",
+) -> int:
+    """Print the findings as they come; returns the exit status, 1 if something is wrong.
+
+    Args:
+        findings: of :func:`examine` or :func:`examine_folder`.
+        as_json: whether to print one JSON object at the end.
+        say: prints a line.
+        verdict: the last line if nothing is wrong.
+    """
     seen = []
     for finding in findings:
         seen.append(finding)
@@ -257,5 +334,5 @@ def report(findings: Iterable[Finding], *, as_json: bool, say: Callable[[str], N
         for finding in wrong:
             say(f"{finding.name}: {finding.advice}")
         if not wrong:
-            say("Everything works.")
+            say(verdict)
     return 1 if wrong else 0

@@ -19,8 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from horovod_runner.checkpoints.checkpoint import file_sha256
-from horovod_runner.checkpoints.folders import Folder, LocalFolder, RemoteFolder, local_path
 from horovod_runner.errors import InstallError
+from horovod_runner.folders.folder import Folder, local_path
+from horovod_runner.folders.local import LocalFolder
+from horovod_runner.folders.remote import RemoteFolder
 
 _POINTER = "latest.sha256"
 

@@ -56,8 +56,8 @@ class Driver:
         self._launcher = launcher
         self._sink = sink
         self._cancelled = cancelled
-        traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
-        self._intake = Intake(sink, archive, traces, job.checkpoints)
+        self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
+        self._intake = Intake(sink, archive, self._traces, job.checkpoints)
         self._wake: Callable[[], None] = lambda: None
         self._supervisor: Supervisor | None = None
 
@@ -69,11 +69,12 @@ class Driver:
             RankFailedError: a rank died without an exception.
             LaunchError: the ranks could not be started, or Spark ended them.
             HangError: the ranks made no progress for too long.
+            CheckpointError: a checkpoint that is required could not be written.
             CancelledError: another thread asked for it.
             GpuError: a host has too few GPUs.
             SerializationError: a value cannot be loaded here.
         """
-        with Channel(self._launcher.channel_host, self._job.size) as channel:
+        with Channel(self._launcher.channel_host, self._job.size) as channel, self._traces:
             launch = self._launcher.launch(
                 self._job, channel.address, channel.wake, self._dataframes
             )
@@ -136,6 +137,7 @@ class Driver:
             # Over the launcher's connection.
             supervisor.problem = pickle.loads(record.problem)  # noqa: S301
         self._intake.finish(record)
+        supervisor.problem = supervisor.problem or self._intake.problem
         if record.cut:
             self._sink.notice(
                 f"{record.cut} characters of what the ranks printed were too many to keep: the "

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Protocol, assert_never, cast
 
 from horovod_runner.checkpoints.archive import Archive
-from horovod_runner.checkpoints.folders import open_folder
 from horovod_runner.driver.detached.journal import JournalReader, Source
 from horovod_runner.driver.detached.served import CalledFolder
+from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.opening import open_folder
+from horovod_runner.folders.problems import describe
 from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
 from horovod_runner.results.run import TraceFile
 from horovod_runner.results.trace.arrivals import Arrivals
@@ -52,6 +53,7 @@ class Observer(Protocol):
         """Receive a rank's message; returns the answer to a Fetch.
 
         Raises:
+            CheckpointError: a checkpoint that is required could not be written.
             ValueError: no rank of this run sends such a message.
         """
 
@@ -93,6 +95,9 @@ class Intake:
         archive: takes the checkpoints and the timeline; None where there is no place for them.
         traces: takes the files of frameworks' profilers.
         plan: where the journal is, if the tasks do without the driver.
+
+    Attributes:
+        problem: why the stand-in has ended the run; None if it has not.
     """
 
     def __init__(
@@ -103,6 +108,7 @@ class Intake:
         self._traces = traces
         self._plan = plan
         self._untraced = False
+        self.problem: CheckpointError | None = None
         self._journal: JournalReader | None = None
         self._unreached: ChannelAddress | None = None
         self._said: tuple[Source | None] | None = None
@@ -170,11 +176,21 @@ class Intake:
                     if isinstance(message, str):
                         self._sink.notice(message)
                     else:
-                        with suppress(ValueError):  # others may write to the folder
-                            self.take(cast("Content", message))
+                        self._take_kept(message)
+
+    def _take_kept(self, message: Kept) -> None:
+        try:
+            self.take(cast("Content", message))
+        except CheckpointError as error:  # a checkpoint that is required: the stand-in ends the run
+            self.problem = self.problem or error
+        except ValueError:
+            pass  # others may write to the folder, too
 
     def take(self, message: Content) -> messages.Fetched | None:
-        """See :class:`Observer`. A checkpoint that cannot be written does not end the training."""
+        """See :class:`Observer`.
+
+        A checkpoint that cannot be written ends the training only if it is required.
+        """
         match message:
             case messages.Output():
                 self._sink.output(message.rank, message.stream, message.text)
@@ -212,9 +228,9 @@ class Intake:
             timeline = self._archive.part(message)
         except OSError as error:
             if message.name == "timeline":
-                self._sink.notice(f"Horovod's timeline could not be written: {error}")
+                self._sink.notice(f"Horovod's timeline could not be written: {describe(error)}")
             else:
-                self._warn_unsaved(message.name, str(error))
+                self._warn_unsaved(message.name, describe(error))
             return
         if timeline is not None:
             self._sink.notice(f"Horovod's timeline: {timeline}")
@@ -246,7 +262,8 @@ class Intake:
         try:
             saved = self._archive.saved(message.marker)
         except OSError as error:
-            self._warn_unsaved("a checkpoint", str(error))
+            step = message.marker.step
+            self._warn_unsaved(f"the checkpoint of step {step}", describe(error))
             return
         if saved is not None:
             self._sink.checkpoint(saved)
@@ -255,12 +272,8 @@ class Intake:
                 self._sink.notice(warning)
 
     def _warn_unsaved(self, what: str, why: str) -> None:
-        latest = None if self._archive is None else self._archive.latest
-        there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
-        self._sink.notice(
-            f"{what} could not be written: {why}. The training goes on; {there}. Free space, or "
-            "set checkpoint_dir to another place."
-        )
+        if self._archive is not None:
+            self._sink.notice(self._archive.unsaved(what, why))
 
     def _fetch(self, message: messages.Fetch) -> messages.Fetched:
         if self._archive is None:

@@ -289,6 +289,10 @@ class Supervisor:
         except ValueError:
             self._channel.dropped += 1
             return
+        except HorovodRunnerError as error:
+            if self.problem is None and not self.failed:
+                self.fail(error, "a checkpoint that is required could not be written")
+            return
         if answer is not None:
             self._channel.send(task, answer)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pyspark.ml import Estimator
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint, find_complete
-from horovod_runner.checkpoints.folders import open_folder
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.horovod_spark import util
 from horovod_runner.horovod_spark.backend import SparkBackend
 from horovod_runner.horovod_spark.model import HorovodModel

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from horovod_runner.checkpoints.folders import local_path
+from horovod_runner.folders.folder import local_path
 
 __all__ = [
     "AbstractFilesystemStore",

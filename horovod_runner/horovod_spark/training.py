@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints.archive import Archive
-from horovod_runner.checkpoints.folders import local_path
 from horovod_runner.data.sources import parquet
+from horovod_runner.folders.folder import local_path
 from horovod_runner.horovod_spark import util
 from horovod_runner.horovod_spark.backend import SparkBackend
 from horovod_runner.horovod_spark.batches import Arrange, in_order

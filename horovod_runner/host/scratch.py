@@ -66,6 +66,8 @@ class RunFolder:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(self.path, ignore_errors=True)
         self.release()
+        with suppress(OSError):  # gone; but NFS and FUSE keep it until its lock is closed
+            self.path.rmdir()
         with suppress(OSError):  # it holds another run's folder
             self._root.rmdir()
 
@@ -113,7 +115,7 @@ def check_room(folder: Path, size: int) -> None:
                 f"{used / 1e6:.1f} MB. Raise disk_limit (DataConfig), or read fewer columns."
             )
     room = disk.free - (0 if path.exists() else min(_RESERVE_BYTES, disk.total // 20))
-    if size > room:
+    if disk.total and size > room:  # a mounted store may not say
         raise DataError(
             f"{needs}, but only {max(0, room) / 1e6:.1f} MB are free there. Free space, or set "
             "TMPDIR to a folder on another disk (on the executors: spark.executorEnv.TMPDIR)."
@@ -176,11 +178,25 @@ def _make_private(root: Path) -> None:
             f"the scratch folder {root} could not be created: {error}. Free space or fix the "
             "permissions there, or set TMPDIR to another folder."
         ) from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not _is_private(status) and (not stat.S_ISDIR(status.st_mode) or _keeps_modes(root.parent)):
         raise DataError(
             f"{root} is not a private folder of this user: another user may have created it. "
             "Remove it, or set TMPDIR to another folder."
         )
+
+
+def _is_private(status: os.stat_result) -> bool:
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_ours and not status.st_mode & 0o077
+
+
+def _keeps_modes(folder: Path) -> bool:
+    """Whether a new folder there is private: a mounted store has rights of another kind."""
+    made = Path(tempfile.mkdtemp(prefix=".modes-", dir=folder))
+    try:
+        return _is_private(made.stat())
+    finally:
+        made.rmdir()
 
 
 def scratch_folder() -> Path:

@@ -139,6 +139,8 @@ class Run:
         recorded: when this record was written, in seconds since the epoch, if it was read from a
             file; None for a run of this process.
         traces: the files of ``DebugConfig(timeline=, torch_profiler=)``; :meth:`trace` merges them.
+        warnings: what was wrong with a run that may have ended well, at its end: checkpoints that
+            are missing.
     """
 
     run_id: str
@@ -156,6 +158,7 @@ class Run:
     profile: RunProfile = field(default_factory=RunProfile, repr=False)
     recorded: float | None = None
     traces: list[TraceFile] = field(default_factory=list, repr=False)
+    warnings: list[str] = field(default_factory=list)
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)

@@ -19,9 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.checkpoints.folders import open_folder
 from horovod_runner.common.state import state_folder
 from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.results.metrics_table import MetricRows, Metrics
 from horovod_runner.results.run import Attempt, Line, Run, Status, Timings, TraceFile
 from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
@@ -61,6 +61,7 @@ class _Saved(msgspec.Struct, tag=_TAG):
     checkpoints: list[tuple[str, Marker]]  # each with its folder
     recorded: float = 0.0  # when the file was written
     traces: list[TraceFile] = []
+    warnings: list[str] = []
 
 
 class Summary(msgspec.Struct, tag=_TAG):
@@ -109,6 +110,7 @@ def _save(run: Run, path: Path) -> None:
         [(each.folder, each.marker) for each in run.checkpoints],
         time.time(),
         list(run.traces),
+        list(run.warnings),
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -150,6 +152,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         recorded=saved.recorded or Path(path).stat().st_mtime,
         profile=RunProfile.restored(saved.profile),
         traces=saved.traces,
+        warnings=saved.warnings,
         _metrics=Metrics.restored(saved.metrics),
         _checkpoints=[
             Checkpoint(open_folder(folder), marker) for folder, marker in saved.checkpoints

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.checkpoints.folders import local_path
+from horovod_runner.folders.folder import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
 from horovod_runner.sinks.summary import Summary, write_files
@@ -28,6 +28,7 @@ _FLUSH_SECONDS: Final = 1.0
 # MLflow's limits for a request and for a name.
 _BATCH: Final = 1000
 _NAME_LENGTH: Final = 250
+_TAG_LENGTH: Final = 5000
 
 
 class MLflowSink(Sink):
@@ -38,8 +39,8 @@ class MLflowSink(Sink):
 
     The data go to the MLflow run that is active where ``run`` is called, otherwise to a new one. A
     new run ends as FINISHED, FAILED or (after a cancel) KILLED. An active run stays open: the code
-    that started it ends it. Both get the tags ``horovod_runner.run_id``, ``.status`` and, after a
-    restart, ``.attempts``.
+    that started it ends it. Both get the tags ``horovod_runner.run_id``, ``.status`` and, where
+    there are any, ``.warnings`` and, after a restart, ``.attempts``.
 
     Parameters are ``last_run.params``; a parameter that an active run already has stays unchanged.
     Metrics are indexed by step, or by the count of the rank's reports if none has a step. The epoch
@@ -235,6 +236,8 @@ class MLflowSink(Sink):
             self._log_summary()
         self._flush()
         self._set("status", run.status)
+        if run.warnings:
+            self._set("warnings", " ".join(run.warnings)[:_TAG_LENGTH])
         try:
             if self._is_measured:
                 self._log_files(run)

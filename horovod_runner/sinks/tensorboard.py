@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.checkpoints.folders import local_path
+from horovod_runner.folders.folder import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
 from horovod_runner.sinks.summary import Summary
@@ -159,7 +159,7 @@ class _EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names.
         name = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
-        self._writer: Any = RecordWriter((folder / f"events.out.tfevents.{name}").open("xb"))
+        self._writer: Any = RecordWriter((folder / f"events.out.tfevents.{name}").open("wb"))
         self._params = params
         self.restarted = True
         self._write(wall_time=time.time(), file_version="brain.Event:2")

@@ -36,9 +36,10 @@ def fetch_checkpoint(plan: CheckpointPlan, link: Link, folder: Path) -> Checkpoi
         CalledOffError: the driver stopped the rank.
     """
     # Imported here: few tasks resume from anything.
-    from horovod_runner.checkpoints import checkpoint, folders
+    from horovod_runner.checkpoints import checkpoint
+    from horovod_runner.folders.opening import open_folder
 
-    if checkpoint.has_probe(folders.open_folder(plan.folder), plan.token):
+    if checkpoint.has_probe(open_folder(plan.folder), plan.token):
         return plan
     problems = []
     for marker in plan.resume:

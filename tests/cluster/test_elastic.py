@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -102,7 +103,8 @@ def run_script(cluster: StandaloneCluster, folder: Path, script: str, **settings
             import os, signal, time
             import psutil
             from pyspark.sql import SparkSession
-            from horovod_runner import HorovodRunner, commit, load_checkpoint, log_to_driver
+            from horovod_runner import ClusterConfig, HorovodRunner
+            from horovod_runner import commit, load_checkpoint, log_to_driver
             from horovod_runner.sinks import Sink
 
             builder = SparkSession.builder.master({cluster.master!r})
@@ -185,7 +187,9 @@ def test_no_step_is_lost_when_an_executor_is_decommissioned(
 
         while executors() < 2:
             time.sleep(0.1)
-        runner = HorovodRunner(np=(2, 4), grow_after=600, sinks=[Decommission()])
+        cluster = ClusterConfig(slot_timeout=120)
+        sinks = [Decommission()]
+        runner = HorovodRunner(np=(2, 4), grow_after=600, cluster_config=cluster, sinks=sinks)
         sizes = runner.run(main)
         print("sizes", sorted(set(sizes)), "sorted", sizes == sorted(sizes, reverse=True))
         for attempt in runner.last_run.attempts:
@@ -223,11 +227,14 @@ def test_a_run_goes_on_where_spark_excludes_what_has_failed(
 
         while executors() < 2:
             time.sleep(0.1)
-        runner = HorovodRunner(np=(2, 4), max_restarts=3, grow_after=0)
-        print("sizes", sorted(set(runner.run(main))))
+        cluster = ClusterConfig(slot_timeout=120)
+        runner = HorovodRunner(np=(2, 4), max_restarts=3, grow_after=0, cluster_config=cluster)
+        sizes = runner.run(main)
+        print("from", sizes[0], "to", sizes[-1], [bool(a.error) for a in runner.last_run.attempts])
         """,
         excludeOnFailure_enabled="true",
         excludeOnFailure_task_maxTaskAttemptsPerExecutor="1",
         excludeOnFailure_application_maxFailedTasksPerExecutor="1",
     )
-    assert "sizes [2, 4]" in said
+    # Depending on how soon the new executor comes, the second attempt has two or four ranks.
+    assert re.search(r"from 4 to 4 \[True, (False, )?False\]", said)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import (
+    CheckpointError,
     RankFailedError,
     current_attempt,
     load_checkpoint,
@@ -252,6 +253,35 @@ def test_a_full_disk_fails_the_checkpoint_but_not_the_training(
     stderr = capsys.readouterr().err
     assert "the checkpoint of step 2 could not be written: [Errno 27] File too large" in stderr
     assert "that of step 1 stays" in stderr
+    (warning,) = runner.last_run.warnings
+    assert "1 checkpoint of this run could not be written. The latest is of step 1." in warning
+    assert warning in stderr
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
+def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_cannot_be_written(
+    ranks: Ranks, seen: bool, request: pytest.FixtureRequest
+) -> None:
+    if not seen:
+        request.getfixturevalue("hidden")
+
+    def main() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        save_checkpoint(bytes(1_000_000), 7)
+        signal.alarm(60)  # otherwise it would go on for hours
+        signal.pause()
+
+    runner = ranks.runner(1, required=True)
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 7 .*File too large.*required"):
+        runner.run(main)
+    assert runner.last_run.status == "failed"
+
+
+def test_a_run_whose_main_saves_nothing_says_so(ranks: Ranks, tmp_path: Path) -> None:
+    runner = ranks.runner(1, checkpoint_dir=tmp_path)
+    runner.run(lambda: None)
+    (warning,) = runner.last_run.warnings
+    assert "the run has no checkpoint: main never called save_checkpoint" in warning
 
 
 def test_a_state_that_cannot_be_stored_is_an_error_on_the_rank(ranks: Ranks) -> None:

@@ -4,10 +4,10 @@
                               | switch |
     master  eth0 10.77.0.2  --+        +-- eth0 10.77.0.12 host-b
 
-Each host also has what can mislead the choice of an interface: ``docker0`` with the same address
-on all hosts, IPv6 beside IPv4, and a name that resolves to 127.0.1.1 on the host itself, as on
-Debian. host-a and host-b have a second network, eth1, which the driver is not in. The host ipv6 has
-no IPv4 address but loopback's.
+Each host has its own ``/dev/shm``, as hosts do. It also has what can mislead the choice of an
+interface: ``docker0`` with the same address on all hosts, IPv6 beside IPv4, and a name that
+resolves to 127.0.1.1 on the host itself, as on Debian. host-a and host-b have a second network,
+eth1, which the driver is not in. The host ipv6 has no IPv4 address but loopback's.
 
 The namespaces have no names. They end with their last process, and the processes end with this one,
 so nothing is left behind.
@@ -45,6 +45,7 @@ mount -t sysfs sysfs /sys
 mount --rbind "$kept" /sys/fs/cgroup
 umount --lazy "$kept"
 rmdir "$kept"
+mount -t tmpfs tmpfs /dev/shm
 ip link set lo up
 echo ready
 exec cat

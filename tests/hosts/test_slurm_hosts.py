@@ -31,15 +31,16 @@ from horovod_runner import ClusterConfig, HorovodRunner, commit, current_attempt
 def main():
     import horovod.torch as hvd, torch
     hvd.init()
-    if current_attempt() == 1 and hvd.rank() == 0:
-        shrink = ["scontrol", "update", "JobId=" + os.environ["SLURM_JOB_ID"], "NumNodes=1"]
-        subprocess.run(shrink, cwd=tempfile.gettempdir(), check=True)
     loaded = load_checkpoint()
     sizes = [] if loaded is None else loaded.state["sizes"]
     while not sizes or sizes[-1] == 4 or len(sizes) < 10:
         hvd.allreduce(torch.ones(1), name="step")
         sizes.append(hvd.size())
         commit({"sizes": sizes}, len(sizes))
+        if current_attempt() == 1 and len(sizes) == 5 and hvd.rank() == 0:
+            job = "JobId=" + os.environ["SLURM_JOB_ID"]
+            shrink = ["scontrol", "update", job, "NodeList=host-a"]
+            subprocess.run(shrink, cwd=tempfile.gettempdir(), check=True)
     return sorted({*sizes}), os.uname().nodename
 
 runner = HorovodRunner(
@@ -125,4 +126,4 @@ def test_a_run_goes_on_in_an_allocation_that_is_shrunk(
     script.write_text(_SHRINKING)
     done = on_login_node(sys.executable, str(script))
     assert done.returncode == 0, done.stderr
-    assert "sizes [2, 4] host-a" in done.stdout
+    assert re.search(r"sizes \[[23], 4\] host-a", done.stdout)

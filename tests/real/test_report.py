@@ -10,7 +10,7 @@ import pytest
 
 from horovod_runner import load_run, report, save_checkpoint
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.checkpoints.folders import LocalFolder
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.results.page.document import page
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run

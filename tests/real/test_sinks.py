@@ -150,7 +150,7 @@ def test_mlflow_receives_reports_while_main_does_not_report(mlflow: Any, tmp_pat
 def test_mlflow_gets_the_url_of_a_checkpoint_in_remote_storage(mlflow: Any) -> None:
     sink = MLflowSink()
     sink.prepare()
-    run: Any = SimpleNamespace(run_id="1a2b", params={"np": 1}, status="finished")
+    run: Any = SimpleNamespace(run_id="1a2b", params={"np": 1}, status="finished", warnings=[])
     sink.begin(run)
     checkpoint: Any = SimpleNamespace(path="s3://bucket/checkpoint-000001-step-3-1a2b.pt")
     sink.checkpoint(checkpoint)

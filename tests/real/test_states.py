@@ -12,6 +12,7 @@ from horovod_runner.checkpoints import formats
 from horovod_runner.checkpoints.snapshot import Copier
 from horovod_runner.common.numbers import check_report
 from horovod_runner.wire.marker import SUFFIXES
+from tests.stores import mounted
 
 
 def test_metrics_can_be_numpy_and_torch_scalars() -> None:
@@ -196,6 +197,20 @@ def test_a_compiled_keras_model_is_restored_with_its_optimizer(tmp_path: Path) -
     both = zip(restored.optimizer.variables, model.optimizer.variables, strict=True)
     assert all(np.array_equal(ours.numpy(), theirs.numpy()) for ours, theirs in both)
     restored.fit(np.ones((8, 3)), np.ones(8), verbose=0)
+
+
+def test_keras_models_reach_a_store_that_is_only_written_in_sequence(tmp_path: Path) -> None:
+    import keras
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    words = keras.layers.StringLookup(vocabulary=["a", "b"])  # it cannot be cloned
+    with mounted(tmp_path / "backing", tmp_path / "volume") as volume:
+        restored, _ = round_trip(model, volume)
+        assert all(map(np.array_equal, restored.get_weights(), model.get_weights()))
+        text = keras.Input((1,), dtype="string")
+        restored, _ = round_trip(keras.Model(text, words(text)), volume)
+        assert restored.count_params() == 0
 
 
 def test_a_keras_model_keeps_what_its_layers_have_learned_of_the_data(tmp_path: Path) -> None:

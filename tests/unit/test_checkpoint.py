@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import CheckpointError
-from horovod_runner.checkpoints import checkpoint, folders, retention
+from horovod_runner.checkpoints import checkpoint, retention
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.checkpoints.folders import LocalFolder
+from horovod_runner.folders.folder import local_path
+from horovod_runner.folders.local import LocalFolder
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.options import CheckpointConfig, Mode, Options, grouped
 from horovod_runner.wire.marker import Marker, file_name, marker_name
 from horovod_runner.wire.messages import Fetch, FilePart
@@ -190,7 +192,7 @@ def test_checkpoints_without_the_metric_rank_last() -> None:
     ],
 )
 def test_which_urls_are_paths_of_the_file_system(url: str, path: str | None) -> None:
-    local = folders.local_path(url)
+    local = local_path(url)
     assert (None if local is None else str(local)) == path
 
 
@@ -204,7 +206,7 @@ def test_an_unknown_url_scheme_is_an_error_that_says_what_to_install() -> None:
 
 def test_a_folder_of_fsspec_holds_checkpoints(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
-    folder = folders.open_folder("memory://bucket/of/mine")
+    folder = open_folder("memory://bucket/of/mine")
     for number in (1, 2):
         part = tmp_path / "part"
         part.write_bytes(b"state")
@@ -245,6 +247,21 @@ def test_missing_pieces_are_an_error_and_leave_no_file(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="lacks pieces"):
             archive.saved(short)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_that_the_driver_cannot_write_does_not_count(tmp_path: Path) -> None:
+    made = marker(1, b"first second")
+    (tmp_path / f".part-{made.name}").mkdir()
+    with archive_of("run1", checkpoint_dir=str(tmp_path)) as archive:
+        with pytest.raises(IsADirectoryError):
+            archive.part(FilePart(0, made.name, 0, b"first "))
+        assert archive.part(FilePart(0, made.name, 6, b"second")) is None
+        assert archive.saved(made) is None
+        assert archive.checkpoints == []
+        told = archive.unsaved("the checkpoint of step 10", "It is a folder.")
+        assert told.endswith("It is a folder. The training goes on; there is no earlier one.")
+        (warning,) = archive.warnings(finished=False)
+        assert warning.startswith("1 checkpoint of this run could not be written. There is none.")
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ import horovod_runner
 from horovod_runner import CheckpointError, RanksChangedError, commit, save_checkpoint
 from horovod_runner.checkpoints import checkpoint, collectives, loader
 from horovod_runner.checkpoints.commits import Commit, Commits
-from horovod_runner.checkpoints.folders import LocalFolder
 from horovod_runner.checkpoints.saver import Saver
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan, imported_file, leave_file
 from horovod_runner.wire.marker import Marker
 from horovod_runner.worker import context

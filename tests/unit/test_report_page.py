@@ -314,9 +314,10 @@ def entry(run_id: str, pid: int, created: float, host: str | None = None) -> Non
 
 
 def test_a_record_without_a_driver_is_lost() -> None:
-    run = Run("1234abcd", 1)
+    run = Run("1234abcd", 1, warnings=["1 checkpoint is missing"])
     saved_run.keep(run)
     loaded = saved_run.load_run("1234")
+    assert "1 checkpoint is missing" in page(loaded)
     assert registry.status_now(run) == "running"  # of this process
     assert registry.status_now(loaded) == "lost"
     assert "no driver of it runs on this machine any more" in page(loaded)

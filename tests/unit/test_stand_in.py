@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,16 @@ import msgspec
 import pytest
 import zmq
 
-from horovod_runner import GpuError, HangError, LaunchError, log_to_driver, report, save_checkpoint
-from horovod_runner.checkpoints import checkpoint, folders
+from horovod_runner import (
+    CheckpointError,
+    GpuError,
+    HangError,
+    LaunchError,
+    log_to_driver,
+    report,
+    save_checkpoint,
+)
+from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver import phases, supervisor
 from horovod_runner.driver.detached import journal, keeper
@@ -24,9 +33,10 @@ from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
 from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.driver.driver import Driver
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
-from horovod_runner.options import DebugConfig, Options
+from horovod_runner.options import CheckpointConfig, DebugConfig, Options
 from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
@@ -115,6 +125,7 @@ def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
         np=-size,
         gpus_per_rank=options.get("gpus_per_rank", 0),
         debug_config=DebugConfig(hang_timeout=options.get("hang_timeout")),
+        checkpoint_config=options.get("checkpoint_config", CheckpointConfig()),
     )
     job = make_job(main, {}, size, chosen)
     archive = options.get("archive")
@@ -207,6 +218,25 @@ def test_reports_come_to_the_driver_at_the_end(monkeypatch: pytest.MonkeyPatch) 
     assert recorder._run.timings.first_line is not None
 
 
+def test_a_checkpoint_that_is_required_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "write_probe", lambda folder, token: None)
+
+    def main() -> None:
+        save_checkpoint(b"state", 7)
+        signal.alarm(60)  # otherwise it would go on for hours
+        signal.pause()
+
+    config = CheckpointConfig(required=True)
+    options = Options(np=2, checkpoint_dir=tmp_path, checkpoint_config=config)
+    with (
+        Archive("0a1b2c3d", options) as archive,
+        pytest.raises(CheckpointError, match="step 7 could not be written: the ranks reach"),
+    ):
+        run(main, {0}, size=1, run_id="0a1b2c3d", archive=archive, checkpoint_config=config)
+
+
 @pytest.mark.parametrize("seen", [True, False])
 def test_checkpoints_are_kept_where_the_ranks_see_the_folder(
     tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -279,13 +309,13 @@ def test_the_driver_hears_of_a_run_through_the_folder_while_it_lasts(tmp_path: P
 def test_what_the_folder_does_not_take_comes_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Full(folders.LocalFolder):
+    class Full(LocalFolder):
         def write(self, name: str, data: bytes) -> None:
             if name.startswith(checkpoint.LIVE):
                 raise OSError("no space left")
             super().write(name, data)
 
-    monkeypatch.setattr(journal.folders, "open_folder", lambda url: Full(Path(url)))
+    monkeypatch.setattr(journal, "open_folder", lambda url: Full(Path(url)))
     run_id = "0a1b2c3d"
     with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path)) as archive:
         assert run(talk, {0}, size=1, run_id=run_id, archive=archive) == 10
@@ -296,7 +326,7 @@ def test_what_the_folder_does_not_take_comes_at_the_end(
 
 def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Path) -> None:
     plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
-    writer = JournalWriter(plan, folders.LocalFolder(tmp_path))
+    writer = JournalWriter(plan, LocalFolder(tmp_path))
     try:
         for number in range(journal._MOST_UNREAD):
             writer.put(Live([str(number)]))
@@ -308,7 +338,7 @@ def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Pa
         writer.close()
     assert writer.written == journal._MOST_UNREAD
     assert writer.unwritten == Live(["one too many"])
-    reader = JournalReader(plan, [folders.LocalFolder(tmp_path)], lambda: None)
+    reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None)
     lives = reader.finish(Record([], [], written=writer.written))
     assert [live.kept for live in lives] == [[str(n)] for n in range(journal._MOST_UNREAD)]
     assert not list(tmp_path.iterdir())
@@ -321,7 +351,7 @@ def test_files_that_are_no_journal_are_passed_over(
     plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
     (tmp_path / ".live-0a1b2c3d-1-1").write_bytes(b"torn")
     (tmp_path / ".live-0a1b2c3d-1-2").write_bytes(msgspec.msgpack.encode(Live(["whole"])))
-    reader = JournalReader(plan, [folders.LocalFolder(tmp_path)], lambda: None)
+    reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None)
     assert reader.finish(Record([], [], written=2)) == [Live(["whole"])]
 
 

@@ -339,11 +339,12 @@ def test_a_gap_or_too_many_bytes_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(arrivals, "MOST_TRACE_BYTES", 100)
-    arrived = Arrivals("0a1b2c3d", tmp_path / "new")
-    with pytest.raises(ValueError, match="does not follow the one before"):
-        arrived.part(FilePart(0, "torch.json.gz", 5, b"x"))
-    with pytest.raises(ValueError, match="too large"):
-        arrived.part(FilePart(0, "torch.json.gz", 0, bytes(101)))
+    with Arrivals("0a1b2c3d", tmp_path / "new") as arrived:
+        with pytest.raises(ValueError, match="does not follow the one before"):
+            arrived.part(FilePart(0, "torch.json.gz", 5, b"x"))
+        with pytest.raises(ValueError, match="too large"):
+            arrived.part(FilePart(0, "torch.json.gz", 0, bytes(101)))
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_beside_the_record_there_is_room_for_so_much(

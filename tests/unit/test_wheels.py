@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import InstallError
-from horovod_runner.checkpoints.folders import LocalFolder
 from horovod_runner.commands import install, wheels
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.horovod_build.plan import BuildPlan
 from horovod_runner.horovod_build.toolchain import Framework
 

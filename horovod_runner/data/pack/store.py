@@ -265,8 +265,13 @@ def _check_size(path: Path, size: int) -> None:
 def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> Array:
     if not np.prod(shape):
         return np.empty(shape, dtype)
-    # As a plain array: views of np.memmap have no common base.
-    return np.asarray(np.memmap(path, dtype, "r", shape=shape))
+    try:
+        # As a plain array: views of np.memmap have no common base.
+        return np.asarray(np.memmap(path, dtype, "r", shape=shape))
+    except OSError as error:
+        if error.errno != errno.ENODEV:  # not every mounted store can map files into memory
+            raise
+        return np.fromfile(path, dtype).reshape(shape)
 
 
 def _write_error(folder: Path, size: int | None, error: OSError) -> DataError:

@@ -125,9 +125,15 @@ class TableFile(ArrowReader):
 
     def read(self, unit: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows."""
-        with pa.memory_map(str(self.path)) as file, pa.ipc.open_file(file) as stored:
+        with self._open() as file, pa.ipc.open_file(file) as stored:
             for number in range(stored.num_record_batches):
                 yield stored.get_batch(number)
+
+    def _open(self) -> Any:
+        try:
+            return pa.memory_map(str(self.path))
+        except OSError:  # not every mounted store can do that
+            return pa.OSFile(str(self.path))
 
 
 @dataclass(frozen=True)

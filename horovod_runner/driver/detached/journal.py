@@ -17,10 +17,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from horovod_runner.checkpoints import folders
 from horovod_runner.checkpoints.checkpoint import LIVE, has_probe
-from horovod_runner.checkpoints.folders import Folder
 from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
+from horovod_runner.folders.folder import Folder
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.wire.job import Job, Live, Record
 from horovod_runner.wire.job_file import CheckpointPlan
 
@@ -57,7 +57,7 @@ def open_writer(job: Job) -> JournalWriter | None:
     plan = job.checkpoints
     with suppress(Exception):  # fsspec is not installed, or the store is not reached from here
         if plan.folder:
-            folder = folders.open_folder(plan.folder)
+            folder = open_folder(plan.folder)
             if has_probe(folder, plan.token):
                 # By this file the driver finds the journal; and it shows that files can be written.
                 folder.write(_name(plan, 1), msgspec.msgpack.encode(Live([])))

@@ -10,6 +10,7 @@ import msgspec
 
 from horovod_runner.driver.detached.journal import JournalWriter
 from horovod_runner.driver.intake import Content, no_archive
+from horovod_runner.errors import CheckpointError
 from horovod_runner.task.task import stderr_echo
 from horovod_runner.wire.job import Kept, Live
 from horovod_runner.wire.measurements import Lines, Machine, Profile
@@ -39,14 +40,16 @@ class Keeper:
 
     Args:
         journal: brings what is kept to the driver during the run; None: it waits for the end.
+        required: whether a checkpoint that cannot be written ends the run.
 
     Attributes:
         cut: how many characters of output were too many to keep.
         chosen: what Horovod coordinates with; None before the ranks are placed.
     """
 
-    def __init__(self, journal: JournalWriter | None = None) -> None:
+    def __init__(self, journal: JournalWriter | None = None, *, required: bool = False) -> None:
         self._journal = journal
+        self._required = required
         self.cut = 0
         self.chosen: Controller | None = None
         self._facts: list[Began | Saved | Unsaved | Untraced | str] = []
@@ -84,9 +87,14 @@ class Keeper:
                 self._leave_out(message)
             case Saved() if message.marker.name in self._in_parts:
                 step = message.marker.step
-                why = "the ranks reach neither the driver nor its folder of checkpoints"
-                self._facts.append(Unsaved(message.rank, step, why))
-            case Began() | Saved() | Unsaved() | Untraced():
+                why = (
+                    "the ranks reach neither the driver nor its folder of checkpoints. Set "
+                    "checkpoint_dir to a folder or URL that driver and executors share."
+                )
+                self._keep_unsaved(Unsaved(message.rank, step, why))
+            case Unsaved():
+                self._keep_unsaved(message)
+            case Began() | Saved() | Untraced():
                 self._facts.append(message)
             case Output() | Log():
                 self._keep_text(message)
@@ -97,6 +105,14 @@ class Keeper:
             case _:
                 assert_never(message)
         return None
+
+    def _keep_unsaved(self, message: Unsaved) -> None:
+        self._facts.append(message)
+        if self._required:
+            raise CheckpointError(
+                f"the checkpoint of step {message.step} could not be written: {message.reason} "
+                "CheckpointConfig(required=True) ends the run here."
+            )
 
     def _leave_out(self, message: FilePart) -> None:
         if is_trace(message) and message.name not in self._in_parts:

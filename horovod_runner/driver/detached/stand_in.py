@@ -40,7 +40,7 @@ class StandIn:
         self._journal = open_writer(job)
         if self._journal is not None and not self._journal.written:
             self._journal.put(Live([]))  # by which the driver finds it
-        self._keeper = Keeper(self._journal)
+        self._keeper = Keeper(self._journal, required=job.options.checkpoint_config.required)
         self.address = self._channel.address
         self._launch = _StartedElsewhere()
         self._supervisor = Supervisor(

@@ -58,6 +58,7 @@ def header(view: View) -> Html:
         ),
         element("p", view.remark, class_="remark") if view.remark else None,
         element("p", error, class_="error") if error else None,
+        *(element("p", warning, class_="error") for warning in run.warnings),
         _pairs(facts, "facts"),
     )
 

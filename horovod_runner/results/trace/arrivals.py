@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
 from horovod_runner.common.descriptors import write_all
+from horovod_runner.errors import DataError
+from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import TraceFile
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
@@ -24,6 +27,9 @@ _KINDS: Final[dict[str, Literal["torch", "tensorflow"]]] = {
 class Arrivals:
     """The traces of one attempt: ``<folder>/<run id>-rank-3.torch.json.gz``, for this user alone.
 
+    A context manager. A trace for a folder of the user's is put together on a local disk: that
+    folder may be on a store where files cannot be appended to.
+
     Args:
         run_id: the run's.
         wanted: the option ``torch_profiler``.
@@ -36,8 +42,18 @@ class Arrivals:
         self._run_id = run_id
         self._wanted = wanted
         self._room = _MOST_BYTES if wanted is True else None
+        self._kept = ExitStack()
+        self._scratch: Path | None = None
         self._refused: set[int] = set()  # ranks whose trace could not be written
         self.count = 0
+
+    def __enter__(self) -> Arrivals:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove traces that have not arrived completely."""
+        self._kept.close()
+        self._scratch = None
 
     def part(self, message: FilePart) -> TraceFile | None:
         """Write a piece of a trace.
@@ -56,10 +72,15 @@ class Arrivals:
         try:
             path = self._folder() / f"{self._run_id}-rank-{message.rank}.{message.name}"
             part = path.with_name(f".{path.name}.part")
-            with _removed_on_error(part):
-                self._append(part, message)
+            here = part if self._wanted is True else self._local() / path.name
+            with _removed_on_error(here):
+                self._append(here, message)
                 if message.data:
                     return None
+                if here != part:
+                    with _removed_on_error(part):
+                        _copy(here, part)
+                    here.unlink()
                 part.replace(path)
         except OSError:
             self._refused.add(message.rank)
@@ -79,6 +100,16 @@ class Arrivals:
             raise OSError(f'{error}: name a folder, torch_profiler="DIR"') from error
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
+
+    def _local(self) -> Path:
+        """A folder on a local disk."""
+        if self._scratch is None:
+            folder = RunFolder(f"{self._run_id}-traces")
+            try:
+                self._scratch = self._kept.enter_context(folder).path
+            except DataError as error:
+                raise OSError(str(error)) from error
+        return self._scratch
 
     def _append(self, part: Path, message: FilePart) -> None:
         size = len(message.data)
@@ -105,6 +136,11 @@ def _removed_on_error(file: Path) -> Iterator[None]:
     except OSError:
         file.unlink(missing_ok=True)
         raise
+
+
+def _copy(path: Path, to: Path) -> None:
+    with path.open("rb") as file, open(to, "wb", opener=_private) as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def _private(name: str, flags: int) -> int:

@@ -1,0 +1,86 @@
+"""Folders: what errors of stores say, files from another disk, and filesystems of fsspec."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from horovod_runner.folders.local import LocalFolder
+from horovod_runner.folders.problems import describe
+from horovod_runner.folders.remote import RemoteFolder
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "free space"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "free space"),
+        (OSError(errno.EROFS, "Read-only file system"), "read-only"),
+        (OSError(errno.EOPNOTSUPP, "Operation not supported"), "doctor --path"),
+        (OSError(errno.ENOTCONN, "Transport endpoint is not connected"), "mount it again"),
+        (OSError(errno.EBUSY, "Please reduce your request rate."), "allow more tries"),
+        (PermissionError("The provided token has expired."), "Renew the credentials"),
+        (PermissionError("Forbidden"), "the right to list, read, write and delete"),
+        (FileNotFoundError("The specified bucket does not exist"), "create it"),
+        (ConnectionRefusedError("refused"), "check the network"),
+        (RuntimeError('Could not connect to the endpoint URL: "https://x"'), "check the network"),
+        (RuntimeError("Unable to locate credentials"), "no credentials on this host"),
+        (RuntimeError("429 Client Error: Too Many Requests"), "allow more tries"),
+        (RuntimeError(""), r"RuntimeError\. Use another place\."),
+    ],
+    ids=str,
+)
+def test_an_error_of_a_store_says_what_to_change(error: Exception, remedy: str) -> None:
+    with pytest.raises(AssertionError, match=remedy):
+        raise AssertionError(describe(error))
+
+
+def test_the_cause_of_an_error_counts_too() -> None:
+    error = OSError("upload failed")
+    error.__cause__ = RuntimeError("ExpiredToken")
+    assert describe(error).startswith("upload failed. Renew the credentials")
+
+
+def test_a_file_is_moved_in_from_another_disk(tmp_path: Path) -> None:
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK) or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("this machine has one disk")
+    memory = shared / f"horovod_runner-test-{os.getpid()}"
+    memory.write_bytes(b"state")
+    LocalFolder(tmp_path).move_in(memory, "file")
+    assert os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"state"
+    assert not memory.exists()
+
+
+def test_a_filesystem_of_arrow_works_as_hdfs_does(tmp_path: Path) -> None:
+    """HDFS is reached by fsspec's wrapper of Arrow's filesystems; here it wraps the local one."""
+    fsspec = pytest.importorskip("fsspec")
+    arrow = pytest.importorskip("fsspec.implementations.arrow")
+    local = pytest.importorskip("pyarrow.fs").LocalFileSystem()
+
+    class Wrapped(arrow.ArrowFSWrapper):  # type: ignore[misc,name-defined]
+        protocol = "arrowlocal"
+
+        def __init__(self, **options: object) -> None:
+            super().__init__(local, **options)
+
+    fsspec.register_implementation("arrowlocal", Wrapped, clobber=True)
+    folder = RemoteFolder(f"arrowlocal://{tmp_path}/new/folder")
+    assert folder.names() == []
+    assert folder.size("file") is None
+    part = tmp_path / "part"
+    part.write_bytes(b"state")
+    folder.move_in(part, "file")
+    folder.write("file.json", b"{}")
+    folder.write("file.json", b"[]")
+    assert sorted(folder.names()) == ["file", "file.json"]
+    assert (folder.size("file"), folder.read("file.json")) == (5, b"[]")
+    folder.copy_out("file", part)
+    assert part.read_bytes() == b"state"
+    folder.remove("file")
+    folder.remove("file")
+    assert folder.names() == ["file.json"]
