@@ -26,7 +26,7 @@ Pinning = Literal["current", "mask"]
 CpuCollectives = Literal["auto", "gloo", "mpi"]
 Mode = Literal["min", "max"]
 ReportRanks = Literal[0, "all"]
-WeightCheck = Literal["epoch"]
+WeightCheck = Literal["start", "epoch"]
 
 DEFAULT_HANG_SECONDS: Final = 1800.0  # as long as torch.distributed waits for a collective
 STALL_WARN_SECONDS: Final = 60  # after which Horovod itself warns
@@ -214,8 +214,10 @@ class DebugConfig:
     Args:
         hang_timeout: seconds without progress after which the run ends with a HangError. An earlier
             warning says which ranks wait for which. None never ends it.
-        weight_check: "epoch" compares the ranks' weights after each epoch, and fails the run where
-            they differ (:func:`horovod_runner.check_weights`).
+        weight_check: "start" compares some of the ranks' weights before and after the first steps
+            of PyTorch's and Keras's optimizers, and warns where they differ. "epoch" also compares
+            all weights after each epoch, and fails the run where they differ
+            (:func:`horovod_runner.check_weights`). None compares nothing.
         report_ranks: whose calls of ``report`` are recorded: rank 0's, or "all".
         timeline: a file on this machine for Horovod's timeline.
         torch_profiler: record steps 10 to 20 of each rank with the profiler of torch, or of
@@ -230,7 +232,7 @@ class DebugConfig:
     """
 
     hang_timeout: float | None = DEFAULT_HANG_SECONDS
-    weight_check: WeightCheck | None = None
+    weight_check: WeightCheck | None = "start"
     report_ranks: ReportRanks = 0
     timeline: str | os.PathLike[str] | None = None
     torch_profiler: bool | str | os.PathLike[str] = False

@@ -126,6 +126,8 @@ def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
             keywords["type"] = _or_none(_NUMBERS[kind])
             note += " (none: no limit)"
     elif choices := get_args(getattr(options, name, None)):
+        if kind != str(option.type) and default is not None:
+            choices = (*choices, None)
         keywords["choices"] = choices
         keywords["type"] = lambda given: next((c for c in choices if str(c) == given), given)
         note = "" if default is None else f" (default: {default})"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from horovod_runner.data.feed.feed import Feed, Plan, Repeats, dicts_of
+from horovod_runner.data.feed.epochs import Epochs
+from horovod_runner.data.feed.feed import Feed, Plan, dicts_of
 from horovod_runner.data.feed.fields import Field, fields_of, names_of
 from horovod_runner.data.feed.options import (
     WEIGHT,
@@ -68,7 +69,7 @@ class Shard:
         self._resolved: Reader | None = None
         self._counts: list[int] | None = None  # rows of each rank, if each has rows of its own
         self._stores: dict[tuple[tuple[str, ...], str], Store] = {}
-        self._repeats = Repeats(name, _warn)
+        self._epochs = Epochs(name)
 
     @property
     def _reader(self) -> Reader:
@@ -151,7 +152,7 @@ class Shard:
             prefetch: how many chunks of batches, of about 3 MB each, are prepared ahead.
 
         Returns:
-            A feed; iterate over it once per epoch.
+            A feed. Each iteration over it is the next epoch, also if it is made anew in each epoch.
 
         Raises:
             DataError: a column does not exist or cannot be converted, it has nulls, the disk has
@@ -318,7 +319,7 @@ class Shard:
                 f"{global_batch}: last_batch='drop' leaves none. Make the batch smaller, or use "
                 "last_batch='pad'"
             )
-        return Plan(options, packed.store, order, (rank, size), packed.fields, state, self._repeats)
+        return Plan(options, packed.store, order, (rank, size), packed.fields, state, self._epochs)
 
     def _refuse_rows_of_ranks(self, options: FeedOptions) -> None:
         if options.global_batch is not None and self.rows and self._counts is not None:
@@ -380,9 +381,3 @@ class Shard:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stores": {}}
-
-
-def _warn(message: str) -> None:
-    """Show a warning on the driver, once for all ranks."""
-    if place()[0] == 0:
-        log_to_driver(message)

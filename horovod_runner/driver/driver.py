@@ -158,7 +158,7 @@ class Driver:
             raise failures.run_error(outcomes, reported)
         detached = any(outcome.record for outcome in outcomes)
         checked = supervisor.sync.compared or detached or self._job.size == 1
-        if self._job.options.debug_config.weight_check is not None and not checked:
+        if self._job.options.debug_config.weight_check == "epoch" and not checked:
             self._sink.notice(_UNCOMPARED)
         if len(outcomes) < self._job.size:
             raise LaunchError(f"Spark ran {len(outcomes)} tasks instead of {self._job.size}")

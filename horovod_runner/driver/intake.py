@@ -39,6 +39,7 @@ Content = (
 OwnMessage = (
     messages.Started
     | messages.Weights
+    | measurements.Note
     | messages.Fence
     | messages.Lookup
     | messages.Failed

@@ -105,6 +105,10 @@ class Roster:
         self.slots = slots
         self.ranks = {slot.task: slot.rank for slot in slots}
 
+    def host_of(self, rank: int) -> str:
+        """The host of a rank; empty before the ranks have places."""
+        return self.slots[rank].host if rank < len(self.slots) else ""
+
     def started(self, message: messages.Started) -> bool:
         """Take in that a rank's worker runs; whether that was news."""
         if message.rank in self.pids:

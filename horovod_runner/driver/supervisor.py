@@ -1,7 +1,7 @@
 """Supervises one attempt: answers the tasks, watches over the ranks, and ends them together.
 
 Used by the driver, and by its stand-in on an executor. The states of an attempt are in `phases`,
-its tasks and ranks in `roster`.
+its tasks and ranks in `roster`. Long because each message of a task is answered here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.phases import GATHER_SECONDS, Event, Phase, State
 from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.roster import Roster
-from horovod_runner.driver.sync_check import SyncCheck
+from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
 from horovod_runner.launchers.launcher import Launch, TaskLostError
@@ -42,6 +42,7 @@ class Supervisor:
         phase: the state of the attempt.
         roster: who takes part.
         sync: the comparison of the ranks' weights.
+        notes: the comparison of what the ranks' code does.
         problem: why the attempt cannot succeed, where that is no rank's failure.
         failed: the ranks that failed by themselves, by task, in the order of their reports.
     """
@@ -57,6 +58,7 @@ class Supervisor:
         self.phase = Phase()
         self.roster = Roster(job, observer.notice)
         self.sync = SyncCheck(job.size)
+        self.notes = NoteCheck(job.size, self.roster.host_of, observer.notice)
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
@@ -82,6 +84,8 @@ class Supervisor:
         if not self._launch.finished:
             raise self.problem or LaunchError("Spark did not stop the job within the time limit")
         self._settle()
+        if not self.failed and self.problem is None:
+            self.notes.finish()
 
     def call_off(self) -> None:
         """End an attempt that the caller gave up; all ranks have ended when this returns."""
@@ -250,8 +254,8 @@ class Supervisor:
         match message:
             case messages.Started():
                 self._on_started(message)
-            case messages.Weights():
-                self._on_weights(message)
+            case messages.Weights() | measurements.Note():
+                self._compare(message)
             case messages.Fence():
                 if self.roster.fence(message):
                     self._send_all(messages.Fenced())
@@ -284,15 +288,14 @@ class Supervisor:
     def _observe(self, task: int, message: Content) -> None:
         if isinstance(message, measurements.Machine):
             self.roster.machines[message.rank] = message
+        answer = None
         try:
             answer = self._observer.take(message)
         except ValueError:
             self._channel.dropped += 1
-            return
         except HorovodRunnerError as error:
             if self.problem is None and not self.failed:
                 self.fail(error, "a checkpoint that is required could not be written")
-            return
         if answer is not None:
             self._channel.send(task, answer)
 
@@ -341,16 +344,18 @@ class Supervisor:
             if self._job.options.cluster_config.preload_frameworks:
                 self._observer.notice(self.roster.describe_start())
 
-    def _on_weights(self, message: messages.Weights) -> None:
+    def _compare(self, message: messages.Weights | measurements.Note) -> None:
         if self.phase.ending:
             return
-        if self._job.options.debug_config.weight_check is None:
+        if isinstance(message, measurements.Note):
+            self.notes.take(message)
+        elif self._job.options.debug_config.weight_check != "epoch":
             self._channel.dropped += 1  # nobody asked
-            return
-        try:
-            self.sync.take(message)
-        except SyncError as error:
-            self.fail(error, "the ranks' weights differ")
+        else:
+            try:
+                self.sync.take(message)
+            except SyncError as error:
+                self.fail(error, "the ranks' weights differ")
 
     def _on_failed(self, task: int, message: messages.Failed) -> None:
         if self.phase.ending or task in self.failed:

@@ -1,11 +1,20 @@
-"""Compares the hashes of the ranks' weights, on the driver."""
+"""Compares what the ranks have and do, on the driver: hashes of weights, and notes."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
+from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import SyncError
+from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 
 _MOST_WAITING = 100
+_MOST_KEYS = 1000
+_MOST_NOTES = 1000  # of a rank, with one kind and key
+_BEHIND_SECONDS = 60.0  # ranks that train together are not so far apart
+_ON_PURPOSE = "If each rank is to train a model of its own, set DebugConfig(weight_check=None)."
 
 
 class SyncCheck:
@@ -65,3 +74,182 @@ def _compare(all_ranks: list[Weights]) -> None:
                 "or the ranks began with different weights (no broadcast of rank 0's before the "
                 "first step)"
             )
+
+
+class _Notes:
+    """The notes of all ranks with one kind and key; the n-th of each rank belong together."""
+
+    def __init__(self, first: Note, now: float) -> None:
+        self.latest = first
+        self.since = now
+        self.counts: dict[int, int] = {}
+        self._waiting: dict[int, dict[int, Note]] = {}  # by number and rank
+        self._first: dict[int, Note] = {}  # rank 0's, by number
+
+    def add(self, note: Note) -> list[tuple[Note, Note]]:
+        """Add a note; returns pairs of rank 0's and another rank's that differ."""
+        number = self.counts.get(note.rank, 0)
+        self.counts[note.rank] = number + 1
+        self.latest = note
+        if note.rank == 0:
+            self._first[number] = note
+            others = self._waiting.pop(number, {})
+        elif number in self._first:
+            others = {note.rank: note}
+        else:
+            self._waiting.setdefault(number, {})[note.rank] = note
+            return []
+        first = self._first[number]
+        differing = (other for _, other in sorted(others.items()) if other.value != first.value)
+        return [(first, other) for other in differing]
+
+
+class NoteCheck:
+    """Compares what the ranks' code did, and finds mistakes in it.
+
+    Args:
+        size: the number of ranks.
+        host_of: the host of a rank; empty if it is not known.
+        warn: shows a text to the user.
+        clock: returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        host_of: Callable[[int], str],
+        warn: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._size = size
+        self._host_of = host_of
+        self._warn = warn
+        self._notes: dict[tuple[str, str], _Notes] = {}
+        self._warned: set[str] = set()
+
+    def take(self, note: Note) -> None:
+        """Record what a rank did, and warn if it does not fit what the other ranks did."""
+        if note.kind == "mistake":
+            self._warn_once(note.key, f"rank {note.rank}{_at(note)}: {note.value}")
+            return
+        key = (note.kind, note.key)
+        if key not in self._notes and len(self._notes) >= _MOST_KEYS:
+            return
+        notes = self._notes.setdefault(key, _Notes(note, self._clock()))
+        if notes.counts.get(note.rank, 0) >= _MOST_NOTES:
+            return
+        differing = notes.add(note)
+        if note.kind == "file":
+            self._compare_hosts(notes, note)
+        elif differing:
+            self._warn_of_difference(*differing[0])
+        if note.kind == "feed":
+            self._warn_of_ranks_behind(note)
+
+    def finish(self) -> None:
+        """Warn of feeds that not all ranks have read."""
+        for (kind, _), notes in self._notes.items():
+            if kind == "feed" and len(notes.counts) < self._size:
+                self._warn_of_ranks_without(notes)
+
+    def _warn_of_difference(self, first: Note, other: Note) -> None:
+        if first.kind == "weights":
+            self._warn_once("weights", weights_differ(first, other))
+            return
+        name = first.key.partition("\n")[0]
+        self._warn_once(
+            f"feeds {name}",
+            f"the ranks read {name} differently: rank {other.rank} reads {other.value}"
+            f"{_at(other)}, and rank 0 {first.value}{_at(first)}. A feed has one rank's part of "
+            "the rows of each step, so rows come several times, or not at all, and ranks may "
+            "wait for each other. Make the same feeds on all ranks, with the same options and "
+            "seed, and load the same state on all.",
+        )
+
+    def _compare_hosts(self, notes: _Notes, note: Note) -> None:
+        host = self._host_of(note.rank)
+        ranks = [rank for rank in notes.counts if self._host_of(rank) == host]
+        if len(ranks) > 1:
+            self._warn_once(
+                "files",
+                f"{ranks_text(ranks)} of one host write the same file, {note.key}{_at(note)}: "
+                "they overwrite each other's, and a reader may find parts of several. Write it on "
+                "one rank, under `if hvd.rank() == 0:`; or call save_checkpoint on every rank, of "
+                "which only rank 0 writes.",
+            )
+
+    def _warn_of_ranks_behind(self, note: Note) -> None:
+        """Warn if another rank has not read this rank's feed before, which began long ago."""
+        name, _, number = note.key.partition("\n")
+        before = int(number) - 1 if number.isdecimal() else 0
+        notes = self._notes.get(("feed", f"{name}\n{before}"))
+        if notes is None or len(notes.counts) == self._size or note.rank not in notes.counts:
+            return
+        if self._clock() - notes.since > _BEHIND_SECONDS:
+            self._warn_of_ranks_without(notes)
+
+    def _warn_of_ranks_without(self, notes: _Notes) -> None:
+        reading = ranks_text(list(notes.counts))
+        without = ranks_text([rank for rank in range(self._size) if rank not in notes.counts])
+        note = notes.latest
+        name = note.key.partition("\n")[0]
+        self._warn_once(
+            f"feeds {name}",
+            f"{reading} read {name}{_at(note)}, and {without} did not. A feed has one rank's part "
+            f"of the rows, so {reading} did not see the whole dataset there, and feeds that are "
+            "made later may differ by rank. Read it on all ranks; evaluate(feed, measure) gives "
+            "the mean over all rows.",
+        )
+
+    def _warn_once(self, key: str, text: str) -> None:
+        if key not in self._warned and len(self._warned) < _MOST_KEYS:
+            self._warned.add(key)
+            self._warn(text)
+
+
+def _at(note: Note) -> str:
+    return f" at {note.where}" if note.where else ""
+
+
+def weights_differ(first: Note, other: Note) -> str:
+    """The warning that two ranks have different weights before or after the first step.
+
+    Args:
+        first: rank 0's note. Its key says when, and its value has a name and a digest of each
+            weight, one a line, below a line that describes the optimizer.
+        other: the other rank's.
+    """
+    optimizer, *weights = first.value.splitlines() or [""]
+    theirs = other.value.splitlines()[1:]
+    pairs = [(ours, their) for ours, their in zip(weights, theirs, strict=False) if ours != their]
+    if len(weights) != len(theirs) or not pairs:
+        return (
+            f"rank {other.rank} trains {len(theirs)} weights and rank 0 {len(weights)}, or with "
+            f"another optimizer{_at(other)}: the ranks do not train the same model"
+        )
+    name = pairs[0][0].rpartition(" ")[0]
+    some = f"{name} and {len(pairs) - 1} more" if len(pairs) > 1 else name
+    if first.key.startswith("before"):
+        return (
+            f"rank {other.rank} begins with other weights than rank 0 ({some} of {len(weights)} "
+            f"weights differ {first.key}{_at(other)}), so the ranks train "
+            "different models. Broadcast rank 0's after the model is made or loaded: "
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) in PyTorch, "
+            f"BroadcastGlobalVariablesCallback(0) in Keras. {_ON_PURPOSE}"
+        )
+    if optimizer.startswith("Distributed"):
+        cause = (
+            "although the optimizer is distributed: its learning rate or another setting may "
+            "differ by rank, or gradients were changed after they were averaged"
+        )
+    else:
+        cause = (
+            f"because the gradients are not averaged: the {optimizer} that steps there is not the "
+            "optimizer that hvd.DistributedOptimizer returned. Use "
+            "optimizer = hvd.DistributedOptimizer(optimizer, ...)"
+        )
+    return (
+        f"rank {other.rank} and rank 0 have different weights {first.key}{_at(other)} "
+        f"({some} of {len(weights)}), {cause}. {_ON_PURPOSE}"
+    )

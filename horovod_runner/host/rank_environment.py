@@ -138,6 +138,8 @@ def worker_variables(
             the rank and its GPUs.
     """
     defaults = {**gloo_variables(slot), **cycle_variables(slot), **thread_variables(slot, cores)}
+    # The order of a set of texts is then the same on all ranks: vocabularies are made from sets.
+    defaults["PYTHONHASHSEED"] = "0"
     # torch.distributed keeps its last collectives, for the profile of the run.
     defaults["TORCH_FR_BUFFER_SIZE"] = "512"
     if assignment.controller == "mpi":

@@ -238,3 +238,26 @@ class Lines(Measurement, frozen=True):
     stacks: list[list[int]] = []
     counts: list[int] = []
     thread: Thread = "main"
+
+
+#: See ``Note.kind``.
+NoteKind = Literal["weights", "feed", "file", "mistake"]
+
+
+class Note(Measurement, frozen=True):
+    """What a rank's code did, for a comparison with the other ranks' (`driver.sync_check`).
+
+    Attributes:
+        kind: "weights": digests of some weights, before or after the first step. "feed": a feed was
+            read for the first time; the key has the dataset's name and, on a line of its own, the
+            feed's number. "file": a file was written. "mistake": the user made one.
+        key: a rank's n-th note of a kind and key is compared with the n-th of the other ranks.
+        value: what should be the same on all ranks; the text of a mistake.
+        where: the line of the user's code, "train.py:41"; empty if it is not known.
+    """
+
+    rank: int
+    kind: NoteKind
+    key: str
+    value: str
+    where: str

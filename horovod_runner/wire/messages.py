@@ -4,8 +4,8 @@ On the wire a message is MessagePack, with the name of its type first. Nothing i
 What ranks measure of themselves is in `measurements`, what a pool of tasks says in `pool`.
 
     rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines,
-                    MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Fence, Lookup,
-                    Alive, Stalled, Stacks, Failed, Ended
+                    MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Note, Fence,
+                    Lookup, Alive, Stalled, Stacks, Failed, Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
@@ -333,6 +333,7 @@ FromRank = (
     | Untraced
     | Fetch
     | Weights
+    | measurements.Note
     | Fence
     | Lookup
     | Alive

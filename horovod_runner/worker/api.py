@@ -219,7 +219,8 @@ def load_checkpoint() -> LoadedCheckpoint | None:
         return None
     loaded = _load(rank, rank.checkpoints, _own_commits(rank))
     if loaded is not None and isinstance(loaded.state, dict) and STATES in loaded.state:
-        return _load(rank, rank.checkpoints, None)  # hvd.elastic.run restores the commit itself
+        loaded = _load(rank, rank.checkpoints, None)  # hvd.elastic.run restores the commit itself
+    rank.resumed = loaded is not None
     return loaded
 
 

@@ -30,7 +30,8 @@ class RankContext:
         reporter: sends reports to the driver.
         checkpoints: where checkpoints go, and which ones to resume from.
         file_parts: the descriptor of the pipe that takes checkpoints to the driver's machine.
-        weight_check: whether the ranks' weights are compared.
+        weight_check: whether the ranks' weights are compared after each epoch.
+        start_check: whether they are compared at the first steps.
         readers: the pickled readers of the datasets, by the name of the argument; may be empty.
         pieces: see messages.Assignment.
         local_rank: its number among the ranks of this host.
@@ -39,6 +40,7 @@ class RankContext:
         saver: writes checkpoints; None before the first one.
         host_commits: reads and writes commits; None before the first one.
         saved, committed: how often ``save_checkpoint`` and ``commit`` were called.
+        resumed: whether ``load_checkpoint`` has returned a checkpoint.
     """
 
     rank: int
@@ -49,6 +51,7 @@ class RankContext:
     checkpoints: CheckpointPlan
     file_parts: int
     weight_check: bool = False
+    start_check: bool = False
     readers: bytes = b""
     pieces: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     local_rank: int = 0
@@ -58,6 +61,7 @@ class RankContext:
     host_commits: Commits | None = None
     saved: int = 0
     committed: int = 0
+    resumed: bool = False
 
     def finish(self) -> None:
         """Wait until everything that ``main`` reported and saved has been sent or written."""

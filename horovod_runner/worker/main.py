@@ -25,6 +25,7 @@ from horovod_runner.host import gpus
 from horovod_runner.wire import job_file, messages
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import api, context, guard, redirect
+from horovod_runner.worker.checks.captured import Captured
 from horovod_runner.worker.context import RankContext
 from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
@@ -116,7 +117,8 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         reporter=Reporter(job.rank, report_pipe, job.reports),
         checkpoints=job.checkpoints,
         file_parts=file_parts,
-        weight_check=job.options.debug_config.weight_check is not None,
+        weight_check=job.options.debug_config.weight_check == "epoch",
+        start_check=job.options.debug_config.weight_check is not None,
         readers=job.data,
         pieces=job.pieces or {},
         local_rank=job.local_rank,
@@ -181,8 +183,11 @@ def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
     try:
         function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
         _share_globals(function)
+        captured = Captured(function) if job.rank == 0 else None
         rank.pipe.send(messages.Began(job.rank))
         value = function(**kwargs)
+        if captured is not None and value is None and not rank.saved:
+            captured.warn()
     except BaseException as error:
         _show_sources(job.sources or {})
         return _exited(error) if isinstance(error, SystemExit) else _failed(error, 1)
@@ -271,6 +276,7 @@ def _exited(error: SystemExit) -> WorkerOutcome:
 def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
     """The outcome of an exception in main."""
     kind = type(error)
+    _add_note(error)
     traceback_ = error.__traceback__
     while traceback_ is not None and traceback_.tb_frame.f_code.co_filename in _OWN_FILES:
         traceback_ = traceback_.tb_next
@@ -281,6 +287,15 @@ def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
     return WorkerOutcome(False, exit_code, _pickle_error(error), name, text, is_secondary(error))
+
+
+def _add_note(error: BaseException) -> None:
+    """Say what to do if the code was written for Keras 2 or TensorFlow 1."""
+    if "keras" in sys.modules or "tensorflow" in sys.modules:
+        from horovod_runner.migrate import notes
+
+        with suppress(Exception):  # the error itself matters more
+            notes.add_note(error)
 
 
 def _pickle_error(error: BaseException) -> bytes:

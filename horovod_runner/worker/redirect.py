@@ -6,7 +6,8 @@ and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, an
 ``tf.keras`` is Keras 2 (TF_USE_LEGACY_KERAS), Horovod's own modules work, and stay except for one
 import.
 
-``horovod.common.elastic`` is patched: a state comes back from the commits of the run.
+``horovod.common.elastic`` is patched: a state comes back from the commits of the run. Modules of
+torch, Keras and Spark are patched where a mistake in training code shows (`checks`).
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -43,10 +44,10 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith("horovod."):
-            return None
         if fullname in _PATCHES:
             return _patched_spec(_PATCHES[fullname], fullname, path, target)
+        if not fullname.startswith("horovod."):
+            return None
         for name in _KERAS:
             if fullname == name or fullname.startswith(f"{name}."):
                 if not _is_keras_3(name):
@@ -82,6 +83,9 @@ class _PatchingLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
         self._patch(module)
 
 
@@ -174,10 +178,29 @@ def _patch_tensorflow_elastic(elastic: Any) -> None:
     elastic._broadcast_model = of_keras("broadcast_model")
 
 
+def _check(module: str, watch: str) -> Callable[[Any], None]:
+    """A patch that calls a function of the package `checks`, which is imported only then."""
+
+    def patch(patched: Any) -> None:
+        getattr(import_module(f"horovod_runner.worker.checks.{module}"), watch)(patched)
+
+    return patch
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.common.elastic": _patch_elastic,
     "horovod.tensorflow": _patch_tensorflow,
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
+    "horovod.torch.optimizer": _check("gradients", "watch_horovod"),
+    "keras.src.callbacks.callback_list": _check("first_steps", "watch_keras"),
+    "keras.src.saving.saving_api": _check("calls", "watch_keras_save"),
+    "pyspark.context": _check("calls", "watch_spark"),
+    "pyspark.core.context": _check("calls", "watch_spark"),
+    "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
+    "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
+    "torch.optim.optimizer": _check("first_steps", "watch_torch"),
+    "torch.serialization": _check("calls", "watch_torch_save"),
+    "torch.utils.data.distributed": _check("calls", "watch_sampler"),
 }
 
 

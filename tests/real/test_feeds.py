@@ -253,6 +253,36 @@ def test_evaluate_takes_batches_of_torch_and_tensorflow(shard: Shard) -> None:
         evaluate(dataset.map(lambda a, flag: (tf.abs(a), flag)), measure)
 
 
+@pytest.mark.parametrize("framework", ["torch", "tf"])
+def test_feeds_of_frameworks_that_are_made_anew_go_on_with_the_next_epoch(
+    shard: Shard, framework: str
+) -> None:
+    def make(shard: Shard) -> Any:
+        if framework == "torch":
+            return shard.to_torch(300, ["n"], shuffle=True, device="cpu")
+        return shard.to_tf(300, ["n"], shuffle=True)
+
+    def epoch(feed: Any) -> list[int]:
+        return [number for batch in feed for number in batch["n"].numpy().tolist()]
+
+    once = make(shard)
+    orders = [epoch(once) for _ in range(3)]
+    assert len({str(order) for order in orders}) == 3
+    anew = shard_of(TABLE)
+    assert [epoch(make(anew)) for _ in range(3)] == orders
+
+
+def test_a_dataloader_that_is_made_anew_has_another_order_in_each_epoch(shard: Shard) -> None:
+    from torch.utils.data import DataLoader
+
+    orders = []
+    for _ in range(2):
+        loader: Any = DataLoader(shard.to_torch_dataset(["n"]), batch_size=ROWS, shuffle=True)
+        orders.append(next(iter(loader))["n"].tolist())
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
 def test_tensorflow_skips_the_first_batches(shard: Shard) -> None:
     options: Any = {"shuffle": True, "seed": 9}
     dataset = shard.to_tf(100, ["n"], **options)

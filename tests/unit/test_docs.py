@@ -92,6 +92,13 @@ def test_the_page_of_the_command_line_is_the_help_of_the_commands() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == page()
 
 
+def test_the_page_of_troubleshooting_lists_the_mistakes_of_the_tests() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "mistakes.py"))
+    text = made["PAGE"].read_text()
+    assert text == made["page"](text), "run python docs/mistakes.py"
+    assert text.count("| **") >= 25
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     names = {page.stem for page in ROOT.glob("docs/*.md")} - {"index"}

@@ -43,6 +43,7 @@ def test_every_option_that_is_no_object_can_be_given() -> None:
         (["--report-ranks", "0"], "report_ranks", 0),
         (["--report-ranks", "all"], "report_ranks", "all"),
         (["--weight-check", "epoch"], "weight_check", "epoch"),
+        (["--weight-check", "None"], "weight_check", None),
         (["--preload-frameworks"], "preload_frameworks", True),
         (["--no-progress"], "progress", False),
         (["--resume"], "resume", True),

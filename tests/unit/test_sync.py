@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from horovod_runner import SyncError
-from horovod_runner.driver.sync_check import SyncCheck
+from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
+from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 from horovod_runner.worker.weights import hash_weights
 
@@ -80,3 +81,79 @@ def test_other_differences_end_the_run(other: Weights, text: str) -> None:
     check.take(Weights(0, [], [b"x"], 2))
     with pytest.raises(SyncError, match=text):
         check.take(other)
+
+
+def warnings_of(*notes: Note, size: int = 2, hosts: str = "aa") -> list[str]:
+    shown: list[str] = []
+    check = NoteCheck(size, lambda rank: hosts[rank], shown.append)
+    for note in notes:
+        check.take(note)
+    check.finish()
+    return shown
+
+
+def feeds(rank: int, *values: str, data: str = "train") -> list[Note]:
+    return [
+        Note(rank, "feed", f"{data}\n{number}", value, "t.py:3")
+        for number, value in enumerate(values, 1)
+    ]
+
+
+def test_the_same_notes_of_all_ranks_are_no_mistake() -> None:
+    ahead, other = feeds(1, *"abcdefgh"), feeds(0, *"abcdefgh")
+    assert warnings_of(*ahead[:2], *other, *ahead[2:]) == []
+
+
+def test_feeds_that_differ_are_reported_once_with_both_ranks() -> None:
+    shown = warnings_of(*feeds(1, "seed=1", "seed=1"), *feeds(0, "seed=0", "seed=0"))
+    assert len(shown) == 1
+    assert "read train differently: rank 1 reads seed=1 at t.py:3, and rank 0 seed=0" in shown[0]
+
+
+def test_feeds_that_some_ranks_do_not_read_are_reported() -> None:
+    (text,) = warnings_of(*feeds(0, "a", "b"), *feeds(1, "a"))
+    assert text.startswith("rank 0 read train at t.py:3, and rank 1 did not.")
+    # Not only at the end, where the ranks are far apart.
+    shown: list[str] = []
+    times = iter([0.0, 50.0, 50.0, 120.0, 120.0])
+    check = NoteCheck(3, lambda _: "", shown.append, lambda: next(times))
+    for note in feeds(0, *"abc"):
+        assert not shown
+        check.take(note)
+    (text,) = shown
+    assert text.startswith("rank 0 read train at t.py:3, and ranks 1-2 did not.")
+
+
+@pytest.mark.parametrize(("hosts", "count"), [("aa", 1), ("ab", 0)])
+def test_a_file_that_two_ranks_of_a_host_write_is_reported(hosts: str, count: int) -> None:
+    notes = [Note(rank, "file", "/tmp/model.pt", "", "t.py:9") for rank in (0, 1)]
+    shown = warnings_of(*notes, hosts=hosts)
+    assert len(shown) == count
+    assert all("ranks 0-1 of one host write the same file, /tmp/model.pt" in s for s in shown)
+
+
+@pytest.mark.parametrize(
+    ("key", "optimizer", "text"),
+    [
+        ("before the first step", "SGD", "rank 1 begins with other weights than rank 0 (b of 2"),
+        ("after step 1", "SGD", "the gradients are not averaged: the SGD that steps there"),
+        ("after step 1", "Distributed SGD", "although the optimizer is distributed"),
+    ],
+)
+def test_weights_that_differ_are_reported_with_the_cause(
+    key: str, optimizer: str, text: str
+) -> None:
+    values = (f"{optimizer}\na 00\nb 11", f"{optimizer}\na 00\nb 12")
+    notes = [Note(rank, "weights", key, value, "t.py:5") for rank, value in enumerate(values)]
+    (shown,) = warnings_of(*notes)
+    assert text in shown
+    assert "t.py:5" in shown
+
+
+def test_other_weights_on_other_ranks_are_reported() -> None:
+    notes = [
+        Note(0, "weights", "after step 1", "SGD\na 0", ""),
+        Note(1, "weights", "after step 1", "", ""),
+    ]
+    (shown,) = warnings_of(*notes)
+    assert "rank 1 trains 0 weights and rank 0 1" in shown

@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 from horovod_runner.common.connected import connected_library
 from horovod_runner.data.feed.feed import Feed
+from horovod_runner.worker.checks import notes
+from horovod_runner.worker.checks.captured import names_used
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -52,6 +54,7 @@ def evaluate(
     source = _source(feed)
     # Where the ranks cannot reach each other, that is said before the work.
     add_up = None if source.ranks == 1 else _allreduce()
+    _check_mode(measure)
     sums: dict[str, Any] = {}
     rows = 0
     batches: Iterable[Any] = feed
@@ -67,6 +70,29 @@ def evaluate(
         totals = add_up(totals)
     means = dict(zip(names, (totals[1:] / totals[0]).tolist(), strict=True))
     return {name: means[name] for name in sums}
+
+
+def _check_mode(measure: Callable[[Any], Any]) -> None:
+    """Warn, once, if ``measure`` uses a model of PyTorch that drops out or normalizes by batch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    layers = torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._BatchNorm
+    for name, value in names_used(measure):
+        # Keras's layers are modules of torch, too, and have no such mode.
+        if not isinstance(value, torch.nn.Module) or hasattr(value, "trainable_variables"):
+            continue
+        found = (each for each in value.modules() if each.training and isinstance(each, layers))
+        layer = next(found, None)
+        if layer is not None:
+            notes.send(
+                "mistake",
+                "evaluation",
+                f"evaluate measures `{name}` in training mode, in which its "
+                f"{type(layer).__name__} behaves differently: call {name}.eval() before evaluate, "
+                f"and {name}.train() after it.",
+                once=True,
+            )
 
 
 def _source(feed: object) -> Feed[Any]:

@@ -9,7 +9,7 @@ than gathering it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from horovod_runner.data.feed import inexact
 from horovod_runner.data.feed.ahead import Ahead
+from horovod_runner.data.feed.epochs import Epochs, FeedKey
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.feed.options import WEIGHT, FeedOptions
 from horovod_runner.data.feed.order import Order, PerRankOrder
@@ -35,39 +36,6 @@ _MAX_CHUNK_STEPS = 256
 _CHUNKS_READ_AHEAD = 4  # chunks whose rows are requested from disk before they are gathered
 
 
-class Repeats:
-    """Notices that a feed repeats an epoch of an earlier feed of the same dataset.
-
-    Args:
-        name: the dataset's name.
-        warn: called once, with a line for the user.
-    """
-
-    def __init__(self, name: str, warn: Callable[[str], None]) -> None:
-        self._name = name
-        self._warn: Callable[[str], None] | None = warn
-        self._finished: set[tuple[Hashable, int]] = set()
-
-    def begin(self, order: Hashable, epoch: int) -> None:
-        """Warn if a feed with the same order has finished this epoch.
-
-        Args:
-            order: all that decides the order of rows beside the epoch.
-            epoch: number of the epoch.
-        """
-        if self._warn is not None and (order, epoch) in self._finished:
-            self._warn(
-                f"HorovodRunner: a shuffled feed of {self._name} repeats the order of an earlier "
-                f"one: both begin with epoch {epoch} of the same seed. Make the feed once, outside "
-                "the loop over epochs, and iterate over it in each epoch; or pass another seed."
-            )
-            self._warn = None
-
-    def finish(self, order: Hashable, epoch: int) -> None:
-        """Remember that a feed has finished an epoch."""
-        self._finished.add((order, epoch))
-
-
 @dataclass(frozen=True)
 class Plan:
     """The parts of a feed.
@@ -79,7 +47,7 @@ class Plan:
         place: this rank's number, and the number of ranks.
         fields: the parts of a batch.
         state: values that must be equal when a saved state is loaded.
-        repeats: shared by all feeds of the dataset.
+        epochs: shared by all feeds of the dataset.
     """
 
     options: FeedOptions
@@ -88,14 +56,27 @@ class Plan:
     place: tuple[int, int]
     fields: list[Field]
     state: dict[str, Any]
-    repeats: Repeats
+    epochs: Epochs
+
+    @property
+    def key(self) -> FeedKey:
+        """Feeds with the same key share a count of epochs."""
+        options = self.options
+        columns = options.columns
+        named = dict(columns) if isinstance(columns, Mapping) else columns
+        how = "shuffled" if options.shuffle else "in order"
+        rows = self.state["global_batch"]
+        text = f"{options.framework} batches of {rows} rows over all ranks, {how}, "
+        text += f"columns={named}, last_batch={options.how_last!r}"
+        return FeedKey(text, options.seed if options.shuffle else None, self.place)
 
 
 class Feed(Generic[T]):
     """The batches of one rank; each iteration is an epoch.
 
-    The first iteration is epoch 0, or resumes where :meth:`load_state_dict` says. An iteration that
-    is left early counts as a whole epoch.
+    The first iteration is the epoch after those of earlier feeds with the same options, so a feed
+    may be made anew in each epoch; or it resumes where :meth:`load_state_dict` says. An iteration
+    that is left early counts as a whole epoch.
 
     Args:
         plan: what the feed is made of.
@@ -112,8 +93,10 @@ class Feed(Generic[T]):
         self._order = plan.order
         self._make = make
         self._buffers = Buffers()
-        self._epoch = self._step = 0
+        self._made = plan.epochs.make(plan.key)
+        self._epoch, self._step = self._made.epoch, 0
         self._begun = False
+        self._is_open = False
         self._is_resumed = False
         self._given = 0  # steps of the epoch that the last batch belongs to
         self._equal = plan.options.has_equal_parts
@@ -190,7 +173,7 @@ class Feed(Generic[T]):
         if self._begun:  # the last iteration was left early
             self._epoch, self._step = self._epoch + 1, 0
         self._begun = True
-        self._warn_of_repeats()
+        self._count_epoch()
         options = self._plan.options
         if self._checks_layers:
             self._checks_layers = False
@@ -204,16 +187,14 @@ class Feed(Generic[T]):
             ) as ahead:
                 while not self._is_stale and (batches := _waited_for(ahead)) is not None:
                     yield batches
-        self._plan.repeats.finish(self._order_key, self._epoch)
         self._epoch, self._step, self._begun = self._epoch + 1, 0, False
 
-    @property
-    def _order_key(self) -> Hashable:
-        return self._plan.options.seed, self._plan.state["global_batch"]
-
-    def _warn_of_repeats(self) -> None:
-        if self._plan.options.shuffle and not self._is_resumed:
-            self._plan.repeats.begin(self._order_key, self._epoch)
+    def _count_epoch(self) -> None:
+        epochs = self._plan.epochs
+        epochs.begin(self._made.key, self._epoch)
+        if not self._is_open:
+            self._is_open = True
+            epochs.open(self._made, self._epoch, self._step, resumed=self._is_resumed)
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         steps = self._steps_of_a_chunk()
@@ -262,8 +243,8 @@ class Feed(Generic[T]):
 
     def skip(self, batches: int) -> None:
         """Begin after this many batches, counted over all epochs."""
-        self._epoch, self._step = divmod(batches, max(1, len(self)))
-        self._begun, self._is_resumed = False, batches > 0
+        if batches:
+            self._resume(*divmod(batches, max(1, len(self))))
 
     def state_dict(self) -> dict[str, Any]:
         """The feed's position, in a few plain values."""
@@ -293,8 +274,11 @@ class Feed(Generic[T]):
                 f"the saved state is at step {state['step']} of an epoch, and an epoch has "
                 f"{len(self)} steps: it belongs to another feed"
             )
-        self._epoch, self._step = int(state["epoch"]), int(state["step"])
-        self._begun, self._is_resumed = False, True
+        self._resume(int(state["epoch"]), int(state["step"]))
+
+    def _resume(self, epoch: int, step: int) -> None:
+        self._epoch, self._step = epoch, step
+        self._begun, self._is_open, self._is_resumed = False, False, True
 
 
 _REMEDIES = {

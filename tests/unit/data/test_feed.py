@@ -209,7 +209,7 @@ def test_the_state_of_other_data_is_refused(shard: Shard) -> None:
 def test_an_epoch_that_is_left_early_counts_as_an_epoch(shard: Shard) -> None:
     feed = shard.batches(10, ["label"], shuffle=True)
     whole = [epoch(feed) for _ in range(2)]
-    feed = shard.batches(10, ["label"], shuffle=True)
+    feed = shard_of(TABLE).batches(10, ["label"], shuffle=True)
     for batch in feed:
         assert batch["label"].tolist() == whole[0][0]
         break
@@ -400,42 +400,60 @@ def test_the_arguments_of_a_method_are_options_with_the_same_defaults(method: st
             assert name == "self"
 
 
-def test_a_feed_that_repeats_the_order_of_an_earlier_one_warns_once(
-    shard: Shard, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for _ in range(3):
-        epoch(shard.batches(10, ["label"], shuffle=True))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("HorovodRunner: a shuffled feed of train repeats the order")
-    assert "outside the loop over epochs" in lines[0]
+def test_feeds_that_are_made_anew_go_on_with_the_next_epoch(shard: Shard) -> None:
+    once = shard.batches(10, ["label"], shuffle=True, seed=7)
+    orders = [epoch(once) for _ in range(4)]
+    assert len({str(order) for order in orders}) == 4
+    anew = shard_of(TABLE)
+    for number, order in enumerate(orders):
+        feed = anew.batches(10, ["label"], shuffle=True, seed=7)
+        assert feed.state_dict()["epoch"] == number
+        assert epoch(feed) == order
+    # Feeds with other columns count by themselves.
+    assert epoch(anew.batches(10, {"label": "label"}, shuffle=True, seed=7)) == orders[0]
 
 
-def test_feeds_that_repeat_no_order_do_not_warn(
-    shard: Shard, capsys: pytest.CaptureFixture[str]
-) -> None:
-    feed = shard.batches(10, ["label"], shuffle=True)
+def test_an_iteration_that_is_left_early_is_an_epoch_of_feeds_made_anew(shard: Shard) -> None:
+    firsts = [next(iter(shard.batches(10, ["label"], shuffle=True)))["label"] for _ in range(3)]
+    assert len({first.tobytes() for first in firsts}) == 3
+    assert shard.batches(10, ["label"], shuffle=True).state_dict()["epoch"] == 3
+
+
+def test_feeds_that_are_made_together_have_the_same_order(shard: Shard) -> None:
     for _ in range(2):
-        epoch(feed)
-    epoch(shard.batches(10, ["label"], shuffle=True, seed=1))
-    epoch(shard.batches(5, ["label"], shuffle=True))
-    for _ in range(2):
-        epoch(shard.batches(10, ["label"]))
-    resumed = shard.batches(10, ["label"], shuffle=True)
-    resumed.load_state_dict(feed.state_dict())
-    epoch(resumed)
-    feed.load_state_dict({**feed.state_dict(), "epoch": 0})
-    epoch(feed)
-    assert capsys.readouterr().out == ""
+        pair = [shard.batches(10, ["label"], shuffle=True) for _ in range(2)]
+        for first, second in zip(*pair, strict=True):
+            assert first["label"].tolist() == second["label"].tolist()
 
 
-def test_only_rank_0_warns_of_a_repeated_order(
+def test_feeds_made_anew_go_on_after_a_loaded_state(shard: Shard) -> None:
+    once = shard.batches(10, ["label"], shuffle=True)
+    epoch(once)
+    state = once.state_dict()
+    orders = [epoch(once) for _ in range(3)]
+    resumed = shard_of(TABLE)
+    for number, order in enumerate(orders):
+        feed = resumed.batches(10, ["label"], shuffle=True)
+        if number == 0:
+            feed.load_state_dict(state)
+        assert epoch(feed) == order
+
+
+def test_a_state_that_is_loaded_twice_is_reported_once(
     shard: Shard, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    as_rank(monkeypatch, 1, 2)
-    for _ in range(2):
-        epoch(shard.batches(10, ["label"], shuffle=True))
-    assert capsys.readouterr().out == ""
+    state = shard.batches(10, ["label"], shuffle=True).state_dict()
+    for rank in (1, 0):
+        as_rank(monkeypatch, rank, 2)
+        here = shard_of(TABLE)
+        for _ in range(3):
+            feed = here.batches(5, ["label"], shuffle=True)
+            feed.load_state_dict(state)
+            epoch(feed)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("HorovodRunner: a feed of train begins with epoch 0, step 0 for the")
+    assert "Load a state once, before the loop over epochs" in lines[0]
 
 
 def test_padding_has_the_type_that_dtypes_names(shard: Shard) -> None:

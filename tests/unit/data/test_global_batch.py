@@ -49,10 +49,9 @@ def test_each_step_has_the_mean_of_one_process(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path_factory.mktemp("data")))
-        shard = shard_of(TABLE)
-        alone = feeds(shard, patch, 1, global_batch)
+        alone = feeds(shard_of(TABLE), patch, 1, global_batch)
         expected = [batch["x"].mean() for batch in alone[0]]
-        together = feeds(shard, patch, size, global_batch)
+        together = feeds(shard_of(TABLE), patch, size, global_batch)
         seen: Counter[int] = Counter()
         means = []
         for batches in zip(*together, strict=True):
@@ -62,7 +61,7 @@ def test_each_step_has_the_mean_of_one_process(
         assert means == pytest.approx(expected)
         assert seen == Counter(range(ROWS))
         # Keras divides by the rows of the rank's batch, and the ranks' gradients are averaged.
-        weighted = feeds(shard, patch, size, global_batch, sample_weights=True)
+        weighted = feeds(shard_of(TABLE), patch, size, global_batch, sample_weights=True)
         keras = [
             np.mean([(batch["x"] * batch["weight"]).mean() for batch in batches])
             for batches in zip(*weighted, strict=True)

@@ -1,0 +1,110 @@
+"""Counts the epochs of a dataset's feeds, so that a feed made anew goes on with the next one."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+from horovod_runner.data.place import place
+from horovod_runner.worker import context
+from horovod_runner.worker.api import log_to_driver
+from horovod_runner.worker.checks import notes
+
+_LONG = 500  # characters
+
+
+class FeedKey(NamedTuple):
+    """What feeds have in common that share a count of epochs.
+
+    Attributes:
+        options: describes the feed.
+        seed: seed of the shuffling; None without shuffling.
+        place: the rank's number, and the number of ranks.
+    """
+
+    options: str
+    seed: int | None
+    place: tuple[int, int]
+
+
+class Made(NamedTuple):
+    """A feed that was made.
+
+    Attributes:
+        key: the feed's.
+        number: its number among the feeds of the dataset on this rank, from 1 on.
+        epoch: the epoch that it begins with.
+    """
+
+    key: FeedKey
+    number: int
+    epoch: int
+
+
+class Epochs:
+    """The epochs of all feeds of a dataset.
+
+    A feed gets its first epoch when it is made, not when it is read: two feeds that are made
+    together, to be read side by side, have the same order.
+
+    Args:
+        name: the dataset's name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._made = 0
+        self._next: dict[FeedKey, int] = {}
+        self._loaded: set[tuple[FeedKey, int, int]] = set()
+        self._warned = False
+
+    def make(self, key: FeedKey) -> Made:
+        """Count a new feed."""
+        self._made += 1
+        return Made(key, self._made, self._next.get(key, 0))
+
+    def begin(self, key: FeedKey, epoch: int) -> None:
+        """Record that a feed begins an epoch."""
+        self._next[key] = max(self._next.get(key, 0), epoch + 1)
+
+    def open(self, feed: Made, epoch: int, step: int, *, resumed: bool) -> None:
+        """Record a feed's first iteration, or the first one after a state was loaded.
+
+        Args:
+            feed: the feed.
+            epoch: the epoch that it begins with.
+            step: the step of the epoch.
+            resumed: whether the user said where it begins.
+        """
+        key = feed.key
+        seed = "" if key.seed is None else f", seed={key.seed}"
+        value = f"{_shortened(key.options)}{seed}, from epoch {epoch}, step {step} on"
+        notes.send("feed", f"{self._name}\n{feed.number}", value)
+        rank = context.current()
+        if resumed:
+            if (key, epoch, step) in self._loaded:
+                self._warn(
+                    f"a feed of {self._name} begins with epoch {epoch}, step {step} for the "
+                    "second time, because the same state was loaded twice: the same rows come "
+                    "again, in the same order. Load a state once, before the loop over epochs."
+                )
+            self._loaded.add((key, epoch, step))
+        elif key.seed is not None and not epoch and rank is not None and rank.resumed:
+            self._warn(
+                f"the training resumes from a checkpoint, and a shuffled feed of {self._name} "
+                "begins with the order of epoch 0 again. Save feed.state_dict() in the "
+                "checkpoint, and pass it to feed.load_state_dict()."
+            )
+
+    def _warn(self, text: str) -> None:
+        """Show a warning on the driver, once for all ranks."""
+        if not self._warned and place()[0] == 0:
+            log_to_driver(f"HorovodRunner: {text}")
+        self._warned = True
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONG:
+        return text
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return f"{text[:_LONG]}... ({digest})"

@@ -1,0 +1,178 @@
+"""Compares the ranks' weights before and after the first steps of an optimizer.
+
+Different weights before the first step mean that nothing was broadcast, and different ones after it
+that gradients are not averaged. Both trainings run without an error, and learn less.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from horovod_runner.worker import context
+from horovod_runner.worker.checks import notes
+
+_STEPS = 20
+_OPTIMIZERS = 4
+_WEIGHTS = 256
+_SAMPLES = 1024  # values of a weight
+_DIGEST_BYTES = 4
+_FRAMES = 6  # of torch's wrappers around a step
+_SHARDED = ("DTensor", "FlatParameter")
+
+
+class _TorchSteps:
+    """Hooks for the first steps of all optimizers of PyTorch.
+
+    Args:
+        module: ``torch.optim.optimizer``.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._steps: dict[int, int] = {}  # by optimizer
+        self._depth = 0  # a step of Horovod's optimizer contains one of the optimizer that it wraps
+        self._ended = False
+        self._before = module.register_optimizer_step_pre_hook(self.before)
+        self._after = module.register_optimizer_step_post_hook(self.after)
+
+    def before(self, optimizer: Any, _args: Any, _options: Any) -> None:
+        rank = context.current()
+        if rank is None or rank.size == 1 or not rank.start_check or _differs(optimizer):
+            self._ended = True
+            self._after.remove()
+        if self._ended:
+            return
+        self._depth += 1
+        if _is_no_step():
+            return
+        is_new = self._depth == 1 and id(optimizer) not in self._steps
+        if is_new and len(self._steps) < _OPTIMIZERS:
+            self._steps[id(optimizer)] = 0
+            _send_torch("before the first step", optimizer)
+
+    def after(self, optimizer: Any, _args: Any, _options: Any) -> None:
+        if self._ended:
+            return
+        self._depth -= 1
+        if self._depth > 0 or id(optimizer) not in self._steps:
+            return
+        if _is_no_step():
+            return
+        self._steps[id(optimizer)] += 1
+        steps = self._steps[id(optimizer)]
+        if steps in (1, _STEPS):  # with a warm-up the first one may change nothing
+            _send_torch(f"after step {steps}", optimizer)
+        if steps >= _STEPS:
+            self._ended = True
+            # Only this hook, because torch iterates over the other ones right now.
+            self._before.remove()
+
+
+def watch_torch(module: Any) -> None:
+    """Watch the first steps; called with the module ``torch.optim.optimizer``."""
+    _TorchSteps(module)
+
+
+def _is_no_step() -> bool:
+    """Whether Horovod calls ``step`` to make an optimizer's state, before it broadcasts it."""
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "broadcast_optimizer_state":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _differs(optimizer: Any) -> bool:
+    """Whether the ranks may have different weights on purpose."""
+    if getattr(getattr(optimizer, "process_set", None), "process_set_id", 0):
+        return True
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    if any(type(parameter).__name__ in _SHARDED for parameter in parameters):
+        return True
+    distributed, horovod = sys.modules.get("torch.distributed"), sys.modules.get("horovod.torch")
+    others = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    return "deepspeed" in sys.modules or (
+        bool(others) and not (horovod is not None and horovod.is_initialized())
+    )
+
+
+def _send_torch(when: str, optimizer: Any) -> None:
+    names = getattr(optimizer, "_parameter_names", {})
+    named = []
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    for number, parameter in enumerate(parameters):
+        name = names.get(parameter) or f"parameter {number} of shape {tuple(parameter.shape)}"
+        named.append((name, parameter))
+    distributed = "Distributed " if hasattr(optimizer, "_allreduce_delay") else ""
+    _send(when, distributed + type(optimizer).__name__, named)
+
+
+def _send(when: str, optimizer: str, named: Iterable[tuple[str, Any]]) -> None:
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
+        return
+    weights = list(named)
+    weights = weights[:: -(-len(weights) // _WEIGHTS) or 1]
+    try:
+        lines = [f"{name} {_digest(value)}" for name, value in weights]
+    except Exception:  # a tensor of an unusual kind
+        return
+    notes.send("weights", when, "\n".join([optimizer, *lines]))
+
+
+def _digest(value: Any) -> str:
+    """A digest of some values of a tensor, spread over it."""
+    if hasattr(value, "detach"):
+        import torch
+
+        tensor = value.detach()
+        count = min(tensor.numel(), _SAMPLES)
+        step = max(1, tensor.numel() // _SAMPLES)
+        # Without a copy of the tensor, in whatever order its values lie in memory.
+        values = tensor.as_strided((count,), (step,)).cpu().contiguous()
+        data = values.view(torch.uint8).numpy()
+    else:
+        data = value.numpy().ravel()[:_SAMPLES].tobytes()
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def watch_keras(module: Any) -> None:
+    """Watch the first batches of ``fit``; called with the module of Keras's CallbackList."""
+    plain = module.CallbackList.on_train_begin
+
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        plain(self, logs)
+        rank = context.current()
+        if rank is not None and rank.size > 1 and rank.start_check:
+            _watch_fit(self)
+
+    module.CallbackList.on_train_begin = on_train_begin
+
+
+def _watch_fit(callbacks: Any) -> None:
+    """Look at the weights now, and after the first batch; then the method is Keras's own again."""
+    model = callbacks.model
+    if model.built:
+        _send_keras("before the first step", model)
+    plain = callbacks.on_train_batch_end
+
+    def on_train_batch_end(batch: Any, logs: Any = None) -> None:
+        del callbacks.on_train_batch_end
+        plain(batch, logs)
+        _send_keras("after step 1", model)
+
+    callbacks.on_train_batch_end = on_train_batch_end
+
+
+def _send_keras(when: str, model: Any) -> None:
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    is_distributed = any(kind.__name__ == "Distributed" for kind in type(inner).__mro__)
+    named = [(weight.path, weight.value) for weight in model.trainable_variables]
+    name = f"{'Distributed ' if is_distributed else ''}{type(inner).__name__}"
+    _send(when, name, named)

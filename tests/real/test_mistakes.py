@@ -1,0 +1,509 @@
+"""Mistakes in training code, made on purpose: each is told to the user, or does no harm.
+
+The words that a user sees are in `mistakes`. Several mistakes are made in one run where they can.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from horovod_runner import (
+    HangError,
+    HorovodRunner,
+    RankFailedError,
+    SerializationError,
+    SlotError,
+    load_checkpoint,
+    save_checkpoint,
+)
+from horovod_runner.data import evaluate
+from tests.conftest import Ranks
+from tests.real.mistakes import MISTAKES
+
+pytestmark = [pytest.mark.horovod, pytest.mark.places("local")]
+
+TABLE = pa.table({"a": np.arange(64, dtype=np.float32), "b": np.arange(64)})
+Shown = Callable[[], str]
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
+    """All that the driver has shown, in one line."""
+
+    def read() -> str:
+        out, err = capsys.readouterr()
+        return " ".join(f"{out} {err}".split())
+
+    return read
+
+
+def check(text: str, *names: str) -> None:
+    """Each mistake is told in this text."""
+    for name in names:
+        assert MISTAKES[name].text in " ".join(text.split()), name
+
+
+def warned_of(text: str) -> list[str]:
+    warnings = ((name, each) for name, each in MISTAKES.items() if each.result == "warned")
+    return [name for name, each in warnings if each.text in text]
+
+
+def wrong_calls() -> dict[str, str]:
+    """Calls that raise an error, by name; the training goes on."""
+    import os
+
+    import horovod.torch as hvd
+    import torch
+    from torch.utils.data.distributed import DistributedSampler
+
+    errors = {}
+
+    def attempt(name: str, call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except Exception as error:
+            errors[name] = str(error)
+
+    attempt("Horovod is used before `hvd.init()`", hvd.rank)
+    hvd.init()
+    model, optimizer = right_optimizer()
+
+    def backward() -> None:
+        model(torch.ones(4, 2) * (hvd.rank() + 1)).sum().backward()
+
+    def backward_twice() -> None:
+        backward()
+        backward()
+
+    backward()
+    attempt("`zero_grad` between `backward` and `step`", optimizer.zero_grad)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    assert model.weight.grad is None
+    attempt("Gradients are accumulated without saying so", backward_twice)
+    optimizer.step()
+    uneven = torch.ones(hvd.rank() + 1)
+    attempt("Tensors of different shapes are reduced", lambda: hvd.allreduce(uneven, name="uneven"))
+    attempt("The optimizer is wrapped twice", lambda: hvd.DistributedOptimizer(optimizer))
+    attempt("A `DistributedSampler` without its arguments", lambda: DistributedSampler(range(4)))
+    attempt("`main` asks for input", input)
+    if hvd.rank() == 0:
+        os.environ["JAVA_HOME"] = "/nowhere"  # a session would take seconds to start
+        attempt("`main` starts a Spark session", start_spark)
+    # A set of texts has the same order on all ranks, and printing waits for nobody.
+    orders = hvd.allgather_object(list({"a", "b", "c", "d", "e"}))
+    assert orders[0] == orders[1]
+    assert not sys.flags.hash_randomization
+    for number in range(20_000):
+        print(number)
+    return errors
+
+
+def right_optimizer(lr: float = 0.1) -> tuple[Any, Any]:
+    import horovod.torch as hvd
+    import torch
+
+    model = torch.nn.Linear(2, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=lr)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)  # steps once, before the broadcast
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    return model, optimizer
+
+
+def start_spark() -> None:
+    from pyspark.sql import SparkSession
+
+    SparkSession.builder.getOrCreate()
+
+
+def test_calls_that_are_wrong_say_what_is_right(ranks: Ranks, shown: Shown) -> None:
+    errors = ranks.run(2, wrong_calls)
+    check(shown(), "`main` starts a Spark session")
+    del errors["`main` starts a Spark session"]
+    assert len(errors) == 7
+    for name, text in errors.items():
+        check(text, name)
+    assert MISTAKES["All ranks print in every step"].result == "works"
+    assert MISTAKES["Words are numbered in the order of a set"].result == "works"
+    assert MISTAKES["`zero_grad(set_to_none=True)`"].result == "works"
+
+
+def misuse(train: Any, valid: Any, folder: str) -> None:
+    """Uses that train something else than what was meant, without an error."""
+    import horovod.torch as hvd
+    import torch
+    from torch.utils.data.distributed import DistributedSampler
+
+    hvd.init()
+    model, optimizer = right_optimizer()
+    x = torch.ones(4, 2) * (hvd.rank() + 1)
+
+    model(x).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+    optimizer.zero_grad()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(x).sum()).backward()
+    scaler.step(optimizer)
+
+    sampler: Any = DistributedSampler(range(8), num_replicas=hvd.size(), rank=hvd.rank())
+    for _ in range(2):
+        list(sampler)
+    torch.save(model.state_dict(), f"{folder}/model.pt")
+
+    list(train.batches(8, ["a"], shuffle=True, seed=hvd.rank()))
+    feed = train.batches(8, ["b"], shuffle=True)
+    state = feed.state_dict()
+    for _ in range(2):
+        feed.load_state_dict(state)
+        list(feed)
+    if hvd.rank() == 0:
+        list(valid.batches(4, ["a", "b"]))
+
+    network = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Dropout())
+    evaluate(
+        train.to_torch(8, ["a"], device="cpu"),
+        lambda batch: {"value": network(batch["a"][:, None])[:, 0]},
+    )
+
+
+def test_what_trains_something_else_is_shown_once(
+    ranks: Ranks, shown: Shown, tmp_path: Path
+) -> None:
+    ranks.run(2, misuse, train=TABLE, valid=TABLE, folder=str(tmp_path))
+    text = shown()
+    names = (
+        "Gradients are clipped before they are averaged",
+        "AMP unscales gradients before they are averaged",
+        "A `DistributedSampler` without `set_epoch`",
+        "All ranks write the same file",
+        "The seed differs by rank",
+        "A feed's state is loaded in each epoch",
+        "Rank 0 alone evaluates its part",
+        "`evaluate` in training mode",
+    )
+    check(text, *names)
+    assert sorted(warned_of(text)) == sorted(names)
+    for name in names:
+        assert text.count(MISTAKES[name].text) == 1, name
+    # The line of the call.
+    source = Path(__file__).read_text().splitlines()
+    line = next(n for n, line in enumerate(source, 1) if "    torch.nn.utils.clip_grad" in line)
+    assert f"at test_mistakes.py:{line}: clip_grad_norm_" in text
+
+
+def right(train: Any, folder: str) -> list[list[int]]:
+    """A training without a mistake; feeds are made anew in each epoch."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model, optimizer = right_optimizer(lr=1e-6)
+    scaler = torch.amp.GradScaler("cpu")
+    orders = []
+    for epoch in range(10):
+        for batch in train.to_torch(8, ["a", "b"], shuffle=True, device="cpu"):
+            x = torch.stack([batch["a"], batch["b"].float()], dim=1)
+            optimizer.zero_grad()
+            scaler.scale(model(x).mean()).backward()
+            optimizer.synchronize()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with optimizer.skip_synchronize():
+                scaler.step(optimizer)
+            scaler.update()
+            orders += [(epoch, number) for number in batch["b"].tolist()]
+        model.eval()
+        evaluate(
+            train.to_torch(8, ["a"], device="cpu"),
+            lambda batch: {"value": batch["a"] * model.bias.detach()},
+        )
+        model.train()
+        if hvd.rank() == 0:
+            torch.save(model.state_dict(), f"{folder}/model.pt")
+    own = [[number for at, number in orders if at == epoch] for epoch in range(10)]
+    parts = hvd.allgather_object(own)
+    for epoch in range(10):  # each row comes once in an epoch
+        assert sorted(parts[0][epoch] + parts[1][epoch]) == list(range(64))
+    return own
+
+
+def test_a_feed_that_is_made_anew_in_each_epoch_and_the_rest_of_a_right_training_work(
+    ranks: Ranks, shown: Shown, tmp_path: Path
+) -> None:
+    assert MISTAKES["A feed is made anew in each epoch"].result == "works"
+    epochs = ranks.run(2, right, train=TABLE, folder=str(tmp_path))
+    assert len({str(order) for order in epochs}) == 10
+    assert warned_of(shown()) == []
+
+
+def train_with(broadcast: bool, wrap: str, load: bool = False) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(2, 1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = plain
+    if wrap:
+        names = model.named_parameters()
+        optimizer = hvd.DistributedOptimizer(plain, named_parameters=names)
+    if broadcast:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    if load and hvd.rank() == 0:
+        model.load_state_dict({"weight": torch.ones(1, 2), "bias": torch.ones(1)})
+    model(torch.ones(4, 2) * (hvd.rank() + 1)).sum().backward()
+    (plain if wrap == "unused" else optimizer).step()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("No broadcast of the first weights", {"broadcast": False, "wrap": "used"}),
+        (
+            "Only rank 0 loads the pretrained weights",
+            {"broadcast": True, "wrap": "used", "load": True},
+        ),
+        ("No `DistributedOptimizer`", {"broadcast": True, "wrap": ""}),
+        (
+            "The optimizer is wrapped, and the plain one steps",
+            {"broadcast": True, "wrap": "unused"},
+        ),
+    ],
+)
+def test_weights_that_differ_at_the_first_step_are_shown(
+    ranks: Ranks, shown: Shown, name: str, options: dict[str, Any]
+) -> None:
+    ranks.run(2, train_with, **options)
+    text = shown()
+    check(text, name)
+    assert len({MISTAKES[each].text for each in warned_of(text)}) == 1
+    assert "at test_mistakes.py:" in text
+
+
+def test_weights_may_differ_on_purpose(ranks: Ranks, shown: Shown) -> None:
+    assert MISTAKES["Weights are different on purpose"].result == "works"
+    ranks.run(2, train_with, {"weight_check": None}, broadcast=False, wrap="")
+    assert warned_of(shown()) == []
+
+
+def test_what_main_changes_outside_is_shown(ranks: Ranks, shown: Shown) -> None:
+    import torch
+
+    losses: list[float] = []
+    model = torch.nn.Linear(2, 1)
+
+    def main() -> None:
+        import os
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss = model(torch.ones(4, 2) * (1 + int(os.environ["RANK"]))).sum()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    ranks.run(2, main)
+    text = shown()
+    check(
+        text,
+        "`main` fills a list from outside",
+        "`main` trains a model from outside",
+        "No Horovod at all",
+    )
+    assert "main changed `losses`, `model` and returned nothing" in text
+
+
+def resume(train: Any) -> int:
+    import horovod.torch as hvd
+
+    hvd.init()
+    checkpoint = load_checkpoint()
+    list(train.batches(8, ["a"], shuffle=True))
+    save_checkpoint({"epoch": 1}, 1)
+    if checkpoint is None:
+        raise ValueError("the first attempt fails")
+    return int(checkpoint.state["epoch"])
+
+
+def test_a_run_that_resumes_without_the_state_of_its_feed_is_shown(
+    ranks: Ranks, shown: Shown
+) -> None:
+    assert MISTAKES["`save_checkpoint` on all ranks"].result == "works"
+    assert ranks.run(2, resume, {"max_restarts": 1}, train=TABLE) == 1
+    text = shown()
+    check(text, "A run resumes without its feed's state")
+    assert warned_of(text) == ["A run resumes without its feed's state"]
+
+
+def reduce_unequal_batches(train: Any) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    for _ in train.batches(4 * (hvd.rank() + 1), ["a"]):
+        hvd.allreduce(torch.ones(1), name="gradient")
+
+
+def reduce_dropped_batches() -> None:
+    import horovod.torch as hvd
+    import torch
+    from torch.utils.data import DataLoader
+
+    hvd.init()
+    part: Any = range(40 - 16 * hvd.rank())
+    for _ in DataLoader(part, batch_size=16, drop_last=True):
+        hvd.allreduce(torch.ones(1), name="gradient")
+
+
+def stop_early() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    for step in range(10):
+        if hvd.rank() == 1 and step == 3:
+            return
+        hvd.allreduce(torch.ones(1), name="gradient")
+
+
+@pytest.mark.parametrize(
+    ("name", "main"),
+    [
+        ("The batch size differs by rank", reduce_unequal_batches),
+        ("The last batch is dropped on some ranks", reduce_dropped_batches),
+        ("One rank stops early", stop_early),
+    ],
+)
+def test_ranks_that_do_different_numbers_of_steps_are_named(
+    ranks: Ranks, shown: Shown, name: str, main: Callable[..., None]
+) -> None:
+    data = {"train": TABLE} if main is reduce_unequal_batches else {}
+    with pytest.raises(RankFailedError) as caught:
+        ranks.run(2, main, **data)
+    check(str(caught.value), name)
+    read_differently = "The seed differs by rank" in warned_of(shown())
+    assert read_differently == (name == "The batch size differs by rank")
+
+
+def evaluate_on_rank_0(valid: Any) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    if hvd.rank() == 0:
+        evaluate(valid.to_torch(8, ["a"], device="cpu"), lambda batch: {"a": batch["a"]})
+    hvd.allreduce(torch.ones(1), name="gradient")
+
+
+def test_a_collective_that_only_rank_0_calls_is_named(ranks: Ranks) -> None:
+    with pytest.raises(HangError) as caught:
+        ranks.run(2, evaluate_on_rank_0, {"hang_timeout": 3.0}, valid=TABLE)
+    check(str(caught.value), "A collective that only rank 0 calls")
+    assert "rank 0 waits in allreduce.horovod_runner.evaluate for rank 1" in str(caught.value)
+
+
+def test_values_and_modules_that_other_processes_have_not_are_named(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    with pytest.raises(RankFailedError, match="main returned a value") as caught:
+        ranks.run(2, threading.Lock)
+    check(str(caught.value), "The value cannot be sent back")
+    with open(tmp_path / "log.txt", "w") as log, pytest.raises(SerializationError) as caught:
+        ranks.run(2, lambda: log.write("x"))
+    check(str(caught.value), "`main` uses a lock, a file or a connection from outside")
+
+    def main() -> None:
+        import not_installed_here  # type: ignore[import-not-found]
+
+        assert not_installed_here
+
+    with pytest.raises(ModuleNotFoundError) as caught:
+        ranks.run(2, main)
+    check(str(caught.value.__cause__), "A module is not installed on the executors")
+
+
+@pytest.mark.places("spark")
+def test_what_belongs_to_the_driver_is_refused_before_the_launch(ranks: Ranks) -> None:
+    spark = ranks.spark
+    assert spark is not None
+    df = spark.range(10)
+    with pytest.raises(SerializationError) as caught:
+        ranks.run(2, lambda: spark.range(10).count())
+    check(str(caught.value), "`main` uses `spark`")
+    with pytest.raises(SerializationError) as caught:
+        ranks.run(2, lambda: df.count() + 1)
+    check(str(caught.value), "`main` uses a DataFrame from outside", "A Spark UDF inside `main`")
+    with pytest.raises(SlotError) as caught:
+        ranks.run(64, lambda: None)
+    check(str(caught.value), "`np` is larger than the number of slots")
+
+
+def fit(folder: str) -> None:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    x = np.ones((8, 2), np.float32) * (hvd.rank() + 1)
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[broadcast])
+    model.save(f"{folder}/model.keras")
+
+
+def test_a_fit_without_a_distributed_optimizer_is_shown(tmp_path: Path, shown: Shown) -> None:
+    HorovodRunner(np=-2, env={"KERAS_BACKEND": "torch"}).run(fit, folder=str(tmp_path))
+    text = shown()
+    check(text, "No `DistributedOptimizer` in Keras", "All ranks write the same file")
+    assert "begins with other weights" not in text
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    assert MISTAKES['A script without `if __name__ == "__main__"`'].result == "works"
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from horovod_runner import HorovodRunner\n"
+        "def main(): return 7\n"
+        "print('result', HorovodRunner(np=-2).run(main))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.count("result 7") == 1
+
+
+def load_after_cuda() -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    rows = TensorDataset(torch.ones(8, 2, device="cuda"))
+    list(DataLoader(rows, batch_size=4, num_workers=1))
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="there is no GPU")
+def test_a_dataloader_that_is_forked_after_cuda_was_used_is_named(ranks: Ranks) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        ranks.run(1, load_after_cuda)
+    check(str(caught.value), "DataLoader workers that are forked after CUDA was used")
+
+
+def test_every_mistake_that_can_be_known_is_made_here() -> None:
+    source = Path(__file__).read_text()
+    known = [name for name, mistake in MISTAKES.items() if mistake.result != "unknown"]
+    assert [name for name in known if f'"{name}"' not in source and f"'{name}'" not in source] == []
