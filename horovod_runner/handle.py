@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.attempts import run_attempts
-from horovod_runner.driver.stand_in import StandIn
+from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.elastic.launcher import PooledLauncher, refuse_dataframes
 from horovod_runner.errors import CancelledError, DataError
 from horovod_runner.launchers.local import LocalLauncher

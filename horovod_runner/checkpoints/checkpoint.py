@@ -21,6 +21,8 @@ from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.marker import Marker, is_name, marker_name
 
 _PROBE: Final = ".seen-"
+#: Begins the names of a journal's files (driver/detached/journal.py).
+LIVE: Final = ".live-"
 _STALE_SECONDS = 24 * 3600.0
 
 
@@ -191,15 +193,15 @@ def clean_up(folder: Folder, token: str, *, probes: bool = True, exclusive: bool
     Args:
         folder: to clean up.
         token: the run's, in the names of its checkpoints.
-        probes: whether the run's probe file is removed, too.
+        probes: whether the run's probe file and journal are removed, too.
         exclusive: no other run is using the folder: files of crashed runs are removed at any age.
     """
-    prefixes = (PART, _PROBE) if probes else (PART,)
+    prefixes = (PART, _PROBE, LIVE) if probes else (PART,)
     names = set(folder.names())
     for name in names:
         ours = name.startswith(prefixes) and token in name
         old = exclusive or folder.age(name) > _STALE_SECONDS
-        abandoned = name.startswith((PART, _PROBE)) and old
+        abandoned = name.startswith((PART, _PROBE, LIVE)) and old
         # A crash between the file and its marker leaves a file without one.
         unmarked = is_name(name) and marker_name(name) not in names
         unmarked = unmarked and (old or f"-{token}." in name)

@@ -14,12 +14,11 @@ from typing import Any
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.supervisor import Supervisor
-from horovod_runner.errors import CheckpointError, LaunchError, SerializationError
+from horovod_runner.errors import LaunchError, SerializationError
 from horovod_runner.launchers.launcher import Launch, Launcher, LaunchLostError, TaskLostError
 from horovod_runner.results import failures
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks import Sink
-from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome, Record
 
@@ -58,7 +57,7 @@ class Driver:
         self._sink = sink
         self._cancelled = cancelled
         self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
-        self._intake = Intake(sink, archive, self._traces)
+        self._intake = Intake(sink, archive, self._traces, job.checkpoints)
         self._wake: Callable[[], None] = lambda: None
         self._supervisor: Supervisor | None = None
 
@@ -82,20 +81,32 @@ class Driver:
             supervisor = Supervisor(self._job, channel, launch, self._intake, self._cancelled)
             self._supervisor, self._wake = supervisor, channel.wake
             try:
-                supervisor.run()
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    self._sink.notice("interrupted: ending all ranks")
-                supervisor.call_off()
-                raise
-            reported = list(supervisor.failed.values())
-            outcomes = self._outcomes(launch, supervisor)
-            for outcome in outcomes:
-                if outcome.record is not None:
-                    reported = self._replay(outcome.record, supervisor)
+                outcomes, reported = self._supervise(channel, launch, supervisor)
+            finally:
+                self._intake.finish(None)
             codes = {outcome.rank: outcome.exit_code for outcome in outcomes}
             self._sink.ranks(supervisor.roster.infos(codes))
         return self._result(outcomes, supervisor, reported)
+
+    def _supervise(
+        self, channel: Channel, launch: Launch, supervisor: Supervisor
+    ) -> tuple[list[Outcome], list[int]]:
+        """Supervise to the end: how the ranks ended, and those that failed, in order."""
+        try:
+            supervisor.run()
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self._sink.notice("interrupted: ending all ranks")
+            supervisor.call_off()
+            raise
+        reported = list(supervisor.failed.values())
+        outcomes = self._outcomes(launch, supervisor)
+        for outcome in outcomes:
+            if outcome.record is not None:
+                self._intake.detached(channel.address, channel.wake, None)
+                reported = self._replay(outcome.record, supervisor)
+                supervisor.roster.pids = {each.rank: each.pid for each in outcomes if each.pid}
+        return outcomes, reported
 
     def wake(self) -> None:
         """Make the attempt look at ``cancelled``; for other threads."""
@@ -121,23 +132,12 @@ class Driver:
 
     def _replay(self, record: Record, supervisor: Supervisor) -> list[int]:
         """Take in what the stand-in kept; returns the ranks that failed, in order."""
-        supervisor.say_unreachable()
         supervisor.roster.set_slots(record.slots)
-        if record.controller is not None:
-            self._sink.controller(record.controller)
         if record.problem and supervisor.problem is None:
             # Over the launcher's connection.
             supervisor.problem = pickle.loads(record.problem)  # noqa: S301
-        for message in record.kept:
-            if isinstance(message, str):
-                self._sink.notice(message)
-            elif isinstance(message, messages.Report):
-                self._sink.reports([message])
-            else:
-                try:
-                    self._intake.take(message)
-                except CheckpointError as error:  # a checkpoint that is required
-                    supervisor.problem = supervisor.problem or error
+        self._intake.finish(record)
+        supervisor.problem = supervisor.problem or self._intake.problem
         if record.cut:
             self._sink.notice(
                 f"{record.cut} characters of what the ranks printed were too many to keep: the "

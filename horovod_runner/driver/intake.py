@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, assert_never
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Protocol, assert_never, cast
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.driver.detached.journal import JournalReader, Source
+from horovod_runner.driver.detached.served import CalledFolder
+from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
 from horovod_runner.results.run import TraceFile
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import measurements, messages
-from horovod_runner.wire.slots import RankInfo
+from horovod_runner.wire.job import Kept, Live, Record
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.slots import Call, ChannelAddress, RankInfo
 
 #: What a rank sends that is neither about its life nor for the other ranks.
 Content = (
@@ -63,6 +70,20 @@ class Observer(Protocol):
     def ranks(self, ranks: list[RankInfo]) -> None:
         """Receive where the ranks are, once all have started."""
 
+    def detached(
+        self, address: ChannelAddress, wake: Callable[[], None], task_0: tuple[str, Call] | None
+    ) -> None:
+        """Called when the tasks may be doing without this process.
+
+        Args:
+            address: of the channel that they do not reach.
+            wake: makes the supervisor call :meth:`idle`; for other threads.
+            task_0: see :class:`~horovod_runner.launchers.launcher.Launch`.
+        """
+
+    def say_detached(self) -> None:
+        """Tell the user that they do, and how what they say gets here; again if that changes."""
+
     def idle(self) -> None:
         """Called at least once a second."""
 
@@ -74,13 +95,24 @@ class Intake:
         sink: shows and records.
         archive: takes the checkpoints and the timeline; None where there is no place for them.
         traces: takes the files of frameworks' profilers.
+        plan: where the journal is, if the tasks do without the driver.
+
+    Attributes:
+        problem: why the stand-in has ended the run; None if it has not.
     """
 
-    def __init__(self, sink: Sink, archive: Archive | None, traces: Arrivals) -> None:
+    def __init__(
+        self, sink: Sink, archive: Archive | None, traces: Arrivals, plan: CheckpointPlan
+    ) -> None:
         self._sink = sink
         self._archive = archive
         self._traces = traces
+        self._plan = plan
         self._untraced = False
+        self.problem: CheckpointError | None = None
+        self._journal: JournalReader | None = None
+        self._unreached: ChannelAddress | None = None
+        self._said: tuple[Source | None] | None = None
 
     def reports(self, reports: Sequence[messages.Report]) -> None:
         """As in :class:`Observer`, like all methods below."""
@@ -93,10 +125,67 @@ class Intake:
         self._sink.controller(name)
 
     def ranks(self, ranks: list[RankInfo]) -> None:
+        if self._journal is not None:  # the tasks reach this process after all
+            self._journal.finish(None)
+            self._journal = None
         self._sink.ranks(ranks)
 
+    def detached(
+        self, address: ChannelAddress, wake: Callable[[], None], task_0: tuple[str, Call] | None
+    ) -> None:
+        self._unreached = address
+        if self._journal is None:
+            sources: list[Source] = []
+            if self._plan.folder:
+                sources.append(open_folder(self._plan.folder))
+            if task_0 is not None:
+                sources.append(CalledFolder(*task_0))
+            self._journal = JournalReader(self._plan, sources, wake)
+
+    def say_detached(self) -> None:
+        source = None if self._journal is None else self._journal.source
+        if self._unreached is not None and self._said != (source,):
+            self._said = (source,)
+            self._sink.notice(_detached_notice(self._unreached, source))
+
     def idle(self) -> None:
+        if self._journal is not None:
+            self._replay(self._journal.take())
         self._sink.idle()
+
+    def finish(self, record: Record | None) -> None:
+        """Take in what the stand-in has in its journal and its record; None: there is none."""
+        if self._journal is not None:
+            self._replay(self._journal.finish(record))
+            if record is not None:
+                self._replay([Live(record.kept, controller=record.controller)])
+            self._journal = None
+
+    def _replay(self, lives: list[Live]) -> None:
+        """Pass on what the stand-in received."""
+        for live in lives:
+            self.say_detached()
+            if live.controller is not None:
+                self._sink.controller(live.controller)
+            if live.ranks:
+                self._sink.ranks(live.ranks)
+            for reporter, run in groupby(live.kept, _reporter):
+                if reporter is not None:
+                    self._sink.reports(cast("list[messages.Report]", list(run)))
+                    continue
+                for message in run:
+                    if isinstance(message, str):
+                        self._sink.notice(message)
+                    else:
+                        self._take_kept(message)
+
+    def _take_kept(self, message: Kept) -> None:
+        try:
+            self.take(cast("Content", message))
+        except CheckpointError as error:  # a checkpoint that is required: the stand-in ends the run
+            self.problem = self.problem or error
+        except ValueError:
+            pass  # others may write to the folder, too
 
     def take(self, message: Content) -> messages.Fetched | None:
         """See :class:`Observer`.
@@ -200,3 +289,26 @@ def no_archive(message: messages.Fetch) -> messages.Fetched:
         "folder or URL that driver and executors share."
     )
     return messages.Fetched(message.name, message.offset, problem=problem)
+
+
+def _reporter(message: Kept) -> int | None:
+    """The rank of a report; None for other messages."""
+    return message.rank if isinstance(message, messages.Report) else None
+
+
+def _detached_notice(address: ChannelAddress, source: Source | None) -> str:
+    """What the user reads about detached mode; ``source`` is where the journal is."""
+    begin = (
+        f"executors cannot reach this process at {address.host}:{address.port}. The ranks run in "
+        "detached mode: what they print and report "
+    )
+    if isinstance(source, CalledFolder):
+        return f"{begin}comes over a connection from here to {source.url}, a second late."
+    if source is not None:
+        return f"{begin}comes through files in {source.url}, a second or two late."
+    return (
+        f"{begin}is shown at the end of the run, and until then is in the executors' logs. For "
+        "live output name a folder or URL that driver and executors share as checkpoint_dir; or "
+        "let TCP connections of the executors through, to an address of this machine that they "
+        "reach (HOROVOD_RUNNER_DRIVER_HOST)."
+    )

@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import Final, NamedTuple
 
 GATHER_SECONDS: Final = 120.0  # between the first task's hello and the last one's
+_SILENT_SECONDS = 25.0  # a Python worker may start slowly
 _CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their errors
 _TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
 STOP_SECONDS: Final = 10.0
@@ -92,8 +93,13 @@ TABLE: Final[Mapping[State, Row]] = {
     ),
     State.SILENT: Row(
         "a task to report after all, or the end of a launch that does without the driver",
-        None,
-        {Event.HELLO: State.GATHERING, Event.UNHEARD: State.ABANDONED, **_BEFORE_RANKS},
+        _SILENT_SECONDS,  # then the user is told; the state lasts on
+        {
+            Event.HELLO: State.GATHERING,
+            Event.TIMEOUT: State.SILENT,
+            Event.UNHEARD: State.ABANDONED,
+            **_BEFORE_RANKS,
+        },
     ),
     State.GATHERING: Row(
         "all tasks to report",

@@ -25,12 +25,14 @@ def assign(offers: Iterable[Offer], gpus_per_rank: float | None = None) -> list[
     Raises:
         GpuError: a host has too few GPUs, two ranks would share one although ``gpus_per_rank``
             is not below 1, or some hosts have GPUs and others have none.
-        LaunchError: a host has an address that the others cannot reach.
+        LaunchError: a host has an address that the others cannot reach, or two have the same.
     """
     hosts: dict[str, list[Offer]] = {}
     for offer in sorted(offers, key=lambda offer: offer.task):
         hosts.setdefault(offer.host, []).append(offer)
-    _refuse_loopback([local[0] for local in hosts.values()])
+    first = [local[0] for local in hosts.values()]
+    _refuse_loopback(first)
+    _refuse_same_address(first)
     gpus = {host: _share_gpus(local, gpus_per_rank) for host, local in hosts.items()}
     _refuse_mixed(hosts, gpus)
     size = sum(len(local) for local in hosts.values())
@@ -97,6 +99,25 @@ def _refuse_loopback(hosts: Sequence[Offer]) -> None:
             "it: the driver runs there, and its name resolves to the loopback address. Set "
             "spark.driver.host to the driver's IPv4 address, or correct /etc/hosts there."
         )
+
+
+def _refuse_same_address(hosts: Sequence[Offer]) -> None:
+    """Raise LaunchError where two machines have the same address, as behind NAT.
+
+    Args:
+        hosts: one offer of each host. Containers in the network of their machine are several hosts
+            with one address, and usually one hostname; those reach each other.
+    """
+    owner: dict[str, Offer] = {}
+    for offer in hosts:
+        other = owner.setdefault(offer.address, offer)
+        if other.hostname != offer.hostname and not offer.address.startswith("127."):
+            raise LaunchError(
+                f"hosts {other.hostname} and {offer.hostname} both have the address "
+                f"{offer.address}, on {other.interface} and {offer.interface}, so they cannot "
+                "reach each other by it: it belongs to a NAT or to a bridge for containers. Name "
+                'the interface by which they do, env={"HOROVOD_GLOO_IFACE": "eth1"}.'
+            )
 
 
 def _share_gpus(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str, ...]]:

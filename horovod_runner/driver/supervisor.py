@@ -69,7 +69,6 @@ class Supervisor:
         self._stacks_wanted = Flag()
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
-        self._said_unreachable = False
 
     def run(self) -> None:
         """Supervise until all tasks have ended and their last messages have arrived.
@@ -100,24 +99,11 @@ class Supervisor:
         """Print all ranks' Python stacks; for other threads, with a wake of the channel after."""
         self._stacks_wanted.set()
 
-    def say_unreachable(self) -> None:
-        """Say, once, that the ranks do without this process."""
-        if self._said_unreachable:
-            return
-        self._said_unreachable = True
-        address = self._channel.address
-        self._observer.notice(
-            f"executors cannot reach this process at {address.host}:{address.port}. The ranks run "
-            "in detached mode: what they print is shown at the end of the run, and until then is "
-            "in the executors' logs. For live output set HOROVOD_RUNNER_DRIVER_HOST to an address "
-            "of this machine that executors reach, and let TCP connections through."
-        )
-
     def _step(self) -> None:
         """Wait for messages or for something to be due, and handle it."""
         if self._stacks_wanted.is_set():
             self._stacks_wanted.clear()
-            if self._said_unreachable:
+            if self.phase.state in (State.SILENT, State.DETACHED):
                 self._observer.notice("the ranks cannot be asked for their stacks from here")
             else:
                 self._watchdog.show_stacks()
@@ -150,7 +136,11 @@ class Supervisor:
         match self.phase.state:
             case State.STARTING if self._launch.running:
                 self.phase.on(Event.UNREACHABLE)
-                self.say_unreachable()
+                self._follow()
+            case State.SILENT:
+                self._observer.say_detached()
+                self.phase.on(Event.TIMEOUT)
+                self.phase.extend(None)
             case State.STARTING:
                 self.problem = self._launch.late_error
                 # A task that reports later is told to stop, too.
@@ -391,10 +381,15 @@ class Supervisor:
         if task in self.roster.ranks:
             self._watchdog.ended(self.roster.ranks[task])
 
+    def _follow(self) -> None:
+        """Let the observer look for a stand-in."""
+        channel = self._channel
+        self._observer.detached(channel.address, channel.wake, self._launch.task_0)
+
     def _detach(self) -> None:
         """Some tasks cannot reach this process: all do without it."""
-        self.say_unreachable()
         self.phase.on(Event.UNREACHABLE)
+        self._follow()
         self._send_all(messages.Detach())
         self.roster.hellos.clear()
         self._presence.restart()

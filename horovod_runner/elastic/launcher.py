@@ -119,6 +119,14 @@ class PooledLauncher:
             f"{seconds:.0f} s. Lower the least number of ranks, np=({max(1, ready)}, "
             f"{self._most}), or raise slot_timeout if executors may still come."
             + ("" if problem is None else f" Tasks that could not be started: {problem}")
+            + ("" if ready else self._perhaps_unreached())
+        )
+
+    def _perhaps_unreached(self) -> str:
+        return (
+            " If Spark shows running tasks of this run, they cannot reach the driver at "
+            f"{self.channel_host}: let their TCP connections through. Without dynamic allocation, "
+            "np as one number needs no such connection (docs/networks.md)."
         )
 
     def launch(

@@ -37,6 +37,7 @@ class PooledLaunch:
     """
 
     running = False
+    task_0 = None
 
     def __init__(
         self, seats: Mapping[int, int], wake: Callable[[], None], cancel: Callable[[], None]

@@ -7,6 +7,8 @@ import os
 import socket
 from collections.abc import Iterator
 
+from horovod_runner.errors import LaunchError
+
 # Processes that differ in one of these share neither memory nor network devices.
 _NAMESPACES = ("ipc", "mnt", "net", "pid", "uts")
 
@@ -90,6 +92,22 @@ def _ipv4() -> Iterator[tuple[str, str, str]]:
         for entry in addresses:
             if entry.family == socket.AF_INET:
                 yield name, entry.address, entry.netmask or "255.255.255.255"
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of a network interface.
+
+    Raises:
+        LaunchError: this host has no such interface, or it has no IPv4 address.
+    """
+    for name, address, _ in _ipv4():
+        if name == interface:
+            return address
+    names = ", ".join(name for name, _, _ in interfaces()) or "none"
+    raise LaunchError(
+        f"HOROVOD_GLOO_IFACE={interface}: host {socket.gethostname()} has no such network "
+        f"interface with an IPv4 address. It has: {names}."
+    )
 
 
 def default_address() -> str:

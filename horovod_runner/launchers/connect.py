@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.common.spark_session import conf_of
+from horovod_runner.common.spark_session import conf_of, spark_context
 from horovod_runner.host import network
 
 if TYPE_CHECKING:
@@ -41,16 +41,19 @@ def server_endpoint(spark: SparkSession) -> tuple[str, int] | None:
 def driver_host(spark: SparkSession, spark_driver_host: str) -> str:
     """The address by which executors reach this process.
 
-    The variable HOROVOD_RUNNER_DRIVER_HOST if it is set; the server's ``spark.driver.host`` if the
-    server runs on this host; otherwise this host's address towards the server.
+    The variable HOROVOD_RUNNER_DRIVER_HOST if it is set. On a classic session otherwise
+    ``spark.driver.host``. On Spark Connect that of the server if it runs on this host, otherwise
+    this host's address towards the server.
 
     Args:
-        spark: a Connect session.
-        spark_driver_host: the server's ``spark.driver.host``.
+        spark: the session.
+        spark_driver_host: ``spark.driver.host``.
     """
     named = os.environ.get(DRIVER_HOST)
     if named:
         return named
+    if spark_context(spark) is not None:
+        return spark_driver_host
     endpoint = server_endpoint(spark)
     address = "127.0.0.1"
     with suppress(OSError):

@@ -23,7 +23,7 @@ _MEET_SECONDS = 300.0
 
 
 class StandIn(Protocol):
-    """The driver's stand-in (driver/stand_in.py)."""
+    """The driver's stand-in (driver/detached/stand_in.py)."""
 
     address: ChannelAddress
 
@@ -87,7 +87,7 @@ class Detached:
         try:
             return network.address_towards((others or names)[0])
         except OSError:  # this host cannot resolve the name
-            return socket.gethostbyname(socket.gethostname())
+            return network.default_address() or network.address_towards(socket.gethostname())
 
     def _gather(self, text: str, seconds: float | None) -> list[str]:
         """Exchange texts with all tasks, through Spark's barrier.

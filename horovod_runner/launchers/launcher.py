@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.wire.job import Job, Outcome
-from horovod_runner.wire.transport import ChannelAddress
+from horovod_runner.wire.transport import Call, ChannelAddress
 
 
 class TaskLostError(LaunchError):
@@ -52,6 +52,10 @@ class Launch(Protocol):
     @property
     def lost(self) -> Collection[int]:
         """Tasks that are known to be lost while others run; the rest shows by silence."""
+
+    @property
+    def task_0(self) -> tuple[str, Call] | None:
+        """The host of task 0, and how to call a stand-in there; None if that is not known."""
 
     def outcomes(self) -> list[Outcome]:
         """How the ranks ended, one outcome each, in any order. Call it once finished.

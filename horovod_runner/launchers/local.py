@@ -108,6 +108,7 @@ class LocalLaunch:
 
     lost = ()
     late_error = None
+    task_0 = None
     expected = None
     running = False
 

@@ -22,7 +22,7 @@ from horovod_runner.launchers import connect, detached
 from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
 from horovod_runner.launchers.spark_task import run_member, run_task
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.transport import ChannelAddress
+from horovod_runner.wire.transport import ChannelAddress, new_call
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -42,8 +42,7 @@ class SparkLauncher:
             in the application's first 30 s, and on ``local[n]`` not at all.
         notice: called with a line for the user.
         cancelled: ends the wait for slots when it is set.
-        make_stand_in: starts the driver's stand-in in a task, if no task can reach the driver
-            (Spark Connect).
+        make_stand_in: starts the driver's stand-in in a task, if no task can reach the driver.
         profile: the resources of a task; None for the application's settings.
 
     Raises:
@@ -79,10 +78,10 @@ class SparkLauncher:
         self.needs_pool = dynamic.lower() == "true" and not self._is_local
         # A Connect server may be on another machine.
         self.shares_files = self._is_local and not self._is_connect
-        named = None if self._is_local else conf_of(spark, "spark.driver.host")
-        self.channel_host = named or "127.0.0.1"
-        if self._is_connect:
-            self.channel_host = connect.driver_host(spark, self.channel_host)
+        self.channel_host = "127.0.0.1"
+        if self._is_connect or not self._is_local:
+            named = None if self._is_local else conf_of(spark, "spark.driver.host")
+            self.channel_host = connect.driver_host(spark, named or self.channel_host)
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """See :class:`~horovod_runner.launchers.launcher.Launcher`."""
@@ -170,6 +169,10 @@ class SparkLauncher:
     ) -> SparkLaunch:
         """Start the barrier job, in a separate thread."""
         job = self._with_threads(job)
+        # On a local master the tasks are on this machine.
+        detaches = self._make_stand_in is not None and not self.shares_files
+        if detaches and not self._is_connect:
+            job = replace(job, call=new_call())
         task_function = partial(
             run_task,
             job,
@@ -177,12 +180,18 @@ class SparkLauncher:
             # On a local master what a task prints appears in this terminal anyway. The log of a
             # Connect server does not.
             echo=self._is_connect or not self._is_local,
-            make_stand_in=self._make_stand_in if self._is_connect else None,
+            make_stand_in=self._make_stand_in if detaches else None,
             dataframes=tuple(dataframes),
         )
         if not self._is_connect:
             return SparkLaunch(
-                self._spark, job, task_function, wake, dataframes, profile=self._profile
+                self._spark,
+                job,
+                task_function,
+                wake,
+                dataframes,
+                profile=self._profile,
+                detaches=detaches,
             )
         seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
         return ConnectLaunch(

@@ -17,13 +17,14 @@ from horovod_runner.launchers import connect
 from horovod_runner.launchers.launcher import JobCancelledError, LaunchLostError
 from horovod_runner.launchers.spark_errors import ended_by, lost_task
 from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.transport import Call
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger(__name__)
-_HELLO_SECONDS = 30.0  # from a task's start to its Hello; a Python worker may start slowly
+_HELLO_SECONDS = 5.0  # from a task's start to its Hello; later ones are taken, too
 _AGAIN_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 _OUTCOME_SCHEMA = "outcome binary"
@@ -39,13 +40,11 @@ class SparkLaunch:
         wake: called when the Spark job has ended.
         dataframes: DataFrames whose rows are sent to the tasks, by dataset name.
         profile: the resources of a task; None for the application's settings.
+        detaches: whether the tasks can do without the driver.
     """
 
     lost = ()
     late_error: SlotError | None = None
-    # A SparkContext counts slots exactly, so the tasks start as soon as other jobs let them.
-    expected: float | None = None
-    running = False
 
     def __init__(
         self,
@@ -56,7 +55,10 @@ class SparkLaunch:
         dataframes: Mapping[str, DataFrame],
         *,
         profile: ResourceProfile | None,
+        detaches: bool,
     ) -> None:
+        self._started: float | None = None
+        self.task_0: tuple[str, Call] | None = None
         self._profile = profile
         self._spark = spark
         self._job = job
@@ -69,6 +71,48 @@ class SparkLaunch:
         thread = _inheriting_thread(spark)(target=self._run)
         thread.daemon = True
         thread.start()
+        if detaches:
+            self._watch_starts()
+
+    def _watch_starts(self) -> None:
+        """Notice when Spark has started all tasks."""
+        threading.Thread(target=self._poll_starts, name="horovod_runner-tasks", daemon=True).start()
+
+    def _poll_starts(self) -> None:
+        tracker = self._spark.sparkContext.statusTracker()
+        with suppress(Exception):  # the session has ended
+            while not self._done.wait(_WATCH_SECONDS):
+                jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._job.run_id))
+                stages = [stage for job in jobs if job is not None for stage in job.stageIds]
+                for stage in stages:
+                    info = tracker.getStageInfo(stage)
+                    if info is not None and info.numActiveTasks >= self._job.size:
+                        self._find_task_0(stage, info.currentAttemptId)
+                        self._started = time.monotonic()
+                        self._wake()
+                        return
+
+    def _find_task_0(self, stage: int, attempt: int) -> None:
+        """Find out where task 0 runs, by Spark's internals: no public function tells."""
+        with suppress(Exception):
+            store = self._spark.sparkContext._jsc.sc().statusStore()
+            tasks = store.taskList(stage, attempt, self._job.size)
+            for task in map(tasks.apply, range(tasks.size())):
+                if task.index() == 0 and self._job.call is not None:
+                    self.task_0 = str(task.host()), self._job.call
+
+    @property
+    def running(self) -> bool:
+        """Whether all tasks are known to run, and can switch to detached mode."""
+        return self._started is not None
+
+    @property
+    def expected(self) -> float | None:
+        """By when a task should have said Hello; None if it is not known whether they started.
+
+        A SparkContext counts slots exactly: the tasks start as soon as other jobs let them.
+        """
+        return None if self._started is None else self._started + _HELLO_SECONDS
 
     def _run(self) -> None:
         try:
@@ -159,7 +203,7 @@ class ConnectLaunch(SparkLaunch):
         self._tag = f"horovod_runner-{job.run_id}"
         self._tags = {*spark.getTags(), self._tag}
         self._progress = connect.TaskProgress(spark, job.size, wake)
-        super().__init__(spark, job, task, wake, dataframes, profile=profile)
+        super().__init__(spark, job, task, wake, dataframes, profile=profile, detaches=True)
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
             connect.ServerWatch(endpoint, self._done, self._lost_server)
@@ -177,13 +221,16 @@ class ConnectLaunch(SparkLaunch):
         self._done.set()
         self._wake()
 
+    def _watch_starts(self) -> None:
+        """Do nothing: the server reports it (TaskProgress)."""
+
     @property
-    def running(self) -> bool:  # type: ignore[override]
+    def running(self) -> bool:
         """Whether Spark has reported that all tasks have started."""
         return self._progress.started is not None
 
     @property
-    def expected(self) -> float | None:  # type: ignore[override]
+    def expected(self) -> float | None:
         """By when a task should have said Hello; None if Spark does not report task starts."""
         if self._progress.started is not None:
             return self._progress.started + _HELLO_SECONDS

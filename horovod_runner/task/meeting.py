@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
+from horovod_runner.errors import LaunchError
 from horovod_runner.host import gpus, network
 from horovod_runner.task.orders import CalledOffError, DetachError, receive
 from horovod_runner.wire import messages
@@ -57,17 +58,25 @@ def meeting_points(task: int, address: str, size: int) -> Iterator[MeetingPoints
 
 
 def make_offer(
-    job: Job, address: ChannelAddress, task: int, task_gpus: tuple[str, ...] = ()
+    job: Job,
+    address: ChannelAddress,
+    task: int,
+    task_gpus: tuple[str, ...] = (),
+    interface: str = "",
 ) -> Offer:
     """Describe this task's host to the driver.
 
     Args:
         job: what the ranks of the run execute.
-        address: the driver's channel; decides which network interface is offered.
+        address: the driver's channel.
         task: this task's number.
         task_gpus: the GPUs that Spark gave this task.
+        interface: the network interface for the ranks; empty for the one towards the driver.
+
+    Raises:
+        LaunchError: this host has no such interface, or no way to the driver.
     """
-    own_address = network.address_towards(address.host)
+    own_address = network.address_of(interface) if interface else _address_towards(address.host)
     look_for_gpus = not task_gpus and job.options.gpus_per_rank != 0
     return Offer(
         task=task,
@@ -79,6 +88,17 @@ def make_offer(
         host_gpus=gpus.visible_gpus() if look_for_gpus else (),
         ports=network.port_count(),
     )
+
+
+def _address_towards(driver: str) -> str:
+    try:
+        return network.address_towards(driver)
+    except OSError as error:
+        raise LaunchError(
+            f"host {socket.gethostname()} finds no way to the driver at {driver}: {error}. Set "
+            "spark.driver.host to an IPv4 address of the driver that all hosts reach, or name the "
+            'interface by which the hosts reach each other, env={"HOROVOD_GLOO_IFACE": ...}.'
+        ) from error
 
 
 def await_assignment(link: Link, address: ChannelAddress) -> Assignment:

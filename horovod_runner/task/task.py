@@ -189,7 +189,13 @@ class _RankTask:
         """
         job, setup = self._job, self._setup
         pieces = self._receive_rows()
-        offer = meeting.make_offer(job, self._address, setup.task, setup.task_gpus)
+        offer = meeting.make_offer(
+            job,
+            self._address,
+            setup.task,
+            setup.task_gpus,
+            setup.user_environment.get("HOROVOD_GLOO_IFACE", ""),
+        )
         with meeting.meeting_points(setup.task, offer.address, job.size) as points:
             versions = software.installed(setup.path)
             hello = messages.Hello(offer, points.rendezvous, points.master_port, versions, pieces)

@@ -31,6 +31,7 @@ from horovod_runner.wire.messages import FromDriver, FromRank
 from horovod_runner.wire.transport import (
     PART_BYTES,
     ChannelAddress,
+    OneKey,
     recv_event,
     routing_id,
     set_heartbeat,
@@ -63,7 +64,8 @@ class Channel:
         broken: connections that broke off or were closed.
 
     Raises:
-        ChannelError: no socket could be opened on ``host``, or the limit of open files is too low.
+        ChannelError: no socket could be opened on ``host``, it has only an IPv6 address, or the
+            limit of open files is too low.
     """
 
     def __init__(self, host: str, size: int) -> None:
@@ -71,6 +73,7 @@ class Channel:
         from zmq.auth.thread import ThreadAuthenticator
 
         _make_room(size)
+        address = _ipv4(host)
         self.refused = 0
         self.dropped = 0
         self.broken = 0
@@ -82,7 +85,7 @@ class Channel:
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(
-            domain="*", credentials_provider=_OneKey(client_public)
+            domain="*", credentials_provider=OneKey(client_public)
         )
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.curve_server = True
@@ -110,18 +113,13 @@ class Channel:
         for source in (self._socket, self._wake_read):
             self._poller.register(source, zmq.POLLIN)
         try:
-            port = self._bind(host)
+            port = self._bind(host, address)
         except (zmq.ZMQError, OSError) as error:
             self.close()
-            raise ChannelError(
-                f"no socket could be opened on {host} for the ranks' messages: {error}. "
-                "Set spark.driver.host (on Spark Connect: HOROVOD_RUNNER_DRIVER_HOST) to an "
-                "address of this machine."
-            ) from error
+            raise _no_socket(host, error) from error
         self.address = ChannelAddress(host, port, server_public, client_public, client_secret)
 
-    def _bind(self, host: str) -> int:
-        address = socket.gethostbyname(host)
+    def _bind(self, host: str, address: str) -> int:
         if address.startswith("127.") and host not in (address, "localhost"):
             # Many systems map the machine's name to loopback; other hosts get its real address.
             address = "0.0.0.0"  # noqa: S104 - CURVE protects it
@@ -228,11 +226,29 @@ def _make_room(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-class _OneKey:
-    """Accepts the one client key of this run."""
+def _ipv4(host: str) -> str:
+    """The IPv4 address of a host.
 
-    def __init__(self, public_key: bytes) -> None:
-        self._public_key = public_key
+    Raises:
+        ChannelError: this machine knows none.
+    """
+    try:
+        return socket.gethostbyname(host)
+    except OSError as error:
+        with suppress(OSError):
+            socket.getaddrinfo(host.strip("[]"), None, socket.AF_INET6)
+            raise ChannelError(
+                f"the driver's host {host} has only an IPv6 address, and ranks on several hosts "
+                "meet over IPv4: Horovod's Gloo knows nothing else. Give the driver and the "
+                "executors' hosts IPv4 addresses, too (private ones are enough), and set "
+                "spark.driver.host to the driver's. np=-n runs n ranks on this host alone."
+            ) from None
+        raise _no_socket(host, error) from error
 
-    def callback(self, domain: str, key: bytes) -> bool:
-        return key == self._public_key
+
+def _no_socket(host: str, error: Exception) -> ChannelError:
+    return ChannelError(
+        f"no socket could be opened on {host} for the ranks' messages: {error}. Set "
+        "spark.driver.host (or the environment variable HOROVOD_RUNNER_DRIVER_HOST) to an address "
+        "of this machine."
+    )

@@ -23,7 +23,7 @@ from horovod_runner.wire.messages import (
     Unsaved,
     Untraced,
 )
-from horovod_runner.wire.slots import Slot
+from horovod_runner.wire.slots import Call, RankInfo, Slot
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class Job:
         replacements: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
+        call: how the driver may call a stand-in; None: it cannot.
     """
 
     run_id: str
@@ -64,6 +65,7 @@ class Job:
     replacements: tuple[str, ...] = ()
     all_values: bool = False
     sources: dict[str, str] = field(default_factory=dict, repr=False)
+    call: Call | None = None
 
     @property
     def stall_seconds(self) -> int:
@@ -75,26 +77,46 @@ class Job:
         return int(given) if given.isdigit() and int(given) else STALL_WARN_SECONDS
 
 
+#: What the stand-in in detached mode keeps for the driver; a plain text is a notice for the user.
+Kept = Began | Output | Log | Report | Profile | Machine | Lines | Saved | Unsaved | Untraced | str
+
+
+class Live(msgspec.Struct, frozen=True):
+    """What has happened in a run in detached mode since the last file of its journal.
+
+    Attributes:
+        kept: messages for the driver to replay, in order.
+        ranks: where the ranks are; empty if the driver has been told before.
+        controller: as in :class:`Record`; None if the driver has been told before.
+    """
+
+    kept: list[Kept]
+    ranks: list[RankInfo] = []
+    controller: Controller | None = None
+
+
 class Record(msgspec.Struct, frozen=True):
-    """A run in detached mode, as the stand-in (driver/stand_in.py) recorded it.
+    """A run in detached mode, as the stand-in (driver/detached/stand_in.py) recorded it.
 
     Attributes:
         slots: where the ranks were placed; empty if they could not be.
-        kept: messages for the driver to replay, in order; a plain text is a notice for the user.
+        kept: messages for the driver to replay, in order, without those in the journal's files.
         cut: characters dropped from the start of the output, which was too long to keep.
         problem: the pickled error that ended the run; empty without one.
         controller: the library that coordinated CPU collectives; None if no ranks were placed.
         failed: the ranks that failed by themselves, in the order of their reports.
+        written: how many files the journal has had.
+        unread: the last of them, which the driver cannot read any more.
     """
 
     slots: list[Slot]
-    kept: list[
-        Began | Output | Log | Report | Profile | Machine | Lines | Saved | Unsaved | Untraced | str
-    ]
+    kept: list[Kept]
     cut: int = 0
     problem: bytes = b""
     controller: Controller | None = None
     failed: list[int] = []
+    written: int = 0
+    unread: list[Live] = []
 
 
 class Outcome(msgspec.Struct, frozen=True):

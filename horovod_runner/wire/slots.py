@@ -22,6 +22,20 @@ class ChannelAddress:
     client_secret_key: bytes = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Call:
+    """How the driver calls the stand-in of a run in detached mode.
+
+    Attributes:
+        ports: of the stand-in's host; it opens one of them.
+        public_key, secret_key: of both ends.
+    """
+
+    ports: tuple[int, ...]
+    public_key: bytes = field(repr=False)
+    secret_key: bytes = field(repr=False)
+
+
 class Offer(msgspec.Struct, frozen=True):
     """The host, network and GPUs of one task (or of one rank of the local launcher).
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from typing import Final
 
 import zmq
 
-from horovod_runner.wire.slots import ChannelAddress
+from horovod_runner.wire.slots import Call, ChannelAddress
 
-__all__ = ["PART_BYTES", "ChannelAddress", "recv_event", "routing_id", "set_heartbeat"]
+__all__ = [
+    "PART_BYTES",
+    "Call",
+    "ChannelAddress",
+    "OneKey",
+    "new_call",
+    "recv_event",
+    "routing_id",
+    "set_heartbeat",
+]
 
 # Larger batches travel in parts. The size of a part bounds how much memory a connection can take
 # on the driver before it has shown a key.
@@ -17,6 +27,27 @@ PART_BYTES: Final = 1 << 20
 # With link._LOST_SECONDS: at most 13 s from a cut network to a rank that ends itself.
 _HEARTBEAT_MS: Final = 2_000
 _HEARTBEAT_TIMEOUT_MS: Final = 6_000
+
+
+# Below the ports that Linux gives to connections, and above the well-known ones.
+_CALL_PORTS: Final = range(20_000, 32_000)
+
+
+def new_call() -> Call:
+    """Choose ports and keys for calling a stand-in."""
+    ports = [_CALL_PORTS.start + secrets.randbelow(len(_CALL_PORTS)) for _ in range(4)]
+    return Call(tuple(ports), *zmq.curve_keypair())
+
+
+class OneKey:
+    """Accepts clients with one key, that of this run; for ZeroMQ's authenticator."""
+
+    def __init__(self, public_key: bytes) -> None:
+        self._public_key = public_key
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether a client is let in."""
+        return key == self._public_key
 
 
 def routing_id(task: int) -> bytes:

@@ -25,6 +25,8 @@ from horovod_runner import (
     report,
     save_checkpoint,
 )
+from horovod_runner.checkpoints import checkpoint
+from horovod_runner.sinks import Sink
 from tests.conftest import Ranks
 from tests.connect.server import ConnectServer
 from tests.contract.test_data import ROWS, dataset, labels_by_step, log_labels, table
@@ -39,12 +41,63 @@ pytestmark = [
 NOWHERE = "192.0.2.1"  # an address that no machine has
 
 
+class Ear(Sink):
+    """Keeps notices, and answers a log line with a file, for which the ranks wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.notices: list[str] = []
+
+    def log(self, rank: int, text: str) -> None:
+        (self._folder / f"heard-{rank}").touch()
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executors do not see the driver's folder of checkpoints."""
+    monkeypatch.setattr(checkpoint, "write_probe", lambda folder, token: None)
+
+
 @pytest.fixture(autouse=True)
 def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
 
 
-def test_output_arrives_at_the_end(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+def hear_while_it_lasts(ranks: Ranks, folder: Path) -> str:
+    """Make a run in which each rank waits until its line has been heard; returns the notices."""
+
+    def main() -> int:
+        rank = int(os.environ["RANK"])
+        log_to_driver("here")
+        while not (folder / f"heard-{rank}").exists():
+            threading.Event().wait(0.1)
+        return rank
+
+    ear = Ear(folder)
+    assert ranks.run(2, main, {"sinks": [ear], "checkpoint_dir": folder / "kept"}) == 0
+    return "\n".join(ear.notices)
+
+
+@pytest.mark.places("connect", "cluster")
+def test_output_arrives_by_a_shared_folder_while_the_run_lasts(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    assert f"through files in {tmp_path}/kept" in hear_while_it_lasts(ranks, tmp_path)
+
+
+@pytest.mark.places("cluster")  # a Connect server does not tell where task 0 runs
+@pytest.mark.usefixtures("unseen")
+def test_output_arrives_over_a_connection_of_the_driver(ranks: Ranks, tmp_path: Path) -> None:
+    assert "over a connection from here to 127." in hear_while_it_lasts(ranks, tmp_path)
+
+
+@pytest.mark.usefixtures("unseen")
+def test_output_arrives_at_the_end_without_a_shared_folder(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
     def main() -> Any:
         print("printed")
         log_to_driver("logged")
@@ -163,9 +216,7 @@ def test_the_ranks_of_a_killed_driver_end_once_the_server_notices(
     sweep()
 
 
-def test_reports_arrive_at_the_end_and_checkpoints_in_a_shared_folder(
-    ranks: Ranks, tmp_path: Path
-) -> None:
+def test_reports_and_checkpoints_arrive_by_a_shared_folder(ranks: Ranks, tmp_path: Path) -> None:
     def main() -> None:
         for step in range(10):
             report(loss=float(step), step=step)
@@ -179,6 +230,7 @@ def test_reports_arrive_at_the_end_and_checkpoints_in_a_shared_folder(
     assert [rank.exit_code for rank in run.ranks] == [0, 0]
 
 
+@pytest.mark.usefixtures("unseen")
 def test_of_very_long_output_only_the_last_part_is_kept(ranks: Ranks) -> None:
     def main() -> None:
         for number in range(200):

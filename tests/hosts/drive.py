@@ -6,6 +6,7 @@ the Spark session. A pair of sockets connects them across the network namespaces
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,9 +26,14 @@ class Driver:
         host: where it runs.
         folder: for its log.
         conf: the session's settings.
+
+    Other hosts do not see its temporary files.
     """
 
     def __init__(self, host: Host, folder: Path, conf: dict[str, str]) -> None:
+        own = folder / "own"
+        own.mkdir()
+        host.hide(own)
         self._log = folder / "driver.log"
         self._connection, other_end = Pipe()
         descriptor = other_end.fileno()
@@ -37,6 +43,7 @@ class Driver:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[descriptor],
+                env={**os.environ, "TMPDIR": str(own)},
             )
         self._connection.send(conf)
 

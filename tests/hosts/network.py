@@ -6,7 +6,8 @@
 
 Each host has its own ``/dev/shm``, as hosts do. It also has what can mislead the choice of an
 interface: ``docker0`` with the same address on all hosts, IPv6 beside IPv4, and a name that
-resolves to 127.0.1.1 on the host itself, as on Debian.
+resolves to 127.0.1.1 on the host itself, as on Debian. host-a and host-b have a second network,
+eth1, which the driver is not in. The host ipv6 has no IPv4 address but loopback's.
 
 The namespaces have no names. They end with their last process, and the processes end with this one,
 so nothing is left behind.
@@ -18,7 +19,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -29,6 +30,7 @@ ADDRESSES = {
     "host-a": "10.77.0.11",
     "host-b": "10.77.0.12",
 }
+SECOND = {"host-a": "10.88.0.11", "host-b": "10.88.0.12"}
 NOWHERE = "10.99.0.1"  # each host's docker0, which leads to no other host
 _TOOLS = ("ip", "mount", "nsenter", "setpriv", "unshare")
 _NAMESPACES = ("--net", "--uts", "--mount")
@@ -76,6 +78,7 @@ class Host:
 
     def __init__(self, name: str, names: Path) -> None:
         self.name = name
+        self.names = names
         self._init = subprocess.Popen(
             ["unshare", *_NAMESPACES, "sh", "-c", _INIT, "sh", name, str(names)],
             stdin=subprocess.PIPE,
@@ -105,16 +108,45 @@ class Host:
             raise RuntimeError(f"ip {command} on {self.name}: {done.stderr.strip()}")
 
     @contextmanager
-    def losing(self, address: str, ports: str) -> Iterator[None]:
-        """Drop packets to an address's TCP ports, as a firewall does."""
-        rule = f"to {address} ipproto tcp dport {ports} lookup 99"
-        self.ip(f"route add {address} dev docker0 table 99")
-        self.ip(f"neighbour add {address} lladdr 02:00:00:00:00:01 dev docker0")
+    def losing(self, address: str, ports: str, end: str = "dport") -> Iterator[None]:
+        """Drop packets to an address, as a firewall does.
+
+        Args:
+            address: of another host.
+            ports: a range of TCP ports.
+            end: "dport" for ports of the other host, "sport" for ports of this one.
+        """
+        with self._rule(f"to {address} ipproto tcp {end} {ports} lookup 99 priority 200"):
+            self.ip(f"route replace {address} dev docker0 table 99")
+            self.ip(f"neighbour replace {address} lladdr 02:00:00:00:00:01 dev docker0")
+            yield
+
+    def answering(self, address: str, ports: str) -> AbstractContextManager[None]:
+        """Drop nothing to an address that comes from these TCP ports of this host."""
+        return self._rule(f"to {address} ipproto tcp sport {ports} lookup main priority 100")
+
+    @contextmanager
+    def _rule(self, rule: str) -> Iterator[None]:
         self.ip(f"rule add {rule}")
         try:
             yield
         finally:
             self.ip(f"rule del {rule}")
+
+    def hide(self, folder: Path) -> None:
+        """Give this host an empty folder of its own in place of one that all hosts see."""
+        mount = [*self.enter, "mount", "-t", "tmpfs", "tmpfs", str(folder)]
+        subprocess.run(mount, check=True, capture_output=True)
+
+    @contextmanager
+    def nameless(self) -> Iterator[None]:
+        """Let this host resolve no name but localhost, not even its own."""
+        known = self.names.read_text()
+        self.names.write_text("127.0.0.1 localhost\n::1 localhost\n")
+        try:
+            yield
+        finally:
+            self.names.write_text(known)
 
     def processes(self) -> list[psutil.Process]:
         """The processes on this host, without its first one."""
@@ -153,6 +185,7 @@ class Network:
             self._switch.ip("link add br0 type bridge")
             self._switch.ip("link set br0 up")
             self.driver, self.master, *self.workers = map(self._plug_in, ADDRESSES)
+            self.ipv6 = self._plug_in("ipv6")
         except BaseException:
             self.close()
             raise
@@ -178,19 +211,29 @@ class Network:
 
     def _plug_in(self, name: str) -> Host:
         host = self._add(name)
-        host.ip("link add docker0 type bridge")
-        host.ip(f"address add {NOWHERE}/24 dev docker0")
-        host.ip("link set docker0 up")
+        address = ADDRESSES.get(name)
+        if address:
+            host.ip("link add docker0 type bridge")
+            host.ip(f"address add {NOWHERE}/24 dev docker0")
+            host.ip("link set docker0 up")
         self._switch.ip(f"link add name {name} type veth peer name eth0 netns {host.pid}")
         self._switch.ip(f"link set dev {name} master br0 up")
-        host.ip(f"address add {ADDRESSES[name]}/24 dev eth0")
-        host.ip(f"address add {_ipv6(ADDRESSES[name])}/64 dev eth0 nodad")
+        if address:
+            host.ip(f"address add {address}/24 dev eth0")
+        host.ip(f"address add {_ipv6(address or '99')}/64 dev eth0 nodad")
         host.ip("link set eth0 up")
+        if name in SECOND:
+            self._switch.ip(f"link add name {name}-2 type veth peer name eth1 netns {host.pid}")
+            self._switch.ip(f"link set dev {name}-2 master br0 up")
+            host.ip(f"address add {SECOND[name]}/24 dev eth1")
+            host.ip("link set eth1 up")
         return host
 
     def unplug(self, host: Host) -> None:
         """Cut a host's cable at the switch: packets are lost without any notice."""
         self._switch.ip(f"link set dev {host.name} down")
+        if host.name in SECOND:
+            self._switch.ip(f"link set dev {host.name}-2 down")
 
     def plug(self, host: Host) -> None:
         """Mend a host's cable."""

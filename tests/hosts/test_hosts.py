@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from horovod_runner import commit, current_attempt, load_checkpoint, log_to_driver
+from horovod_runner import (
+    commit,
+    current_attempt,
+    load_checkpoint,
+    log_to_driver,
+    save_checkpoint,
+)
 from tests.cluster.standalone import Place, StandaloneCluster
 from tests.hosts.drive import Driver
-from tests.hosts.network import ADDRESSES, NOWHERE, Network, missing
+from tests.hosts.network import ADDRESSES, NOWHERE, SECOND, Network, missing
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.places("hosts")]
 
 _SPARK_PORT, _BLOCK_PORT = 20001, 20002
+# Nobody answers there: what takes a way through a proxy fails.
+_PROXIES = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://192.0.2.1:3128")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +38,9 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     reason = missing()
     if reason:
         pytest.skip(reason)
-    with Network(tmp_path_factory.mktemp("network")) as opened:
+    with Network(tmp_path_factory.mktemp("network")) as opened, pytest.MonkeyPatch.context() as env:
+        for name, proxy in _PROXIES.items():
+            env.setenv(name, proxy)
         yield opened
 
 
@@ -83,6 +97,7 @@ def meet() -> list[dict[str, Any]]:
         "place": (hvd.rank(), hvd.local_rank(), hvd.cross_rank()),
         "sizes": (hvd.size(), hvd.local_size(), hvd.cross_size()),
         "total": float(total),
+        "master": os.environ["MASTER_ADDR"],
         "interfaces": {os.environ[name] for name in interfaces},
         "addresses": {c.laddr.ip for c in connections if c.status == psutil.CONN_ESTABLISHED},
     }
@@ -149,16 +164,83 @@ def test_the_error_names_a_driver_host_that_no_executor_reaches(
     assert f"spark.driver.host={NOWHERE}" in error
 
 
-def test_the_error_names_a_firewall_that_only_lets_spark_through(
-    driver: Driver, network: Network
+def wait_for_a_sign() -> str:
+    """Say something, and wait until the test has seen it."""
+    sign = Path(os.environ["SIGN"])
+    log_to_driver(f"in the middle of {sign.parent.name}")
+    while not sign.exists():
+        threading.Event().wait(0.1)
+    save_checkpoint(b"state", 7)
+    return hostname()
+
+
+@pytest.mark.parametrize("seen_by", ["folder", "call"])
+def test_behind_a_firewall_that_lets_only_spark_through_a_run_is_seen_while_it_lasts(
+    driver: Driver, network: Network, tmp_path: Path, seen_by: str
 ) -> None:
-    with ExitStack() as firewalls:
+    """The driver may open connections in "call" and not in "folder"."""
+    others = f"{_BLOCK_PORT + 1}-65534"
+    sign, kept = tmp_path / "sign", tmp_path / "kept"
+    with ExitStack() as rules:
         for host in network.workers:
-            firewalls.enter_context(host.losing(ADDRESSES["driver"], f"{_BLOCK_PORT + 1}-65534"))
-        error = driver.error(4, meet)
-    assert f"the driver did not answer at {ADDRESSES['driver']}:" in error
-    assert "firewall" in error
-    assert driver.run(4, hostname) in ("host-a", "host-b")
+            rules.enter_context(host.losing(ADDRESSES["driver"], others))
+            if seen_by == "call":
+                rules.enter_context(host.answering(ADDRESSES["driver"], "20003-32767"))
+            else:
+                rules.enter_context(network.driver.losing(ADDRESSES[host.name], others, "sport"))
+        options = {"checkpoint_dir": kept} if seen_by == "folder" else {}
+        driver.start(4, wait_for_a_sign, env={"SIGN": str(sign)}, **options)
+        driver.wait_for(f"in the middle of {tmp_path.name}")
+        sign.touch()
+        value, error = driver.result()
+    assert not error, error
+    assert value in ("host-a", "host-b")
+    if seen_by == "folder":
+        assert [file for file in kept.iterdir() if not file.name.startswith(".")]
+        driver.wait_for(f"comes through files in {kept}")
+        assert driver.run(4, hostname) in ("host-a", "host-b")
+    else:
+        driver.wait_for("comes over a connection from here to 10.77.0.1")
+
+
+@pytest.fixture
+def nameless(network: Network) -> Iterator[None]:
+    """No host resolves any name, not even its own."""
+    with ExitStack() as hosts:
+        for host in (network.driver, *network.workers):
+            hosts.enter_context(host.nameless())
+        yield
+
+
+@pytest.mark.usefixtures("nameless")
+def test_no_host_needs_to_resolve_a_name(driver: Driver) -> None:
+    check(driver.run(4, meet, cpu_collectives="gloo"))
+
+
+@pytest.mark.usefixtures("nameless")
+def test_a_network_that_the_user_names_is_used_for_everything(driver: Driver) -> None:
+    env = {**_NO_SHARED_MEMORY, "HOROVOD_GLOO_IFACE": "eth1"}
+    for rank in driver.run(4, meet, env=env):
+        assert rank["interfaces"] == {"eth1"}
+        assert rank["addresses"] <= {SECOND[rank["host"]]}
+        assert rank["master"] in SECOND.values()
+    error = driver.error(4, meet, env={"HOROVOD_GLOO_IFACE": "eth7"})
+    assert "HOROVOD_GLOO_IFACE=eth7" in error
+    assert "eth0, eth1" in error
+
+
+def test_ranks_of_one_host_need_no_ipv4_network(network: Network) -> None:
+    script = (
+        "from horovod_runner import HorovodRunner; from tests.hosts.test_hosts import meet; "
+        "print(HorovodRunner(np=-2).run(meet)[1]['total'])"
+    )
+    done = subprocess.run(
+        [*network.ipv6.enter, sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines()[-1:] == ["3.0"], done.stderr
 
 
 def train_for_ever() -> None:

@@ -310,6 +310,12 @@ def test_an_unknown_host_is_an_error_with_the_setting_to_change() -> None:
         Channel("no-such-host.invalid", size=1)
 
 
+@pytest.mark.parametrize("host", ["fd00:77::1", "[::1]"])
+def test_a_host_that_has_only_ipv6_is_refused_with_the_remedy(host: str) -> None:
+    with pytest.raises(ChannelError, match=r"only an IPv6 address.*IPv4 addresses, too"):
+        Channel(host, size=1)
+
+
 @pytest.mark.parametrize("host", ["192.0.2.77", "own-name"])
 def test_with_an_address_of_another_machine_the_channel_listens_on_all(
     connect: Callable[..., Link], monkeypatch: pytest.MonkeyPatch, host: str

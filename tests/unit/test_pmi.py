@@ -15,7 +15,7 @@ from horovod_runner.wire.slots import Offer, Slot
 
 
 def slots(*hosts: str) -> list[Slot]:
-    return assign([Offer(task, host, host, "10.0.0.1", "eth0") for task, host in enumerate(hosts)])
+    return assign([Offer(task, host, "h", "10.0.0.1", "eth0") for task, host in enumerate(hosts)])
 
 
 def assignment(*hosts: str) -> Assignment:

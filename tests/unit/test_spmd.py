@@ -90,8 +90,11 @@ def test_on_routed_networks_hosts_use_their_default_route() -> None:
 
 
 def test_the_interface_that_the_user_chose_is_used_and_must_exist() -> None:
-    two = (Interface("eth0", "10.0.0.1", ETHERNET), Interface("ib0", "10.9.0.1", ETHERNET))
-    ranks = [member(i, "ab"[i], interfaces=two, chosen="ib0") for i in range(2)]
+    def two(number: int) -> tuple[Interface, Interface]:
+        ib0 = Interface("ib0", f"10.9.0.{number}", ETHERNET)
+        return Interface("eth0", f"10.0.0.{number}", ETHERNET), ib0
+
+    ranks = [member(i, "ab"[i], interfaces=two(i), chosen="ib0") for i in range(2)]
     assert {t.slot.interface for t in choose_trainers(ranks)} == {"ib0"}
     ranks[1] = member(1, "b", chosen="ib0")
     with pytest.raises(LaunchError, match=r"HOROVOD_GLOO_IFACE=ib0 is set on host-b.*eth0"):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 
 from horovod_runner import (
     CheckpointError,
@@ -25,19 +27,27 @@ from horovod_runner import (
 )
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
-from horovod_runner.driver import phases, stand_in, supervisor
+from horovod_runner.driver import phases, supervisor
+from horovod_runner.driver.detached import journal, keeper
+from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
+from horovod_runner.driver.detached.served import CalledFolder
+from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.driver.driver import Driver
-from horovod_runner.driver.stand_in import StandIn
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
 from horovod_runner.options import CheckpointConfig, DebugConfig, Options
 from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
+from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.task.task import run_rank
-from horovod_runner.wire.job import Job
-from horovod_runner.wire.transport import ChannelAddress
+from horovod_runner.wire.job import Job, Live, Record
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.messages import Report
+from horovod_runner.wire.slots import RankInfo
+from horovod_runner.wire.transport import ChannelAddress, new_call
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -97,6 +107,7 @@ class BlindLaunch(LocalLaunch):
     ) -> None:
         self._blind = blind
         self._meeting = Meeting(job.size)
+        self.expected = time.monotonic() + 1.0
         super().__init__(job, address, wake)
 
     def _run(self, task: int) -> None:
@@ -180,7 +191,7 @@ def test_a_hang_ends_without_the_driver() -> None:
 def test_output_beyond_the_limit_is_cut_in_front_and_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stand_in, "_KEPT_CHARACTERS", 1000)
+    monkeypatch.setattr(keeper, "_KEPT_CHARACTERS", 1000)
 
     def main() -> None:
         for number in range(100):
@@ -193,7 +204,7 @@ def test_output_beyond_the_limit_is_cut_in_front_and_told(
 
 
 def test_reports_come_to_the_driver_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "_KEPT_REPORTS", 100)
+    monkeypatch.setattr(keeper, "_KEPT_REPORTS", 100)
 
     def main() -> None:
         for step in range(1000):
@@ -242,6 +253,151 @@ def test_checkpoints_are_kept_where_the_ranks_see_the_folder(
     assert [each.step for each in archive.checkpoints] == ([7] if seen else [])
     told = "the checkpoint of step 7 could not be written: the ranks reach neither the driver"
     assert (told in capsys.readouterr().err) is not seen
+
+
+def test_the_driver_hears_of_a_run_through_the_folder_while_it_lasts(tmp_path: Path) -> None:
+    heard = threading.Event()
+
+    class Ear(Sink):
+        """Answers what it hears: the ranks wait for that."""
+
+        def __init__(self) -> None:
+            self.logged: list[str] = []
+            self.notices: list[str] = []
+            self.placed: list[int] = []
+
+        def log(self, rank: int, text: str) -> None:
+            self.logged.append(text)
+            (tmp_path / f"heard-{text}").touch()
+
+        def reports(self, reports: Sequence[Report]) -> None:
+            for each in reports:
+                (tmp_path / f"heard-{each.step}").touch()
+            heard.set()
+
+        def ranks(self, ranks: list[RankInfo]) -> None:
+            self.placed = [info.rank for info in ranks if info.pid]
+
+        def notice(self, text: str) -> None:
+            self.notices.append(text)
+
+    def main() -> None:
+        def wait_for(name: str) -> None:
+            while not (tmp_path / f"heard-{name}").exists():
+                threading.Event().wait(0.05)
+
+        rank = os.environ["RANK"]
+        log_to_driver(rank)
+        wait_for(rank)
+        for step in (3, 4):
+            report(loss=1.0, step=step)
+            wait_for(str(step))
+        save_checkpoint(b"state", 7)
+        log_to_driver("the last")
+
+    run_id, ear = "0a1b2c3d", Ear()
+    with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path / "kept")) as archive:
+        run(main, {0, 1}, run_id=run_id, archive=archive, sink=ear)
+    assert sorted(ear.logged) == ["0", "1", "the last", "the last"]
+    assert heard.is_set()
+    assert ear.placed == [0, 1]
+    assert f"comes through files in {tmp_path}/kept" in ear.notices[0]
+    assert [each.step for each in archive.checkpoints] == [7]
+    assert not list((tmp_path / "kept").glob(".*"))
+
+
+def test_what_the_folder_does_not_take_comes_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(LocalFolder):
+        def write(self, name: str, data: bytes) -> None:
+            if name.startswith(checkpoint.LIVE):
+                raise OSError("no space left")
+            super().write(name, data)
+
+    monkeypatch.setattr(journal, "open_folder", lambda url: Full(Path(url)))
+    run_id = "0a1b2c3d"
+    with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path)) as archive:
+        assert run(talk, {0}, size=1, run_id=run_id, archive=archive) == 10
+    captured = capsys.readouterr()
+    assert sorted(captured.out.splitlines()) == ["logged 0", "printed"]
+    assert "is shown at the end of the run" in captured.err
+
+
+def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Path) -> None:
+    plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
+    writer = JournalWriter(plan, LocalFolder(tmp_path))
+    try:
+        for number in range(journal._MOST_UNREAD):
+            writer.put(Live([str(number)]))
+            while writer.unwritten is not None:
+                threading.Event().wait(0.01)
+        assert not writer._write(b"one too many")
+        writer.put(Live(["one too many"]))
+    finally:
+        writer.close()
+    assert writer.written == journal._MOST_UNREAD
+    assert writer.unwritten == Live(["one too many"])
+    reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None)
+    lives = reader.finish(Record([], [], written=writer.written))
+    assert [live.kept for live in lives] == [[str(n)] for n in range(journal._MOST_UNREAD)]
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_are_no_journal_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal, "_MOST_BROKEN", 2)
+    plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
+    (tmp_path / ".live-0a1b2c3d-1-1").write_bytes(b"torn")
+    (tmp_path / ".live-0a1b2c3d-1-2").write_bytes(msgspec.msgpack.encode(Live(["whole"])))
+    reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None)
+    assert reader.finish(Record([], [], written=2)) == [Live(["whole"])]
+
+
+def test_the_driver_may_call_the_stand_in() -> None:
+    call = new_call()
+    job = Job("test", 2, Options(np=2), b"", call=call)
+    writer = journal.open_writer(job)
+    assert writer is not None
+    read = threading.Event()
+    writer.put(Live(["first"]))
+    reader = JournalReader(job.checkpoints, [CalledFolder("127.0.0.1", call)], read.set)
+    assert read.wait(60)
+    reader._over.set()
+    reader._thread.join()
+    writer.put(Live(["second"]))  # nobody reads it
+    while writer.unwritten is not None:
+        threading.Event().wait(0.01)
+    writer.close()
+    record = Record([], [], written=writer.written, unread=writer.unread)
+    assert [live.kept for live in reader.finish(record)] == [["first"], ["second"]]
+
+
+def test_a_stand_in_that_nobody_calls_keeps_all_for_the_end() -> None:
+    call = new_call()
+    writer = journal.open_writer(Job("test", 2, Options(np=2), b"", call=call))
+    assert writer is not None
+    writer.put(Live(["first"]))
+    writer.close()
+    assert (writer.written, writer.unread, writer.unwritten) == (0, [], Live(["first"]))
+
+
+def test_nobody_without_the_key_may_call_the_stand_in() -> None:
+    call = new_call()
+    writer = journal.open_writer(Job("test", 2, Options(np=2), b"", call=call))
+    assert writer is not None
+    stranger = CalledFolder("127.0.0.1", replace(new_call(), ports=call.ports))
+    halfway = replace(call, secret_key=zmq.curve_keypair()[1])
+    try:
+        for folder in (stranger, CalledFolder("127.0.0.1", halfway)):
+            folder._socket.sndtimeo = 500  # ms, for a handshake that fails
+            with pytest.raises(zmq.Again):
+                folder.read("any")
+            folder.close()
+    finally:
+        writer.close()
+    assert writer.written == 0
 
 
 def test_a_task_that_spark_starts_again_never_goes_on_alone() -> None:

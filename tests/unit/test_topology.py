@@ -15,7 +15,8 @@ from horovod_runner.wire.slots import Offer
 
 
 def offer(task: int, host: str = "a", **fields: Any) -> Offer:
-    return Offer(task, host, f"host-{host}", "10.0.0.1", "eth0", **fields)
+    fields = {"hostname": f"host-{host}", "address": f"10.0.0.{ord(host[0])}", **fields}
+    return Offer(task, host, interface="eth0", **fields)
 
 
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=40), st.randoms())
@@ -102,6 +103,13 @@ def test_the_table_names_every_rank() -> None:
     assert describe(slots, {0: 11, 1: 12}) == (
         "rank  host    pid  GPU\n   0  host-a  11   4\n   1  host-b  12   0"
     )
+
+
+def test_hosts_with_the_same_address_are_refused_unless_they_share_a_machine() -> None:
+    with pytest.raises(LaunchError, match=r"host-a and host-b both have.*10\.0\.2\.15.*GLOO_IFACE"):
+        assign([offer(0, "a", address="10.0.2.15"), offer(1, "b", address="10.0.2.15")])
+    containers = [offer(0, "a", hostname="one"), offer(1, "a2", hostname="one")]
+    assert [slot.address for slot in assign(containers)] == ["10.0.0.97"] * 2
 
 
 def test_the_table_stays_short_for_many_ranks() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from horovod_runner.driver.stand_in import Keeper
+from horovod_runner.driver.detached.keeper import Keeper
 from horovod_runner.results import saved_run
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Attempt, Run, Timings, TraceFile

@@ -1,27 +1,18 @@
-"""Supervises the ranks from an executor, where no task can reach the driver itself.
-
-    driver  X--- no way ---X  tasks --channel--> StandIn, beside task 0
-       ^------ Outcome, with the stand-in's Record, through Spark ------'
-
-It uses the driver's supervisor. What a driver shows, it keeps, for the driver to show at the end.
-"""
+"""Keeps what a driver would show or store, until it can be brought to the driver."""
 
 from __future__ import annotations
 
-import pickle
-import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import msgspec
 
+from horovod_runner.driver.detached.journal import JournalWriter
 from horovod_runner.driver.intake import Content, no_archive
-from horovod_runner.driver.supervisor import Supervisor
-from horovod_runner.errors import CheckpointError, HorovodRunnerError, LaunchError
+from horovod_runner.errors import CheckpointError
 from horovod_runner.task.task import stderr_echo
-from horovod_runner.wire.channel import Channel
-from horovod_runner.wire.job import Job, Outcome, Record
+from horovod_runner.wire.job import Kept, Live
 from horovod_runner.wire.measurements import Lines, Machine, Profile
 from horovod_runner.wire.messages import (
     Began,
@@ -37,86 +28,18 @@ from horovod_runner.wire.messages import (
     Untraced,
     is_trace,
 )
-from horovod_runner.wire.slots import RankInfo
+from horovod_runner.wire.slots import Call, ChannelAddress, RankInfo
 
 _KEPT_CHARACTERS = 16 << 20
 _KEPT_MESSAGES = 500_000
 _KEPT_REPORTS = 100_000
 
 
-class StandIn:
-    """Supervises in a thread of its own from construction to :meth:`close`.
-
-    Args:
-        job: what the ranks run.
-        host: an address of this host that all tasks reach.
-
-    Attributes:
-        address: of its channel, for the tasks.
-
-    Raises:
-        ChannelError: no socket could be opened.
-    """
-
-    def __init__(self, job: Job, host: str) -> None:
-        self._keeper = Keeper(required=job.options.checkpoint_config.required)
-        self._channel = Channel(host, job.size)
-        self.address = self._channel.address
-        self._launch = _StartedElsewhere()
-        self._supervisor = Supervisor(
-            job, self._channel, self._launch, self._keeper, threading.Event()
-        )
-        self._thread = threading.Thread(
-            target=self._work, name="horovod_runner-stand-in", daemon=True
-        )
-        self._thread.start()
-
-    def _work(self) -> None:
-        try:
-            self._supervisor.run()
-        except HorovodRunnerError:
-            pass  # all ranks are lost: Spark reports it to the driver
-        except Exception as error:
-            self._supervisor.fail(LaunchError(f"the supervisor beside rank 0 failed: {error!r}"))
-
-    def close(self) -> Record:
-        """Stop supervising once all ranks have ended; returns the record for the driver."""
-        self._launch.finished = True
-        self._channel.wake()
-        self._thread.join()
-        self._channel.close()
-        problem = self._supervisor.problem
-        return Record(
-            self._supervisor.roster.slots,
-            self._keeper.kept,
-            self._keeper.cut,
-            b"" if problem is None else pickle.dumps(problem),
-            self._keeper.chosen,
-            list(self._supervisor.failed.values()),
-        )
-
-
-class _StartedElsewhere:
-    """Takes the place of the launch: the driver started the tasks."""
-
-    lost = ()
-    late_error = None
-    expected = None
-    running = False
-    finished = False
-
-    def cancel(self) -> None:
-        """Do nothing: the tasks hear the channel's Stop, and end by themselves."""
-
-    def outcomes(self) -> list[Outcome]:
-        """Return none: the driver gets them, through Spark."""
-        return []
-
-
 class Keeper:
-    """The stand-in's observer: keeps what a driver would show or store.
+    """The stand-in's observer.
 
     Args:
+        journal: brings what is kept to the driver during the run; None: it waits for the end.
         required: whether a checkpoint that cannot be written ends the run.
 
     Attributes:
@@ -124,7 +47,8 @@ class Keeper:
         chosen: what Horovod coordinates with; None before the ranks are placed.
     """
 
-    def __init__(self, *, required: bool = False) -> None:
+    def __init__(self, journal: JournalWriter | None = None, *, required: bool = False) -> None:
+        self._journal = journal
         self._required = required
         self.cut = 0
         self.chosen: Controller | None = None
@@ -136,16 +60,23 @@ class Keeper:
         self._lines: dict[tuple[int, str], Lines] = {}
         self._characters = 0
         self._in_parts: set[str] = set()  # names of files that the driver cannot get
+        self._untold = Live([])  # what is to be told beside messages
 
     @property
-    def kept(
-        self,
-    ) -> list[
-        Began | Saved | Unsaved | Untraced | Report | Profile | Machine | Lines | Output | Log | str
-    ]:
-        """What was kept; a text alone is a notice for the user."""
+    def kept(self) -> list[Kept]:
+        """What was kept and is not in the journal."""
         lines = self._lines.values()
         return [*self._facts, *self._reports, *self._profiles, *lines, *self._texts]
+
+    def _take_all(self) -> Live:
+        """What was kept; nothing is kept after that."""
+        live = msgspec.structs.replace(self._untold, kept=self.kept)
+        self._untold = Live([])
+        for kept in (self._facts, self._reports, self._profiles, self._lines, self._texts):
+            kept.clear()
+        self._characters = 0
+        self._every, self._seen = 1, 0
+        return live
 
     def take(self, message: Content) -> Fetched | None:
         """See :class:`~horovod_runner.driver.intake.Observer`; so for all below."""
@@ -218,14 +149,26 @@ class Keeper:
             self._every *= 2
 
     def notice(self, text: str) -> None:
-        stderr_echo(text)  # until the end of the run it is in this executor's log
+        stderr_echo(text)  # until the driver shows it, it is in this executor's log
         self._facts.append(text)
 
     def controller(self, name: Controller) -> None:
         self.chosen = name
+        self._untold = msgspec.structs.replace(self._untold, controller=name)
 
     def ranks(self, ranks: list[RankInfo]) -> None:
-        """The driver describes the ranks itself."""
+        self._untold = msgspec.structs.replace(self._untold, ranks=ranks)
+
+    def detached(
+        self, address: ChannelAddress, wake: Callable[[], None], task_0: tuple[str, Call] | None
+    ) -> None:
+        """The tasks reach this process."""
+
+    def say_detached(self) -> None:
+        """The tasks reach this process."""
 
     def idle(self) -> None:
-        """There is nothing to redraw."""
+        if self._journal is not None and self._journal.ready:
+            live = self._take_all()
+            if live != Live([]):
+                self._journal.put(live)

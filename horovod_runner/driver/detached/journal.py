@@ -1,0 +1,228 @@
+"""The journal of a run in detached mode: numbered files, usually in the checkpoint folder.
+
+    StandIn --> JournalWriter --> .live-RUN-1-1, .live-RUN-1-2, ... --> JournalReader --> driver
+
+Each file is written once, and the driver removes it when it has read it. Nothing in it is ever
+unpickled. Where the executors do not see the folder, the files are in a ServedFolder.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Final, Protocol
+
+import msgspec
+
+from horovod_runner.checkpoints.checkpoint import LIVE, has_probe
+from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
+from horovod_runner.folders.folder import Folder
+from horovod_runner.folders.opening import open_folder
+from horovod_runner.wire.job import Job, Live, Record
+from horovod_runner.wire.job_file import CheckpointPlan
+
+_PERIOD_SECONDS: Final = 1.0
+_MOST_UNREAD = 8  # files; then the writer waits for the driver
+_CLOSE_SECONDS = 10.0  # for a file that is being written when the run ends
+_FIRST_SECONDS = 600.0  # for the first file: the tasks may wait 300 s for each other
+_REST_SECONDS = 30.0  # for the last files, which the stand-in says that it has written
+_MOST_BROKEN = 30  # attempts to read a file that is there and cannot be decoded
+
+
+def _name(plan: CheckpointPlan, number: int) -> str:
+    return f"{LIVE}{plan.token}-{plan.attempt}-{number}"
+
+
+class Source(Protocol):
+    """Where the driver reads a journal.
+
+    Attributes:
+        url: for people.
+    """
+
+    url: str
+
+    def read(self, name: str) -> bytes:
+        """Read a file; raises an exception of any kind if it is not there."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file; raises an exception of any kind if that fails."""
+
+
+def open_writer(job: Job) -> JournalWriter | None:
+    """The journal for a stand-in; None where the driver could not read it."""
+    plan = job.checkpoints
+    with suppress(Exception):  # fsspec is not installed, or the store is not reached from here
+        if plan.folder:
+            folder = open_folder(plan.folder)
+            if has_probe(folder, plan.token):
+                # By this file the driver finds the journal; and it shows that files can be written.
+                folder.write(_name(plan, 1), msgspec.msgpack.encode(Live([])))
+                return JournalWriter(plan, folder, written=1)
+    with suppress(OSError):
+        if job.call is not None:
+            return JournalWriter(plan, ServedFolder(job.call))
+    return None
+
+
+class JournalWriter:
+    """Writes one file at a time, in a thread of its own: a store may be slow.
+
+    Args:
+        plan: names the files.
+        folder: where they are written.
+        written: how many files there are already.
+
+    Attributes:
+        written: how many files are complete.
+        unwritten: what :meth:`put` was given and no file has; None if all is written.
+        unread: after :meth:`close`, what the last of the written files had, if they are gone.
+    """
+
+    def __init__(
+        self, plan: CheckpointPlan, folder: Folder | ServedFolder, written: int = 0
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self.written = written
+        self.unwritten: Live | None = None
+        self.unread: list[Live] = []
+        self._due_at = 0.0
+        self._given: SimpleQueue[Live | None] = SimpleQueue()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(
+            target=self._work, name="horovod_runner-journal", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`put` may be called: the last file is written, and not only just."""
+        return self.unwritten is None and time.monotonic() >= self._due_at
+
+    def put(self, live: Live) -> None:
+        """Write a file. Returns at once; a file that cannot be written is tried again."""
+        self._due_at = time.monotonic() + _PERIOD_SECONDS
+        self.unwritten = live
+        self._given.put(live)
+
+    def close(self) -> None:
+        """Stop writing; what is :attr:`unwritten` then has to take another way."""
+        self._closed.set()
+        self._given.put(None)
+        self._thread.join(_CLOSE_SECONDS)
+        if isinstance(self._folder, ServedFolder):
+            self.unread = [_decode(data) for data in self._folder.close()]
+
+    def _work(self) -> None:
+        while (live := self._given.get()) is not None:
+            data = msgspec.msgpack.encode(live)
+            while not self._closed.is_set():
+                if self._write(data):
+                    break
+                self._closed.wait(_PERIOD_SECONDS)
+
+    def _write(self, data: bytes) -> bool:
+        number = self.written + 1
+        try:
+            behind = number - _MOST_UNREAD
+            if behind > 0 and self._folder.size(_name(self._plan, behind)) is not None:
+                return False  # the driver has not read that one yet
+            self._folder.write(_name(self._plan, number), data)
+        except Exception:  # every kind of folder raises different ones
+            return False
+        self.written = number
+        self.unwritten = None
+        return True
+
+
+class JournalReader:
+    """Reads the files in a thread of its own, from construction to :meth:`finish`.
+
+    Args:
+        plan: names the files.
+        sources: where they may be; all are in the first one that has any.
+        wake: called when something has been read.
+
+    Attributes:
+        source: where the files are; None before one has been read.
+    """
+
+    def __init__(
+        self, plan: CheckpointPlan, sources: Sequence[Source], wake: Callable[[], None]
+    ) -> None:
+        self._plan = plan
+        self._sources = sources
+        self._wake = wake
+        self.source: Source | None = None
+        self._next = 1
+        self._broken = 0
+        self._read: SimpleQueue[Live] = SimpleQueue()
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._work, name="horovod_runner-journal", daemon=True
+        )
+        self._thread.start()
+
+    def take(self) -> list[Live]:
+        """What has been read since the last call."""
+        return [self._read.get() for _ in range(self._read.qsize())]
+
+    def finish(self, record: Record | None) -> list[Live]:
+        """Stop reading; returns the rest.
+
+        Args:
+            record: the stand-in's; None if it is lost.
+        """
+        self._over.set()
+        self._thread.join()
+        until = time.monotonic() + _REST_SECONDS
+        last = None if record is None else record.written - len(record.unread)
+        while last is None or self._next <= last:
+            if not self._read_next():
+                if last is None or time.monotonic() > until:
+                    break
+                time.sleep(0.1)  # a store offers no event
+        for source in self._sources:
+            if isinstance(source, CalledFolder):
+                source.close()
+        unread = [] if record is None else record.unread
+        return [*self.take(), *unread[max(0, self._next - 1 - (last or 0)) :]]
+
+    def _work(self) -> None:
+        give_up_at = time.monotonic() + _FIRST_SECONDS
+        while self.source is not None or time.monotonic() < give_up_at:
+            if self._read_next():
+                self._wake()
+            elif self._over.wait(_PERIOD_SECONDS):
+                return
+
+    def _read_next(self) -> bool:
+        """Read the next file; False if it is nowhere, or not complete."""
+        sources = self._sources if self.source is None else [self.source]
+        return any(self._read_from(source) for source in sources)
+
+    def _read_from(self, source: Source) -> bool:
+        name = _name(self._plan, self._next)
+        try:
+            live = _decode(source.read(name))
+        except msgspec.MsgspecError:  # not all stores write a file in one step
+            self._broken += 1
+            if self._broken > _MOST_BROKEN:
+                self._next, self._broken = self._next + 1, 0
+            return False
+        except Exception:  # it is not there yet; every kind of folder raises different ones
+            return False
+        self._next, self._broken = self._next + 1, 0
+        self.source = source
+        self._read.put(live)
+        with suppress(Exception):
+            source.remove(name)
+        return True
+
+
+def _decode(data: bytes) -> Live:
+    return msgspec.msgpack.decode(data, type=Live)

@@ -1,0 +1,101 @@
+"""Supervises the ranks from an executor, where no task can reach the driver itself.
+
+    driver  X--- no way ---X  tasks --channel--> StandIn, beside task 0
+       ^------ files of the journal, while the run lasts --------|
+       '------ Outcome, with the Record, through Spark ----------'
+
+It uses the driver's supervisor. What a driver shows, it writes into the journal. Where the driver
+cannot read one, it keeps all until the end of the run.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+from horovod_runner.driver.detached.journal import open_writer
+from horovod_runner.driver.detached.keeper import Keeper
+from horovod_runner.driver.supervisor import Supervisor
+from horovod_runner.errors import HorovodRunnerError, LaunchError
+from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.job import Job, Live, Outcome, Record
+
+
+class StandIn:
+    """Supervises in a thread of its own from construction to :meth:`close`.
+
+    Args:
+        job: what the ranks run.
+        host: an address of this host that all tasks reach.
+
+    Attributes:
+        address: of its channel, for the tasks.
+
+    Raises:
+        ChannelError: no socket could be opened.
+    """
+
+    def __init__(self, job: Job, host: str) -> None:
+        self._channel = Channel(host, job.size)
+        self._journal = open_writer(job)
+        if self._journal is not None and not self._journal.written:
+            self._journal.put(Live([]))  # by which the driver finds it
+        self._keeper = Keeper(self._journal, required=job.options.checkpoint_config.required)
+        self.address = self._channel.address
+        self._launch = _StartedElsewhere()
+        self._supervisor = Supervisor(
+            job, self._channel, self._launch, self._keeper, threading.Event()
+        )
+        self._thread = threading.Thread(
+            target=self._work, name="horovod_runner-stand-in", daemon=True
+        )
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._supervisor.run()
+        except HorovodRunnerError:
+            pass  # all ranks are lost: Spark reports it to the driver
+        except Exception as error:
+            self._supervisor.fail(LaunchError(f"the supervisor beside rank 0 failed: {error!r}"))
+
+    def close(self) -> Record:
+        """Stop supervising once all ranks have ended; returns the record for the driver."""
+        self._launch.finished = True
+        self._channel.wake()
+        self._thread.join()
+        self._channel.close()
+        kept, journal = self._keeper.kept, self._journal
+        if journal is not None:
+            journal.close()
+            if journal.unwritten is not None:
+                kept = [*journal.unwritten.kept, *kept]
+        problem = self._supervisor.problem
+        return Record(
+            self._supervisor.roster.slots,
+            kept,
+            self._keeper.cut,
+            b"" if problem is None else pickle.dumps(problem),
+            self._keeper.chosen,
+            list(self._supervisor.failed.values()),
+            0 if journal is None else journal.written,
+            [] if journal is None else journal.unread,
+        )
+
+
+class _StartedElsewhere:
+    """Takes the place of the launch: the driver started the tasks."""
+
+    lost = ()
+    late_error = None
+    task_0 = None
+    expected = None
+    running = False
+    finished = False
+
+    def cancel(self) -> None:
+        """Do nothing: the tasks hear the channel's Stop, and end by themselves."""
+
+    def outcomes(self) -> list[Outcome]:
+        """Return none: the driver gets them, through Spark."""
+        return []
