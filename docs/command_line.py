@@ -13,7 +13,7 @@ from horovod_runner.commands.cli import parser
 HEAD = """# Command line
 
 Use `horovod-runner` to run a script or function as ranks from a shell, to list, watch and end runs,
-to build Horovod, and to check a machine:
+to build Horovod, to check a machine, and to change old code:
 
 ```sh
 horovod-runner install                                  # build Horovod for what is installed
@@ -23,6 +23,7 @@ horovod-runner run train.py --np -2 -- --lr 0.1         # two ranks on this mach
 horovod-runner run train.py --np 8 --master spark://host:7077 --max-restarts 2
 horovod-runner ps
 horovod-runner top                                      # how far they are, how their time goes
+horovod-runner migrate old.ipynb                        # what has changed since it was written
 ```
 
 The options of `run` are the arguments of `HorovodRunner` and its configs, with dashes

@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _add_trace(commands)
     _add_install(commands)
     _add_doctor(commands)
+    _add_migrate(commands)
     return root
 
 
@@ -271,6 +272,19 @@ def _add_trace(commands: Any) -> None:
     trace.set_defaults(command=_trace)
 
 
+def _add_migrate(commands: Any) -> None:
+    migrate = commands.add_parser(
+        "migrate",
+        help="change code that was written for sparkdl, horovod.spark, Keras 2 and others",
+        description="Show what has changed since a script or notebook was written, as a diff and "
+        "with a reason for each change, and what has to be changed by hand. Nothing is run. Needs "
+        "libcst: pip install 'horovod_runner[migrate]'.",
+    )
+    migrate.add_argument("files", nargs="+", metavar="FILE", help="a .py file or .ipynb notebook")
+    migrate.add_argument("--write", action="store_true", help="write the changes to the files")
+    migrate.set_defaults(command=_migrate)
+
+
 def _run(options: argparse.Namespace) -> int:
     try:
         return run.run(options, options.arguments)
@@ -346,6 +360,13 @@ def _install(options: argparse.Namespace) -> int:
         rebuild=options.rebuild,
         shared=options.wheels,
     )
+    return 0
+
+
+def _migrate(options: argparse.Namespace) -> int:
+    from horovod_runner.commands.migrate import migrate
+
+    migrate(options.files, write=options.write, say=print)
     return 0
 
 

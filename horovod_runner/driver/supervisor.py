@@ -1,7 +1,7 @@
 """Supervises one attempt: answers the tasks, watches over the ranks, and ends them together.
 
 Used by the driver, and by its stand-in on an executor. The states of an attempt are in `phases`,
-its tasks and ranks in `roster`.
+its tasks and ranks in `roster`. Long because each message of a task is answered here.
 """
 
 from __future__ import annotations
@@ -295,15 +295,14 @@ class Supervisor:
     def _observe(self, task: int, message: Content) -> None:
         if isinstance(message, measurements.Machine):
             self.roster.machines[message.rank] = message
+        answer = None
         try:
             answer = self._observer.take(message)
         except ValueError:
             self._channel.dropped += 1
-            return
         except HorovodRunnerError as error:
             if self.problem is None and not self.failed:
                 self.fail(error, "a checkpoint that is required could not be written")
-            return
         if answer is not None:
             self._channel.send(task, answer)
 

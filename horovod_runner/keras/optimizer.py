@@ -46,6 +46,15 @@ class Distributed:
     def variables(self) -> Variables:
         return Variables(super().variables)  # type: ignore[misc]
 
+    @property
+    def lr(self) -> Any:
+        """Keras 2's name; without it Keras 3 would accept ``optimizer.lr = x`` and ignore it."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         gradients = list(grads)
         self._unreduced += 1

@@ -198,8 +198,14 @@ def _reason(outcome: Outcome) -> str:
         return f"its process {verb} {ended} before main returned"
     if worker.error_type == "SystemExit":
         return f"main called sys.exit, exit code {code}"
-    lines = worker.traceback.strip().splitlines()
-    return lines[-1] if lines else worker.error_type
+    return _last_line(worker.traceback, worker.error_type)
+
+
+def _last_line(traceback: str, error_type: str) -> str:
+    """Return the last line of an exception, without the note that tells of old code."""
+    before, mark, _ = traceback.rpartition("\nHorovodRunner: ")
+    lines = (before if mark else traceback).strip().splitlines()
+    return lines[-1] if lines else error_type
 
 
 def _same_failures(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:

@@ -276,6 +276,7 @@ def _exited(error: SystemExit) -> WorkerOutcome:
 def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
     """The outcome of an exception in main."""
     kind = type(error)
+    _add_note(error)
     traceback_ = error.__traceback__
     while traceback_ is not None and traceback_.tb_frame.f_code.co_filename in _OWN_FILES:
         traceback_ = traceback_.tb_next
@@ -286,6 +287,15 @@ def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
     return WorkerOutcome(False, exit_code, _pickle_error(error), name, text, is_secondary(error))
+
+
+def _add_note(error: BaseException) -> None:
+    """Say what to do if the code was written for Keras 2 or TensorFlow 1."""
+    if "keras" in sys.modules or "tensorflow" in sys.modules:
+        from horovod_runner.migrate import notes
+
+        with suppress(Exception):  # the error itself matters more
+            notes.add_note(error)
 
 
 def _pickle_error(error: BaseException) -> bytes:

@@ -93,7 +93,10 @@ def tensorflow_script(optimizer_averages: bool) -> dict[str, Any]:
 
 
 def legacy_script() -> dict[str, Any]:
-    """Keras 2, which TensorFlow still supports, with Horovod's horovod.tensorflow.keras."""
+    """Keras 2, which TensorFlow still supports, with Horovod's horovod.tensorflow.keras.
+
+    With the names that Keras 3 has dropped.
+    """
     import horovod.tensorflow.keras as hvd
     import tf_keras
 
@@ -103,16 +106,21 @@ def legacy_script() -> dict[str, Any]:
     x, y = _digits(hvd.rank(), hvd.size())
     tf_keras.utils.set_random_seed(7 + hvd.rank())
     model = tf_keras.Sequential([tf_keras.layers.Dense(4, input_shape=(16,))])
-    opt = hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(0.05))
+    opt = hvd.DistributedOptimizer(tf_keras.optimizers.legacy.SGD(lr=0.1))
     loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(loss=loss, optimizer=opt)
+    model.compile(loss=loss, optimizer=opt, experimental_run_tf_function=False)
+    tf_keras.backend.set_value(opt.lr, 0.05)
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
         LogCallback(),
     ]
-    model.fit(x, y, batch_size=16, epochs=2, callbacks=callbacks, verbose=0)
+    batches = [(x[begin : begin + 16], y[begin : begin + 16]) for begin in range(0, len(x), 16)]
+    model.fit_generator(
+        iter(batches * 2), len(batches), epochs=2, callbacks=callbacks, verbose=0, workers=1
+    )
     return {
         "file": hvd.__file__,
+        "old names": (float(tf_keras.backend.get_value(opt.lr)), len(opt.variables())),
         "weights": hvd.allgather(model.get_weights()[0][None]).numpy(),
     }

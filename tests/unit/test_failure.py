@@ -55,6 +55,18 @@ def test_a_rank_that_was_stopped_is_not_the_cause() -> None:
     assert "SIGTERM" not in str(error.__cause__)
 
 
+def test_notes_do_not_hide_the_exception() -> None:
+    wrong = ValueError("lr: 0.1")
+    wrong.add_note(
+        "HorovodRunner: train.py, line 3, was written for Keras 2\nWrite learning_rate=."
+    )
+    error = run_error([outcome(0, raised(wrong)), outcome(1, raised(wrong))], reported=[0, 1])
+    assert error.__notes__[0].startswith("HorovodRunner: train.py, line 3")
+    text = str(error.__cause__)
+    assert "(pid 100) failed: ValueError: lr: 0.1\nThe same failure: rank 1.\n" in text
+    assert "  | Write learning_rate=." in text
+
+
 def test_if_all_ranks_are_survivors_the_lowest_rank_is_the_cause() -> None:
     gone = raised(RuntimeError("Connection closed by peer"), secondary=True)
     error = run_error([outcome(2, gone), outcome(1, gone)], reported=[])
