@@ -156,6 +156,7 @@ class Driver:
                 )
         if not all(outcome.ok for outcome in outcomes):
             raise failures.run_error(outcomes, reported)
+        supervisor.notes.finish()
         detached = any(outcome.record for outcome in outcomes)
         checked = supervisor.sync.compared or detached or self._job.size == 1
         if self._job.options.debug_config.weight_check == "epoch" and not checked:

@@ -41,8 +41,7 @@ class Supervisor:
     Attributes:
         phase: the state of the attempt.
         roster: who takes part.
-        sync: the comparison of the ranks' weights.
-        notes: the comparison of what the ranks' code does.
+        sync, notes: the comparisons of the ranks' weights, and of what their code does.
         problem: why the attempt cannot succeed, where that is no rank's failure.
         failed: the ranks that failed by themselves, by task, in the order of their reports.
     """
@@ -84,8 +83,6 @@ class Supervisor:
         if not self._launch.finished:
             raise self.problem or LaunchError("Spark did not stop the job within the time limit")
         self._settle()
-        if not self.failed and self.problem is None:
-            self.notes.finish()
 
     def call_off(self) -> None:
         """End an attempt that the caller gave up; all ranks have ended when this returns."""
@@ -345,16 +342,15 @@ class Supervisor:
                 self._observer.notice(self.roster.describe_start())
 
     def _compare(self, message: messages.Weights | measurements.Note) -> None:
-        if self.phase.ending:
-            return
-        if isinstance(message, measurements.Note):
-            self.notes.take(message)
-        elif self._job.options.debug_config.weight_check != "epoch":
-            self._channel.dropped += 1  # nobody asked
-        else:
-            try:
+        try:
+            if isinstance(message, measurements.Note):
+                self.notes.take(message)
+            elif self._job.options.debug_config.weight_check == "epoch":
                 self.sync.take(message)
-            except SyncError as error:
+            else:
+                self._channel.dropped += 1  # nobody asked
+        except SyncError as error:
+            if not self.phase.ending:
                 self.fail(error, "the ranks' weights differ")
 
     def _on_failed(self, task: int, message: messages.Failed) -> None:
