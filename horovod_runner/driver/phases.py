@@ -1,7 +1,7 @@
 """The states of an attempt: what each one waits for, until when, and what ends it.
 
     STARTING -> GATHERING -> RUNNING -------------------------> SETTLING -> OVER
-        |           |          |-> FAILING ----.                   ^
+        |           |          |-> FAILING, LEAVING -.             ^
      SILENT      DETACHED      `-> AWAITING_CAUSE -> STOPPING -----|
                                                      CALLED_OFF ---|
                                                      ABANDONED ----'
@@ -20,6 +20,7 @@ GATHER_SECONDS: Final = 120.0  # between the first task's hello and the last one
 _SILENT_SECONDS = 25.0  # a Python worker may start slowly
 _CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their errors
 _TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
+_LEAVE_SECONDS = 10.0  # for every host to end the commit at which the ranks leave
 STOP_SECONDS: Final = 10.0
 _CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
 
@@ -34,6 +35,7 @@ class State(Enum):
     RUNNING = auto()
     AWAITING_CAUSE = auto()
     FAILING = auto()
+    LEAVING = auto()
     STOPPING = auto()
     CALLED_OFF = auto()
     ABANDONED = auto()
@@ -49,6 +51,7 @@ class Event(Enum):
     UNREACHABLE = auto()  # the tasks run, and cannot reach this process
     SECONDARY = auto()  # a rank failed because another one went away
     FAILURE = auto()  # a rank failed by itself
+    CHANGE = auto()  # a rank has left at a commit, because the number of ranks is to change
     PROBLEM = auto()  # the run cannot go on: a lost rank, a hang, ranks that do not fit
     ALL_LOST = auto()  # no task is left that could end by itself
     CALL_OFF = auto()  # the caller cancelled or interrupted the run
@@ -123,6 +126,7 @@ TABLE: Final[Mapping[State, Row]] = {
         {
             Event.SECONDARY: State.AWAITING_CAUSE,
             Event.FAILURE: State.FAILING,
+            Event.CHANGE: State.LEAVING,
             Event.PROBLEM: State.STOPPING,
             Event.CALL_OFF: State.CALLED_OFF,
             Event.LAUNCH_ENDED: State.SETTLING,
@@ -133,6 +137,7 @@ TABLE: Final[Mapping[State, Row]] = {
         _CAUSE_SECONDS,
         {
             Event.FAILURE: State.FAILING,
+            Event.CHANGE: State.LEAVING,
             Event.PROBLEM: State.STOPPING,
             Event.TIMEOUT: State.STOPPING,
             Event.CALL_OFF: State.CALLED_OFF,
@@ -144,6 +149,17 @@ TABLE: Final[Mapping[State, Row]] = {
         _TOGETHER_SECONDS,
         {
             Event.FAILURE: State.FAILING,
+            Event.PROBLEM: State.STOPPING,
+            Event.TIMEOUT: State.STOPPING,
+            Event.CALL_OFF: State.CALLED_OFF,
+            Event.UNHEARD: State.ABANDONED,
+            Event.LAUNCH_ENDED: State.SETTLING,
+        },
+    ),
+    State.LEAVING: Row(
+        "all ranks to leave at their commits: those of another host may still write it",
+        _LEAVE_SECONDS,
+        {
             Event.PROBLEM: State.STOPPING,
             Event.TIMEOUT: State.STOPPING,
             Event.CALL_OFF: State.CALLED_OFF,

@@ -18,7 +18,13 @@ from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.roster import Roster
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
-from horovod_runner.errors import CancelledError, HorovodRunnerError, LaunchError, SyncError
+from horovod_runner.errors import (
+    CancelledError,
+    HorovodRunnerError,
+    LaunchError,
+    RanksChangedError,
+    SyncError,
+)
 from horovod_runner.launchers.launcher import Launch, TaskLostError
 from horovod_runner.wire import measurements, messages, pool
 from horovod_runner.wire.channel import Channel
@@ -158,7 +164,7 @@ class Supervisor:
             case State.AWAITING_CAUSE if self._presence.suspicious:
                 # The cause may be a lost rank, which sends nothing.
                 self.phase.extend(_TICK_SECONDS)
-            case State.AWAITING_CAUSE | State.FAILING:
+            case State.AWAITING_CAUSE | State.FAILING | State.LEAVING:
                 ranks = list((self.failed or self._secondary).values())
                 self._end(Event.TIMEOUT, f"{ranks_text(ranks)} failed")
             case _:
@@ -360,10 +366,14 @@ class Supervisor:
         if message.secondary:
             self._secondary[task] = message.rank
             self.phase.on(Event.SECONDARY)
-            return
-        self.failed[task] = message.rank
-        self.phase.on(Event.FAILURE)
-        if len(self.failed) == self._job.size:
+        else:
+            self.failed[task] = message.rank
+            changes = message.error_type == RanksChangedError.__name__
+            self.phase.on(Event.CHANGE if changes else Event.FAILURE)
+        ended = len(self.failed)
+        if self.phase.state is State.LEAVING:
+            ended += len(self._secondary)
+        if ended == self._job.size:
             self._end(Event.TIMEOUT, "all ranks failed")  # there is nobody to wait for
 
     def _on_ended(self, task: int, message: messages.Ended) -> None:

@@ -97,3 +97,16 @@ def test_a_limit_can_be_given_and_extended() -> None:
     clock.now = 106.0
     phase.extend(5.0)
     assert phase.until == 111.0
+
+
+def test_when_a_rank_has_left_at_a_commit_other_hosts_have_time_to_end_theirs() -> None:
+    clock = Clock()
+    phase = phase_in(State.RUNNING, clock)
+    phase.on(Event.CHANGE)
+    until = phase.until
+    assert until == clock.now + 10
+    clock.now += 1
+    # The others leave, too, or notice the end of the first one.
+    assert not phase.on(Event.FAILURE)
+    assert not phase.on(Event.SECONDARY)
+    assert (phase.state, phase.until, phase.ending) == (State.LEAVING, until, False)
