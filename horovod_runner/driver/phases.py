@@ -20,7 +20,7 @@ GATHER_SECONDS: Final = 120.0  # between the first task's hello and the last one
 _SILENT_SECONDS = 25.0  # a Python worker may start slowly
 _CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their errors
 _TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
-_LEAVE_SECONDS = 10.0  # for every host to end the commit at which the ranks leave
+_LEAVE_SECONDS = 3.0  # for every host to end the commit at which the ranks leave
 STOP_SECONDS: Final = 10.0
 _CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
 

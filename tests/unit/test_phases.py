@@ -104,7 +104,7 @@ def test_when_a_rank_has_left_at_a_commit_other_hosts_have_time_to_end_theirs() 
     phase = phase_in(State.RUNNING, clock)
     phase.on(Event.CHANGE)
     until = phase.until
-    assert until == clock.now + 10
+    assert until == clock.now + 3
     clock.now += 1
     # The others leave, too, or notice the end of the first one.
     assert not phase.on(Event.FAILURE)
