@@ -45,7 +45,8 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
     """
     with ExitStack() as stack:
         keep_scratch(job, stack)
-        # Containers may share memory: each host has a folder of its own, as it may be lost alone.
+        # Containers of one machine may share this memory. Each has its own folder, so that the
+        # commits of a lost one are not taken for those of another.
         name = f"{job.run_id}-{network.host_id()}"
         commits = stack.enter_context(RunFolder(name, memory_folder())).path
         contact = _Contact(pool, seat, commits)

@@ -112,6 +112,19 @@ def run_script(cluster: StandaloneCluster, folder: Path, script: str, **settings
                 builder = builder.config(name, value)
             session = builder.getOrCreate()
 
+            def begin():  # the numbers of ranks of the steps that are committed
+                import horovod.torch as hvd
+                hvd.init()
+                loaded = load_checkpoint()
+                return [] if loaded is None else loaded.state["sizes"]
+
+            def step(sizes):
+                import horovod.torch as hvd, torch
+                hvd.allreduce(torch.ones(1), name="step")
+                sizes.append(hvd.size())
+                commit({{"sizes": sizes}}, len(sizes))
+                time.sleep(0.02)
+
             def executors():
                 return session.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
             """
@@ -162,17 +175,11 @@ def test_no_step_is_lost_when_an_executor_is_decommissioned(
         tmp_path,
         """
         def main():
-            import horovod.torch as hvd, torch
-            hvd.init()
-            loaded = load_checkpoint()
-            sizes = [] if loaded is None else loaded.state["sizes"]
-            if loaded is None:
+            sizes = begin()
+            if not sizes:
                 log_to_driver(os.getcwd())
             while not sizes or sizes[-1] == 4 or len(sizes) < 20:
-                hvd.allreduce(torch.ones(1), name="step")
-                sizes.append(hvd.size())
-                commit({"sizes": sizes}, len(sizes))
-                time.sleep(0.02)
+                step(sizes)
             return sizes
 
         class Decommission(Sink):
@@ -211,16 +218,10 @@ def test_a_run_goes_on_where_spark_excludes_what_has_failed(
         tmp_path,
         """
         def main():
-            import horovod.torch as hvd, torch
-            hvd.init()
-            loaded = load_checkpoint()
-            sizes = [] if loaded is None else loaded.state["sizes"]
+            sizes = begin()
             while len(sizes) < 20 or sizes[-1] < 4:
-                hvd.allreduce(torch.ones(1), name="step")
-                sizes.append(hvd.size())
-                commit({"sizes": sizes}, len(sizes))
-                time.sleep(0.02)
-                if len(sizes) == 10 and hvd.rank() == 0:
+                step(sizes)
+                if len(sizes) == 10 and os.environ["RANK"] == "0":
                     parents = psutil.Process().parents()
                     next(each for each in parents if each.name() == "java").kill()
             return sizes
