@@ -234,7 +234,7 @@ def test_the_page_of_a_run_is_of_this_moment_and_says_when_its_driver_was_killed
     assert re.search(
         rf"{found['run_id']}  train.py  -2  local  lost", other("report", "--list").stdout
     )
-    other("stop", "--all")
+    other("stop", found["run_id"])  # not --all: other tests have runs here too
 
 
 def test_the_list_is_this_users_alone(waiting: subprocess.Popen[str]) -> None:
