@@ -21,6 +21,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any, Final
 
+from horovod_runner.common.text import ranks_text
 from horovod_runner.worker.api import current_rank, log_to_driver
 
 NAME: Final = "hvd"
@@ -62,16 +63,38 @@ def register(c10d: Any = None) -> None:
 
     @wraps(original_barrier)
     def monitored_barrier(
-        group: Any = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+        group: Any = None, timeout: Any = None, wait_all_ranks: bool = False
     ) -> None:
         group = c10d._get_default_group() if group is None else group
         if c10d._rank_not_in_group(group) or _name_of(c10d, group) != NAME:
             original_barrier(group, timeout, wait_all_ranks)
         else:
-            _monitored_barrier(c10d, group, timeout or c10d.default_pg_timeout)
+            seconds = _seconds(timeout or c10d.default_pg_timeout)
+            _monitored_barrier(c10d, group, timedelta(seconds=seconds))
 
     c10d.init_process_group = init_process_group
     c10d.monitored_barrier = monitored_barrier
+
+
+def patch_accelerate(state: Any) -> None:
+    """Make Accelerate, and with it the Trainer, take the default backend on CPUs.
+
+    It asks for gloo by name, and refuses other names.
+
+    Args:
+        state: the module accelerate.state.
+    """
+    original = state.PartialState._prepare_backend
+
+    @wraps(original)
+    def prepare_backend(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = signature(original).bind(self, *args, **kwargs).arguments.get("backend")
+        backend, kind = original(self, *args, **kwargs)
+        if backend == _GLOO and given in (None, NAME):
+            backend = given or _default_backend() or backend
+        return backend, kind
+
+    state.PartialState._prepare_backend = prepare_backend
 
 
 def _default_backend() -> str | None:
@@ -137,7 +160,9 @@ def _seconds(timeout: Any) -> float:
     return float(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout)
 
 
-def _meet(store: Any, *, rank: int, size: int, timeout: timedelta, own: int) -> list[int]:
+def _meet(
+    store: Any, *, rank: int, size: int, timeout: timedelta, own: int, barrier: bool = False
+) -> list[int]:
     """Wait, asleep, for all ranks of a group; returns their ranks in MPI's world.
 
     Raises:
@@ -150,13 +175,14 @@ def _meet(store: Any, *, rank: int, size: int, timeout: timedelta, own: int) -> 
     try:
         store.wait(keys, timeout)
     except Exception as error:
-        missing = [str(other) for other, key in enumerate(keys) if not store.check([key])]
+        missing = [other for other, key in enumerate(keys) if not store.check([key])]
         if not missing:
             raise
+        milliseconds = round(timeout.total_seconds() * 1000)
+        what = "pass monitoredBarrier" if barrier else "come to the process group"
         raise DistBackendError(
-            f"{len(missing)} of the {size} ranks did not come to the process group within "
-            f"{timeout.total_seconds():g} s: {', '.join(missing)}. All its ranks must create it; "
-            "timeout= gives slow ones more time."
+            f"{ranks_text(missing).capitalize()} failed to {what} in {milliseconds} ms. All "
+            f"{size} ranks of the group must call it; timeout= gives slow ones more time."
         ) from error
     return [int(store.get(key)) for key in keys]
 
@@ -177,7 +203,7 @@ def _monitored_barrier(c10d: Any, group: Any, timeout: timedelta) -> None:
     store = c10d._get_process_group_store(group)
     store = c10d.PrefixStore(f"monitored_barrier_{number}/", store)
     rank = group.rank()
-    _meet(store, rank=rank, size=group.size(), timeout=timeout, own=rank)
+    _meet(store, rank=rank, size=group.size(), timeout=timeout, own=rank, barrier=True)
 
 
 _barriers: dict[str, int] = {}  # the number of monitored barriers by group

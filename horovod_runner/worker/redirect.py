@@ -233,6 +233,10 @@ def _patch_c10d(c10d: Any) -> None:
     import_module("horovod_runner.torch_backend").register(c10d)
 
 
+def _patch_accelerate(state: Any) -> None:
+    import_module("horovod_runner.torch_backend").patch_accelerate(state)
+
+
 def _check(module: str, watch: str) -> Callable[[Any], None]:
     """A patch that calls a function of the package `checks`, which is imported only then."""
 
@@ -243,6 +247,7 @@ def _check(module: str, watch: str) -> Callable[[Any], None]:
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "accelerate.state": _patch_accelerate,
     "horovod.common.elastic": _patch_elastic,
     "horovod.tensorflow": _patch_tensorflow,
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
