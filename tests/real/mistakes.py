@@ -162,6 +162,24 @@ HOROVOD = {
         "works",
         "With `DebugConfig(weight_check=None)` nothing is compared.",
     ),
+    "The learning rate differs by rank": Mistake(
+        "`ReduceLROnPlateau(optimizer).step(own_loss)`",
+        "warned",
+        "has another learning rate than rank 0",
+        "Average the loss first: `hvd.allreduce`; in Keras `MetricAverageCallback` before "
+        "`ReduceLROnPlateau`.",
+    ),
+    "Only rank 0 loads the optimizer's state": Mistake(
+        "`if hvd.rank() == 0: optimizer.load_state_dict(...)`",
+        "warned",
+        "Its state may differ by rank, for example because only rank 0 has loaded it",
+        "Call `hvd.broadcast_optimizer_state(optimizer, root_rank=0)` after that.",
+    ),
+    "Weights are unfrozen or added after `DistributedOptimizer`": Mistake(
+        "`for weight in backbone.parameters(): weight.requires_grad = True`",
+        "warned",
+        "they were frozen (requires_grad=False) when DistributedOptimizer was called",
+    ),
     "Gradients are clipped before they are averaged": Mistake(
         "`loss.backward(); clip_grad_norm_(...); optimizer.step()`",
         "warned",
@@ -301,6 +319,16 @@ PROCESSES = {
         '`torch.save(model.state_dict(), "model.pt")`',
         "warned",
         "of one host write the same file",
+    ),
+    "All ranks write logs for TensorBoard": Mistake(
+        '`SummaryWriter("logs")`, `keras.callbacks.TensorBoard("logs")`',
+        "warned",
+        "write to the same folder of logs",
+    ),
+    "All ranks log to MLflow": Mistake(
+        '`mlflow.log_metric("loss", loss)`',
+        "warned",
+        "main starts a run of MLflow on every rank",
     ),
     "`save_checkpoint` on all ranks": Mistake(
         "`save_checkpoint(state, step)`",

@@ -204,6 +204,51 @@ def test_what_trains_something_else_is_shown_once(
     assert f"at test_mistakes.py:{line}: clip_grad_norm_" in text
 
 
+def misuse_later(folder: str) -> None:
+    """Mistakes that show after the first steps; and logs of every rank."""
+    import horovod.torch as hvd
+    import mlflow
+    import torch
+    from torch.utils.tensorboard import SummaryWriter
+
+    hvd.init()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    plain = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(40):
+        if step == 20:
+            model[0].requires_grad_(True)
+        optimizer.zero_grad()
+        model(torch.ones(4, 2) * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+        if step % 10 == 9:
+            schedule.step(-step * hvd.rank())
+    SummaryWriter(f"{folder}/logs").close()
+    mlflow.set_tracking_uri(f"file://{folder}/mlruns")
+    mlflow.log_metric("loss", 1.0)
+
+
+def test_what_goes_wrong_after_the_first_steps_is_shown_once(
+    ranks: Ranks, shown: Shown, tmp_path: Path
+) -> None:
+    ranks.run(2, misuse_later, folder=str(tmp_path))
+    text = shown()
+    names = (
+        "All ranks log to MLflow",
+        "All ranks write logs for TensorBoard",
+        "The learning rate differs by rank",
+        "Weights are unfrozen or added after `DistributedOptimizer`",
+    )
+    check(text, *names)
+    assert sorted(warned_of(text)) == sorted(names)
+    assert "than rank 0 after step 40" in text
+    assert "the gradients of 2 weights are not averaged (0.weight is the first)" in text
+    assert f"of one host write to the same folder of logs, {tmp_path}/logs/ at " in text
+
+
 def right(train: Any, folder: str) -> list[list[int]]:
     """A training without a mistake; feeds are made anew in each epoch."""
     import horovod.torch as hvd
@@ -250,22 +295,25 @@ def test_a_feed_that_is_made_anew_in_each_epoch_and_the_rest_of_a_right_training
     assert warned_of(shown()) == []
 
 
-def train_with(broadcast: bool, wrap: str, load: bool = False) -> None:
+def train_with(broadcast: bool, wrap: str, load: str = "") -> None:
     import horovod.torch as hvd
     import torch
 
     hvd.init()
     torch.manual_seed(hvd.rank())
     model = torch.nn.Linear(2, 1)
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = plain
     if wrap:
         names = model.named_parameters()
         optimizer = hvd.DistributedOptimizer(plain, named_parameters=names)
     if broadcast:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    if load and hvd.rank() == 0:
+    if load == "weights" and hvd.rank() == 0:
         model.load_state_dict({"weight": torch.ones(1, 2), "bias": torch.ones(1)})
+    if load == "state" and hvd.rank() == 0:
+        state = {0: {"momentum_buffer": torch.ones(1, 2)}}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     model(torch.ones(4, 2) * (hvd.rank() + 1)).sum().backward()
     (plain if wrap == "unused" else optimizer).step()
 
@@ -276,7 +324,11 @@ def train_with(broadcast: bool, wrap: str, load: bool = False) -> None:
         ("No broadcast of the first weights", {"broadcast": False, "wrap": "used"}),
         (
             "Only rank 0 loads the pretrained weights",
-            {"broadcast": True, "wrap": "used", "load": True},
+            {"broadcast": True, "wrap": "used", "load": "weights"},
+        ),
+        (
+            "Only rank 0 loads the optimizer's state",
+            {"broadcast": True, "wrap": "used", "load": "state"},
         ),
         ("No `DistributedOptimizer`", {"broadcast": True, "wrap": ""}),
         (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import CheckpointError, load_checkpoint, save_checkpoint
+from horovod_runner import CheckpointError, load_checkpoint, log_to_driver, save_checkpoint
 from horovod_runner.checkpoints import loader
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
@@ -71,6 +71,27 @@ def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_fails(s3: Se
         runner.run(main)
     assert [each.step for each in runner.last_run.checkpoints] == [1]
     assert runner.last_run.status == "failed"
+
+
+@pytest.mark.spark
+@pytest.mark.places("connect")
+def test_the_journal_of_a_detached_run(
+    s3: Server, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", "192.0.2.1")
+    names = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+
+    def main() -> int:
+        log_to_driver("here")
+        save_checkpoint({"step": 3}, 3)
+        return 0
+
+    options = {"checkpoint_dir": URL, "env": {name: os.environ[name] for name in names}}
+    runner = ranks.runner(2, **options)
+    assert runner.run(main) == 0
+    out, err = capsys.readouterr()
+    print(out, err)
+    assert f"comes through files in {URL}" in err
 
 
 def test_a_store_that_stays_busy_is_named_with_what_to_change(
