@@ -261,6 +261,7 @@ class Pool:
         if known is None or known.began != message.began:
             self._lose(seat, "its task was started again")
             self._seen.add(seat)
+            self._liveness.returned(seat)
             self._members.join(Member(seat, message.began))
             self.changed.notify_all()
 
