@@ -206,9 +206,13 @@ def test_what_trains_something_else_is_shown_once(
 
 def misuse_later(folder: str) -> None:
     """Mistakes that show after the first steps; and logs of every rank."""
+    import os
+
     import horovod.torch as hvd
     import mlflow
     import torch
+
+    sys.modules["tensorflow"] = None  # type: ignore[assignment] - TensorBoard would import it
     from torch.utils.tensorboard import SummaryWriter
 
     hvd.init()
@@ -227,6 +231,7 @@ def misuse_later(folder: str) -> None:
         if step % 10 == 9:
             schedule.step(-step * hvd.rank())
     SummaryWriter(f"{folder}/logs").close()
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     mlflow.set_tracking_uri(f"file://{folder}/mlruns")
     mlflow.log_metric("loss", 1.0)
 
