@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner import CheckpointError, load_checkpoint, log_to_driver, save_checkpoint
+from horovod_runner import CheckpointError, load_checkpoint, save_checkpoint
 from horovod_runner.checkpoints import loader
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 from tests.conftest import Ranks
+from tests.connect.test_detached import NOWHERE, hear_while_it_lasts
 from tests.stores.conftest import write_credentials
 from tests.stores.s3 import Server
 
@@ -75,23 +76,15 @@ def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_fails(s3: Se
 
 @pytest.mark.spark
 @pytest.mark.places("connect")
-def test_the_journal_of_a_detached_run(
-    s3: Server, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_output_of_a_detached_run_arrives_through_the_store_with_credentials_from_env(
+    s3: Server, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", "192.0.2.1")
+    monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
     names = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
-
-    def main() -> int:
-        log_to_driver("here")
-        save_checkpoint({"step": 3}, 3)
-        return 0
-
-    options = {"checkpoint_dir": URL, "env": {name: os.environ[name] for name in names}}
-    runner = ranks.runner(2, **options)
-    assert runner.run(main) == 0
-    out, err = capsys.readouterr()
-    print(out, err)
-    assert f"comes through files in {URL}" in err
+    env = {name: os.environ[name] for name in names}
+    notices = hear_while_it_lasts(ranks, tmp_path, checkpoint_dir=URL, env=env)
+    assert f"through files in {URL}" in notices
+    assert open_folder(URL).names() == []
 
 
 def test_a_store_that_stays_busy_is_named_with_what_to_change(
