@@ -198,6 +198,30 @@ HOROVOD = {
         "error",
         "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()",
     ),
+    "Two optimizers, and a loss of one goes through the weights of both": Mistake(
+        "`generator_loss.backward(); generator_optimizer.step(); critic_optimizer.zero_grad()`",
+        "error",
+        "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()",
+        "Call `critic_optimizer.synchronize()` before its `zero_grad()`, or "
+        "`critic.requires_grad_(False)` before the generator's `backward()`.",
+    ),
+    "A layer that some ranks leave out": Mistake(
+        "`if hvd.rank() == 0: x = extra(x)`",
+        "works",
+        "Its gradient is 0 on the other ranks.",
+    ),
+    "The mean of whole numbers": Mistake(
+        "`hvd.allreduce(torch.tensor(count))`",
+        "unknown",
+        "It is a whole number in PyTorch, and calls that only wait use it, too.",
+        "`op=hvd.Sum`, or a tensor of floats.",
+    ),
+    "The result of a reduction is not used": Mistake(
+        "`hvd.allreduce(loss)`",
+        "unknown",
+        "A call that only waits is the same code.",
+        "`loss = hvd.allreduce(loss)`, or `hvd.allreduce_(loss)`, which changes the tensor.",
+    ),
     "`zero_grad(set_to_none=True)`": Mistake(
         "`optimizer.zero_grad(set_to_none=True)`",
         "works",
@@ -314,6 +338,17 @@ PROCESSES = {
         "`def main(): import mymodule`",
         "error",
         "ClusterConfig(ship_modules=[",
+    ),
+    "`main` reads a file of the driver's machine": Mistake(
+        '`def main(): open("data/train.csv")`',
+        "error",
+        "exists on the driver's machine, but not for the rank on",
+    ),
+    "Ranks read what rank 0 has not written yet": Mistake(
+        "`if hvd.rank() == 0: torch.save(words, path)`, and then `torch.load(path)`",
+        "error",
+        "another rank may have written it after this one looked for it",
+        "`hvd.barrier()` between them.",
     ),
     "All ranks write the same file": Mistake(
         '`torch.save(model.state_dict(), "model.pt")`',

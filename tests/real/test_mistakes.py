@@ -92,6 +92,21 @@ def wrong_calls() -> dict[str, str]:
     assert model.weight.grad is None
     attempt("Gradients are accumulated without saying so", backward_twice)
     optimizer.step()
+    critic, critic_optimizer = right_optimizer()
+    optimizer.zero_grad()
+    (model(torch.ones(4, 2)) + critic(torch.ones(4, 2))).sum().backward()
+    optimizer.step()
+    attempt(
+        "Two optimizers, and a loss of one goes through the weights of both",
+        critic_optimizer.zero_grad,
+    )
+    critic_optimizer.synchronize()
+    critic_optimizer.zero_grad()
+    layers, optimizer = right_optimizer()
+    optimizer.zero_grad()
+    (layers if hvd.rank() == 0 else model)(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    assert hvd.allgather(layers.weight.detach()).unique(dim=0).shape == (1, 2)
     uneven = torch.ones(hvd.rank() + 1)
     attempt("Tensors of different shapes are reduced", lambda: hvd.allreduce(uneven, name="uneven"))
     attempt("The optimizer is wrapped twice", lambda: hvd.DistributedOptimizer(optimizer))
@@ -131,12 +146,13 @@ def test_calls_that_are_wrong_say_what_is_right(ranks: Ranks, shown: Shown) -> N
     errors = ranks.run(2, wrong_calls)
     check(shown(), "`main` starts a Spark session")
     del errors["`main` starts a Spark session"]
-    assert len(errors) == 7
+    assert len(errors) == 8
     for name, text in errors.items():
         check(text, name)
     assert MISTAKES["All ranks print in every step"].result == "works"
     assert MISTAKES["Words are numbered in the order of a set"].result == "works"
     assert MISTAKES["`zero_grad(set_to_none=True)`"].result == "works"
+    assert MISTAKES["A layer that some ranks leave out"].result == "works"
 
 
 def misuse(train: Any, valid: Any, folder: str) -> None:
@@ -491,6 +507,38 @@ def test_values_and_modules_that_other_processes_have_not_are_named(
     with pytest.raises(ModuleNotFoundError) as caught:
         ranks.run(2, main)
     check(str(caught.value.__cause__), "A module is not installed on the executors")
+
+
+def read_early(path: str) -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+    try:
+        if hvd.rank() == 1:
+            Path(path).read_text()
+    finally:  # rank 0 writes after rank 1 has looked
+        hvd.barrier()
+        if hvd.rank() == 0:
+            Path(path).write_text("words")
+        hvd.barrier()
+
+
+def test_a_file_that_is_read_before_it_is_written_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        ranks.run(2, read_early, path=str(tmp_path / "words"))
+    check(str(caught.value.__cause__), "Ranks read what rank 0 has not written yet")
+
+
+@pytest.mark.spark
+@pytest.mark.places("cluster")
+def test_a_file_that_executors_do_not_see_is_named(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        ranks.run(1, lambda: Path("train.csv").read_text())
+    check(str(caught.value.__cause__), "`main` reads a file of the driver's machine")
 
 
 @pytest.mark.places("spark")
