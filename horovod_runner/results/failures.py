@@ -226,7 +226,7 @@ def _last_line(traceback: str, error_type: str) -> str:
     """Return the last line of an exception, without the note that tells of old code."""
     before, mark, _ = traceback.rpartition("\nHorovodRunner: ")
     lines = (before if mark else traceback).strip().splitlines()
-    return lines[-1] if lines else error_type
+    return lines[-1].strip() if lines else error_type
 
 
 def _same_failures(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:

@@ -238,6 +238,12 @@ HOROVOD = {
         "Horovod sums the passes; a larger step may be what you want.",
         "Divide the loss by the number of passes.",
     ),
+    "A rank leaves a batch out": Mistake(
+        "`if torch.isnan(loss): continue`",
+        "error",
+        "returned from main while rank 0 still waited in a collective",
+        "Decide by a number that is equal on all ranks: `hvd.allreduce` the loss first.",
+    ),
     "Tensors of different shapes are reduced": Mistake(
         "`hvd.allreduce(torch.ones(hvd.rank() + 1))`",
         "error",
@@ -291,6 +297,11 @@ EVALUATION = {
 }
 
 PROCESSES = {
+    "Arguments of `main` are misspelled": Mistake(
+        "`runner.run(train, learning_rate=0.1)` for `def train(lr)`",
+        "error",
+        "main cannot be called as",
+    ),
     "`main` uses `spark`": Mistake(
         "`def main(): spark.range(10)`",
         "error",

@@ -453,9 +453,21 @@ def stop_early() -> None:
         hvd.allreduce(torch.ones(1), name="gradient")
 
 
+def skip_batch() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    for step in range(6):
+        if hvd.rank() == 1 and step == 3:
+            continue
+        hvd.allreduce(torch.ones(1), name="gradient")
+
+
 @pytest.mark.parametrize(
     ("name", "main"),
     [
+        ("A rank leaves a batch out", skip_batch),
         ("The batch size differs by rank", reduce_unequal_batches),
         ("The last batch is dropped on some ranks", reduce_dropped_batches),
         ("One rank stops early", stop_early),
@@ -492,6 +504,9 @@ def test_a_collective_that_only_rank_0_calls_is_named(ranks: Ranks) -> None:
 def test_values_and_modules_that_other_processes_have_not_are_named(
     ranks: Ranks, tmp_path: Path
 ) -> None:
+    with pytest.raises(TypeError) as wrong:
+        ranks.run(2, evaluate_on_rank_0, validation=TABLE)
+    check(str(wrong.value), "Arguments of `main` are misspelled")
     with pytest.raises(RankFailedError, match="main returned a value") as caught:
         ranks.run(2, threading.Lock)
     check(str(caught.value), "The value cannot be sent back")
