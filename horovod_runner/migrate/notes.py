@@ -165,6 +165,8 @@ def _imported(text: str) -> OldName | None:
     name, module = found.groups()
     if module.endswith("keras.backend"):
         return names.BACKEND.get(name, names.OLD_BACKEND)
+    if loss := _loss(module, name):
+        return loss
     if module.startswith("tensorflow"):
         return _tensorflow(module, name)
     return _missing(module, name)
@@ -174,7 +176,16 @@ def _missing(module: str, name: str) -> OldName | None:
     """Return what to write for a name that a module of the package keras has lost."""
     if name in names.ONLY_IN_TF_KERAS.get(module, ()):
         return OldName("Keras 2", f"from tensorflow.{module} import {name}")
+    if loss := _loss(module, name):
+        return loss
     return _module(f"{module}.{name}")
+
+
+def _loss(module: str, name: str) -> OldName | None:
+    """Return what to write for a loss that is called otherwise today; None for other names."""
+    home = module.replace("keras._tf_keras.", "tensorflow.")
+    new = names.loss(home, name)
+    return OldName("Keras 2", f"{home}.{new}") if new else None
 
 
 def _module(name: str) -> OldName | None:

@@ -248,6 +248,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.torch.mpi_ops": _patch_mpi_ops,
     "horovod.torch.optimizer": _check("gradients", "watch_horovod"),
     "keras.src.callbacks.callback_list": _check("steps", "watch_keras"),
+    "keras.src.callbacks.csv_logger": _check("calls", "watch_keras_csv"),
     "keras.src.callbacks.tensorboard": _check("calls", "watch_keras_logs"),
     "keras.src.saving.saving_api": _check("calls", "watch_keras_save"),
     "mlflow.tracking.fluent": _check("calls", "watch_mlflow"),

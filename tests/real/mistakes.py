@@ -362,7 +362,7 @@ PROCESSES = {
         "`hvd.barrier()` between them.",
     ),
     "All ranks write the same file": Mistake(
-        '`torch.save(model.state_dict(), "model.pt")`',
+        '`torch.save(model.state_dict(), "model.pt")`, `ModelCheckpoint`, `CSVLogger`',
         "warned",
         "of one host write the same file",
     ),

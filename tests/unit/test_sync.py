@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from horovod_runner import SyncError
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
+from horovod_runner.worker.checks import calls
 from horovod_runner.worker.weights import hash_weights
 
 
@@ -168,3 +171,26 @@ def test_other_weights_on_other_ranks_are_reported() -> None:
     ]
     (shown,) = warnings_of(*notes)
     assert "rank 1 trains 0 weights and rank 0 1" in shown
+
+
+def test_callbacks_of_keras_note_where_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(calls.notes, "send", lambda kind, key, once: done.append(f"{kind} {key}"))
+
+    class CSVLogger:
+        filename = "log.csv"
+
+        def on_train_begin(self, logs: object = None) -> None:
+            done.append("opened")
+
+    class TensorBoard:
+        log_dir = "/logs"
+
+        def set_model(self, model: object) -> None:
+            done.append("set")
+
+    calls.watch_keras_csv(SimpleNamespace(CSVLogger=CSVLogger))
+    calls.watch_keras_logs(SimpleNamespace(TensorBoard=TensorBoard))
+    CSVLogger().on_train_begin()
+    TensorBoard().set_model(None)
+    assert done == [f"file {os.path.abspath('log.csv')}", "opened", "set", "file /logs/"]

@@ -57,6 +57,17 @@ def watch_keras_logs(module: Any) -> None:
     module.TensorBoard.set_model = set_model
 
 
+def watch_keras_csv(module: Any) -> None:
+    """Note which files are written; called with Keras's module ``csv_logger``."""
+    plain = module.CSVLogger.on_train_begin
+
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        notes.send("file", os.path.abspath(self.filename), once=True)
+        plain(self, logs)
+
+    module.CSVLogger.on_train_begin = on_train_begin
+
+
 def _note_folder(path: str) -> None:
     place = path if "://" in path else os.path.abspath(path)
     notes.send("file", f"{place}{os.sep}", once=True)
