@@ -248,9 +248,10 @@ class Note(Measurement, frozen=True):
     """What a rank's code did, for a comparison with the other ranks' (`driver.sync_check`).
 
     Attributes:
-        kind: "weights": digests of some weights, before or after the first step. "feed": a feed was
-            read for the first time; the key has the dataset's name and, on a line of its own, the
-            feed's number. "file": a file was written. "mistake": the user made one.
+        kind: "weights": digests of some weights and the learning rates, before or after a step.
+            "feed": a feed was read for the first time; the key has the dataset's name and, on a
+            line of its own, the feed's number. "file": a file was written, or files in a folder,
+            whose key ends with a slash. "mistake": the user made one.
         key: a rank's n-th note of a kind and key is compared with the n-th of the other ranks.
         value: what should be the same on all ranks; the text of a mistake.
         where: the line of the user's code, "train.py:41"; empty if it is not known.

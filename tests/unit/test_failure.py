@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -65,6 +66,16 @@ def test_notes_do_not_hide_the_exception() -> None:
     text = str(error.__cause__)
     assert "(pid 100) failed: ValueError: lr: 0.1\nThe same failure: rank 1.\n" in text
     assert "  | Write learning_rate=." in text
+
+
+def test_a_file_that_only_the_driver_has_is_named(tmp_path: Path) -> None:
+    missing = FileNotFoundError(2, "No such file or directory", str(tmp_path))
+    error = run_error([outcome(0, raised(missing))], reported=[0])
+    text = f"{tmp_path} exists on the driver's machine, but not for the rank on host0"
+    assert text in str(error.__cause__)
+    missing = FileNotFoundError(2, "No such file or directory", str(tmp_path / "none"))
+    error = run_error([outcome(0, raised(missing))], reported=[0])
+    assert "driver's machine" not in str(error.__cause__)
 
 
 def test_if_all_ranks_are_survivors_the_lowest_rank_is_the_cause() -> None:

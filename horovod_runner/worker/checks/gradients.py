@@ -1,4 +1,4 @@
-"""Finds gradients that are clipped or unscaled before Horovod has averaged them."""
+"""Finds gradients that Horovod does not average, or that are clipped or unscaled before it does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
 
+_EVERY = 16  # steps
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
 
@@ -20,18 +22,26 @@ def watch_horovod(module: Any) -> None:
     that PyTorch's has.
     """
     kind = module._DistributedOptimizer
-    plain, plain_zero = kind.__init__, kind.zero_grad
+    plain, plain_zero, plain_synchronize = kind.__init__, kind.zero_grad, kind.synchronize
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         plain(self, *args, **options)
+        self._steps_to_check = 0
         _optimizers.add(self)
+
+    def synchronize(self: Any) -> None:
+        if self._steps_to_check == 0:
+            self._steps_to_check = _EVERY
+            _check_unknown(self)
+        self._steps_to_check -= 1
+        plain_synchronize(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self._handles:
             plain_zero(self)  # raises Horovod's error
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)
 
-    kind.__init__, kind.zero_grad = init, zero_grad
+    kind.__init__, kind.zero_grad, kind.synchronize = init, zero_grad, synchronize
     plain_wrap = module.DistributedOptimizer
 
     @functools.wraps(plain_wrap)
@@ -44,6 +54,29 @@ def watch_horovod(module: Any) -> None:
         return plain_wrap(optimizer, *args, **options)
 
     module.DistributedOptimizer = wrap
+
+
+def _check_unknown(optimizer: Any) -> None:
+    """Notice weights whose gradients Horovod does not average."""
+    rank = context.current()
+    if rank is None or rank.size == 1 or not rank.start_check:
+        return
+    if not optimizer.process_set.included() or optimizer.process_set.size() == 1:
+        return
+    known = optimizer._requires_update
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    unknown = [each for each in parameters if each.requires_grad and each not in known]
+    if unknown:
+        name = optimizer._parameter_names.get(unknown[0]) or f"of shape {tuple(unknown[0].shape)}"
+        notes.send(
+            "mistake",
+            "unknown weights",
+            f"the gradients of {len(unknown)} weights are not averaged ({name} is the first), so "
+            "each rank trains its own: they were frozen (requires_grad=False) when "
+            "DistributedOptimizer was called, or were added after that (add_param_group). Make a "
+            "new optimizer with all weights, and call DistributedOptimizer again.",
+            once=True,
+        )
 
 
 def watch_clipping(module: Any) -> None:
