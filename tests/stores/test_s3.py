@@ -17,6 +17,7 @@ from horovod_runner.folders.problems import describe
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 from tests.conftest import Ranks
+from tests.connect.test_detached import NOWHERE, hear_while_it_lasts
 from tests.stores.conftest import write_credentials
 from tests.stores.s3 import Server
 
@@ -71,6 +72,19 @@ def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_fails(s3: Se
         runner.run(main)
     assert [each.step for each in runner.last_run.checkpoints] == [1]
     assert runner.last_run.status == "failed"
+
+
+@pytest.mark.spark
+@pytest.mark.places("connect")
+def test_output_of_a_detached_run_arrives_through_the_store_with_credentials_from_env(
+    s3: Server, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
+    names = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+    env = {name: os.environ[name] for name in names}
+    notices = hear_while_it_lasts(ranks, tmp_path, checkpoint_dir=URL, env=env)
+    assert f"through files in {URL}" in notices
+    assert open_folder(URL).names() == []
 
 
 def test_a_store_that_stays_busy_is_named_with_what_to_change(

@@ -5,6 +5,8 @@ Horovod averages gradients in ``optimizer.step()`` at the latest. ``clip_grad_no
 clip by a norm of its own, and would skip the steps in which its own gradients overflow while the
 others wait for it. Here both call ``optimizer.synchronize()`` first, and the step does not average
 again. Horovod's own pattern, ``synchronize`` and ``skip_synchronize``, works as before.
+
+Also finds weights whose gradients Horovod does not average.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
+from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
 
+_EVERY: Final = 16  # steps
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
@@ -33,6 +37,7 @@ def watch_horovod(module: Any) -> None:
     def init(self: Any, *args: Any, **options: Any) -> None:
         self._averaged_early = False
         plain_init(self, *args, **options)
+        self._steps_to_check = 0
         _optimizers.add(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
@@ -43,8 +48,13 @@ def watch_horovod(module: Any) -> None:
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)
 
     def synchronize(self: Any) -> None:
-        if self._handles or not self._averaged_early:
-            plain_synchronize(self)
+        if self._averaged_early and not self._handles:
+            return
+        if self._steps_to_check == 0:
+            self._steps_to_check = _EVERY
+            _check_unknown(self)
+        self._steps_to_check -= 1
+        plain_synchronize(self)
 
     def step(self: Any, closure: Any = None) -> Any:
         is_averaged = self._averaged_early and not self._handles
@@ -68,6 +78,29 @@ def watch_horovod(module: Any) -> None:
         return plain_wrap(optimizer, *args, **options)
 
     module.DistributedOptimizer = wrap
+
+
+def _check_unknown(optimizer: Any) -> None:
+    """Notice weights whose gradients Horovod does not average."""
+    rank = context.current()
+    if rank is None or rank.size == 1 or not rank.start_check:
+        return
+    if not optimizer.process_set.included() or optimizer.process_set.size() == 1:
+        return
+    known = optimizer._requires_update
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    unknown = [each for each in parameters if each.requires_grad and each not in known]
+    if unknown:
+        name = optimizer._parameter_names.get(unknown[0]) or f"of shape {tuple(unknown[0].shape)}"
+        notes.send(
+            "mistake",
+            "unknown weights",
+            f"the gradients of {len(unknown)} weights are not averaged ({name} is the first), so "
+            "each rank trains its own: they were frozen (requires_grad=False) when "
+            "DistributedOptimizer was called, or were added after that (add_param_group). Make a "
+            "new optimizer with all weights, and call DistributedOptimizer again.",
+            once=True,
+        )
 
 
 def _average(optimizer: Any) -> None:
