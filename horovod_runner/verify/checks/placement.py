@@ -56,13 +56,19 @@ def torch_device(pin: bool, on_cpu: bool = False) -> Device:
     return Device(hvd.local_rank(), early, count, current, str(uuid), float(total[0]))
 
 
-def tensorflow_device() -> Device:
-    """Use TensorFlow's first visible GPU on this rank; the ranks' ``main``."""
+def tensorflow_device(pin: bool) -> Device:
+    """Use TensorFlow's first visible GPU on this rank; the ranks' ``main``.
+
+    Args:
+        pin: whether to call ``set_visible_devices`` by local_rank, as Horovod's examples do.
+    """
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.init()
     physical = tf.config.list_physical_devices("GPU")
+    if pin and physical:
+        tf.config.set_visible_devices(physical[hvd.local_rank()], "GPU")
     shown = tf.config.get_visible_devices("GPU")
     with tf.device("GPU:0" if shown else "CPU:0"):
         total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)
@@ -120,11 +126,20 @@ def read_start(texts: Sequence[str]) -> Reading:
     return Reading("start of the ranks", seen, "warm", seen == "warm")
 
 
-def tensorflow_pinned(case: Case) -> Iterator[Reading]:
+def tensorflow_current(case: Case) -> Iterator[Reading]:
     """TensorFlow sees the rank's own GPU alone."""
+    yield from _run_tensorflow(case, pin=False)
+
+
+def tensorflow_pins_itself(case: Case) -> Iterator[Reading]:
+    """TensorFlow, with code that pins by local_rank."""
+    yield from _run_tensorflow(case, pin=True)
+
+
+def _run_tensorflow(case: Case, *, pin: bool) -> list[Reading]:
     expected = [e._replace(uuid="") for e in _in_order(case.machine)]
-    results = case.runner(case.ranks("tensorflow"), "tensorflow").run_all(tensorflow_device)
-    yield from read_devices(results, expected)
+    runner = case.runner(len(expected), "tensorflow")
+    return read_devices(runner.run_all(tensorflow_device, pin=pin), expected)
 
 
 def hidden(case: Case) -> Iterator[Reading]:
