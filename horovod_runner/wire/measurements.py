@@ -240,6 +240,36 @@ class Lines(Measurement, frozen=True):
     thread: Thread = "main"
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """A collective of torch.distributed that a rank has entered and that has not ended.
+
+    Attributes:
+        name: "all_reduce number 12 of shape [64]", the same on all ranks that have entered it.
+        ranks: the ranks of its process group; empty for all ranks.
+    """
+
+    name: str
+    ranks: list[int] = []
+
+
+class Waits(Measurement, frozen=True):
+    """The collectives that a rank waits in; repeated while it waits.
+
+    Unlike other messages of a rank, it is no sign of progress.
+    """
+
+    rank: int
+    collectives: list[Waiting]
+
+
+_WAITS_TAG: Final = msgspec.msgpack.encode("Waits")
+
+
+def is_waits(data: bytes) -> bool:
+    """Whether an encoded message is a Waits; without decoding it."""
+    return data.startswith(_WAITS_TAG, 1)  # the first byte is the number of fields
+
+
 #: See ``Note.kind``.
 NoteKind = Literal["weights", "feed", "file", "mistake"]
 
@@ -262,3 +292,7 @@ class Note(Measurement, frozen=True):
     key: str
     value: str
     where: str
+
+
+#: All messages here.
+FromRank = Profile | Machine | Lines | Waits | MemoryShort | Note

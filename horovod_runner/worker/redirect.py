@@ -7,9 +7,9 @@ and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, an
 import.
 
 ``horovod.common.elastic`` is patched: a state comes back from the commits of the run. So is
-``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights. Adasum is refused
-where there is no MPI. Modules of torch, Keras and Spark are patched where a mistake in training
-code shows (`checks`).
+``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights, and its
+``Compression`` has more kinds. Adasum is refused where there is no MPI. Modules of torch, Keras and
+Spark are patched where a mistake in training code shows (`checks`).
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -229,6 +229,17 @@ def _patch_torch_functions(functions: Any) -> None:
     functions.broadcast_optimizer_state = broadcast_optimizer_state
 
 
+def _patch_torch_compression(module: Any) -> None:
+    # By their names: they import torch and Horovod.
+    module.Compression.bf16 = import_module("horovod_runner.compression.bfloat16").BFloat16
+    module.Compression.powersgd = import_module("horovod_runner.compression.powersgd").PowerSGD
+
+
+def _patch_torch_optimizer(module: Any) -> None:
+    import_module("horovod_runner.worker.checks.gradients").watch_horovod(module)
+    import_module("horovod_runner.compression.whole").patch_optimizer(module)
+
+
 def _check(module: str, watch: str) -> Callable[[Any], None]:
     """A patch that calls a function of the package `checks`, which is imported only then."""
 
@@ -244,9 +255,10 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
     "horovod.tensorflow.sync_batch_norm": _patch_sync_batch_norm,
     "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
+    "horovod.torch.compression": _patch_torch_compression,
     "horovod.torch.functions": _patch_torch_functions,
     "horovod.torch.mpi_ops": _patch_mpi_ops,
-    "horovod.torch.optimizer": _check("gradients", "watch_horovod"),
+    "horovod.torch.optimizer": _patch_torch_optimizer,
     "keras.src.callbacks.callback_list": _check("steps", "watch_keras"),
     "keras.src.callbacks.csv_logger": _check("calls", "watch_keras_csv"),
     "keras.src.callbacks.tensorboard": _check("calls", "watch_keras_logs"),

@@ -182,16 +182,25 @@ HOROVOD = {
     ),
     "Gradients are clipped before they are averaged": Mistake(
         "`loss.backward(); clip_grad_norm_(...); optimizer.step()`",
-        "warned",
-        "clip_grad_norm_ clips gradients that are not averaged yet",
+        "works",
+        "They are averaged first, and `step` does not average again.",
+    ),
+    "Gradients are clipped by hand before they are averaged": Mistake(
+        "`loss.backward(); for p in model.parameters(): p.grad.clamp_(-1, 1)`",
+        "unknown",
+        "Nothing of PyTorch's is called that could average first.",
         "`optimizer.synchronize()` before it, and the step in `optimizer.skip_synchronize()`.",
+    ),
+    "Gradients are clipped while they accumulate": Mistake(
+        "`backward_passes_per_step=2`, and `clip_grad_norm_` after each `backward()`",
+        "warned",
+        "clip_grad_norm_ clips gradients of which more are to be accumulated",
+        "Clip once, after the last `backward()` of a step.",
     ),
     "AMP unscales gradients before they are averaged": Mistake(
         "`scaler.scale(loss).backward(); scaler.step(optimizer)`",
-        "warned",
-        "GradScaler unscales gradients that are not averaged yet",
-        "`optimizer.synchronize()`, `scaler.unscale_(optimizer)`, and the step in "
-        "`optimizer.skip_synchronize()`.",
+        "works",
+        "They are averaged first, so all ranks skip the same steps.",
     ),
     "`zero_grad` between `backward` and `step`": Mistake(
         "`loss.backward(); optimizer.zero_grad(); optimizer.step()`",

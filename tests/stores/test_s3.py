@@ -125,3 +125,30 @@ def test_a_store_that_cannot_be_read_is_no_reason_to_start_from_the_beginning(
     with pytest.raises(CheckpointError, match=r"step 2\) cannot be read: .*no credentials on"):
         loader.load(plan, 0, 1, warned.append)
     assert warned == []
+
+
+@pytest.mark.horovod
+def test_ranks_write_their_parts_of_a_checkpoint_to_the_store(s3: Server) -> None:
+    s3.faults.expired = ("first", ("step-2-*__1_1.distcp",))
+    s3.faults.faults = {"__0_1.distcp": ["busy"], ".metadata": ["torn"]}
+
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        for step in (1, 2, 3):
+            state = {"x": torch.full((20_000,), step), "y": torch.full((20_000,), -step)}
+            save_checkpoint({**state, "step": step}, step, sharded=True)
+
+    runner = Ranks("local", warm=True).runner(2, checkpoint_dir=URL, num_to_keep=1)
+    runner.run(main)
+    run = runner.last_run
+    assert [each.step for each in run.checkpoints] == [3]
+    (warning,) = run.warnings
+    assert "the checkpoint of step 2 could not be written: rank 1: The provided token" in warning
+    assert {**s3.faults.refused, "expired": 0} == {"busy": 1, "torn": 1, "expired": 0}
+    names = [name for name in open_folder(URL).names() if not name.startswith(".")]
+    assert sorted(Path(name).suffix for name in names) == [".dcp", ".json"]
+    loaded = run.checkpoints[0].load()
+    assert (loaded["step"], float(loaded["x"].min()), float(loaded["y"].max())) == (3, 3, -3)
