@@ -158,7 +158,9 @@ def _header(report: Report, verdict: str) -> Html:
             planes = ", ".join(each.horovod.built)
             facts.append((f"Horovod for {each.name}", f"{each.horovod.version}, {planes}"))
     quick = "Tiny sizes (--quick): speeds are shown, and not judged. " if report.quick else ""
-    cpus = "" if machine.gpus else "No GPU was used: what needs one is skipped. "
+    cpus = (
+        "" if machine.gpus else "No GPU was used: what needs one is skipped, the rest ran on CPUs. "
+    )
     return element(
         "header",
         element(

@@ -540,7 +540,9 @@ def test_a_check_that_does_not_end_is_killed_with_its_children(
     assert result.reason == "it was ended because it took longer than 60 s"
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(sign.read_text()))
+        end = time.monotonic() + 20
         while child.status() != psutil.STATUS_ZOMBIE:  # its signal is on the way
+            assert time.monotonic() < end
             time.sleep(0.02)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Final
 
+from horovod_runner.results.page.scales import duration
 from horovod_runner.verify.check import Case, Reading, speed
 
 PROGRAM: Final = "all_reduce_perf"
@@ -139,7 +140,7 @@ def _power_of_two(size: int) -> str:
 
 def _figure(system: str, size: int, seconds: float, ranks: int) -> str:
     bandwidth = bus_bandwidth(size, seconds, ranks)
-    return f"{system} {bandwidth:.3g} GB/s bus bandwidth, {seconds * 1e3:.3g} ms"
+    return f"{system} {bandwidth:.3g} GB/s bus bandwidth, {duration(seconds)}"
 
 
 def find_program(variables: Mapping[str, str] = os.environ) -> Path | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+from horovod_runner.results.page.scales import duration
 from horovod_runner.verify.check import Case, Reading, equal, speed
 
 _LEAST: Final = 0.8  # of the speed of steps whose batch is on the GPU already
@@ -150,7 +151,7 @@ def read_feed(results: Sequence[Fed], size: Size, *, on_gpus: bool, judge: bool)
         readings.append(_copies(results))
     fed, plain = (median(getattr(r, name) for r in results) for name in ("fed", "plain"))
     rate = size.batch * size.numbers * 4 / fed / 1e9
-    figures = f"{fed * 1e3:.3g} ms, {rate:.2g} GB/s a rank; without {plain * 1e3:.3g} ms"
+    figures = f"{duration(fed)}, {rate:.2g} GB/s a rank; without {duration(plain)}"
     name = "steps/s with batches of the dataset / with one that stays on the device"
     readings.append(speed(name, plain / fed, _LEAST, figures, judge=judge))
     return readings

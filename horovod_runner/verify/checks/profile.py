@@ -27,7 +27,7 @@ def profile(case: Case) -> Iterator[Reading]:
         return  # never: it has ended
     counted = [run.profile.steps(rank) for rank in range(len(steps))]
     yield equal("steps in the profile of each rank", listed(counted), listed(steps))
-    yield Reading("diagnosis", str(run.diagnose()).splitlines()[0])
+    yield Reading("diagnosis", " ".join(str(run.diagnose()).splitlines()[:2]))
     texts = {
         each.rank: gzip.decompress(Path(each.path).read_bytes()).decode(errors="replace")
         for each in run.traces

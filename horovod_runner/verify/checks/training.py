@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
+from horovod_runner.results.page.scales import duration
 from horovod_runner.verify.check import Case, Reading, equal, speed
 
 _LEAST: Final = {"plain PyTorch": 0.95, "DDP": 0.85}
@@ -85,6 +86,8 @@ def train(size: Size, peer: str) -> Trained:
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
     torch.zeros(1, device=device)  # the current device is set when CUDA starts
+    if not on_gpu:
+        torch.set_num_threads(1)  # sizes are tiny there
     if peer == "DDP":
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
 
@@ -146,7 +149,7 @@ def read_training(
     ranks = len(results)
     seconds = {name: mean(each.seconds[name] for each in results) for name in ("Horovod", peer)}
     figures = "; ".join(
-        f"{name} {ranks * size.batch / s:,.4g} images/s, {s * 1e3:.3g} ms a step"
+        f"{name} {ranks * size.batch / s:,.4g} images/s, {duration(s)} a step"
         for name, s in seconds.items()
     )
     name = f"images/s of {ranks} rank{'s' if ranks > 1 else ''}, Horovod / {peer}"
