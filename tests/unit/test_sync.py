@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from horovod_runner import SyncError
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
-from horovod_runner.worker.weights import hash_weights
+from horovod_runner.worker.weights import hash_weights, is_sharded
 
 
 class Variable:
@@ -168,3 +169,14 @@ def test_other_weights_on_other_ranks_are_reported() -> None:
     ]
     (shown,) = warnings_of(*notes)
     assert "rank 1 trains 0 weights and rank 0 1" in shown
+
+
+class DTensor:
+    """Named like torch's."""
+
+
+@pytest.mark.parametrize("part", [DTensor(), SimpleNamespace(ds_id=3), object()])
+def test_weights_that_are_divided_among_the_ranks_are_recognized(part: object) -> None:
+    model = SimpleNamespace(named_parameters=list, modules=list, parameters=lambda: [part])
+    assert is_sharded(model) is not (type(part) is object)
+    assert not is_sharded({"weights": part})
