@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Texts by which Horovod and torch.distributed say that another rank went away.
+# Texts by which Horovod, torch.distributed, XGBoost and LightGBM say that another rank went away.
 _SECONDARY_TEXTS = (
     "Horovod has been shut down",
     "Connection closed by peer",
@@ -35,6 +35,7 @@ _SECONDARY_TEXTS = (
     "Connection was likely closed",
     "remote process exiting",
     "NCCL communicator was aborted",
+    "collective/result.cc",
 )
 _SECONDARY_TYPES = (
     "HorovodInternalError",
@@ -43,6 +44,8 @@ _SECONDARY_TYPES = (
     "DistNetworkError",
     "DistStoreError",
     "RuntimeError",
+    "XGBoostError",
+    "LightGBMError",
 )
 
 

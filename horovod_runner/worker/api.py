@@ -312,8 +312,9 @@ def check_weights(model: Any, epoch: int | None = None) -> None:
 
     Call it on every rank at the end of an epoch; without that option it returns at once. It never
     waits for other ranks: the driver compares hashes, and ends the run with a SyncError if they
-    differ. The callbacks of :mod:`horovod_runner.keras` and :mod:`horovod_runner.lightning` call
-    it.
+    differ. The callbacks of :mod:`horovod_runner.keras`, :mod:`horovod_runner.lightning` and
+    :mod:`horovod_runner.huggingface` call it. Weights that are divided among the ranks (FSDP,
+    DeepSpeed's ZeRO 3) are not compared.
 
     Args:
         model: a torch module or a Keras model, whose trainable weights are compared; or tensors,
@@ -326,9 +327,10 @@ def check_weights(model: Any, epoch: int | None = None) -> None:
     rank = context.current()
     if rank is None or not rank.weight_check or rank.size == 1:
         return
-    from horovod_runner.worker.weights import hash_weights
+    from horovod_runner.worker.weights import hash_weights, is_sharded
 
-    rank.pipe.send(hash_weights(model, rank.rank, epoch))
+    if not is_sharded(model):
+        rank.pipe.send(hash_weights(model, rank.rank, epoch))
 
 
 def current_rank() -> int:

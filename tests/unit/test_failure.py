@@ -38,6 +38,14 @@ class DistNetworkError(DistBackendError):
     """Named like torch's."""
 
 
+class XGBoostError(ValueError):
+    """Named like XGBoost's."""
+
+
+class LightGBMError(Exception):
+    """Named like LightGBM's."""
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -51,9 +59,11 @@ class DistNetworkError(DistBackendError):
             "exiting prematurely."
         ),
         DistBackendError("NCCL communicator was aborted on rank 1."),
+        XGBoostError("[19:31:31] /workspace/src/collective/result.cc:83: [histogram.h:195]:"),
+        LightGBMError("Socket recv error, Connection reset by peer (code: 104)"),
     ],
 )
-def test_errors_of_torch_distributed_after_the_loss_of_a_rank_are_consequences(
+def test_errors_of_libraries_after_the_loss_of_a_rank_are_consequences(
     error: Exception,
 ) -> None:
     assert is_secondary(error)

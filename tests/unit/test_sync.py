@@ -14,7 +14,7 @@ from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 from horovod_runner.worker.checks import calls
-from horovod_runner.worker.weights import hash_weights
+from horovod_runner.worker.weights import hash_weights, is_sharded
 
 
 class Variable:
@@ -194,3 +194,14 @@ def test_callbacks_of_keras_note_where_they_write(monkeypatch: pytest.MonkeyPatc
     CSVLogger().on_train_begin()
     TensorBoard().set_model(None)
     assert done == [f"file {os.path.abspath('log.csv')}", "opened", "set", "file /logs/"]
+
+
+class DTensor:
+    """Named like torch's."""
+
+
+@pytest.mark.parametrize("part", [DTensor(), SimpleNamespace(ds_id=3), object()])
+def test_weights_that_are_divided_among_the_ranks_are_recognized(part: object) -> None:
+    model = SimpleNamespace(named_parameters=list, modules=list, parameters=lambda: [part])
+    assert is_sharded(model) is not (type(part) is object)
+    assert not is_sharded({"weights": part})
