@@ -65,7 +65,7 @@ PREDICT_TESTS := $(addprefix tests/contract/test_predict.py::test_, \
 PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
 	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
 	tests/cluster/test_packed.py $(PREDICT_TESTS) $(INSTALL_TEST)
-TOGETHER := -n 3 --dist loadgroup
+TOGETHER := -n 4 --dist loadgroup
 
 # A toolkit without a GPU is no reason to compile for GPUs.
 CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)

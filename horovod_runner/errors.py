@@ -31,12 +31,17 @@ _SECONDARY_TEXTS = (
     "Broken pipe",
     "Timed out waiting",
     "Socket closed",
+    "connectFullMesh failed",
+    "Connection was likely closed",
+    "remote process exiting",
+    "NCCL communicator was aborted",
 )
 _SECONDARY_TYPES = (
     "HorovodInternalError",
     "UnknownError",
     "DistBackendError",
     "DistNetworkError",
+    "DistStoreError",
     "RuntimeError",
 )
 

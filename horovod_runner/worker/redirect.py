@@ -206,10 +206,11 @@ def _without_adasum(ops: Any, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def _patch_torch_functions(functions: Any) -> None:
-    """Make ``broadcast_optimizer_state`` leave weights and gradients as they are.
+    """Make ``broadcast_optimizer_state`` leave weights and earlier gradients as they are.
 
     It creates the state of a new optimizer by a step with gradients of 0. Weight decay changes the
     weights in that step: on the ranks that have loaded no state, but not on the rank that has.
+    The gradients of 0 stay where there were none: Horovod's own tests use them.
     """
     original = functions.broadcast_optimizer_state
 
@@ -222,7 +223,8 @@ def _patch_torch_functions(functions: Any) -> None:
         original(optimizer, *args, **kwargs)
         for parameter, (value, gradient) in zip(parameters, kept, strict=True):
             parameter.data.copy_(value)
-            parameter.grad = gradient
+            if gradient is not None:
+                parameter.grad = gradient
 
     functions.broadcast_optimizer_state = broadcast_optimizer_state
 
@@ -257,13 +259,16 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.torch.functions": _patch_torch_functions,
     "horovod.torch.mpi_ops": _patch_mpi_ops,
     "horovod.torch.optimizer": _patch_torch_optimizer,
-    "keras.src.callbacks.callback_list": _check("first_steps", "watch_keras"),
+    "keras.src.callbacks.callback_list": _check("steps", "watch_keras"),
+    "keras.src.callbacks.tensorboard": _check("calls", "watch_keras_logs"),
     "keras.src.saving.saving_api": _check("calls", "watch_keras_save"),
+    "mlflow.tracking.fluent": _check("calls", "watch_mlflow"),
     "pyspark.context": _check("calls", "watch_spark"),
     "pyspark.core.context": _check("calls", "watch_spark"),
     "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
     "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
-    "torch.optim.optimizer": _check("first_steps", "watch_torch"),
+    "torch.optim.optimizer": _check("steps", "watch_torch"),
     "torch.serialization": _check("calls", "watch_torch_save"),
     "torch.utils.data.distributed": _check("calls", "watch_sampler"),
+    "torch.utils.tensorboard.writer": _check("calls", "watch_torch_logs"),
 }

@@ -126,10 +126,14 @@ def test_feeds_that_some_ranks_do_not_read_are_reported() -> None:
 
 @pytest.mark.parametrize(("hosts", "count"), [("aa", 1), ("ab", 0)])
 def test_a_file_that_two_ranks_of_a_host_write_is_reported(hosts: str, count: int) -> None:
-    notes = [Note(rank, "file", "/tmp/model.pt", "", "t.py:9") for rank in (0, 1)]
-    shown = warnings_of(*notes, hosts=hosts)
-    assert len(shown) == count
-    assert all("ranks 0-1 of one host write the same file, /tmp/model.pt" in s for s in shown)
+    for path, text in (
+        ("/tmp/model.pt", "ranks 0-1 of one host write the same file, /tmp/model.pt at t.py:9: "),
+        ("/tmp/logs/", "ranks 0-1 of one host write to the same folder of logs, /tmp/logs/ at "),
+    ):
+        notes = [Note(rank, "file", path, "", "t.py:9") for rank in (0, 1)]
+        shown = warnings_of(*notes, hosts=hosts)
+        assert len(shown) == count
+        assert all(text in each for each in shown)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +147,18 @@ def test_a_file_that_two_ranks_of_a_host_write_is_reported(hosts: str, count: in
 def test_weights_that_differ_are_reported_with_the_cause(
     key: str, optimizer: str, text: str
 ) -> None:
-    values = (f"{optimizer}\na 00\nb 11", f"{optimizer}\na 00\nb 12")
+    values = (f"{optimizer}\t0.1\na 00\nb 11", f"{optimizer}\t0.1\na 00\nb 12")
     notes = [Note(rank, "weights", key, value, "t.py:5") for rank, value in enumerate(values)]
     (shown,) = warnings_of(*notes)
     assert text in shown
     assert "t.py:5" in shown
+
+
+def test_learning_rates_that_differ_are_reported_with_both() -> None:
+    values = ("Distributed SGD\t0.1, 0.5\na 00", "Distributed SGD\t0.1, 0.05\na 00")
+    notes = [Note(rank, "weights", "after step 40", value, "") for rank, value in enumerate(values)]
+    (shown,) = warnings_of(*notes)
+    assert "another learning rate than rank 0 after step 40 (0.1, 0.05 and 0.1, 0.5)" in shown
 
 
 def test_other_weights_on_other_ranks_are_reported() -> None:
