@@ -36,6 +36,7 @@ _QUICK: dict[str, list[str]] = {
     "scale": ["--sizes", "50", "100", "--seconds", "2"],
     "collectives": ["--turns", "1"],
     "scaling": ["--turns", "1"],
+    "wire": ["--turns", "1", "--seconds", "0.1", "--only", "1", "--seeds", "1"],
     "data": ["--rounds", "1", "--scale", "0.05"],
     "predict": ["--rounds", "1", "--scale", "0.05"],
     "reports": ["--rounds", "1", "--seconds", "1"],
