@@ -35,6 +35,7 @@ _QUICK: dict[str, list[str]] = {
     "rendezvous": ["--sizes", "2,8"],
     "scale": ["--sizes", "50", "100", "--seconds", "2"],
     "collectives": ["--turns", "1"],
+    "torch_backend": ["--turns", "1"],
     "scaling": ["--turns", "1"],
     "wire": ["--turns", "1", "--seconds", "0.1", "--only", "1", "--seeds", "1"],
     "data": ["--rounds", "1", "--scale", "0.05"],

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import Final
 
 from horovod_runner.profiling.clock import clock
-from horovod_runner.profiling.collectives import Collective, Collectives, chosen
+from horovod_runner.profiling.collectives import TORCH_SET, Collective, Collectives, chosen
 from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
@@ -281,11 +281,13 @@ def _torch_threads() -> int:
 
 def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
     """Collectives of all ranks, see :attr:`Profile.arrivals`; ``now`` by the monotonic clock."""
-    return [_arrival(each, now) for each in collectives if each.process_set == 0]
+    sets = (0, TORCH_SET)
+    return [_arrival(each, now) for each in collectives if each.process_set in sets]
 
 
 def _arrival(each: Collective, now: float) -> tuple[int, int, int]:
+    number = -each.number if each.process_set == TORCH_SET else each.number
     if each.started is None:
-        return each.number, UNKNOWN, round((now - each.queued) * 1e6)
+        return number, UNKNOWN, round((now - each.queued) * 1e6)
     waited = round((each.started - each.queued) * 1e6)
-    return each.number, waited, round((now - each.started) * 1e6)
+    return number, waited, round((now - each.started) * 1e6)

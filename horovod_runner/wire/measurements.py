@@ -36,9 +36,10 @@ class Profile(Measurement, frozen=True, gc=False):
         collectives: how many there were.
         waited: seconds, over the collectives, until all ranks had their tensors.
         moved: seconds of the collectives themselves.
-        arrivals: of some collectives, their number, the microseconds that this rank waited until
-            all ranks had begun, and the microseconds from then to ``time``. Where it is not known
-            when all had begun: UNKNOWN, and the microseconds since this rank has begun.
+        arrivals: of some collectives, their number (below 0 for torch.distributed's over the
+            backend hvd), the microseconds that this rank waited until all ranks had begun, and the
+            microseconds from then to ``time``. Where it is not known when all had begun: UNKNOWN,
+            and the microseconds since this rank has begun.
         cpu: CPU seconds of the process.
         main_cpu: CPU seconds of the main thread.
         starved: seconds in which the main thread could have run and had no core.

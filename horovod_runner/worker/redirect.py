@@ -8,8 +8,9 @@ import.
 
 ``horovod.common.elastic`` is patched: a state comes back from the commits of the run. So is
 ``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights, and its
-``Compression`` has more kinds. Adasum is refused where there is no MPI. Modules of torch, Keras and
-Spark are patched where a mistake in training code shows (`checks`).
+``Compression`` has more kinds. Adasum is refused where there is no MPI. torch.distributed gets the
+backend "hvd". Modules of torch, Keras and Spark are patched where a mistake in training code shows
+(`checks`).
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -240,6 +241,12 @@ def _patch_torch_optimizer(module: Any) -> None:
     import_module("horovod_runner.compression.whole").patch_optimizer(module)
 
 
+def _patch_c10d(c10d: Any) -> None:
+    """Give torch.distributed the backend "hvd"."""
+    # By its name: it is in a layer above this one.
+    import_module("horovod_runner.torch_backend").register(c10d)
+
+
 def _check(module: str, watch: str) -> Callable[[Any], None]:
     """A patch that calls a function of the package `checks`, which is imported only then."""
 
@@ -266,6 +273,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "mlflow.tracking.fluent": _check("calls", "watch_mlflow"),
     "pyspark.context": _check("calls", "watch_spark"),
     "pyspark.core.context": _check("calls", "watch_spark"),
+    "torch.distributed.distributed_c10d": _patch_c10d,
     "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
     "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
     "torch.optim.optimizer": _check("steps", "watch_torch"),
