@@ -119,7 +119,9 @@ def drive(folder: Path, rows: str, master: str, address: str, resume: bool) -> N
         spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("OFF")
         cluster = horovod_runner.ClusterConfig(spark=spark, slot_timeout=60)
-        options = {"np": ON_SPARK, "cluster_config": cluster, "gpus_per_rank": 0}
+        # The namespaces share the machine's memory: without this a cut would not stop the ranks.
+        env = {"UCX_TLS": "self,tcp"}
+        options = {"np": ON_SPARK, "cluster_config": cluster, "gpus_per_rank": 0, "env": env}
     runner = horovod_runner.HorovodRunner(
         **options,
         checkpoint_dir=str(folder / "checkpoints"),

@@ -37,6 +37,7 @@ _QUICK: dict[str, list[str]] = {
     "collectives": ["--turns", "1"],
     "torch_backend": ["--turns", "1"],
     "scaling": ["--turns", "1"],
+    "wire": ["--turns", "1", "--seconds", "0.1", "--only", "1", "--seeds", "1"],
     "data": ["--rounds", "1", "--scale", "0.05"],
     "predict": ["--rounds", "1", "--scale", "0.05"],
     "reports": ["--rounds", "1", "--seconds", "1"],

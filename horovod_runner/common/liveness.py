@@ -28,6 +28,11 @@ class Liveness:
         self._left.add(task)
         self._silence.pop(task, None)
 
+    def returned(self, task: int) -> None:
+        """Expect messages again from a task that had left."""
+        self._left.discard(task)
+        self._silence[task] = 0
+
     def suspect(self) -> None:
         """Record a broken connection: a task that is silent from now on is soon counted as lost."""
         self._look_in = self._look_in or _SUSPECT_TICKS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -33,18 +33,21 @@ class PooledLaunch:
     Args:
         seats: the seat of each task.
         wake: called when something has changed.
-        cancel: ends the pool.
+        give_up: called with the seats of members that the pool is to do without.
     """
 
     running = False
     task_0 = None
 
     def __init__(
-        self, seats: Mapping[int, int], wake: Callable[[], None], cancel: Callable[[], None]
+        self,
+        seats: Mapping[int, int],
+        wake: Callable[[], None],
+        give_up: Callable[[Collection[int]], None],
     ) -> None:
         self._seats = dict(seats)
         self._wake = wake
-        self._cancel = cancel
+        self._give_up = give_up
         self._outcomes: dict[int, Outcome] = {}
         self._reasons: dict[int, str] = {}
         self.expected: float | None = time.monotonic() + _HELLO_SECONDS
@@ -78,8 +81,9 @@ class PooledLaunch:
         return list(self._outcomes.values())
 
     def cancel(self) -> None:
-        """End all members."""
-        self._cancel()
+        """Do without the tasks that have not ended; the others wait for the next attempt."""
+        ended = self._outcomes.keys() | self._reasons.keys()
+        self._give_up([seat for task, seat in self._seats.items() if task not in ended])
 
     def done(self, outcome: Outcome) -> None:
         """Take in a task's outcome."""
@@ -185,7 +189,7 @@ class Pool:
                 )
             chosen = self._members.start(job.attempt, job.size)
             seats = {task: member.seat for task, member in enumerate(chosen)}
-            self._launch = PooledLaunch(seats, wake, self.cancel)
+            self._launch = PooledLaunch(seats, wake, self._give_up)
             self._orders = {
                 seat: Work(task, job.size, job.attempt, job.checkpoints, address)
                 for task, seat in seats.items()
@@ -193,9 +197,12 @@ class Pool:
         self._channel.wake()
         return self._launch
 
-    def cancel(self) -> None:
-        """End all tasks by force."""
-        self._tasks.cancel()
+    def _give_up(self, seats: Collection[int]) -> None:
+        """Do without the members of these seats until they report again."""
+        with self.changed:
+            for seat in seats:
+                self._lose(seat, "it has not ended, although it was told to")
+            self.changed.notify_all()
 
     def _leave(self, seat: int, reason: str) -> None:
         """A member's executor is about to go: do without it from the next commit on."""
@@ -261,6 +268,7 @@ class Pool:
         if known is None or known.began != message.began:
             self._lose(seat, "its task was started again")
             self._seen.add(seat)
+            self._liveness.returned(seat)
             self._members.join(Member(seat, message.began))
             self.changed.notify_all()
 

@@ -82,9 +82,6 @@ class MemberTasks(Protocol):
             seconds: after this time they are ended by force.
         """
 
-    def cancel(self) -> None:
-        """End all tasks by force."""
-
 
 class Launcher(Protocol):
     """Starts ranks somewhere.

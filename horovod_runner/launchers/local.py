@@ -81,9 +81,6 @@ class LocalMembers:
         for thread in self._threads:
             thread.join()
 
-    def cancel(self) -> None:
-        """Do nothing: the threads always get the pool's Stop."""
-
 
 class _Here:
     """Where the tasks of a run on this machine run.

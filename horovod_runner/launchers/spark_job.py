@@ -374,9 +374,3 @@ class SparkMembers:
                 # Again and again: Spark may not have known the job yet when it was asked.
                 self._spark.sparkContext.cancelJobGroup(self._group(seat))
                 thread.join(0.5)
-
-    def cancel(self) -> None:
-        """Cancel all jobs."""
-        self._over.set()
-        for seat in range(len(self._threads)):
-            self._spark.sparkContext.cancelJobGroup(self._group(seat))

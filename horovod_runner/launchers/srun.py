@@ -129,12 +129,7 @@ class SlurmMembers:
         until = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        self.cancel()
-        for thread in self._threads:
-            thread.join()
-
-    def cancel(self) -> None:
-        """Have all sruns end their tasks."""
-        self._over.set()
         for process in self._processes.values():
             process.terminate()
+        for thread in self._threads:
+            thread.join()

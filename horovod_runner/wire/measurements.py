@@ -241,6 +241,36 @@ class Lines(Measurement, frozen=True):
     thread: Thread = "main"
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """A collective of torch.distributed that a rank has entered and that has not ended.
+
+    Attributes:
+        name: "all_reduce number 12 of shape [64]", the same on all ranks that have entered it.
+        ranks: the ranks of its process group; empty for all ranks.
+    """
+
+    name: str
+    ranks: list[int] = []
+
+
+class Waits(Measurement, frozen=True):
+    """The collectives that a rank waits in; repeated while it waits.
+
+    Unlike other messages of a rank, it is no sign of progress.
+    """
+
+    rank: int
+    collectives: list[Waiting]
+
+
+_WAITS_TAG: Final = msgspec.msgpack.encode("Waits")
+
+
+def is_waits(data: bytes) -> bool:
+    """Whether an encoded message is a Waits; without decoding it."""
+    return data.startswith(_WAITS_TAG, 1)  # the first byte is the number of fields
+
+
 #: See ``Note.kind``.
 NoteKind = Literal["weights", "feed", "file", "mistake"]
 
@@ -249,9 +279,10 @@ class Note(Measurement, frozen=True):
     """What a rank's code did, for a comparison with the other ranks' (`driver.sync_check`).
 
     Attributes:
-        kind: "weights": digests of some weights, before or after the first step. "feed": a feed was
-            read for the first time; the key has the dataset's name and, on a line of its own, the
-            feed's number. "file": a file was written. "mistake": the user made one.
+        kind: "weights": digests of some weights and the learning rates, before or after a step.
+            "feed": a feed was read for the first time; the key has the dataset's name and, on a
+            line of its own, the feed's number. "file": a file was written, or files in a folder,
+            whose key ends with a slash. "mistake": the user made one.
         key: a rank's n-th note of a kind and key is compared with the n-th of the other ranks.
         value: what should be the same on all ranks; the text of a mistake.
         where: the line of the user's code, "train.py:41"; empty if it is not known.
@@ -262,3 +293,7 @@ class Note(Measurement, frozen=True):
     key: str
     value: str
     where: str
+
+
+#: All messages here.
+FromRank = Profile | Machine | Lines | Waits | MemoryShort | Note

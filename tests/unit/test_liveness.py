@@ -54,6 +54,14 @@ def test_a_task_that_has_left_is_neither_lost_nor_heard_again() -> None:
     assert [liveness.tick() for _ in range(30)] == [[]] * 30
 
 
+def test_a_task_that_has_returned_is_lost_again_when_it_falls_silent() -> None:
+    liveness = Liveness()
+    liveness.heard(0)
+    liveness.leave(0)
+    liveness.returned(0)
+    assert ticks_until_lost(liveness) == (12, [0])
+
+
 def test_the_most_silent_are_those_that_went_first() -> None:
     liveness = Liveness()
     for task in range(3):

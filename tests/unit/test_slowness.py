@@ -295,6 +295,14 @@ def test_a_slow_rank_without_a_core_is_not_blamed_for_its_code() -> None:
     assert "its main thread has no core for 39% of the time" in text
 
 
+def test_a_rank_that_hardly_ever_lacks_a_core_is_not_accused() -> None:
+    late = [
+        msgspec.structs.replace(window, starved=0.1)
+        for window in windows(1, waits=100, waiting=0.01)
+    ]
+    assert diagnose(run_of(windows(0, waits=8_000, waiting=0.08), late)).findings == []
+
+
 def test_an_even_run_is_not_accused() -> None:
     found = diagnose(run_of(*(windows(rank, waits=50, data=0.02) for rank in range(SIZE))))
     assert found.findings == []

@@ -1,0 +1,82 @@
+"""The driver's end of a pool: the other ends of its channel are in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import msgspec
+import pytest
+
+from horovod_runner.elastic.pool import Pool
+from horovod_runner.launchers.launcher import TaskLostError
+from horovod_runner.options import Options
+from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.link import Link
+from horovod_runner.wire.messages import FromDriver, Taken
+from horovod_runner.wire.pool import Done, Joined, Work
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+class Tasks:
+    """Tasks that nobody has to end."""
+
+    def close(self, served: Collection[int], seconds: float) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def pool() -> Iterator[Pool]:
+    with Pool("127.0.0.1", 2, 60.0, lambda *_: Tasks()) as pool:
+        yield pool
+
+
+@pytest.fixture
+def links(pool: Pool) -> Iterator[list[Link]]:
+    """The ends of the tasks in both seats."""
+    links = [Link(pool._channel.address, seat) for seat in range(2)]
+    yield links
+    for link in links:
+        link.close()
+
+
+def next_of(link: Link, kind: type[FromDriver]) -> FromDriver:
+    """Wait for a message of a kind."""
+    while True:
+        for message in link.wait(5):
+            if isinstance(message, kind):
+                return message
+
+
+def await_ready(pool: Pool, count: int) -> None:
+    """Wait until so many members wait for work."""
+    with pool.changed:
+        assert pool.changed.wait_for(lambda: pool.ready() == count, timeout=20)
+
+
+def test_members_that_have_ended_stay_when_the_attempt_is_ended_without_a_lost_one(
+    pool: Pool, links: list[Link]
+) -> None:
+    for link in links:
+        link.put(Joined(1))
+        link.flush()
+    await_ready(pool, 2)
+    job = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
+    launch = pool.launch(job, pool._channel.address, lambda: None)
+    works = [next_of(link, Work) for link in links]
+    ended = msgspec.msgpack.encode(Outcome(works[0].task, exit_code=0))
+    links[0].put(Done(1, ended))
+    next_of(links[0], Taken)
+    assert not launch.finished
+    launch.cancel()
+    assert launch.finished
+    assert launch.lost == [works[1].task]
+    with pytest.raises(TaskLostError, match="it has not ended, although it was told to"):
+        launch.outcomes()
+    # Both take part again: one that has ended, and one that ends later.
+    links[1].put(Done(1, ended))
+    next_of(links[1], Taken)
+    for link in links:
+        link.put(Joined(1))
+        link.flush()
+    await_ready(pool, 2)
