@@ -1,6 +1,6 @@
-// Allreduce of large buffers over MPI, for ranks on several hosts.
+// Allreduce over MPI for ranks on several hosts, which wait for the network without a core.
 //
-// The buffer is cut into pieces, and each piece into one part for each rank of a host:
+// A large buffer is cut into pieces, and each piece into one part for each rank of a host:
 //   1. The ranks of a host send each other the parts, and each rank adds up its own part.
 //   2. The ranks with the same part, one on each host, add it up around a ring of the hosts.
 //   3. The ranks of a host send each other the sums.
@@ -202,6 +202,22 @@ private:
   bool waiting_ = false;
   std::chrono::steady_clock::time_point since_;
 };
+
+// Reduce a small buffer over all ranks; `from` may be MPI_IN_PLACE.
+inline int AllreduceSmall(const void* from, void* buffer, int count, MPI_Datatype type, MPI_Op op,
+                          MPI_Comm comm) {
+  MPI_Request request;
+  int code = MPI_Iallreduce(from, buffer, count, type, op, comm, &request);
+  Patience patience;
+  for (int done = 0; code == MPI_SUCCESS;) {
+    code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) {
+      break;
+    }
+    patience.Wait();
+  }
+  return code;
+}
 
 // Reduce `from` over all ranks into `buffer`, which may be the same memory. Every host must have the
 // same number of ranks.
