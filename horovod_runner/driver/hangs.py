@@ -32,15 +32,6 @@ class _Rank:
     waits: bool = False  # idle inside a collective
 
 
-def stall_lifetime(check: float) -> float:
-    """For how many seconds a reported stall counts; ``check`` is as in :class:`HangWatch`.
-
-    A stall is reported again at every check while a tensor waits. After a gap the tensor belongs to
-    another step: slow steps are not a hang.
-    """
-    return 1.5 * check + _SLACK_SECONDS
-
-
 class HangWatch:
     """Decides from the ranks' activity whether a run hangs.
 
@@ -81,7 +72,7 @@ class HangWatch:
             self._since = max(self._since, moment)
 
     def stalled(self, stalls: Iterable[Stall], now: float) -> None:
-        """Record what Horovod's stall inspector reported, or what ranks said of their waits."""
+        """Record what Horovod's stall inspector reported."""
         for stall in stalls:
             self._stalls[stall.tensor] = (stall, now)
 
@@ -94,7 +85,9 @@ class HangWatch:
 
     def step(self, now: float) -> Step | None:
         """The next action, if one is due: request all stacks, warn, or end the run."""
-        recent = now - stall_lifetime(self._check)
+        # Horovod repeats its report at every check while a tensor waits. After a gap the tensor
+        # belongs to another step: slow steps are not a hang.
+        recent = now - 1.5 * self._check - _SLACK_SECONDS
         self._stalls = {name: one for name, one in self._stalls.items() if one[1] > recent}
         waited = self._waited()
         if waited is None:

@@ -108,9 +108,7 @@ class Reduction:
                     "Compression.bf16 sums all gradients at once in float32: it cannot be combined "
                     "with gradient_predivide_factor or groups"
                 )
-        elif hasattr(self.compression, "reduce") or not all(
-            hasattr(self.compression, name) for name in ("compress", "decompress")
-        ):  # those of horovod.torch alone have "reduce"
+        elif not all(hasattr(self.compression, name) for name in ("compress", "decompress")):
             raise TypeError(
                 f"compression must be Compression.none, fp16 or bf16, not {self.compression!r}"
             )

@@ -66,14 +66,8 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
 
 
-def hear_while_it_lasts(ranks: Ranks, folder: Path, **options: Any) -> str:
-    """Make a run in which each rank waits until its line has been heard; returns the notices.
-
-    Args:
-        ranks: start it.
-        folder: that the test and the ranks see.
-        **options: of the run.
-    """
+def hear_while_it_lasts(ranks: Ranks, folder: Path) -> str:
+    """Make a run in which each rank waits until its line has been heard; returns the notices."""
 
     def main() -> int:
         rank = int(os.environ["RANK"])
@@ -83,8 +77,7 @@ def hear_while_it_lasts(ranks: Ranks, folder: Path, **options: Any) -> str:
         return rank
 
     ear = Ear(folder)
-    options = {"checkpoint_dir": folder / "kept", **options}
-    assert ranks.run(2, main, {"sinks": [ear], **options}) == 0
+    assert ranks.run(2, main, {"sinks": [ear], "checkpoint_dir": folder / "kept"}) == 0
     return "\n".join(ear.notices)
 
 

@@ -55,14 +55,12 @@ def state_of_one_rank(name: str) -> dict[str, Any]:
         optimizer.step()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     before = model.weight.detach().clone()
-    gradient = model.weight.grad
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     (state,) = optimizer.state_dict()["state"].values()
     return {
         "unchanged": bool((model.weight == before).all()),
         "weights": model.weight.tolist(),
         "state": {key: torch.as_tensor(value).tolist() for key, value in state.items()},
-        "same gradient": gradient is None or gradient is model.weight.grad,
         "has gradient": model.weight.grad is not None,
     }
 
@@ -125,8 +123,7 @@ def test_broadcast_optimizer_state_leaves_the_weights_as_they_are(name: str) -> 
     assert second["unchanged"]
     assert first["weights"] == second["weights"]
     assert first["state"] == second["state"]
-    assert first["same gradient"]
-    assert second["has gradient"]  # of 0, as Horovod leaves it
+    assert [first["has gradient"], second["has gradient"]] == [True, False]
 
 
 def test_muon_trains_matrices_beside_another_optimizer() -> None:
