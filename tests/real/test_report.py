@@ -110,12 +110,15 @@ def test_the_page_of_a_real_run_is_whole_and_quiet(
     dom, said = browser.open(path.as_uri())
     assert said == []
     assert f"<title>train {trained.run_id}: finished</title>" in dom
-    # What is found depends on what else the machine does.
-    assert all(each.advice in html.unescape(dom) for each in trained.diagnose().findings)
+    # Other processes may take the cores, so the verdict is compared with the run's own diagnosis.
+    found = trained.diagnose()
+    verdict = [each.advice for each in found.findings] or [str(found).splitlines()[-1]]
+    shown = html.unescape(dom)
+    assert all(line in shown for line in verdict)
     assert "is at step 40 &lt;script&gt;" in dom
     for width in (DESKTOP, PHONE):
-        found = browser.ask(written, LAYOUT, width)
-        assert found == {"inner": width, "scroll": width, "wide": [], "sections": SECTIONS}
+        layout = browser.ask(written, LAYOUT, width)
+        assert layout == {"inner": width, "scroll": width, "wide": [], "sections": SECTIONS}
 
 
 def test_logs_are_filtered_and_bars_tell_their_numbers(trained: Run, browser: Browser) -> None:

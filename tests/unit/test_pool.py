@@ -48,19 +48,19 @@ def next_of(link: Link, kind: type[FromDriver]) -> FromDriver:
                 return message
 
 
-def await_ready(pool: Pool, count: int) -> None:
-    """Wait until so many members wait for work."""
-    with pool.changed:
-        assert pool.changed.wait_for(lambda: pool.ready() == count, timeout=20)
-
-
-def test_members_that_have_ended_stay_when_the_attempt_is_ended_without_a_lost_one(
-    pool: Pool, links: list[Link]
-) -> None:
+def join(pool: Pool, links: list[Link]) -> None:
+    """Let all tasks say that they wait for work, until the pool knows it."""
     for link in links:
         link.put(Joined(1))
         link.flush()
-    await_ready(pool, 2)
+    with pool.changed:
+        assert pool.changed.wait_for(lambda: pool.ready() == len(links), timeout=20)
+
+
+def test_members_that_have_ended_stay_when_those_that_have_not_are_given_up(
+    pool: Pool, links: list[Link]
+) -> None:
+    join(pool, links)
     job = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
     launch = pool.launch(job, pool._channel.address, lambda: None)
     works = [next_of(link, Work) for link in links]
@@ -76,7 +76,4 @@ def test_members_that_have_ended_stay_when_the_attempt_is_ended_without_a_lost_o
     # Both take part again: one that has ended, and one that ends later.
     links[1].put(Done(1, ended))
     next_of(links[1], Taken)
-    for link in links:
-        link.put(Joined(1))
-        link.flush()
-    await_ready(pool, 2)
+    join(pool, links)

@@ -262,7 +262,9 @@ def test_a_stack_begins_where_main_does() -> None:
 
 
 def test_a_page_has_all_that_is_known_and_nothing_else() -> None:
-    full = Reader(page(made_up_run(4, 20, slow_rank=1)))
+    written = page(made_up_run(4, 20, slow_rank=1))
+    assert "Rank 1 is last in" in written
+    full = Reader(written)
     assert full.sections == [name for name in ALL if name not in {"failures", "checkpoints"}]
     bare = Reader(page(Run("0" * 8, -1, timings=Timings(0.0, end=1.0), status="cancelled")))
     assert bare.sections == []

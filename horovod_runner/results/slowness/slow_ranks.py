@@ -53,9 +53,10 @@ def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     excess = case.steps[rank].compute - case.others(rank, "compute")
     if reason == "" and excess < _UNEXPLAINED * case.others(rank, "compute"):
         return  # as ranks differ by chance
-    # If no rank has enough cores, one must have the least: another rule says so.
-    if reason == "cpu" and not median(others) <= STARVED < case.starved(rank):
-        return
+    if reason == "cpu" and case.starved(rank) <= STARVED:
+        return  # other processes on the host take a core now and then
+    if reason == "cpu" and median(others) > STARVED:
+        return  # no rank has enough cores, and one must have the least: another rule says so
     yield Finding("slow rank", rank, cost, f"{text}{where}", advice, reason or "compute")
 
 
