@@ -19,6 +19,7 @@ to build Horovod, to check a machine, and to change old code:
 horovod-runner install                                  # build Horovod for what is installed
 horovod-runner doctor                                   # two ranks say hello
 horovod-runner doctor --path s3://bucket/checkpoints    # try a folder for checkpoints
+horovod-runner verify -o report.html                    # check what the docs say about GPUs
 horovod-runner run train.py --np -2 -- --lr 0.1         # two ranks on this machine
 horovod-runner run train.py --np 8 --master spark://host:7077 --max-restarts 2
 horovod-runner ps

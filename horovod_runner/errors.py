@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Texts by which Horovod and torch.distributed say that another rank went away.
+# Texts by which Horovod, torch.distributed, XGBoost and LightGBM say that another rank went away.
 _SECONDARY_TEXTS = (
     "Horovod has been shut down",
     "Connection closed by peer",
@@ -31,13 +31,21 @@ _SECONDARY_TEXTS = (
     "Broken pipe",
     "Timed out waiting",
     "Socket closed",
+    "connectFullMesh failed",
+    "Connection was likely closed",
+    "remote process exiting",
+    "NCCL communicator was aborted",
+    "collective/result.cc",
 )
 _SECONDARY_TYPES = (
     "HorovodInternalError",
     "UnknownError",
     "DistBackendError",
     "DistNetworkError",
+    "DistStoreError",
     "RuntimeError",
+    "XGBoostError",
+    "LightGBMError",
 )
 
 

@@ -173,15 +173,19 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
 
     Args:
         every: report after this many batches; 0 reports only at the end of an epoch.
-        save_every: save after this many epochs; 0 saves nothing.
+        save_every: save after this many epochs; 0 saves at no end of an epoch.
+        save_steps: save after this many steps of the optimizer, too; 0 saves only at the end of
+            epochs. A feed of a Shard then resumes in the middle of its epoch.
 
     Raises:
-        ValueError: ``every`` or ``save_every`` is not a whole number from 0 on.
+        ValueError: an argument is not a whole number from 0 on.
     """
 
-    def __init__(self, every: int = 10, save_every: int = 1) -> None:
+    def __init__(self, every: int = 10, save_every: int = 1, save_steps: int = 0) -> None:
         self.every = check_interval("every", every)
         self.save_every = check_interval("save_every", save_every)
+        self.save_steps = check_interval("save_steps", save_steps)
+        self._saved = 0  # the last step that was saved: several batches may belong to one
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -189,15 +193,27 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
         """As in Lightning's Callback, like the method below."""
         if self.every and (batch_idx + 1) % self.every == 0:
             _report(trainer, _total_steps(trainer))
+        step = trainer.global_step
+        is_due = self.save_steps and step % self.save_steps == 0 and step != self._saved
+        if is_due and not (trainer.is_last_batch and self._saves_at_end(trainer)):
+            self._save(trainer)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         check_weights(pl_module, trainer.current_epoch)
         _report(trainer)
-        if self.save_every and (trainer.current_epoch + 1) % self.save_every == 0:
-            with TemporaryDirectory(prefix="horovod_runner-lightning-") as folder:
-                trainer.save_checkpoint(Path(folder) / _FILE)  # call on all ranks; rank 0 writes
-                numbers = {**_numbers(trainer.callback_metrics), "epoch": trainer.current_epoch}
-                save_checkpoint(folder, trainer.global_step, numbers)
+        if self._saves_at_end(trainer):
+            self._save(trainer)
+
+    def _saves_at_end(self, trainer: Any) -> bool:
+        """Whether a checkpoint is due at the end of this epoch."""
+        return self.save_every > 0 and (trainer.current_epoch + 1) % self.save_every == 0
+
+    def _save(self, trainer: Any) -> None:
+        self._saved = trainer.global_step
+        with TemporaryDirectory(prefix="horovod_runner-lightning-") as folder:
+            trainer.save_checkpoint(Path(folder) / _FILE)  # call on all ranks; rank 0 writes
+            numbers = {**_numbers(trainer.callback_metrics), "epoch": trainer.current_epoch}
+            save_checkpoint(folder, trainer.global_step, numbers)
 
 
 def resume_from() -> str | None:

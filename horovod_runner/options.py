@@ -214,9 +214,10 @@ class DebugConfig:
     Args:
         hang_timeout: seconds without progress after which the run ends with a HangError. An earlier
             warning says which ranks wait for which. None never ends it.
-        weight_check: "start" compares some of the ranks' weights before and after the first steps
-            of PyTorch's and Keras's optimizers, and warns where they differ. "epoch" also compares
-            all weights after each epoch, and fails the run where they differ
+        weight_check: "start" compares some of the ranks' weights, and their learning rates, before
+            and after the first steps of PyTorch's and Keras's optimizers, and at growing intervals
+            (after 20, 40, 80 steps ...; 1, 2, 4 epochs ...), and warns where they differ. "epoch"
+            also compares all weights after each epoch, and fails the run where they differ
             (:func:`horovod_runner.check_weights`). None compares nothing.
         report_ranks: whose calls of ``report`` are recorded: rank 0's, or "all".
         timeline: a file on this machine for Horovod's timeline.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -117,6 +118,7 @@ class HorovodRunner:
         :mod:`horovod_runner.data`) arrive in ``main`` as a :class:`~horovod_runner.data.Shard`.
 
         Raises:
+            TypeError: ``main`` is not callable, or not with these arguments.
             SlotError: the cluster has fewer than ``np`` slots.
             GpuError: a host has too few GPUs for its ranks.
             CheckpointError: ``checkpoint_dir`` cannot be used.
@@ -155,7 +157,8 @@ class HorovodRunner:
             value = handle.result()
 
         Raises:
-            TypeError: ``main`` is not callable. Everything else is raised by ``handle.result()``.
+            TypeError: ``main`` is not callable, or not with these arguments. Everything else is
+                raised by ``handle.result()``.
         """
         return self._handle(main, kwargs).start()
 
@@ -185,6 +188,7 @@ class HorovodRunner:
                 f"main must be callable, not {type(main).__name__}: pass the function itself, "
                 "run(train), not what it returns, run(train())"
             )
+        _check_arguments(main, kwargs)
         handle = RunHandle(
             self.options, main, kwargs, self._begin, self._handles.remove, all_values=all_values
         )
@@ -197,6 +201,24 @@ class HorovodRunner:
     def __getstate__(self) -> dict[str, Any]:
         # main may be a method of an object that holds its runner: that object has to be picklable.
         return {"options": self.options.for_ranks(), "_handles": [], "last_run": None}
+
+
+def _check_arguments(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError if ``main`` cannot be called with the arguments."""
+    try:
+        # Not that of a function inside: a decorator may pass other arguments to it.
+        signature = inspect.signature(main, follow_wrapped=False)
+    except (TypeError, ValueError):  # of a function in C
+        return
+    try:
+        signature.bind(**kwargs)
+    except TypeError as error:
+        name = getattr(main, "__qualname__", type(main).__name__)
+        given = ", ".join(f"{each}=..." for each in kwargs)
+        raise TypeError(
+            f"main cannot be called as {name}({given}): {error}. Its parameters are {signature}; "
+            "run(main, name=value) passes them by name"
+        ) from None
 
 
 def _check_sinks(sinks: Sequence[Sink]) -> None:

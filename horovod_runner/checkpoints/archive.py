@@ -64,6 +64,11 @@ class Archive:
         self._has_warned = False
         self.markers: list[Marker] = []
 
+    @property
+    def chosen(self) -> str:
+        """The path or URL that the user chose; empty for a temporary folder."""
+        return self._url or ""
+
     def __enter__(self) -> Archive:
         if self._url is None:
             scratch = self._kept.enter_context(RunFolder(f"{self._run_id}-checkpoints"))

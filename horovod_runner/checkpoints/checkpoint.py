@@ -18,11 +18,13 @@ from horovod_runner.folders.local import fresh
 from horovod_runner.folders.problems import describe
 from horovod_runner.folders.remote import RemoteFolder
 from horovod_runner.host.scratch import temporary_folder
-from horovod_runner.wire.marker import Marker, is_name, marker_name
+from horovod_runner.wire.marker import SUFFIXES, Marker, is_name, marker_name
 
 _PROBE: Final = ".seen-"
 #: Begins the names of a journal's files (driver/detached/journal.py).
 LIVE: Final = ".live-"
+#: The file in the folder of a sharded checkpoint that describes the others.
+METADATA: Final = ".metadata"
 _STALE_SECONDS = 24 * 3600.0
 
 
@@ -36,8 +38,8 @@ class Checkpoint:
     Attributes:
         step: as given to ``save_checkpoint``.
         metrics: as given to ``save_checkpoint``.
-        size: of its file, in bytes.
-        path: of its file: a path on the driver's machine, or a URL.
+        size: of its files, in bytes.
+        path: of its file, or its folder if it is sharded: on the driver's machine, or a URL.
         folder: in which it is.
         attempt: 1-based number of the launch, within the run, that saved it.
         saved_at: seconds since the Unix epoch.
@@ -62,13 +64,22 @@ class Checkpoint:
         """Read the state that was given to ``save_checkpoint``.
 
         Returns:
-            The state: tensors are on the CPU; a folder is the path of a temporary copy, which is
-            removed at the end of this process.
+            The state: tensors are on the CPU, and whole if the checkpoint is sharded; a folder is
+            the path of a temporary copy, which is removed at the end of this process.
 
         Raises:
             CheckpointError: the file is gone or damaged, its folder cannot be reached, or its
                 framework is not installed.
         """
+        if self.marker.kind == "sharded":
+            try:
+                from horovod_runner.checkpoints.sharded import reader
+            except ImportError as error:
+                raise CheckpointError(
+                    f"the checkpoint {self.marker.name} is sharded, and cannot be read here: "
+                    f"{error}. Install torch."
+                ) from error
+            return reader.load(self._folder, self.marker)
         with intact_file(self._folder, self.marker) as path:
             return formats.read(self.marker.kind, path)
 
@@ -82,21 +93,35 @@ def find_complete(folder: Folder) -> list[Marker]:
             # Removed meanwhile, or written by another program:
             with suppress(FileNotFoundError, msgspec.DecodeError):
                 marker = msgspec.json.decode(folder.read(marker_name(name)), type=Marker)
-                if marker.name == name and folder.size(name) == marker.size:
+                if marker.name == name and _is_there(folder, marker):
                     markers.append(marker)
     # A rank that outlived its driver may have used a number that the next run used, too.
     return sorted(markers, key=lambda marker: (marker.number, marker.saved_at), reverse=True)
 
 
-def publish(folder: Folder, part: Path, marker: Marker) -> None:
-    """Move a finished file into the folder and complete it with its marker."""
-    folder.move_in(part, marker.name)
+def _is_there(folder: Folder, marker: Marker) -> bool:
+    """Whether a checkpoint has its file. Those of the ranks are verified when they are read."""
+    if marker.kind == "sharded":
+        return folder.inside(marker.name).size(METADATA) is not None
+    return folder.size(marker.name) == marker.size
+
+
+def publish(folder: Folder, part: Path | None, marker: Marker) -> None:
+    """Move a finished file into the folder and complete it with its marker.
+
+    Args:
+        folder: of checkpoints.
+        part: the file; None: of a sharded checkpoint, whose files are there.
+        marker: the checkpoint's.
+    """
+    if part is not None:
+        folder.move_in(part, marker.name)
     try:
         text = msgspec.json.format(_json(marker), indent=1)
         folder.write(marker_name(marker.name), text)
     except BaseException:
         with suppress(Exception):
-            folder.remove(marker.name)
+            discard(folder, marker.name)
         raise
 
 
@@ -109,7 +134,15 @@ def _json(marker: Marker) -> bytes:
 def remove(folder: Folder, marker: Marker) -> None:
     """Remove a checkpoint, its marker first."""
     folder.remove(marker_name(marker.name))
-    folder.remove(marker.name)
+    discard(folder, marker.name)
+
+
+def discard(folder: Folder, name: str) -> None:
+    """Remove a checkpoint's file, or the folder of a sharded one."""
+    if is_name(name) and name.endswith(SUFFIXES["sharded"]):
+        folder.remove_inside(name)
+    else:
+        folder.remove(name)
 
 
 def file_sha256(path: Path) -> str:
@@ -207,4 +240,4 @@ def clean_up(folder: Folder, token: str, *, probes: bool = True, exclusive: bool
         unmarked = unmarked and (old or f"-{token}." in name)
         if ours or abandoned or unmarked:
             with suppress(OSError):
-                folder.remove(name)
+                discard(folder, name)

@@ -24,8 +24,11 @@ class Collectives(Protocol):
         """The numbers of all ranks, in the order of the ranks; equally many on each."""
 
 
-def connected() -> Collectives:
+def connected(what: str = "load_checkpoint broadcasts from a rank to the others") -> Collectives:
     """The collectives of the library that ``main`` has initialized.
+
+    Args:
+        what: what needs them, for the error.
 
     Raises:
         RuntimeError: the ranks are not connected yet.
@@ -40,8 +43,8 @@ def connected() -> Collectives:
         }
         return makers[name](module)
     raise RuntimeError(
-        "load_checkpoint broadcasts from a rank to the others, and the ranks are not connected "
-        "yet: call hvd.init() before it (or torch.distributed.init_process_group())"
+        f"{what}, and the ranks are not connected yet: call hvd.init() before it (or "
+        "torch.distributed.init_process_group())"
     )
 
 

@@ -125,11 +125,11 @@ def read(kind: Kind, path: Path) -> Any:
 def _read_torch(path: Path) -> Any:
     import torch
 
-    with _numpy_allowed(torch):
+    with numpy_allowed(torch):
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _numpy_allowed(torch: Any) -> Any:
+def numpy_allowed(torch: Any) -> Any:
     """A context in which ``weights_only`` accepts NumPy arrays and numbers: they hold no code."""
     allow = getattr(torch.serialization, "safe_globals", None)
     try:

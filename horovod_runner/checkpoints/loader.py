@@ -1,7 +1,7 @@
 """Loads what a training resumes from: the newest checkpoint or commit, the same on all ranks.
 
-A checkpoint is read on rank 0 and broadcast. A commit is read on each host; if a host lacks it, the
-lowest rank that has it broadcasts it.
+A checkpoint is read on rank 0 and broadcast. Of a sharded one, each rank reads what it needs. A
+commit is read on each host; if a host lacks it, the lowest rank that has it broadcasts it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class LoadedCheckpoint:
 
     Attributes:
         state: as it was given to ``save_checkpoint`` or ``commit``; tensors are on the CPU, a
-            folder is the path of a temporary copy.
+            folder is the path of a temporary copy. With ``load_checkpoint(into=state)`` it is the
+            state that was given there.
         step: as given there.
         metrics: as given there.
     """
@@ -53,6 +54,7 @@ def load(
     *,
     commits: Commits | None = None,
     keeps: bool = False,
+    into: Callable[[], Mapping[str, Any]] | None = None,
 ) -> LoadedCheckpoint | None:
     """Load the newest of checkpoint and commit. All ranks call this.
 
@@ -63,6 +65,7 @@ def load(
         warn: called with a line for the user if a checkpoint is damaged.
         commits: those of this host; None in a run without commits.
         keeps: whether this rank keeps a commit that its host lacks: one rank of each host.
+        into: returns the state that a sharded checkpoint is loaded into; None: a new one.
 
     Returns:
         The checkpoint; None if this training is new.
@@ -74,8 +77,9 @@ def load(
     """
     # Also in a new training: a main that calls this too early should fail now, not at a restart.
     ranks = None if size == 1 else collectives.connected()
+    checkpoints = _Loading(plan, rank, ranks, warn, into)
     if commits is None:
-        return _load_checkpoint(plan, plan.resume, rank, ranks, warn)
+        return checkpoints.load(plan.resume, required=True)
     with commits.hold() as held:
         newest, owners = _agree(held, ranks, size)
         newer = [
@@ -83,7 +87,7 @@ def load(
             for marker in plan.resume
             if newest is None or newest.is_older_than(marker, plan.token)
         ]
-        loaded = _load_checkpoint(plan, newer, rank, ranks, warn, required=newest is None)
+        loaded = checkpoints.load(newer, required=newest is None)
         if loaded is not None or newest is None:
             return loaded
         if len(owners) == size:
@@ -118,50 +122,118 @@ def _agree(
     return newest, owners
 
 
-def _load_checkpoint(
-    plan: CheckpointPlan,
-    markers: Sequence[Marker],
-    rank: int,
-    ranks: Collectives | None,
-    warn: Callable[[str], None],
-    *,
-    required: bool = True,
-) -> LoadedCheckpoint | None:
-    """Load the latest intact checkpoint on rank 0, and broadcast it.
+@dataclass(frozen=True)
+class _Loading:
+    """Loads a checkpoint. All ranks make the same calls.
 
-    Args:
+    Attributes:
         plan: the run's.
-        markers: the checkpoints to choose from, the latest first.
         rank: this rank's number.
         ranks: None for a single rank.
-        warn: as for :func:`load`.
-        required: whether it is an error if none is intact.
-
-    Returns:
-        None without markers, or if none is intact.
+        warn: as for :func:`load`; so is ``into``.
     """
-    if not markers:
-        return None
-    with ExitStack() as cleanup:
-        if rank == 0:
-            intact = _latest_intact(plan, markers, cleanup, warn, required)
+
+    plan: CheckpointPlan
+    rank: int
+    ranks: Collectives | None
+    warn: Callable[[str], None]
+    into: Callable[[], Mapping[str, Any]] | None
+
+    def load(self, markers: Sequence[Marker], *, required: bool) -> LoadedCheckpoint | None:
+        """Load the latest intact checkpoint.
+
+        Args:
+            markers: the checkpoints to choose from, the latest first.
+            required: whether it is an error if none is intact.
+
+        Returns:
+            None without markers, or if none is intact.
+        """
+        if not markers:
+            return None
+        left = markers
+        while True:
+            with ExitStack() as cleanup:
+                chosen = self._choose(left, cleanup, required=required)
+                if chosen is None:
+                    return None
+                path, marker = chosen
+                metrics = dict(marker.metrics)
+                if path is not None:
+                    state = formats.read(marker.kind, path)
+                    return LoadedCheckpoint(state, marker.step, metrics)
+            state = self._load_sharded(marker)
+            if state is not None:
+                return LoadedCheckpoint(state, marker.step, metrics)
+            left = left[left.index(marker) + 1 :]
+
+    def _choose(
+        self, markers: Sequence[Marker], cleanup: ExitStack, *, required: bool
+    ) -> tuple[Path | None, Marker] | None:
+        """The latest intact checkpoint, and its file on this host; None for that of a sharded one.
+
+        Rank 0 finds out which one is intact, and broadcasts that and the file.
+        """
+        ranks = self.ranks
+        if self.rank == 0:
+            intact = _latest_intact(self.plan, markers, cleanup, self.warn, required)
             if ranks is not None:
                 index = len(markers) if intact is None else markers.index(intact[1])
                 ranks.broadcast(index.to_bytes(8, "little"), 8)
-            if intact is None:
-                return None
-            path, marker = intact
-            if ranks is not None:
-                _send_file(path, ranks)
-        else:
-            assert ranks is not None  # noqa: S101 - rank 1 and above exist only if size > 1
-            index = int.from_bytes(ranks.broadcast(b"", 8), "little")
-            if index == len(markers):
-                return None
-            marker = markers[index]
-            path = _receive_file(marker, ranks, cleanup)
-        state = formats.read(marker.kind, path)
-    return LoadedCheckpoint(state, marker.step, dict(marker.metrics))
+                if intact is not None and intact[0] is not None:
+                    _send_file(intact[0], ranks)
+            return intact
+        assert ranks is not None  # noqa: S101 - rank 1 and above exist only if size > 1
+        index = int.from_bytes(ranks.broadcast(b"", 8), "little")
+        if index == len(markers):
+            return None
+        marker = markers[index]
+        if marker.kind == "sharded":
+            return None, marker
+        return _receive_file(marker, ranks, cleanup), marker
+
+    def _load_sharded(self, marker: Marker) -> Any:
+        """Load what this rank needs of a sharded checkpoint; None if it is damaged."""
+        from horovod_runner.checkpoints.sharded import reader
+
+        folder = open_folder(self.plan.folder)
+        is_hidden = not checkpoint.has_probe(folder, self.plan.token)
+        state, problem = None, ""
+        try:
+            if not is_hidden:
+                into = None if self.into is None else self.into()
+                state = reader.load(folder, marker, into)
+        except (checkpoint.UnreachableError, reader.MisfitError):
+            raise
+        except CheckpointError as error:
+            problem = str(error)
+        ours = [int(is_hidden), int(bool(problem))]
+        found = [ours] if self.ranks is None else self.ranks.gather(ours)
+        hidden = [rank for rank, each in enumerate(found) if each[0]]
+        if hidden:
+            who = f"{len(hidden)} ranks (rank {hidden[0]} is one) do"
+            raise not_shared(self.plan, marker, who)
+        damaged = [rank for rank, each in enumerate(found) if each[1]]
+        if not damaged:
+            return state
+        if self.rank == damaged[0]:
+            self.warn(f"HorovodRunner: {problem} The earlier one is used.")
+        return None
+
+
+def not_shared(plan: CheckpointPlan, marker: Marker, who: str) -> CheckpointError:
+    """The error of a sharded checkpoint that a rank does not see.
+
+    Args:
+        plan: the run's.
+        marker: the checkpoint's.
+        who: does not see it: a subject with "does" or "do".
+    """
+    return CheckpointError(
+        f"the latest checkpoint, {marker.name} (step {marker.step}), is sharded: each rank reads "
+        f"its part. {who} not see its folder, {plan.folder}. Set checkpoint_dir to a folder that "
+        "the driver and all hosts share, or to a URL (s3://...)."
+    )
 
 
 def _latest_intact(
@@ -170,14 +242,22 @@ def _latest_intact(
     cleanup: ExitStack,
     warn: Callable[[str], None],
     required: bool,
-) -> tuple[Path, Marker] | None:
-    """The latest of some checkpoints that is not damaged; None if none is."""
+) -> tuple[Path | None, Marker] | None:
+    """The latest of some checkpoints that is not damaged; None if none is.
+
+    A sharded one has no file, and only its metadata are checked.
+    """
     if plan.fetched:  # the driver has verified it
         path = Path(plan.fetched)
         return next(((path, marker) for marker in markers if marker.name == path.name), None)
     folder = open_folder(plan.folder)
     for at, marker in enumerate(markers, start=1):
         try:
+            if marker.kind == "sharded":
+                from horovod_runner.checkpoints.sharded import reader
+
+                reader.check(folder, marker)
+                return None, marker
             return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
         except checkpoint.UnreachableError:
             raise  # the earlier ones are in the same folder

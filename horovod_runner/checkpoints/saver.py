@@ -1,7 +1,9 @@
-"""Saves rank 0's checkpoints in a thread, while the training continues.
+"""Saves checkpoints in a thread, while the training continues.
 
     save_checkpoint --copy--> Saver's thread --file----> checkpoint_dir, if this host sees it
                                              `-pieces--> otherwise: pipe, channel, driver's disk
+
+Rank 0 saves. Of a sharded checkpoint each rank writes a part, and rank 0 completes it.
 
 The training waits while the state is copied. It also waits for the previous checkpoint if that is
 still being written: there is one copy at a time.
@@ -11,16 +13,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
 from horovod_runner.common.descriptors import write_all
 from horovod_runner.common.numbers import check_saved
+from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
@@ -28,13 +31,16 @@ from horovod_runner.host.scratch import RunFolder
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.marker import Marker, file_name
+from horovod_runner.wire.marker import Kind, Marker, file_name
+
+if TYPE_CHECKING:
+    from horovod_runner.checkpoints.sharded.writer import Part, Sharder
 
 _PIECE_BYTES = 1 << 20
 
 
 class Saver:
-    """Saves checkpoints; on rank 0 only.
+    """Saves checkpoints; on rank 0 only, except those that are sharded.
 
     Args:
         plan: where the checkpoints go.
@@ -52,6 +58,7 @@ class Saver:
         self._direct = checkpoint.has_probe(self._folder, plan.token)
         self._kept = ExitStack()
         self._scratch: Path | None = None
+        self._sharder: Sharder | None = None
 
     def save(self, state: Any, step: Any, metrics: Mapping[str, Any] | None) -> None:
         """Copy the state, and start a thread that writes it.
@@ -67,13 +74,51 @@ class Saver:
         with self._lock:
             self.finish()
             snapshot = self._copier.copy(state)
-            self._thread = threading.Thread(
-                target=self._write,
-                args=(snapshot, step, numbers, number),
-                name="horovod_runner-saver",
-                daemon=True,
-            )
-            self._thread.start()
+            self._start(self._write, snapshot, step, numbers, number)
+
+    def save_sharded(
+        self,
+        state: Any,
+        step: Any,
+        metrics: Mapping[str, Any] | None,
+        *,
+        calls: int,
+        rank: int,
+        size: int,
+    ) -> None:
+        """Copy this rank's part of the state, and start a thread that writes it. On all ranks.
+
+        Args:
+            state: a dict; it may hold parts of tensors.
+            step: as given to ``save_checkpoint``.
+            metrics: as given there.
+            calls: how often ``save_checkpoint`` was called on this rank, with this call.
+            rank: this rank's number.
+            size: the number of ranks.
+
+        Raises:
+            CheckpointError: a rank does not see the folder, or the ranks save different
+                checkpoints.
+            RuntimeError: the ranks are not connected yet.
+            TypeError, ValueError: as for :meth:`save`.
+        """
+        number = self._plan.next_number + calls - 1
+        self._number = number + 1
+        step, numbers = check_saved(step, metrics)
+        with self._lock:
+            self.finish()
+            if self._sharder is None:
+                from horovod_runner.checkpoints.sharded.writer import Sharder
+
+                self._sharder = Sharder(self._plan, rank, size, sees=self._direct)
+            part = self._sharder.take(state, number, step)
+            self._start(self._write_part, part, rank, step, numbers, number)
+
+    def _start(self, write: Callable[..., None], *args: Any) -> None:
+        self._thread = threading.Thread(
+            target=write, args=args, name="horovod_runner-saver", daemon=True
+        )
+        self._thread.start()
 
     def finish(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -95,26 +140,16 @@ class Saver:
         try:
             part = (local.parent if local else self._scratch_folder()) / f"{PART}{name}"
             snapshot.write(part)
-            marker = Marker(
-                name=name,
-                number=number,
-                step=step,
-                kind=snapshot.kind,
-                size=part.stat().st_size,
-                sha256=checkpoint.file_sha256(part),
-                run_id=self._plan.token,
-                attempt=self._plan.attempt,
-                saved_at=time.time(),
-                metrics=metrics,
+            size, digest = part.stat().st_size, checkpoint.file_sha256(part)
+            marker = self._marker(
+                snapshot.kind, number, step, size=size, sha256=digest, metrics=metrics
             )
             if self._direct:
                 checkpoint.publish(self._folder, part, marker)
             else:
                 self._stream(part, marker)
             self._send(messages.Saved(0, marker))
-            if self._direct:
-                with suppress(Exception):  # what stays is removed after the next checkpoint
-                    self._prune()
+            self._prune()
         except Exception as error:
             with suppress(OSError):
                 self._send(messages.Unsaved(0, step, describe(error)))
@@ -123,6 +158,53 @@ class Saver:
                 with suppress(OSError):
                     part.unlink(missing_ok=True)
 
+    def _write_part(
+        self, part: Part, rank: int, step: int, metrics: dict[str, float | int], number: int
+    ) -> None:
+        name = file_name(number, step, self._plan.token, "sharded")
+        part.write(self._folder, name, self._scratch_folder)
+        if rank:
+            return
+        try:
+            size, digest = part.complete(self._folder, name)
+            marker = self._marker(
+                "sharded", number, step, size=size, sha256=digest, metrics=metrics
+            )
+            checkpoint.publish(self._folder, None, marker)
+        except Exception as error:
+            with suppress(Exception):
+                checkpoint.discard(self._folder, name)
+            why = str(error) if isinstance(error, CheckpointError) else describe(error)
+            with suppress(OSError):
+                self._send(messages.Unsaved(0, step, why))
+            return
+        with suppress(OSError):
+            self._send(messages.Saved(0, marker))
+        self._prune()
+
+    def _marker(
+        self,
+        kind: Kind,
+        number: int,
+        step: int,
+        *,
+        size: int,
+        sha256: str,
+        metrics: dict[str, float | int],
+    ) -> Marker:
+        return Marker(
+            name=file_name(number, step, self._plan.token, kind),
+            number=number,
+            step=step,
+            kind=kind,
+            size=size,
+            sha256=sha256,
+            run_id=self._plan.token,
+            attempt=self._plan.attempt,
+            saved_at=time.time(),
+            metrics=metrics,
+        )
+
     def _scratch_folder(self) -> Path:
         """The run's scratch folder, for files that are sent to the driver."""
         if self._scratch is None:
@@ -130,11 +212,15 @@ class Saver:
         return self._scratch
 
     def _prune(self) -> None:
+        """Remove old checkpoints. What cannot be removed is tried after the next checkpoint."""
         plan = self._plan
-        markers = checkpoint.find_complete(self._folder)
-        ours = [marker for marker in markers if plan.lineage or marker.run_id == plan.token]
-        for marker in surplus(ours, plan.config):
-            checkpoint.remove(self._folder, marker)
+        if not self._direct:
+            return
+        with suppress(Exception):
+            markers = checkpoint.find_complete(self._folder)
+            ours = [marker for marker in markers if plan.lineage or marker.run_id == plan.token]
+            for marker in surplus(ours, plan.config):
+                checkpoint.remove(self._folder, marker)
 
     def _stream(self, path: Path, marker: Marker) -> None:
         with path.open("rb", buffering=0) as file:

@@ -138,7 +138,11 @@ def pack_folder(folder: Path, file: Any) -> None:
 
 
 def map_state(
-    state: Any, map_tensor: Callable[[Any, str], Any], map_array: Callable[[Any, str], Any]
+    state: Any,
+    map_tensor: Callable[[Any, str], Any],
+    map_array: Callable[[Any, str], Any],
+    *,
+    sharded: bool = False,
 ) -> tuple[Any, bool]:
     """Rebuild a state with other tensors and arrays.
 
@@ -147,6 +151,7 @@ def map_state(
         map_tensor: maps a torch tensor and its place in the state. It is called once for tied
             weights, which stay tied.
         map_array: maps a NumPy array, scalar or TensorFlow tensor (as an array), and its place.
+        sharded: whether a rank's part of a tensor (DTensor) is mapped as well.
 
     Returns:
         The new state, and whether it has torch tensors.
@@ -187,6 +192,8 @@ def map_state(
 
     def tensor(value: Any, where: str) -> Any:
         if hasattr(value, "full_tensor"):
+            if sharded:
+                return map_tensor(value, where)
             raise _not_storable(value, where, ", one rank's part of a tensor")
         if not is_dense(value) or not value.numel():
             return map_tensor(value, where)
@@ -250,7 +257,7 @@ def _not_storable(value: Any, where: str, details: str = "") -> TypeError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     advice = ": give its state_dict()" if hasattr(value, "state_dict") else ""
     if hasattr(value, "full_tensor"):
-        advice = ": gather it on all ranks (full_tensor)"
+        advice = ": use save_checkpoint(..., sharded=True), or gather it (full_tensor)"
     return TypeError(
         f"state{where} is a {kind}{details}, which a checkpoint cannot hold{advice}. It can hold "
         "tensors, NumPy arrays, numbers, strings, bytes and None, in dicts, lists and tuples."

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovod_runner import __version__
-from horovod_runner.commands import run, run_options
+from horovod_runner.commands import run, run_options, verify
 from horovod_runner.errors import HorovodRunnerError
 
 
@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _add_trace(commands)
     _add_install(commands)
     _add_doctor(commands)
+    verify.add(commands)
     _add_migrate(commands)
     return root
 

@@ -233,10 +233,13 @@ def _horovod(framework: toolchain.Framework, horovod: toolchain.Horovod) -> Iter
     yield Finding(name, "ok", f"{horovod.version}, built with {planes}{_built_against(framework)}")
     has_nccl = "nccl" in horovod.built
     if gpus.list_gpus() and framework.cuda and not has_nccl:
+        # Its code for tensors on a GPU throws where Horovod was compiled without CUDA.
+        then = {"torch": "a collective of tensors on a GPU aborts the rank"}
+        result = then.get(framework.name, "reductions go over the CPU")
         yield Finding(
             f"NCCL in {name}",
             "wrong",
-            "this machine has GPUs and Horovod was built without NCCL: reductions go over the CPU",
+            f"this machine has GPUs and Horovod was built without NCCL: {result}",
             "run: horovod-runner install --gpu --rebuild",
         )
     if framework.cuda and has_nccl and gpus.visible_gpus():

@@ -215,6 +215,7 @@ class Shard:
         pad_ragged: PadRagged | None = None,
         images: Mapping[str, Image] | None = None,
         transform: Transform | None = None,
+        whole: bool = False,
     ) -> torch.utils.data.Dataset[Any]:
         """This rank's rows, one by one, for a ``DataLoader``.
 
@@ -223,17 +224,27 @@ class Shard:
         other arguments are those of :meth:`batches`, for rows instead of batches.
 
         Args:
+            whole: give all rows to each rank, for what divides them among the ranks itself: the
+                Trainer of Hugging Face, a DataLoader that Accelerate prepares, a
+                ``DistributedSampler``.
             last_batch: "pad", or None, repeats rows so that every row is on some rank; "drop"
                 leaves out the rows that are too many.
             dtypes: NumPy types by part, or one for all parts but images. None: float64 becomes
                 float32, other types stay.
             transform: called with each row, in the DataLoader's workers if it has some.
+
+        Raises:
+            DataError: ``whole`` is given and each rank has only rows of its own; or as for
+                :meth:`batches`.
+            ValueError: ``whole`` and ``last_batch`` are both given; or as for :meth:`batches`.
         """
         options = FeedOptions.of("torch", locals())
         from horovod_runner.data.feed import torch_feed
 
+        if whole:
+            self._refuse_rows_of_ranks("whole=True gives all rows to each rank")
         packed = self._packed(options)
-        rows = self._rows_for_good(options.how_last)
+        rows = np.arange(self.rows) if whole else self._rows_for_good(options.how_last)
         return torch_feed.RowDataset(packed.store, packed.fields, rows, options)
 
     def to_tf(  # noqa: D417 - see batches
@@ -294,7 +305,10 @@ class Shard:
     def _plan(self, options: FeedOptions) -> Plan:
         rank, size = place()
         global_batch = options.rows_per_step(size)
-        self._refuse_rows_of_ranks(options)
+        if options.global_batch is not None:
+            self._refuse_rows_of_ranks(
+                f"global_batch={options.global_batch} promises the same steps for any np"
+            )
         packed = self._packed(options)
         if options.has_weights and any(field.name == WEIGHT for field in packed.fields):
             raise DataError(
@@ -321,14 +335,13 @@ class Shard:
             )
         return Plan(options, packed.store, order, (rank, size), packed.fields, state, self._epochs)
 
-    def _refuse_rows_of_ranks(self, options: FeedOptions) -> None:
-        if options.global_batch is not None and self.rows and self._counts is not None:
+    def _refuse_rows_of_ranks(self, why: str) -> None:
+        if self.rows and self._counts is not None:
             raise DataError(
                 f"{self._name} is split among the ranks: each has only rows of its own, as many as "
-                f"np decides, and global_batch={options.global_batch} promises the same steps for "
-                "any np. Use batch_size; or let all ranks read all rows, with "
-                "data_config=DataConfig(shared_dir=...) on a disk that all hosts share, or with "
-                "Parquet files"
+                f"np decides, and {why}. Leave that argument out (with batch_size for batches); or "
+                "let all ranks read all rows, with data_config=DataConfig(shared_dir=...) on a "
+                "disk that all hosts share, or with Parquet files"
             )
 
     def _rows_for_good(self, last_batch: LastBatch) -> Array:

@@ -32,6 +32,15 @@ class _Rank:
     waits: bool = False  # idle inside a collective
 
 
+def stall_lifetime(check: float) -> float:
+    """For how many seconds a reported stall counts; ``check`` is as in :class:`HangWatch`.
+
+    A stall is reported again at every check while a tensor waits. After a gap the tensor belongs to
+    another step: slow steps are not a hang.
+    """
+    return 1.5 * check + _SLACK_SECONDS
+
+
 class HangWatch:
     """Decides from the ranks' activity whether a run hangs.
 
@@ -72,7 +81,7 @@ class HangWatch:
             self._since = max(self._since, moment)
 
     def stalled(self, stalls: Iterable[Stall], now: float) -> None:
-        """Record what Horovod's stall inspector reported."""
+        """Record what Horovod's stall inspector reported, or what ranks said of their waits."""
         for stall in stalls:
             self._stalls[stall.tensor] = (stall, now)
 
@@ -85,9 +94,7 @@ class HangWatch:
 
     def step(self, now: float) -> Step | None:
         """The next action, if one is due: request all stacks, warn, or end the run."""
-        # Horovod repeats its report at every check while a tensor waits. After a gap the tensor
-        # belongs to another step: slow steps are not a hang.
-        recent = now - 1.5 * self._check - _SLACK_SECONDS
+        recent = now - stall_lifetime(self._check)
         self._stalls = {name: one for name, one in self._stalls.items() if one[1] > recent}
         waited = self._waited()
         if waited is None:

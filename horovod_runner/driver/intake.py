@@ -146,7 +146,8 @@ class Intake:
         source = None if self._journal is None else self._journal.source
         if self._unreached is not None and self._said != (source,):
             self._said = (source,)
-            self._sink.notice(_detached_notice(self._unreached, source))
+            folder = "" if self._archive is None else self._archive.chosen
+            self._sink.notice(_detached_notice(self._unreached, source, folder))
 
     def idle(self) -> None:
         if self._journal is not None:
@@ -296,8 +297,14 @@ def _reporter(message: Kept) -> int | None:
     return message.rank if isinstance(message, messages.Report) else None
 
 
-def _detached_notice(address: ChannelAddress, source: Source | None) -> str:
-    """What the user reads about detached mode; ``source`` is where the journal is."""
+def _detached_notice(address: ChannelAddress, source: Source | None, folder: str) -> str:
+    """What the user reads about detached mode.
+
+    Args:
+        address: this process's, which executors do not reach.
+        source: where the journal is; None if none has been found.
+        folder: the user's checkpoint_dir; empty without one.
+    """
     begin = (
         f"executors cannot reach this process at {address.host}:{address.port}. The ranks run in "
         "detached mode: what they print and report "
@@ -306,9 +313,15 @@ def _detached_notice(address: ChannelAddress, source: Source | None) -> str:
         return f"{begin}comes over a connection from here to {source.url}, a second late."
     if source is not None:
         return f"{begin}comes through files in {source.url}, a second or two late."
-    return (
+    end = (
         f"{begin}is shown at the end of the run, and until then is in the executors' logs. For "
         "live output name a folder or URL that driver and executors share as checkpoint_dir; or "
         "let TCP connections of the executors through, to an address of this machine that they "
         "reach (HOROVOD_RUNNER_DRIVER_HOST)."
     )
+    if folder:
+        end += (
+            f" Nothing has come through checkpoint_dir={folder!r} so far: perhaps the executors do "
+            "not see it, or lack fsspec's package or the credentials."
+        )
+    return end

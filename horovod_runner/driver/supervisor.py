@@ -29,7 +29,7 @@ from horovod_runner.launchers.launcher import Launch, TaskLostError
 from horovod_runner.wire import measurements, messages, pool
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.measurements import MemoryShort
+from horovod_runner.wire.measurements import MemoryShort, Waits
 
 _TICK_SECONDS: Final = 1.0
 
@@ -244,7 +244,9 @@ class Supervisor:
                 self._channel.dropped += 1  # they belong to another channel
             case messages.Failed(rank=-1):  # before it was given a rank
                 self._on_failed(task, message)
-            case messages.Alive() | messages.Stalled() | messages.Stacks() | MemoryShort():
+            case (
+                messages.Alive() | messages.Stalled() | Waits() | messages.Stacks() | MemoryShort()
+            ):
                 if task in self.roster.ranks:
                     self._watchdog.handle(self.roster.ranks[task], message)
             case _ if message.rank != self.roster.ranks.get(task):

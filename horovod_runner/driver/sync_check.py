@@ -171,12 +171,21 @@ class NoteCheck:
         host = self._host_of(note.rank)
         ranks = [rank for rank in notes.counts if self._host_of(rank) == host]
         if len(ranks) > 1:
+            if note.key.endswith("/"):
+                what = f"write to the same folder of logs, {note.key}"
+                then = "TensorBoard shows their curves as one. Write logs on one rank"
+                instead = "give HorovodRunner sinks=[TensorBoardSink(folder)], and call report"
+            else:
+                what = f"write the same file, {note.key}"
+                then = (
+                    "they overwrite each other's, and a reader may find parts of several. Write it "
+                    "on one rank"
+                )
+                instead = "call save_checkpoint on every rank, of which only rank 0 writes"
             self._warn_once(
-                "files",
-                f"{ranks_text(ranks)} of one host write the same file, {note.key}{_at(note)}: "
-                "they overwrite each other's, and a reader may find parts of several. Write it on "
-                "one rank, under `if hvd.rank() == 0:`; or call save_checkpoint on every rank, of "
-                "which only rank 0 writes.",
+                "folders" if note.key.endswith("/") else "files",
+                f"{ranks_text(ranks)} of one host {what}{_at(note)}: {then}, under "
+                f"`if hvd.rank() == 0:`; or {instead}.",
             )
 
     def _warn_of_ranks_behind(self, note: Note) -> None:
@@ -213,15 +222,24 @@ def _at(note: Note) -> str:
 
 
 def weights_differ(first: Note, other: Note) -> str:
-    """The warning that two ranks have different weights before or after the first step.
+    """The warning that two ranks have different weights or learning rates.
 
     Args:
         first: rank 0's note. Its key says when, and its value has a name and a digest of each
-            weight, one a line, below a line that describes the optimizer.
+            weight, one a line, below a line with the optimizer's name, a tab and its learning
+            rates.
         other: the other rank's.
     """
-    optimizer, *weights = first.value.splitlines() or [""]
-    theirs = other.value.splitlines()[1:]
+    (optimizer, rates), weights = _optimizer_and_weights(first)
+    (_, their_rates), theirs = _optimizer_and_weights(other)
+    if rates != their_rates:
+        return (
+            f"rank {other.rank} has another learning rate than rank 0 {first.key}{_at(other)} "
+            f"({their_rates or 'none'} and {rates or 'none'}), so the ranks train different "
+            "models. Change it on every rank in the same way. A schedule that follows a loss needs "
+            "the mean of all ranks: hvd.allreduce in PyTorch, MetricAverageCallback() before "
+            f"ReduceLROnPlateau in Keras. {_ON_PURPOSE}"
+        )
     pairs = [(ours, their) for ours, their in zip(weights, theirs, strict=False) if ours != their]
     if len(weights) != len(theirs) or not pairs:
         return (
@@ -240,8 +258,9 @@ def weights_differ(first: Note, other: Note) -> str:
         )
     if optimizer.startswith("Distributed"):
         cause = (
-            "although the optimizer is distributed: its learning rate or another setting may "
-            "differ by rank, or gradients were changed after they were averaged"
+            "although the optimizer is distributed. Its state may differ by rank, for example "
+            "because only rank 0 has loaded it (call hvd.broadcast_optimizer_state in PyTorch), or "
+            "a setting may, or gradients were changed after they were averaged"
         )
     else:
         cause = (
@@ -253,3 +272,9 @@ def weights_differ(first: Note, other: Note) -> str:
         f"rank {other.rank} and rank 0 have different weights {first.key}{_at(other)} "
         f"({some} of {len(weights)}), {cause}. {_ON_PURPOSE}"
     )
+
+
+def _optimizer_and_weights(note: Note) -> tuple[tuple[str, str], list[str]]:
+    optimizer, *weights = note.value.splitlines() or [""]
+    name, _, rates = optimizer.partition("\t")
+    return (name, rates), weights

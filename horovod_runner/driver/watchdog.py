@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 
 from horovod_runner.common import stacks
-from horovod_runner.driver.hangs import HangWatch
+from horovod_runner.driver.hangs import HangWatch, stall_lifetime
+from horovod_runner.driver.waits import TorchWaits
 from horovod_runner.errors import HangError
 from horovod_runner.results.memory import warning
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.measurements import MemoryShort
+from horovod_runner.wire.measurements import MemoryShort, Waits
 
 _ANSWER_SECONDS = 4.0
 _GATHER_SECONDS = 1.5  # for the warnings of a host's ranks, which look once a second
@@ -38,6 +39,7 @@ class Watchdog:
         self._notice = notice
         self._ask = ask
         self._hang = HangWatch(self._timeout, job.stall_seconds)
+        self._waits = TorchWaits(job.size, stall_lifetime(job.stall_seconds))
         self._running: set[int] = set()
         self._stacks: dict[int, str] = {}
         self._show_at: float | None = None
@@ -53,15 +55,19 @@ class Watchdog:
         """Record that a rank has ended."""
         self._running.discard(rank)
         self._hang.ended(rank)
+        self._waits.ended(rank)
 
     def handle(self, rank: int, message: messages.FromRank) -> None:
-        """Handle an Alive, Stalled, Stacks or MemoryShort message of a rank."""
+        """Handle an Alive, Stalled, Waits, Stacks or MemoryShort message of a rank."""
         now = time.monotonic()
         match message:
             case messages.Alive():
                 self._hang.alive(rank, message, now)
             case messages.Stalled():
                 self._hang.stalled(message.stalls, now)
+            case Waits():
+                self._waits.take(rank, message, now)
+                self._hang.stalled(self._waits.stalls(now), now)
             case messages.Stacks():
                 self._hang.shown(rank, message.text)
                 self._stacks[rank] = message.text

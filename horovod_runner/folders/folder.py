@@ -35,6 +35,9 @@ class Folder(Protocol):
     def read(self, name: str) -> bytes:
         """Read a small file. Raises FileNotFoundError."""
 
+    def read_range(self, name: str, at: int, count: int) -> bytes:
+        """Read some bytes of a file from a position on. Raises FileNotFoundError."""
+
     def write(self, name: str, data: bytes) -> None:
         """Write a small file atomically."""
 
@@ -52,6 +55,12 @@ class Folder(Protocol):
 
     def age(self, name: str) -> float:
         """Seconds since a file was written; 0 if that is not known."""
+
+    def inside(self, name: str) -> Folder:
+        """A folder in this one; it need not exist."""
+
+    def remove_inside(self, name: str) -> None:
+        """Remove a folder in this one with its files, if it exists."""
 
 
 def local_path(url: str) -> Path | None:

@@ -47,6 +47,14 @@ class LocalFolder:
     def read(self, name: str) -> bytes:
         return fresh((self.path / name).read_bytes)
 
+    def read_range(self, name: str, at: int, count: int) -> bytes:
+        def read() -> bytes:
+            with (self.path / name).open("rb") as file:
+                file.seek(at)
+                return file.read(count)
+
+        return fresh(read)
+
     def write(self, name: str, data: bytes) -> None:
         part = self.path / f"{PART}{name}"
         try:
@@ -97,6 +105,13 @@ class LocalFolder:
             return max(0.0, time.time() - (self.path / name).stat().st_mtime)
         except OSError:
             return 0.0
+
+    def inside(self, name: str) -> LocalFolder:
+        return LocalFolder(self.path / name)
+
+    def remove_inside(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.path / name)
 
 
 def fresh(read: Callable[[], _T]) -> _T:

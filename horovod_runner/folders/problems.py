@@ -77,6 +77,10 @@ def advice(error: BaseException) -> str:
     for each in _causes(error):
         if isinstance(each, OSError) and each.errno in _BY_NUMBER:
             return _BY_NUMBER[each.errno]
+        # Other exceptions quote one, as MLflow's.
+        quoted = re.search(r"\[Errno (\d+)\]", str(each))
+        if quoted is not None and int(quoted[1]) in _BY_NUMBER:
+            return _BY_NUMBER[int(quoted[1])]
     kinds = ((PermissionError, _REFUSED), (FileNotFoundError, _ABSENT), (ConnectionError, _AWAY))
     return next((sentence for kind, sentence in kinds if isinstance(error, kind)), "")
 

@@ -60,6 +60,12 @@ class RemoteFolder:
     def read(self, name: str) -> bytes:
         return self._try(lambda files: bytes(files.cat_file(self._inside(name))))
 
+    def read_range(self, name: str, at: int, count: int) -> bytes:
+        def read(files: Any) -> bytes:
+            return bytes(files.cat_file(self._inside(name), start=at, end=at + count))
+
+        return self._try(read)
+
     def write(self, name: str, data: bytes) -> None:
         def write(files: Any) -> None:
             files.makedirs(self._path, exist_ok=True)
@@ -91,6 +97,17 @@ class RemoteFolder:
 
     def age(self, name: str) -> float:
         return 0.0
+
+    def inside(self, name: str) -> RemoteFolder:
+        return RemoteFolder(self.path_of(name))
+
+    def remove_inside(self, name: str) -> None:
+        def remove(files: Any) -> None:
+            files.invalidate_cache()
+            files.rm(self._inside(name), recursive=True)
+
+        with suppress(FileNotFoundError):
+            self._try(remove)
 
 
 def _connect(url: str, **options: Any) -> tuple[Any, str]:

@@ -88,8 +88,8 @@ class CollectiveCallback(keras.callbacks.Callback):  # type: ignore[misc]
             epochs = by_rank([epoch + 1 for epoch, _, _ in rows])
             raise ValueError(
                 f"the ranks began different numbers of epochs: {epochs}. If a callback ends the "
-                "training (EarlyStopping), put MetricAverageCallback before it: then all ranks "
-                "decide by the same metrics"
+                "training (EarlyStopping), give it to every rank, with MetricAverageCallback "
+                "before it: then all ranks decide by the same metrics"
             )
         counts = [batches for _, batches, _ in rows]
         raise ValueError(

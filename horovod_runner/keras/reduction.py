@@ -108,7 +108,9 @@ class Reduction:
                     "Compression.bf16 sums all gradients at once in float32: it cannot be combined "
                     "with gradient_predivide_factor or groups"
                 )
-        elif not all(hasattr(self.compression, name) for name in ("compress", "decompress")):
+        elif hasattr(self.compression, "reduce") or not all(
+            hasattr(self.compression, name) for name in ("compress", "decompress")
+        ):  # those of horovod.torch alone have "reduce"
             raise TypeError(
                 f"compression must be Compression.none, fp16 or bf16, not {self.compression!r}"
             )

@@ -8,6 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from horovod_runner.compression.bfloat16 import reduce_bfloat16
 from horovod_runner.keras.reduction import BFloat16, Groups, Reduction, by_type
 
 # Types that Horovod cannot send, and types of the same size that carry their bits.
@@ -23,7 +24,8 @@ def reduce_gradients(
         dense = [g.to_dense() if g.is_sparse else g for g in gradients]
         types = [tensor.dtype for tensor in dense]
         if how.compression is BFloat16:
-            reduced = _reduce_bfloat16(dense, name, how)
+            average = how.op == hvd.Average
+            reduced = reduce_bfloat16(dense, name, how.size(hvd), how.where(), average=average)
         else:
             # Horovod cannot sum bfloat16.
             wide = [t.float() if t.dtype == torch.bfloat16 else t for t in dense]
@@ -147,23 +149,6 @@ def _reduce_all(tensors: list[Any], name: str, how: Reduction, groups: Groups) -
     for group, handle in zip(split, handles, strict=True):
         reduced.update(zip(group, hvd.synchronize(handle), strict=True))
     return [reduced[index] for index in range(len(tensors))]
-
-
-def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]:
-    size = how.size(hvd)
-    flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
-    part = -(-flat.numel() // size)
-    padded = torch.nn.functional.pad(flat, (0, part * size - flat.numel()))
-    sent = padded.to(torch.bfloat16).view(torch.float16)
-    received = hvd.alltoall(sent, name=f"{name}.parts", **how.where()).view(torch.bfloat16)
-    total = received.reshape(size, part).float().sum(0)
-    if how.op == hvd.Average:
-        total /= size
-    packed = total.to(torch.bfloat16).view(torch.float16)
-    sums = hvd.allgather(packed, name=f"{name}.sums", **how.where())
-    whole = sums.view(torch.bfloat16).float()[: flat.numel()]
-    parts = whole.split([tensor.numel() for tensor in tensors])
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
 def _sendable(tensor: Any) -> Any:

@@ -119,6 +119,19 @@ ONLY_IN_TF_KERAS: Final = {
     "keras.preprocessing.sequence": ("TimeseriesGenerator", "make_sampling_table", "skipgrams"),
 }
 
+# Losses: what tf.keras has kept, and what the package keras has kept.
+_LOSSES: Final = {
+    "MSE": "mean_squared_error",
+    "MAE": "mean_absolute_error",
+    "MAPE": "mean_absolute_percentage_error",
+    "MSLE": "mean_squared_logarithmic_error",
+    "KLD": "kl_divergence",
+    "logcosh": "log_cosh",
+    "kullback_leibler_divergence": "kl_divergence",
+}
+_IN_TF_KERAS: Final = {long: short for short, long in reversed(_LOSSES.items())}
+_IN_KERAS: Final = {**_LOSSES, **{short.lower(): long for short, long in _LOSSES.items()}}
+
 #: Functions of TensorFlow 1 with the same meaning under another name.
 TENSORFLOW: Final = {
     "log": "math.log",
@@ -161,3 +174,17 @@ def tensorflow_1(name: str) -> OldName:
     else:
         now = f"TensorFlow 2's way, or tf.compat.v1.{name} for a graph"
     return OldName("TensorFlow 1", now)
+
+
+def loss(module: str, name: str) -> str:
+    """The name that a loss has today in a module of Keras; "" if it has not changed.
+
+    Args:
+        module: "tensorflow.keras.losses", "keras.losses", or "metrics" instead of "losses".
+        name: in Keras 2.
+    """
+    package, _, last = module.rpartition(".")
+    if last not in ("losses", "metrics"):
+        return ""
+    known = {"tensorflow.keras": _IN_TF_KERAS, "keras": _IN_KERAS}.get(package, {})
+    return known.get(name, "")

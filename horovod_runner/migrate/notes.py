@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from importlib import metadata
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from horovod_runner.migrate import names
 from horovod_runner.migrate.names import OldName
@@ -35,20 +35,33 @@ class _Line(NamedTuple):
     text: str
 
 
-def add_note(error: BaseException) -> None:
+_BY_HOROVOD_RUNNER: Final = (
+    'HorovodRunner(env={"TF_USE_LEGACY_KERAS": "1"}), or --env TF_USE_LEGACY_KERAS=1'
+)
+#: In a program that something else starts.
+BY_PROGRAM: Final = (
+    "TF_USE_LEGACY_KERAS=1 in the environment of every rank (mpirun -x TF_USE_LEGACY_KERAS=1)"
+)
+
+
+def add_note(error: BaseException, setting: str = _BY_HOROVOD_RUNNER) -> None:
     """Add a note to an exception if it comes from code for Keras 2 or TensorFlow 1.
 
     Does nothing if neither Keras nor TensorFlow is imported.
+
+    Args:
+        error: the exception.
+        setting: how the ranks get TF_USE_LEGACY_KERAS.
     """
     if "keras" not in sys.modules and "tensorflow" not in sys.modules:
         return
     line = _users_line(error)
     old = None if line is None else _old_name(error, line.text)
     if line is not None and old is not None:
-        error.add_note(_note(old, line))
+        error.add_note(_note(old, line, setting))
 
 
-def _note(old: OldName, line: _Line) -> str:
+def _note(old: OldName, line: _Line, setting: str) -> str:
     """Return the text: the line, what it was written for, and both ways out."""
     library = old.library.partition(" ")[0]
     is_cell = line.file.startswith("<") or "ipykernel" in line.file
@@ -63,8 +76,7 @@ def _note(old: OldName, line: _Line) -> str:
     if _is_legacy():
         return text + "TF_USE_LEGACY_KERAS=1 is set already, and does not help here."
     text += (
-        "Or use Keras 2: install tf_keras on all hosts (pip install tf_keras), and set "
-        'HorovodRunner(env={"TF_USE_LEGACY_KERAS": "1"}), or --env TF_USE_LEGACY_KERAS=1.'
+        f"Or use Keras 2: install tf_keras on all hosts (pip install tf_keras), and set {setting}."
     )
     if old.keras_2:
         text += f" {old.keras_2}"
@@ -153,6 +165,8 @@ def _imported(text: str) -> OldName | None:
     name, module = found.groups()
     if module.endswith("keras.backend"):
         return names.BACKEND.get(name, names.OLD_BACKEND)
+    if loss := _loss(module, name):
+        return loss
     if module.startswith("tensorflow"):
         return _tensorflow(module, name)
     return _missing(module, name)
@@ -162,7 +176,16 @@ def _missing(module: str, name: str) -> OldName | None:
     """Return what to write for a name that a module of the package keras has lost."""
     if name in names.ONLY_IN_TF_KERAS.get(module, ()):
         return OldName("Keras 2", f"from tensorflow.{module} import {name}")
+    if loss := _loss(module, name):
+        return loss
     return _module(f"{module}.{name}")
+
+
+def _loss(module: str, name: str) -> OldName | None:
+    """Return what to write for a loss that is called otherwise today; None for other names."""
+    home = module.replace("keras._tf_keras.", "tensorflow.")
+    new = names.loss(home, name)
+    return OldName("Keras 2", f"{home}.{new}") if new else None
 
 
 def _module(name: str) -> OldName | None:

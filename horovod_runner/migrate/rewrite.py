@@ -48,6 +48,7 @@ _RULES: tuple[Rule, ...] = (
     keras.backend_functions,
     keras.other_methods,
     keras.returned_weights,
+    keras.losses,
     callbacks.files,
     callbacks.checkpoints,
     callbacks.warmup,

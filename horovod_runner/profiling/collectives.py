@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 _ROOM: Final = 4096  # HorovodActivityLog::room
 _MODULES: Final = ("horovod.torch.mpi_ops", "horovod.tensorflow.mpi_ops")
 _NANO: Final = 1e-9
+#: The process set of collectives of torch.distributed's group of all ranks, over the backend hvd.
+TORCH_SET: Final = -1
 
 
 class _Record(ctypes.Structure):
@@ -48,7 +50,7 @@ class Collective(NamedTuple):
 
     Attributes:
         number: the same on all ranks of the process set.
-        process_set: Horovod's id of the set.
+        process_set: Horovod's id of the set; TORCH_SET, or below it for other groups of torch.
         bytes: of all its tensors.
         queued: when this rank had all tensors, in seconds of the monotonic clock.
         started: when all ranks had them; None where that is not known.

@@ -13,9 +13,12 @@ import sys
 import time
 from typing import Any, Final
 
+from horovod_runner.common.text import ranks_text
 from horovod_runner.profiling.collectives import Collective
+from horovod_runner.wire.measurements import Waiting
 
 _BYTES: Final = {"Double": 8, "Long": 8, "Half": 2, "BFloat16": 2, "Char": 1, "Byte": 1, "Bool": 1}
+_MOST_WAITS: Final = 10
 
 
 class FlightRecorder:
@@ -30,6 +33,7 @@ class FlightRecorder:
         self.count = 0
         self.bytes = 0
         self._last = -1
+        self._unended: list[dict[str, Any]] = []
 
     def take(self) -> list[Collective]:
         """Return the collectives of all ranks that have begun since the last call.
@@ -40,6 +44,7 @@ class FlightRecorder:
         is_initialized = getattr(sys.modules.get("torch.distributed"), "is_initialized", None)
         c10d = sys.modules.get("torch._C._distributed_c10d")
         dump = getattr(c10d, "_dump_fr_trace", None)
+        self._unended = []
         if is_initialized is None or dump is None or not is_initialized():
             return []
         # The bytes come from torch in this process, with no data of anybody else.
@@ -50,6 +55,8 @@ class FlightRecorder:
         before = self._last
         taken = []
         for entry in trace.get("entries", ()):
+            if not (entry["retired"] or entry["is_p2p"]):
+                self._unended.append(entry)
             if entry["record_id"] <= before:
                 continue
             self._last = max(self._last, entry["record_id"])
@@ -59,9 +66,44 @@ class FlightRecorder:
         self.count += len(taken)
         return taken
 
+    def waits(self, seconds: float) -> list[Waiting]:
+        """The collectives that had not ended at the last call of :meth:`take`.
+
+        Args:
+            seconds: how long ago this rank must have entered them.
+        """
+        before = (time.time() - seconds) * 1e9
+        entered = [each for each in self._unended if each["time_created_ns"] < before]
+        named = map(_waiting, entered[:_MOST_WAITS])
+        return [waiting for waiting in named if waiting is not None]
+
 
 def _collective(entry: dict[str, Any], ahead: float) -> Collective:
     sizes = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
     size = sum(math.prod(shape) * _BYTES.get(kind, 4) for shape, kind in sizes)
     begun = entry["time_created_ns"] * 1e-9 - ahead
     return Collective(entry["collective_seq_id"], 0, size, begun, None, None)
+
+
+def _waiting(entry: dict[str, Any]) -> Waiting | None:
+    """The message's entry; None if the ranks of the group are not known."""
+    _backend, _, operation = entry["profiling_name"].rpartition(":")
+    name = f"{operation} number {entry['collective_seq_id']}"
+    if operation == "all_reduce":  # the other ranks must have the same shapes
+        name += f" of shape {', '.join(map(str, entry['input_sizes']))}"
+    if entry["pg_id"] == 0:
+        return Waiting(name)
+    group, description = entry["process_group"]
+    ranks = _ranks(group)
+    if not ranks:
+        return None
+    return Waiting(f"{name} of the group {description or group} ({ranks_text(ranks)})", ranks)
+
+
+def _ranks(group: str) -> list[int]:
+    """The ranks of a process group; empty if they are not known."""
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    for process_group, name in dict(getattr(world, "pg_names", {})).items():
+        if name == group:
+            return sorted(world.pg_group_ranks[process_group])  # type: ignore[union-attr]
+    return []

@@ -13,12 +13,12 @@ from types import CodeType
 from typing import Final
 
 from horovod_runner.profiling.clock import clock
-from horovod_runner.profiling.collectives import Collective, Collectives, chosen
+from horovod_runner.profiling.collectives import TORCH_SET, Collective, Collectives, chosen
 from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
 from horovod_runner.profiling.steps import OptimizerSteps
-from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
 
 _WINDOW_SECONDS: Final = 1.0
 _LATE_SECONDS: Final = 0.002  # from which it is of interest who has the interpreter lock
@@ -35,8 +35,10 @@ class Profiler:
         rank: this rank's number.
         size: the number of ranks.
         send: sends a summary, or drops it where there is no room; must not wait.
-        send_lines: sends the lines that the main thread was seen at; may wait.
+        send_news: sends the lines that the main thread was seen at, and the collectives that it
+            waits in; may wait.
         outermost: the calls of this function, and those around it, are no lines of interest.
+        stall_seconds: how long a collective of torch.distributed lasts until the driver is told.
     """
 
     def __init__(
@@ -44,13 +46,17 @@ class Profiler:
         rank: int,
         size: int,
         send: Callable[[Profile], None],
-        send_lines: Callable[[Lines], None],
+        send_news: Callable[[Lines | Waits], None],
         outermost: CodeType | None = None,
+        *,
+        stall_seconds: float = 60.0,
     ) -> None:
         self._rank = rank
         self._most_arrivals = max(_FEWEST_ARRIVALS, min(_ARRIVALS, _ALL_ARRIVALS // size))
         self._send = send
-        self._send_lines = send_lines
+        self._send_news = send_news
+        self._stall_seconds = stall_seconds
+        self._waits_due = 0.0
         self._sampler = Sampler(outermost)
         self._look_seconds = LOOK_SECONDS  # between two looks of this summary
         self._steps = OptimizerSteps()
@@ -115,10 +121,13 @@ class Profiler:
         collectives = self._unsent + self._take()
         now = self._count()
         before = self._before
+        stands_still = (now.steps, now.spent) == (before.steps, before.spent) and not final
+        if stands_still:
+            self._send_waits(now.time)
         if not any(now.steps.values()):  # still importing and connecting
             self._before, self._unsent = now, []
             return
-        if not final and (now.steps, now.spent) == (before.steps, before.spent):
+        if stands_still:
             self._unsent = collectives
             return  # a rank that hangs must look like one, and not report that it does
         self._before, self._has_news, self._unsent = now, True, []
@@ -152,6 +161,13 @@ class Profiler:
             self._sampler.forget()  # the lines of imports and of the first steps
             now.looked = now.blocked = 0
 
+    def _send_waits(self, now: float) -> None:
+        """Name the collectives of torch.distributed in which this rank waits for others."""
+        waits = self._flight_recorder.waits(self._stall_seconds)
+        if waits and now >= self._waits_due:
+            self._waits_due = now + self._stall_seconds
+            self._send_news(Waits(self._rank, waits))
+
     def _late_seconds(self, now: _Counters, before: _Counters) -> float:
         """See ``Profile.late``: as if the thread had looked fifty times a second."""
         late = (now.late - before.late) * self._look_seconds / LOOK_SECONDS
@@ -160,9 +176,10 @@ class Profiler:
     def _take(self) -> list[Collective]:
         """Some collectives since the last call: of Horovod, else of torch.distributed."""
         taken = self._collectives.take(self._most_arrivals)
+        of_torch = self._flight_recorder.take()
         if self._collectives.totals.collectives:
             return taken
-        return chosen(self._flight_recorder.take(), self._most_arrivals)
+        return chosen(of_torch, self._most_arrivals)
 
     def _count(self) -> _Counters:
         """The counts at this moment."""
@@ -197,7 +214,7 @@ class Profiler:
         ]
         for thread, total, stacks in seen:
             if total:
-                self._send_lines(_lines(self._rank, thread, total, stacks))
+                self._send_news(_lines(self._rank, thread, total, stacks))
 
 
 def _lines(rank: int, thread: Thread, total: int, seen: Mapping[Stack, int]) -> Lines:
@@ -264,11 +281,13 @@ def _torch_threads() -> int:
 
 def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
     """Collectives of all ranks, see :attr:`Profile.arrivals`; ``now`` by the monotonic clock."""
-    return [_arrival(each, now) for each in collectives if each.process_set == 0]
+    sets = (0, TORCH_SET)
+    return [_arrival(each, now) for each in collectives if each.process_set in sets]
 
 
 def _arrival(each: Collective, now: float) -> tuple[int, int, int]:
+    number = -each.number if each.process_set == TORCH_SET else each.number
     if each.started is None:
-        return each.number, UNKNOWN, round((now - each.queued) * 1e6)
+        return number, UNKNOWN, round((now - each.queued) * 1e6)
     waited = round((each.started - each.queued) * 1e6)
-    return each.number, waited, round((now - each.started) * 1e6)
+    return number, waited, round((now - each.started) * 1e6)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 
 from horovod_runner.common.text import ranks_text
@@ -151,7 +153,9 @@ def _load(outcome: Outcome) -> Exception | None:
 
 
 def _advice(error: Exception | None, outcome: Outcome) -> str:
-    """Return what to do about a module that is missing on the rank's host; empty otherwise."""
+    """Return what to do about a module or file that the rank's host lacks; empty otherwise."""
+    if isinstance(error, FileNotFoundError):
+        return _advice_on_file(error.filename, outcome)
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     package = error.name.partition(".")[0]
@@ -164,6 +168,23 @@ def _advice(error: Exception | None, outcome: Outcome) -> str:
             f"horovod-runner run --ship-modules {package}"
         )
     return f"\n\nThe Python of {outcome.hostname} has no module {error.name}. {remedy}."
+
+
+def _advice_on_file(path: object, outcome: Outcome) -> str:
+    """Return what to do about a file that exists here, on the driver's machine; otherwise empty."""
+    if not isinstance(path, str) or not os.path.exists(path):
+        return ""
+    if os.path.isabs(path) and outcome.hostname == socket.gethostname():
+        return (
+            f"\n\n{path} exists now: another rank may have written it after this one looked for "
+            "it. Call hvd.barrier() on every rank after the one that writes."
+        )
+    return (
+        f"\n\n{path} exists on the driver's machine, but not for the rank on {outcome.hostname}: a "
+        "rank reads its own host's files, and a relative path begins at the folder in which its "
+        "executor works. Name the full path of a file that all hosts share, or pass the data to "
+        "the run: run(main, train=df)."
+    )
 
 
 def _where(outcome: Outcome, size: int) -> str:
@@ -205,7 +226,7 @@ def _last_line(traceback: str, error_type: str) -> str:
     """Return the last line of an exception, without the note that tells of old code."""
     before, mark, _ = traceback.rpartition("\nHorovodRunner: ")
     lines = (before if mark else traceback).strip().splitlines()
-    return lines[-1] if lines else error_type
+    return lines[-1].strip() if lines else error_type
 
 
 def _same_failures(first: Outcome, outcomes: Sequence[Outcome], reported: Sequence[int]) -> str:

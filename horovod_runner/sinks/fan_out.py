@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from horovod_runner.folders.problems import describe
 from horovod_runner.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -170,9 +171,12 @@ class _SinkThread:
             method(*arguments)
 
     def _give_up(self, event: str, error: Exception) -> None:
+        text = str(error)
+        if "[Errno" in text:  # of a store that cannot be written, for example
+            text = describe(error, otherwise="")
         self._notice(
             f"the sink {self._name} failed in {event}() and receives nothing more of this run: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {text}"
         )
         with self._changed:
             self._closed = True

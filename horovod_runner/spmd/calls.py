@@ -193,7 +193,10 @@ def _at_exit() -> None:
     error = getattr(sys, "last_value", None)
     if error is None:
         error = RuntimeError("the process exited (sys.exit, or the end of main) before spmd.end()")
+    shown = len(getattr(error, "__notes__", ()))  # with the traceback, which Python has printed
     try:
         session.fail(error)
     except RankFailedError as first:
         print(f"{first}", file=sys.stderr, flush=True)
+    for note in getattr(error, "__notes__", ())[shown:]:
+        print(note, file=sys.stderr, flush=True)

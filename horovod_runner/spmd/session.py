@@ -6,14 +6,17 @@ import os
 import socket
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from horovod_runner.errors import LaunchError, RankFailedError, is_secondary
+from horovod_runner.migrate import notes
 from horovod_runner.spmd.peers import Peers
 from horovod_runner.spmd.trainers import Trainer
+from horovod_runner.worker import context
 
 if TYPE_CHECKING:
     from horovod_runner.host.rendezvous import Rendezvous
@@ -90,6 +93,7 @@ class Session:
         """
         cause = self.peers.failure(_CAUSE_SECONDS) if is_secondary(error) else None
         if cause is None and not isinstance(error, RankFailedError):  # all ranks know of that one
+            _add_note(error)
             text = "".join(traceback.format_exception(error)).strip()
             failure = _Failure(self.peers.rank, socket.gethostname(), os.getpid(), text)
             self.peers.fail(msgspec.msgpack.encode(failure))
@@ -113,6 +117,13 @@ class Session:
             else:
                 os.environ[name] = value
         self.peers.close(together=together)
+
+
+def _add_note(error: BaseException) -> None:
+    """Say what to do if the program was written for Keras 2 or TensorFlow 1."""
+    if context.current() is None:  # otherwise the rank adds it
+        with suppress(Exception):  # the error itself matters more
+            notes.add_note(error, notes.BY_PROGRAM)
 
 
 def peer_error(failure: bytes) -> RankFailedError:

@@ -25,6 +25,7 @@ from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import framing, messages
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
+from horovod_runner.wire.measurements import is_waits
 from horovod_runner.wire.messages import FromDriver
 
 _READ_BYTES = 64 << 10
@@ -285,7 +286,6 @@ class Relay:
             if self._stacks_until is not None:  # complete soon: faulthandler writes it in one go
                 self._stacks_until = time.monotonic() + _STACKS_SECONDS / 10
         elif descriptor in self._partial:
-            self._touch()
             self._forward(descriptor, data)
         else:
             self._print(self._streams[descriptor], data)
@@ -316,8 +316,11 @@ class Relay:
             partial.clear()
             self._leave(pipe)
             return
+        batch = bytes(partial[:end])
+        if not _only_waits(batch):
+            self._touch()
         if end:
-            self._queue_batch(bytes(partial[:end]))
+            self._queue_batch(batch)
             del partial[:end]
 
     def _print(self, stream: LineSplitter, data: bytes, *, final: bool = False) -> None:
@@ -353,3 +356,10 @@ class Relay:
             except OSError:
                 return  # the disk is full: tried again when something has been sent
             self._unspooled.popleft()
+
+
+def _only_waits(batch: bytes) -> bool:
+    """Whether a rank says nothing but that it waits for others, which is no progress."""
+    first = framing.LENGTH.size
+    # Most batches begin with another message, and may be large.
+    return is_waits(batch[first : first + 16]) and all(map(is_waits, framing.unframe(batch)))

@@ -32,17 +32,20 @@ def fetch_checkpoint(plan: CheckpointPlan, link: Link, folder: Path) -> Checkpoi
         The plan, with the path of the copy if there is one.
 
     Raises:
-        CheckpointError: the driver has no complete checkpoint, or does not answer.
+        CheckpointError: the driver has no complete checkpoint, or does not answer; or the latest
+            one is sharded.
         CalledOffError: the driver stopped the rank.
     """
     # Imported here: few tasks resume from anything.
-    from horovod_runner.checkpoints import checkpoint
+    from horovod_runner.checkpoints import checkpoint, loader
     from horovod_runner.folders.opening import open_folder
 
     if checkpoint.has_probe(open_folder(plan.folder), plan.token):
         return plan
     problems = []
     for marker in plan.resume:
+        if marker.kind == "sharded":
+            raise loader.not_shared(plan, marker, "The host of rank 0 does")
         problem = _fetch(marker, link, folder)
         if not problem:
             return plan._replace(fetched=str(folder / marker.name))

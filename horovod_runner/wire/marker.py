@@ -4,6 +4,10 @@
     checkpoint-000007-step-1200-1a2b3c4d.json    the marker, written last: only with it the
                                                  checkpoint is complete
 
+A sharded checkpoint is a folder, with a file of each rank:
+
+    checkpoint-000007-step-1200-1a2b3c4d.dcp/    .metadata, __0_1.distcp, __1_1.distcp
+
 The first number counts the checkpoints of a folder, so the latest one is known without comparing
 clocks. The last part is the run's id.
 """
@@ -16,17 +20,18 @@ from typing import Final, Literal
 
 import msgspec
 
-Kind = Literal["torch", "arrays", "keras", "bytes", "folder"]
+Kind = Literal["torch", "arrays", "keras", "bytes", "folder", "sharded"]
 SUFFIXES: Final[Mapping[Kind, str]] = {
     "torch": ".pt",
     "arrays": ".npz",
     "keras": ".keras",
     "bytes": ".bin",
     "folder": ".tar",
+    "sharded": ".dcp",
 }
 _NAME = re.compile(
     r"checkpoint-(?P<number>[0-9]{6,12})-step-(?P<step>-?[0-9]{1,19})-[0-9a-z]{1,32}"
-    r"\.(?:pt|npz|keras|bin|tar)"
+    r"\.(?:pt|npz|keras|bin|tar|dcp)"
 )
 
 
@@ -34,12 +39,12 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     """The metadata of a checkpoint.
 
     Attributes:
-        name: of the file with the state.
+        name: of the file with the state, or of the folder of a sharded one.
         number: 1-based sequence number within the folder.
         step: as given to ``save_checkpoint``.
         kind: the file's format, see :mod:`horovod_runner.checkpoints.formats`.
-        size: of the file, in bytes.
-        sha256: of the file, in hexadecimal.
+        size: of the file, in bytes; of all files of a sharded one.
+        sha256: of the file, in hexadecimal; of a sharded one, of its metadata.
         run_id: the run that wrote it.
         attempt: 1-based number of the launch within that run.
         saved_at: seconds since the Unix epoch, by the clock of the host that wrote it.

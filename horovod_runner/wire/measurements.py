@@ -36,9 +36,10 @@ class Profile(Measurement, frozen=True, gc=False):
         collectives: how many there were.
         waited: seconds, over the collectives, until all ranks had their tensors.
         moved: seconds of the collectives themselves.
-        arrivals: of some collectives, their number, the microseconds that this rank waited until
-            all ranks had begun, and the microseconds from then to ``time``. Where it is not known
-            when all had begun: UNKNOWN, and the microseconds since this rank has begun.
+        arrivals: of some collectives, their number (below 0 for torch.distributed's over the
+            backend hvd), the microseconds that this rank waited until all ranks had begun, and the
+            microseconds from then to ``time``. Where it is not known when all had begun: UNKNOWN,
+            and the microseconds since this rank has begun.
         cpu: CPU seconds of the process.
         main_cpu: CPU seconds of the main thread.
         starved: seconds in which the main thread could have run and had no core.
@@ -240,6 +241,36 @@ class Lines(Measurement, frozen=True):
     thread: Thread = "main"
 
 
+class Waiting(msgspec.Struct, frozen=True):
+    """A collective of torch.distributed that a rank has entered and that has not ended.
+
+    Attributes:
+        name: "all_reduce number 12 of shape [64]", the same on all ranks that have entered it.
+        ranks: the ranks of its process group; empty for all ranks.
+    """
+
+    name: str
+    ranks: list[int] = []
+
+
+class Waits(Measurement, frozen=True):
+    """The collectives that a rank waits in; repeated while it waits.
+
+    Unlike other messages of a rank, it is no sign of progress.
+    """
+
+    rank: int
+    collectives: list[Waiting]
+
+
+_WAITS_TAG: Final = msgspec.msgpack.encode("Waits")
+
+
+def is_waits(data: bytes) -> bool:
+    """Whether an encoded message is a Waits; without decoding it."""
+    return data.startswith(_WAITS_TAG, 1)  # the first byte is the number of fields
+
+
 #: See ``Note.kind``.
 NoteKind = Literal["weights", "feed", "file", "mistake"]
 
@@ -248,9 +279,10 @@ class Note(Measurement, frozen=True):
     """What a rank's code did, for a comparison with the other ranks' (`driver.sync_check`).
 
     Attributes:
-        kind: "weights": digests of some weights, before or after the first step. "feed": a feed was
-            read for the first time; the key has the dataset's name and, on a line of its own, the
-            feed's number. "file": a file was written. "mistake": the user made one.
+        kind: "weights": digests of some weights and the learning rates, before or after a step.
+            "feed": a feed was read for the first time; the key has the dataset's name and, on a
+            line of its own, the feed's number. "file": a file was written, or files in a folder,
+            whose key ends with a slash. "mistake": the user made one.
         key: a rank's n-th note of a kind and key is compared with the n-th of the other ranks.
         value: what should be the same on all ranks; the text of a mistake.
         where: the line of the user's code, "train.py:41"; empty if it is not known.
@@ -261,3 +293,7 @@ class Note(Measurement, frozen=True):
     key: str
     value: str
     where: str
+
+
+#: All messages here.
+FromRank = Profile | Machine | Lines | Waits | MemoryShort | Note

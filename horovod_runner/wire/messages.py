@@ -3,7 +3,7 @@
 On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
 What ranks measure of themselves is in `measurements`, what a pool of tasks says in `pool`.
 
-    rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines,
+    rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines, Waits,
                     MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Note, Fence,
                     Lookup, Alive, Stalled, Stacks, Failed, Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
@@ -323,17 +323,13 @@ FromRank = (
     | Output
     | Log
     | Report
-    | measurements.Profile
-    | measurements.Machine
-    | measurements.Lines
-    | measurements.MemoryShort
+    | measurements.FromRank
     | FilePart
     | Saved
     | Unsaved
     | Untraced
     | Fetch
     | Weights
-    | measurements.Note
     | Fence
     | Lookup
     | Alive

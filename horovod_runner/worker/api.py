@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,9 @@ def report(
         plain_int("total_steps", total_steps)
 
 
-def save_checkpoint(state: Any, step: int, metrics: Mapping[str, Any] | None = None) -> None:
+def save_checkpoint(
+    state: Any, step: int, metrics: Mapping[str, Any] | None = None, *, sharded: bool = False
+) -> None:
     """Save a checkpoint that the training can resume from.
 
     Call it on every rank; only rank 0 writes, and the call returns at once elsewhere. Rank 0 waits
@@ -95,16 +98,25 @@ def save_checkpoint(state: Any, step: int, metrics: Mapping[str, Any] | None = N
     and the checkpoint counts once it is complete. If it cannot be written (the disk is full), the
     driver shows a notice, and the training continues.
 
+    With ``sharded=True`` each rank writes its part of the state: its shards of tensors (FSDP's
+    DTensor), and a share of what all ranks have. Plain tensors and values must be the same on all
+    ranks. All ranks must see the folder, ``checkpoint_dir``.
+
     Args:
         state: a dict of what ``state_dict()`` returns, tensors, NumPy arrays and plain values; a
-            Keras model; bytes; or the path of a folder.
+            Keras model; bytes; or the path of a folder. With ``sharded=True`` a dict, best made by
+            ``torch.distributed.checkpoint.state_dict.get_state_dict``.
         step: how many steps are done.
         metrics: numbers by name. ``CheckpointConfig(metric=...)`` keeps the best checkpoints by one
             of them.
+        sharded: whether each rank writes its part, in the format of torch.distributed.checkpoint.
 
     Raises:
+        CheckpointError: ``sharded=True``, and a rank does not see the folder of checkpoints, or the
+            ranks call this with different steps. Nothing is written.
         RanksChangedError: an elastic run goes on with other ranks, and resumes from this
             checkpoint. Raised on rank 0, once the checkpoint is written. Do not catch it.
+        RuntimeError: ``sharded=True``, and ``hvd.init()`` has not been called.
         TypeError: the state holds something that cannot be stored; says where.
         ValueError: ``step`` is below 0.
     """
@@ -112,15 +124,20 @@ def save_checkpoint(state: Any, step: int, metrics: Mapping[str, Any] | None = N
     if rank is None:
         return
     rank.saved += 1
-    if rank.rank != 0:
+    if rank.rank != 0 and not sharded:
         return
     if rank.saver is None:
         from horovod_runner.checkpoints.saver import Saver
 
         rank.saver = Saver(rank.checkpoints, rank.file_parts)
     with clock.timing("checkpoint"):
-        rank.saver.save(state, step, metrics)
-        if _leaving(rank):
+        if sharded:
+            rank.saver.save_sharded(
+                state, step, metrics, calls=rank.saved, rank=rank.rank, size=rank.size
+            )
+        else:
+            rank.saver.save(state, step, metrics)
+        if rank.rank == 0 and _leaving(rank):
             # The others do not know whether it is written: they end when they notice this end.
             rank.saver.finish()
             raise _ranks_changed("checkpoint", step)
@@ -200,26 +217,51 @@ def _note_imports(rank: context.RankContext) -> None:
         part.replace(path)
 
 
-def load_checkpoint() -> LoadedCheckpoint | None:
+def load_checkpoint(
+    into: dict[str, Any] | Callable[[], dict[str, Any]] | None = None,
+) -> LoadedCheckpoint | None:
     """Load the checkpoint that the training resumes from; None starts from the beginning.
 
     That is the latest complete checkpoint: of ``checkpoint_dir`` with ``resume=True``, or of the
     previous attempt (``max_restarts``). Call it on every rank, after ``hvd.init()``: rank 0 reads
-    it and broadcasts it. The number of ranks may differ from when it was written.
+    it and broadcasts it. Of a sharded checkpoint each rank reads what it needs. The number of ranks
+    may differ from when it was written.
 
     In an elastic run it is the latest ``commit`` of any host, unless a checkpoint is newer. Commits
     of Horovod's ``hvd.elastic`` states do not count: ``hvd.elastic.run`` restores them.
 
+    Args:
+        into: a state like the one that was saved, or a function that returns it, which is called
+            only if there is a checkpoint. Its tensors, which may be sharded, are overwritten in
+            place, and its other values are replaced. It may leave out keys. It works with every
+            checkpoint of a dict, sharded or not. None: the state is a new one, of whole tensors on
+            the CPU.
+
     Raises:
-        CheckpointError: there are checkpoints, none of them is complete, and there is no commit.
+        CheckpointError: there are checkpoints, none of them is complete, and there is no commit; or
+            ``into`` has keys or shapes that the checkpoint lacks.
         RuntimeError: there are several ranks, and ``hvd.init()`` has not been called.
     """
     rank = context.current()
     if rank is None:
         return None
-    loaded = _load(rank, rank.checkpoints, _own_commits(rank))
+    given: list[dict[str, Any]] = []
+
+    def target() -> dict[str, Any]:
+        if into is not None and not given:
+            given.append(into() if callable(into) else into)
+        return given[0]
+
+    wanted = None if into is None else target
+    loaded = _load(rank, rank.checkpoints, _own_commits(rank), wanted)
     if loaded is not None and isinstance(loaded.state, dict) and STATES in loaded.state:
-        loaded = _load(rank, rank.checkpoints, None)  # hvd.elastic.run restores the commit itself
+        # hvd.elastic.run restores the commit itself.
+        loaded = _load(rank, rank.checkpoints, None, wanted)
+    if loaded is not None and into is not None and loaded.state is not target():
+        from horovod_runner.checkpoints.sharded import reader
+
+        reader.fill(target(), loaded.state, loaded.step)
+        loaded = replace(loaded, state=target())
     rank.resumed = loaded is not None
     return loaded
 
@@ -247,7 +289,10 @@ def _own_commits(rank: context.RankContext) -> Commits | None:
 
 
 def _load(
-    rank: context.RankContext, checkpoints: job_file.CheckpointPlan, commits: Commits | None
+    rank: context.RankContext,
+    checkpoints: job_file.CheckpointPlan,
+    commits: Commits | None,
+    into: Callable[[], dict[str, Any]] | None = None,
 ) -> LoadedCheckpoint | None:
     from horovod_runner.checkpoints.loader import load
 
@@ -258,6 +303,7 @@ def _load(
         log_to_driver,
         commits=commits,
         keeps=rank.local_rank == 0,
+        into=into,
     )
 
 
@@ -266,8 +312,9 @@ def check_weights(model: Any, epoch: int | None = None) -> None:
 
     Call it on every rank at the end of an epoch; without that option it returns at once. It never
     waits for other ranks: the driver compares hashes, and ends the run with a SyncError if they
-    differ. The callbacks of :mod:`horovod_runner.keras` and :mod:`horovod_runner.lightning` call
-    it.
+    differ. The callbacks of :mod:`horovod_runner.keras`, :mod:`horovod_runner.lightning` and
+    :mod:`horovod_runner.huggingface` call it. Weights that are divided among the ranks (FSDP,
+    DeepSpeed's ZeRO 3) are not compared.
 
     Args:
         model: a torch module or a Keras model, whose trainable weights are compared; or tensors,
@@ -280,9 +327,10 @@ def check_weights(model: Any, epoch: int | None = None) -> None:
     rank = context.current()
     if rank is None or not rank.weight_check or rank.size == 1:
         return
-    from horovod_runner.worker.weights import hash_weights
+    from horovod_runner.worker.weights import hash_weights, is_sharded
 
-    rank.pipe.send(hash_weights(model, rank.rank, epoch))
+    if not is_sharded(model):
+        rank.pipe.send(hash_weights(model, rank.rank, epoch))
 
 
 def current_rank() -> int:

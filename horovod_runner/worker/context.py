@@ -31,7 +31,7 @@ class RankContext:
         checkpoints: where checkpoints go, and which ones to resume from.
         file_parts: the descriptor of the pipe that takes checkpoints to the driver's machine.
         weight_check: whether the ranks' weights are compared after each epoch.
-        start_check: whether they are compared at the first steps.
+        start_check: whether they are compared at the first steps, and at growing intervals.
         readers: the pickled readers of the datasets, by the name of the argument; may be empty.
         pieces: see messages.Assignment.
         local_rank: its number among the ranks of this host.

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.errors import is_secondary
 from horovod_runner.host import gpus
+from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS
 from horovod_runner.wire import job_file, messages
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import api, context, guard, redirect
@@ -162,8 +163,15 @@ def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
         return None
     from horovod_runner.profiling.profiler import Profiler
 
-    send = rank.reporter.send_profile
-    return Profiler(job.rank, job.size, send, rank.pipe.send, _call_main.__code__)
+    return Profiler(
+        job.rank,
+        job.size,
+        rank.reporter.send_profile,
+        rank.pipe.send,
+        _call_main.__code__,
+        # Horovod's stall inspector has the same setting.
+        stall_seconds=float(os.environ.get(STALL_CHECK) or STALL_WARN_SECONDS),
+    )
 
 
 def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkProfiler | None:

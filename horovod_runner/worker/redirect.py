@@ -7,9 +7,10 @@ and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, an
 import.
 
 ``horovod.common.elastic`` is patched: a state comes back from the commits of the run. So is
-``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights. Adasum is refused
-where there is no MPI. Modules of torch, Keras and Spark are patched where a mistake in training
-code shows (`checks`).
+``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights, and its
+``Compression`` has more kinds. Adasum is refused where there is no MPI. torch.distributed gets the
+backend "hvd". Modules of torch, Keras and Spark are patched where a mistake in training code shows
+(`checks`).
 
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
@@ -206,10 +207,11 @@ def _without_adasum(ops: Any, function: Callable[..., Any]) -> Callable[..., Any
 
 
 def _patch_torch_functions(functions: Any) -> None:
-    """Make ``broadcast_optimizer_state`` leave weights and gradients as they are.
+    """Make ``broadcast_optimizer_state`` leave weights and earlier gradients as they are.
 
     It creates the state of a new optimizer by a step with gradients of 0. Weight decay changes the
     weights in that step: on the ranks that have loaded no state, but not on the rank that has.
+    The gradients of 0 stay where there were none: Horovod's own tests use them.
     """
     original = functions.broadcast_optimizer_state
 
@@ -222,9 +224,31 @@ def _patch_torch_functions(functions: Any) -> None:
         original(optimizer, *args, **kwargs)
         for parameter, (value, gradient) in zip(parameters, kept, strict=True):
             parameter.data.copy_(value)
-            parameter.grad = gradient
+            if gradient is not None:
+                parameter.grad = gradient
 
     functions.broadcast_optimizer_state = broadcast_optimizer_state
+
+
+def _patch_torch_compression(module: Any) -> None:
+    # By their names: they import torch and Horovod.
+    module.Compression.bf16 = import_module("horovod_runner.compression.bfloat16").BFloat16
+    module.Compression.powersgd = import_module("horovod_runner.compression.powersgd").PowerSGD
+
+
+def _patch_torch_optimizer(module: Any) -> None:
+    import_module("horovod_runner.worker.checks.gradients").watch_horovod(module)
+    import_module("horovod_runner.compression.whole").patch_optimizer(module)
+
+
+def _patch_c10d(c10d: Any) -> None:
+    """Give torch.distributed the backend "hvd"."""
+    # By its name: it is in a layer above this one.
+    import_module("horovod_runner.torch_backend").register(c10d)
+
+
+def _patch_accelerate(state: Any) -> None:
+    import_module("horovod_runner.torch_backend").patch_accelerate(state)
 
 
 def _check(module: str, watch: str) -> Callable[[Any], None]:
@@ -237,21 +261,28 @@ def _check(module: str, watch: str) -> Callable[[Any], None]:
 
 
 _PATCHES: dict[str, Callable[[Any], None]] = {
+    "accelerate.state": _patch_accelerate,
     "horovod.common.elastic": _patch_elastic,
     "horovod.tensorflow": _patch_tensorflow,
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
     "horovod.tensorflow.sync_batch_norm": _patch_sync_batch_norm,
     "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
+    "horovod.torch.compression": _patch_torch_compression,
     "horovod.torch.functions": _patch_torch_functions,
     "horovod.torch.mpi_ops": _patch_mpi_ops,
-    "horovod.torch.optimizer": _check("gradients", "watch_horovod"),
-    "keras.src.callbacks.callback_list": _check("first_steps", "watch_keras"),
+    "horovod.torch.optimizer": _patch_torch_optimizer,
+    "keras.src.callbacks.callback_list": _check("steps", "watch_keras"),
+    "keras.src.callbacks.csv_logger": _check("calls", "watch_keras_csv"),
+    "keras.src.callbacks.tensorboard": _check("calls", "watch_keras_logs"),
     "keras.src.saving.saving_api": _check("calls", "watch_keras_save"),
+    "mlflow.tracking.fluent": _check("calls", "watch_mlflow"),
     "pyspark.context": _check("calls", "watch_spark"),
     "pyspark.core.context": _check("calls", "watch_spark"),
+    "torch.distributed.distributed_c10d": _patch_c10d,
     "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
     "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
-    "torch.optim.optimizer": _check("first_steps", "watch_torch"),
+    "torch.optim.optimizer": _check("steps", "watch_torch"),
     "torch.serialization": _check("calls", "watch_torch_save"),
     "torch.utils.data.distributed": _check("calls", "watch_sampler"),
+    "torch.utils.tensorboard.writer": _check("calls", "watch_torch_logs"),
 }

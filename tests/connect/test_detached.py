@@ -66,8 +66,14 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
 
 
-def hear_while_it_lasts(ranks: Ranks, folder: Path) -> str:
-    """Make a run in which each rank waits until its line has been heard; returns the notices."""
+def hear_while_it_lasts(ranks: Ranks, folder: Path, **options: Any) -> str:
+    """Make a run in which each rank waits until its line has been heard; returns the notices.
+
+    Args:
+        ranks: start it.
+        folder: that the test and the ranks see.
+        **options: of the run.
+    """
 
     def main() -> int:
         rank = int(os.environ["RANK"])
@@ -77,7 +83,8 @@ def hear_while_it_lasts(ranks: Ranks, folder: Path) -> str:
         return rank
 
     ear = Ear(folder)
-    assert ranks.run(2, main, {"sinks": [ear], "checkpoint_dir": folder / "kept"}) == 0
+    options = {"checkpoint_dir": folder / "kept", **options}
+    assert ranks.run(2, main, {"sinks": [ear], **options}) == 0
     return "\n".join(ear.notices)
 
 

@@ -125,6 +125,60 @@ def test_ranks_that_call_different_collectives_are_named_both(ranks: Ranks) -> N
     assert "the same collectives" in str(caught.value)
 
 
+def wait_in_backward(rank: int) -> None:
+    """Rank 0 waits in native code, inside the backward pass of DistributedDataParallel."""
+    import torch
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+    for step in range(10):
+        if rank == 1 and step == 5:
+            hang_in_python()
+        model(torch.ones(2, 3)).sum().backward()
+
+
+def call_different_collectives(rank: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    pair = dist.new_group([0, 1], group_desc="pair")
+    dist.all_reduce(torch.ones(3), group=pair)
+    if rank == 0:
+        dist.all_reduce(torch.ones(5), group=pair)
+    dist.broadcast(torch.ones(5), 0)
+
+
+@pytest.mark.horovod
+@pytest.mark.places("local")
+@pytest.mark.parametrize(
+    ("hang", "expected"),
+    [
+        (wait_in_backward, [r"rank 0 waits in all_reduce number \d+ of shape \[4\] for rank 1"]),
+        (
+            call_different_collectives,
+            [
+                r"rank 0 waits in all_reduce number 2 of shape \[5\] of the group pair \(ranks "
+                r"0-1\) for rank 1",
+                r"rank 1 waits in broadcast number \d+ for rank 0",
+            ],
+        ),
+    ],
+)
+def test_the_collective_of_torch_distributed_is_named(
+    ranks: Ranks, hang: Callable[[int], None], expected: list[str]
+) -> None:
+    def main() -> None:
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        hang(dist.get_rank())
+
+    with pytest.raises(HangError) as caught:
+        ranks.run(2, main, hangs)
+    for text in expected:
+        assert re.search(text, str(caught.value)), caught.value
+    assert f"in {hang.__name__}" in str(caught.value)
+
+
 @pytest.mark.horovod
 @pytest.mark.places("local")
 def test_a_rank_that_returns_early_is_named_as_the_cause(ranks: Ranks) -> None:

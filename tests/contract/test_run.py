@@ -315,7 +315,7 @@ def test_what_lives_on_the_driver_alone_is_named_with_the_way_to_it(ranks: Ranks
         ranks.run(1, main)
     told = r"argument frames\[0\] is a pyspark\.sql\..*Make it an argument of its own"
     with pytest.raises(SerializationError, match=told):
-        ranks.run(1, print, frames=[frame])
+        ranks.run(1, lambda frames: frames, frames=[frame])
 
 
 def test_processes_that_a_rank_started_end_with_it(ranks: Ranks) -> None:

@@ -84,11 +84,11 @@ class Rows:
         return torch.ones(8)
 
 
-def train_with_loader(steps: int, processes: int) -> None:
+def train_with_loader(steps: int, processes: int, backend: str | None = "gloo") -> None:
     import torch
     import torch.distributed
 
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group(backend)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = torch.utils.data.DataLoader(Rows(), batch_size=8, num_workers=processes)  # type: ignore[arg-type]
@@ -105,8 +105,9 @@ def train_with_loader(steps: int, processes: int) -> None:
 
 
 @pytest.mark.places("local")
-def test_trainings_without_horovod_are_measured_too(ranks: Ranks) -> None:
-    run = finished(ranks, train_with_loader, steps=60, processes=0)
+@pytest.mark.parametrize("backend", ["gloo", None])  # None is ours where there is MPI
+def test_trainings_without_horovod_are_measured_too(ranks: Ranks, backend: str | None) -> None:
+    run = finished(ranks, train_with_loader, steps=60, processes=0, backend=backend)
     found = run.diagnose()
     (finding,) = [finding for finding in found.findings if finding.cause == "slow rank"]
     assert (finding.rank, finding.reason) == (1, "compute")

@@ -90,6 +90,7 @@ def meet() -> list[dict[str, Any]]:
 
     hvd.init()
     total = hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum)
+    sent = sent_by_host()
     connections = psutil.Process().net_connections("tcp")
     interfaces = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     observed = {
@@ -97,12 +98,32 @@ def meet() -> list[dict[str, Any]]:
         "place": (hvd.rank(), hvd.local_rank(), hvd.cross_rank()),
         "sizes": (hvd.size(), hvd.local_size(), hvd.cross_size()),
         "total": float(total),
+        "sent": sent,
         "master": os.environ["MASTER_ADDR"],
         "interfaces": {os.environ[name] for name in interfaces},
         "addresses": {c.laddr.ip for c in connections if c.status == psutil.CONN_ESTABLISHED},
     }
     gathered: list[dict[str, Any]] = hvd.allgather_object(observed)
     return gathered
+
+
+def sent_by_host() -> float:
+    """How often the bytes of a tensor leave this host in an allreduce over all ranks."""
+    import horovod.torch as hvd
+    import torch
+
+    def sent() -> int:
+        hvd.barrier()
+        (line,) = [
+            line for line in Path("/proc/net/dev").read_text().splitlines() if "eth0" in line
+        ]
+        return int(line.partition(":")[2].split()[8])
+
+    tensor = torch.ones(2_000_003)
+    before = sent()
+    for _ in range(2):
+        assert (hvd.allreduce(tensor, op=hvd.Sum, name="large") == hvd.size()).all()
+    return (sent() - before) / 2 / tensor.nbytes
 
 
 def check(observed: list[dict[str, Any]]) -> None:
@@ -113,6 +134,8 @@ def check(observed: list[dict[str, Any]]) -> None:
     for rank in observed:
         assert rank["sizes"] == (4, 2, 2)
         assert rank["total"] == 1 + 2 + 3 + 4
+        # As with one rank on each of two hosts: half of the bytes in each of two steps.
+        assert 1 < rank["sent"] < 1.1
         assert rank["interfaces"] == {"eth0"}
         # Over MPI only one rank of a host is connected to other hosts.
         assert rank["addresses"] <= {ADDRESSES[rank["host"]]}

@@ -162,23 +162,74 @@ HOROVOD = {
         "works",
         "With `DebugConfig(weight_check=None)` nothing is compared.",
     ),
+    "The learning rate differs by rank": Mistake(
+        "`ReduceLROnPlateau(optimizer).step(own_loss)`",
+        "warned",
+        "has another learning rate than rank 0",
+        "Average the loss first: `hvd.allreduce`; in Keras `MetricAverageCallback` before "
+        "`ReduceLROnPlateau`.",
+    ),
+    "Only rank 0 loads the optimizer's state": Mistake(
+        "`if hvd.rank() == 0: optimizer.load_state_dict(...)`",
+        "warned",
+        "Its state may differ by rank, for example because only rank 0 has loaded it",
+        "Call `hvd.broadcast_optimizer_state(optimizer, root_rank=0)` after that.",
+    ),
+    "Weights are unfrozen or added after `DistributedOptimizer`": Mistake(
+        "`for weight in backbone.parameters(): weight.requires_grad = True`",
+        "warned",
+        "they were frozen (requires_grad=False) when DistributedOptimizer was called",
+    ),
     "Gradients are clipped before they are averaged": Mistake(
         "`loss.backward(); clip_grad_norm_(...); optimizer.step()`",
-        "warned",
-        "clip_grad_norm_ clips gradients that are not averaged yet",
+        "works",
+        "They are averaged first, and `step` does not average again.",
+    ),
+    "Gradients are clipped by hand before they are averaged": Mistake(
+        "`loss.backward(); for p in model.parameters(): p.grad.clamp_(-1, 1)`",
+        "unknown",
+        "Nothing of PyTorch's is called that could average first.",
         "`optimizer.synchronize()` before it, and the step in `optimizer.skip_synchronize()`.",
+    ),
+    "Gradients are clipped while they accumulate": Mistake(
+        "`backward_passes_per_step=2`, and `clip_grad_norm_` after each `backward()`",
+        "warned",
+        "clip_grad_norm_ clips gradients of which more are to be accumulated",
+        "Clip once, after the last `backward()` of a step.",
     ),
     "AMP unscales gradients before they are averaged": Mistake(
         "`scaler.scale(loss).backward(); scaler.step(optimizer)`",
-        "warned",
-        "GradScaler unscales gradients that are not averaged yet",
-        "`optimizer.synchronize()`, `scaler.unscale_(optimizer)`, and the step in "
-        "`optimizer.skip_synchronize()`.",
+        "works",
+        "They are averaged first, so all ranks skip the same steps.",
     ),
     "`zero_grad` between `backward` and `step`": Mistake(
         "`loss.backward(); optimizer.zero_grad(); optimizer.step()`",
         "error",
         "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()",
+    ),
+    "Two optimizers, and a loss of one goes through the weights of both": Mistake(
+        "`generator_loss.backward(); generator_optimizer.step(); critic_optimizer.zero_grad()`",
+        "error",
+        "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()",
+        "Call `critic_optimizer.synchronize()` before its `zero_grad()`, or "
+        "`critic.requires_grad_(False)` before the generator's `backward()`.",
+    ),
+    "A layer that some ranks leave out": Mistake(
+        "`if hvd.rank() == 0: x = extra(x)`",
+        "works",
+        "Its gradient is 0 on the other ranks.",
+    ),
+    "The mean of whole numbers": Mistake(
+        "`hvd.allreduce(torch.tensor(count))`",
+        "unknown",
+        "It is a whole number in PyTorch, and calls that only wait use it, too.",
+        "`op=hvd.Sum`, or a tensor of floats.",
+    ),
+    "The result of a reduction is not used": Mistake(
+        "`hvd.allreduce(loss)`",
+        "unknown",
+        "A call that only waits is the same code.",
+        "`loss = hvd.allreduce(loss)`, or `hvd.allreduce_(loss)`, which changes the tensor.",
     ),
     "`zero_grad(set_to_none=True)`": Mistake(
         "`optimizer.zero_grad(set_to_none=True)`",
@@ -195,6 +246,12 @@ HOROVOD = {
         "unknown",
         "Horovod sums the passes; a larger step may be what you want.",
         "Divide the loss by the number of passes.",
+    ),
+    "A rank leaves a batch out": Mistake(
+        "`if torch.isnan(loss): continue`",
+        "error",
+        "returned from main while rank 0 still waited in a collective",
+        "Decide by a number that is equal on all ranks: `hvd.allreduce` the loss first.",
     ),
     "Tensors of different shapes are reduced": Mistake(
         "`hvd.allreduce(torch.ones(hvd.rank() + 1))`",
@@ -249,6 +306,11 @@ EVALUATION = {
 }
 
 PROCESSES = {
+    "Arguments of `main` are misspelled": Mistake(
+        "`runner.run(train, learning_rate=0.1)` for `def train(lr)`",
+        "error",
+        "main cannot be called as",
+    ),
     "`main` uses `spark`": Mistake(
         "`def main(): spark.range(10)`",
         "error",
@@ -297,10 +359,31 @@ PROCESSES = {
         "error",
         "ClusterConfig(ship_modules=[",
     ),
+    "`main` reads a file of the driver's machine": Mistake(
+        '`def main(): open("data/train.csv")`',
+        "error",
+        "exists on the driver's machine, but not for the rank on",
+    ),
+    "Ranks read what rank 0 has not written yet": Mistake(
+        "`if hvd.rank() == 0: torch.save(words, path)`, and then `torch.load(path)`",
+        "error",
+        "another rank may have written it after this one looked for it",
+        "`hvd.barrier()` between them.",
+    ),
     "All ranks write the same file": Mistake(
-        '`torch.save(model.state_dict(), "model.pt")`',
+        '`torch.save(model.state_dict(), "model.pt")`, `ModelCheckpoint`, `CSVLogger`',
         "warned",
         "of one host write the same file",
+    ),
+    "All ranks write logs for TensorBoard": Mistake(
+        '`SummaryWriter("logs")`, `keras.callbacks.TensorBoard("logs")`',
+        "warned",
+        "write to the same folder of logs",
+    ),
+    "All ranks log to MLflow": Mistake(
+        '`mlflow.log_metric("loss", loss)`',
+        "warned",
+        "main starts a run of MLflow on every rank",
     ),
     "`save_checkpoint` on all ranks": Mistake(
         "`save_checkpoint(state, step)`",

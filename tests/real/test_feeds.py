@@ -130,6 +130,21 @@ def test_rows_for_a_dataloader_may_be_dicts_and_transformed(shard: Shard) -> Non
     assert len(shard.to_torch_dataset(["n"], last_batch="drop")) == ROWS  # type: ignore[arg-type]
 
 
+def test_what_divides_rows_among_the_ranks_itself_gets_all_of_them(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    rows: Any = shard.to_torch_dataset(["n"], whole=True)
+    assert [row["n"].item() for row in rows.__getitems__(range(ROWS))] == list(range(ROWS))
+    with pytest.raises(ValueError, match="last_batch='drop' says how the rows are divided"):
+        shard.to_torch_dataset(["n"], whole=True, last_batch="drop")
+    assert shard.rows
+    shard._counts = [ROWS]  # as if the hosts shared no folder
+    with pytest.raises(DataError, match=r"train is split among the ranks: .* and whole=True gives"):
+        shard.to_torch_dataset(["n"], whole=True)
+
+
 def test_tensorflow_gets_tuples_of_tensors(shard: Shard) -> None:
     import tensorflow as tf
 

@@ -24,6 +24,10 @@ def test_the_overlay_replaces_files_of_the_release_and_adds_what_patches_include
     there = [root / file.relative_to(source.OVERLAY) for file in files]
     patches = "".join(patch.read_text() for patch in source.PATCHES.glob("*.patch"))
     for file in there:
-        assert file.is_file() or f'+#include "{file.name}"' in patches, file.name
+        added = (
+            f'+#include "{file.name}"',
+            f'+list(APPEND PYTORCH_SOURCES "${{PROJECT_SOURCE_DIR}}/{file.relative_to(root)}")',
+        )
+        assert file.is_file() or any(each in patches for each in added), file.name
     source.apply_patches(root)
     assert [file.read_bytes() for file in there] == [file.read_bytes() for file in files]

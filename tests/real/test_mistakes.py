@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,21 @@ def wrong_calls() -> dict[str, str]:
     assert model.weight.grad is None
     attempt("Gradients are accumulated without saying so", backward_twice)
     optimizer.step()
+    critic, critic_optimizer = right_optimizer()
+    optimizer.zero_grad()
+    (model(torch.ones(4, 2)) + critic(torch.ones(4, 2))).sum().backward()
+    optimizer.step()
+    attempt(
+        "Two optimizers, and a loss of one goes through the weights of both",
+        critic_optimizer.zero_grad,
+    )
+    critic_optimizer.synchronize()
+    critic_optimizer.zero_grad()
+    layers, optimizer = right_optimizer()
+    optimizer.zero_grad()
+    (layers if hvd.rank() == 0 else model)(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+    assert hvd.allgather(layers.weight.detach()).unique(dim=0).shape == (1, 2)
     uneven = torch.ones(hvd.rank() + 1)
     attempt("Tensors of different shapes are reduced", lambda: hvd.allreduce(uneven, name="uneven"))
     attempt("The optimizer is wrapped twice", lambda: hvd.DistributedOptimizer(optimizer))
@@ -131,12 +147,13 @@ def test_calls_that_are_wrong_say_what_is_right(ranks: Ranks, shown: Shown) -> N
     errors = ranks.run(2, wrong_calls)
     check(shown(), "`main` starts a Spark session")
     del errors["`main` starts a Spark session"]
-    assert len(errors) == 7
+    assert len(errors) == 8
     for name, text in errors.items():
         check(text, name)
     assert MISTAKES["All ranks print in every step"].result == "works"
     assert MISTAKES["Words are numbered in the order of a set"].result == "works"
     assert MISTAKES["`zero_grad(set_to_none=True)`"].result == "works"
+    assert MISTAKES["A layer that some ranks leave out"].result == "works"
 
 
 def misuse(train: Any, valid: Any, folder: str) -> None:
@@ -149,14 +166,11 @@ def misuse(train: Any, valid: Any, folder: str) -> None:
     model, optimizer = right_optimizer()
     x = torch.ones(4, 2) * (hvd.rank() + 1)
 
-    model(x).sum().backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.set_backward_passes_per_step(2)
+    for _ in range(2):
+        model(x).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-
-    optimizer.zero_grad()
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(model(x).sum()).backward()
-    scaler.step(optimizer)
 
     sampler: Any = DistributedSampler(range(8), num_replicas=hvd.size(), rank=hvd.rank())
     for _ in range(2):
@@ -185,8 +199,7 @@ def test_what_trains_something_else_is_shown_once(
     ranks.run(2, misuse, train=TABLE, valid=TABLE, folder=str(tmp_path))
     text = shown()
     names = (
-        "Gradients are clipped before they are averaged",
-        "AMP unscales gradients before they are averaged",
+        "Gradients are clipped while they accumulate",
         "A `DistributedSampler` without `set_epoch`",
         "All ranks write the same file",
         "The seed differs by rank",
@@ -204,8 +217,61 @@ def test_what_trains_something_else_is_shown_once(
     assert f"at test_mistakes.py:{line}: clip_grad_norm_" in text
 
 
+def misuse_later(folder: str) -> None:
+    """Mistakes that show after the first steps; and logs of every rank."""
+    import os
+
+    import horovod.torch as hvd
+    import mlflow
+    import torch
+
+    sys.modules["tensorflow"] = None  # type: ignore[assignment] - TensorBoard would import it
+    from torch.utils.tensorboard import SummaryWriter
+
+    hvd.init()
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    plain = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(40):
+        if step == 20:
+            model[0].requires_grad_(True)
+        optimizer.zero_grad()
+        model(torch.ones(4, 2) * (hvd.rank() + 1)).sum().backward()
+        optimizer.step()
+        if step % 10 == 9:
+            schedule.step(-step * hvd.rank())
+    SummaryWriter(f"{folder}/logs").close()
+    os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
+    mlflow.set_tracking_uri(f"file://{folder}/mlruns")
+    mlflow.log_metric("loss", 1.0)
+
+
+def test_what_goes_wrong_after_the_first_steps_is_shown_once(
+    ranks: Ranks, shown: Shown, tmp_path: Path
+) -> None:
+    ranks.run(2, misuse_later, folder=str(tmp_path))
+    text = shown()
+    names = (
+        "All ranks log to MLflow",
+        "All ranks write logs for TensorBoard",
+        "The learning rate differs by rank",
+        "Weights are unfrozen or added after `DistributedOptimizer`",
+    )
+    check(text, *names)
+    assert sorted(warned_of(text)) == sorted(names)
+    assert "than rank 0 after step 40" in text
+    assert "the gradients of 2 weights are not averaged (0.weight is the first)" in text
+    assert f"of one host write to the same folder of logs, {tmp_path}/logs/ at " in text
+
+
 def right(train: Any, folder: str) -> list[list[int]]:
-    """A training without a mistake; feeds are made anew in each epoch."""
+    """A training without a mistake; feeds are made anew in each epoch.
+
+    In every second epoch, gradients are averaged only because they are clipped or unscaled.
+    """
     import horovod.torch as hvd
     import torch
 
@@ -219,10 +285,11 @@ def right(train: Any, folder: str) -> list[list[int]]:
             x = torch.stack([batch["a"], batch["b"].float()], dim=1)
             optimizer.zero_grad()
             scaler.scale(model(x).mean()).backward()
-            optimizer.synchronize()
-            scaler.unscale_(optimizer)
+            if epoch % 2:
+                optimizer.synchronize()
+                scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            with optimizer.skip_synchronize():
+            with optimizer.skip_synchronize() if epoch % 2 else nullcontext():
                 scaler.step(optimizer)
             scaler.update()
             orders += [(epoch, number) for number in batch["b"].tolist()]
@@ -245,27 +312,33 @@ def test_a_feed_that_is_made_anew_in_each_epoch_and_the_rest_of_a_right_training
     ranks: Ranks, shown: Shown, tmp_path: Path
 ) -> None:
     assert MISTAKES["A feed is made anew in each epoch"].result == "works"
+    # Their results are compared in test_mixed_precision.
+    assert MISTAKES["Gradients are clipped before they are averaged"].result == "works"
+    assert MISTAKES["AMP unscales gradients before they are averaged"].result == "works"
     epochs = ranks.run(2, right, train=TABLE, folder=str(tmp_path))
     assert len({str(order) for order in epochs}) == 10
     assert warned_of(shown()) == []
 
 
-def train_with(broadcast: bool, wrap: str, load: bool = False) -> None:
+def train_with(broadcast: bool, wrap: str, load: str = "") -> None:
     import horovod.torch as hvd
     import torch
 
     hvd.init()
     torch.manual_seed(hvd.rank())
     model = torch.nn.Linear(2, 1)
-    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    plain = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer = plain
     if wrap:
         names = model.named_parameters()
         optimizer = hvd.DistributedOptimizer(plain, named_parameters=names)
     if broadcast:
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    if load and hvd.rank() == 0:
+    if load == "weights" and hvd.rank() == 0:
         model.load_state_dict({"weight": torch.ones(1, 2), "bias": torch.ones(1)})
+    if load == "state" and hvd.rank() == 0:
+        state = {0: {"momentum_buffer": torch.ones(1, 2)}}
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
     model(torch.ones(4, 2) * (hvd.rank() + 1)).sum().backward()
     (plain if wrap == "unused" else optimizer).step()
 
@@ -276,7 +349,11 @@ def train_with(broadcast: bool, wrap: str, load: bool = False) -> None:
         ("No broadcast of the first weights", {"broadcast": False, "wrap": "used"}),
         (
             "Only rank 0 loads the pretrained weights",
-            {"broadcast": True, "wrap": "used", "load": True},
+            {"broadcast": True, "wrap": "used", "load": "weights"},
+        ),
+        (
+            "Only rank 0 loads the optimizer's state",
+            {"broadcast": True, "wrap": "used", "load": "state"},
         ),
         ("No `DistributedOptimizer`", {"broadcast": True, "wrap": ""}),
         (
@@ -380,9 +457,21 @@ def stop_early() -> None:
         hvd.allreduce(torch.ones(1), name="gradient")
 
 
+def skip_batch() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    for step in range(6):
+        if hvd.rank() == 1 and step == 3:
+            continue
+        hvd.allreduce(torch.ones(1), name="gradient")
+
+
 @pytest.mark.parametrize(
     ("name", "main"),
     [
+        ("A rank leaves a batch out", skip_batch),
         ("The batch size differs by rank", reduce_unequal_batches),
         ("The last batch is dropped on some ranks", reduce_dropped_batches),
         ("One rank stops early", stop_early),
@@ -419,6 +508,9 @@ def test_a_collective_that_only_rank_0_calls_is_named(ranks: Ranks) -> None:
 def test_values_and_modules_that_other_processes_have_not_are_named(
     ranks: Ranks, tmp_path: Path
 ) -> None:
+    with pytest.raises(TypeError) as wrong:
+        ranks.run(2, evaluate_on_rank_0, validation=TABLE)
+    check(str(wrong.value), "Arguments of `main` are misspelled")
     with pytest.raises(RankFailedError, match="main returned a value") as caught:
         ranks.run(2, threading.Lock)
     check(str(caught.value), "The value cannot be sent back")
@@ -434,6 +526,38 @@ def test_values_and_modules_that_other_processes_have_not_are_named(
     with pytest.raises(ModuleNotFoundError) as caught:
         ranks.run(2, main)
     check(str(caught.value.__cause__), "A module is not installed on the executors")
+
+
+def read_early(path: str) -> None:
+    import horovod.torch as hvd
+
+    hvd.init()
+    try:
+        if hvd.rank() == 1:
+            Path(path).read_text()
+    finally:  # rank 0 writes after rank 1 has looked
+        hvd.barrier()
+        if hvd.rank() == 0:
+            Path(path).write_text("words")
+        hvd.barrier()
+
+
+def test_a_file_that_is_read_before_it_is_written_is_named(ranks: Ranks, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        ranks.run(2, read_early, path=str(tmp_path / "words"))
+    check(str(caught.value.__cause__), "Ranks read what rank 0 has not written yet")
+
+
+@pytest.mark.spark
+@pytest.mark.places("cluster")
+def test_a_file_that_executors_do_not_see_is_named(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        ranks.run(1, lambda: Path("train.csv").read_text())
+    check(str(caught.value.__cause__), "`main` reads a file of the driver's machine")
 
 
 @pytest.mark.places("spark")

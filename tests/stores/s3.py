@@ -10,6 +10,7 @@ import threading
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable
+from fnmatch import fnmatch
 from typing import Any, Literal
 
 Fault = Literal["busy", "torn"]
@@ -27,7 +28,8 @@ class Faults:
 
     Attributes:
         faults: what happens to the next uploads of a file, by a part of its name.
-        expired: the session token that has expired for uploads of files with a part of these names.
+        expired: the session token that has expired for uploads of files with a part of these names,
+            which may hold "*".
         refused: how often each fault happened.
     """
 
@@ -45,7 +47,7 @@ class Faults:
         if environ["REQUEST_METHOD"] == "PUT":
             token, names = self.expired
             is_expired = environ.get("HTTP_X_AMZ_SECURITY_TOKEN") == token
-            if is_expired and any(name in path for name in names):
+            if is_expired and any(fnmatch(path, f"*{name}*") for name in names):
                 return self._refuse("expired", environ, start_response)
             for name, faults in self.faults.items():
                 if name in path and faults:

@@ -17,6 +17,7 @@ from horovod_runner.folders.problems import describe
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 from tests.conftest import Ranks
+from tests.connect.test_detached import NOWHERE, hear_while_it_lasts
 from tests.stores.conftest import write_credentials
 from tests.stores.s3 import Server
 
@@ -73,6 +74,19 @@ def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_fails(s3: Se
     assert runner.last_run.status == "failed"
 
 
+@pytest.mark.spark
+@pytest.mark.places("connect")
+def test_output_of_a_detached_run_arrives_through_the_store_with_credentials_from_env(
+    s3: Server, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
+    names = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+    env = {name: os.environ[name] for name in names}
+    notices = hear_while_it_lasts(ranks, tmp_path, checkpoint_dir=URL, env=env)
+    assert f"through files in {URL}" in notices
+    assert open_folder(URL).names() == []
+
+
 def test_a_store_that_stays_busy_is_named_with_what_to_change(
     s3: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,3 +125,30 @@ def test_a_store_that_cannot_be_read_is_no_reason_to_start_from_the_beginning(
     with pytest.raises(CheckpointError, match=r"step 2\) cannot be read: .*no credentials on"):
         loader.load(plan, 0, 1, warned.append)
     assert warned == []
+
+
+@pytest.mark.horovod
+def test_ranks_write_their_parts_of_a_checkpoint_to_the_store(s3: Server) -> None:
+    s3.faults.expired = ("first", ("step-2-*__1_1.distcp",))
+    s3.faults.faults = {"__0_1.distcp": ["busy"], ".metadata": ["torn"]}
+
+    def main() -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        for step in (1, 2, 3):
+            state = {"x": torch.full((20_000,), step), "y": torch.full((20_000,), -step)}
+            save_checkpoint({**state, "step": step}, step, sharded=True)
+
+    runner = Ranks("local", warm=True).runner(2, checkpoint_dir=URL, num_to_keep=1)
+    runner.run(main)
+    run = runner.last_run
+    assert [each.step for each in run.checkpoints] == [3]
+    (warning,) = run.warnings
+    assert "the checkpoint of step 2 could not be written: rank 1: The provided token" in warning
+    assert {**s3.faults.refused, "expired": 0} == {"busy": 1, "torn": 1, "expired": 0}
+    names = [name for name in open_folder(URL).names() if not name.startswith(".")]
+    assert sorted(Path(name).suffix for name in names) == [".dcp", ".json"]
+    loaded = run.checkpoints[0].load()
+    assert (loaded["step"], float(loaded["x"].min()), float(loaded["y"].max())) == (3, 3, -3)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from pathlib import Path
 
 import cloudpickle
 import pytest
 
 from horovod_runner import LaunchError, RankFailedError
+from horovod_runner.errors import is_secondary
 from horovod_runner.results.failures import run_error
 from horovod_runner.wire.job import Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
@@ -26,6 +28,46 @@ def raised(
 
 def outcome(rank: int, worker: WorkerOutcome | None, code: int = 0, **fields: object) -> Outcome:
     return Outcome(rank, rank, f"host{rank}", 100 + rank, code, worker=worker, **fields)  # type: ignore[arg-type]
+
+
+class DistBackendError(RuntimeError):
+    """Named like torch's."""
+
+
+class DistNetworkError(DistBackendError):
+    """Named like torch's."""
+
+
+class XGBoostError(ValueError):
+    """Named like XGBoost's."""
+
+
+class LightGBMError(Exception):
+    """Named like LightGBM's."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(
+            "[/pytorch/gloo/transport/tcp/pair.cc:538] Connection closed by peer [1.2.3.4]"
+        ),
+        RuntimeError("Gloo connectFullMesh failed with SO_ERROR: Connection refused, remote=..."),
+        DistNetworkError("failed to recv, got 0 bytes. Connection was likely closed."),
+        DistBackendError(
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process "
+            "exiting prematurely."
+        ),
+        DistBackendError("NCCL communicator was aborted on rank 1."),
+        XGBoostError("[19:31:31] /workspace/src/collective/result.cc:83: [histogram.h:195]:"),
+        LightGBMError("Socket recv error, Connection reset by peer (code: 104)"),
+    ],
+)
+def test_errors_of_libraries_after_the_loss_of_a_rank_are_consequences(
+    error: Exception,
+) -> None:
+    assert is_secondary(error)
+    assert not is_secondary(ValueError(str(error)))
 
 
 def test_the_first_reported_rank_is_the_cause() -> None:
@@ -65,6 +107,16 @@ def test_notes_do_not_hide_the_exception() -> None:
     text = str(error.__cause__)
     assert "(pid 100) failed: ValueError: lr: 0.1\nThe same failure: rank 1.\n" in text
     assert "  | Write learning_rate=." in text
+
+
+def test_a_file_that_only_the_driver_has_is_named(tmp_path: Path) -> None:
+    missing = FileNotFoundError(2, "No such file or directory", str(tmp_path))
+    error = run_error([outcome(0, raised(missing))], reported=[0])
+    text = f"{tmp_path} exists on the driver's machine, but not for the rank on host0"
+    assert text in str(error.__cause__)
+    missing = FileNotFoundError(2, "No such file or directory", str(tmp_path / "none"))
+    error = run_error([outcome(0, raised(missing))], reported=[0])
+    assert "driver's machine" not in str(error.__cause__)
 
 
 def test_if_all_ranks_are_survivors_the_lowest_rank_is_the_cause() -> None:

@@ -29,6 +29,7 @@ from horovod_runner.folders.remote import RemoteFolder
         (RuntimeError('Could not connect to the endpoint URL: "https://x"'), "check the network"),
         (RuntimeError("Unable to locate credentials"), "no credentials on this host"),
         (RuntimeError("429 Client Error: Too Many Requests"), "allow more tries"),
+        (RuntimeError("[Errno 95] Operation not supported: 'metrics/loss'"), "doctor --path"),
         (RuntimeError(""), r"RuntimeError\. Use another place\."),
     ],
     ids=str,

@@ -6,8 +6,11 @@ import pytest
 
 from horovod_runner.common import stacks
 from horovod_runner.driver.hangs import HangWatch
+from horovod_runner.driver.waits import TorchWaits
 from horovod_runner.options import DebugConfig, Options
 from horovod_runner.task.stall_reader import StallReader
+from horovod_runner.wire import messages
+from horovod_runner.wire.measurements import Lines, Waiting, Waits, is_waits
 from horovod_runner.wire.messages import Alive, Stall
 
 MAIN = 'File "/home/me/train.py", line {line} in step'
@@ -206,3 +209,50 @@ def test_the_thread_that_measures_a_rank_is_not_among_its_last_lines() -> None:
     assert stacks.without_profiler([*before, *profiler, *main, "end"]) == [*before, *main, "end"]
     assert stacks.without_profiler([*before, *main, "", *profiler[:-1]]) == [*before, *main, ""]
     assert stacks.without_profiler(main) == main
+
+
+def waits(size: int, *said: tuple[int, str, list[int]]) -> list[Stall]:
+    """The stalls that follow from what ranks say at the same time."""
+    found = TorchWaits(size, 10)
+    for rank, name, ranks in said:
+        found.take(rank, Waits(rank, [Waiting(name, ranks)]), 100)
+    return list(found.stalls(105))
+
+
+def test_a_rank_that_has_not_entered_a_collective_of_its_group_is_missing() -> None:
+    assert waits(3, (0, "all_reduce 7", []), (2, "all_reduce 7", [])) == [
+        Stall("all_reduce 7", (1,))
+    ]
+    shards = [(0, "all_gather 3 (ranks 0-1)", [0, 1]), (3, "all_gather 3 (ranks 2-3)", [2, 3])]
+    assert waits(4, *shards) == [
+        Stall("all_gather 3 (ranks 0-1)", (1,)),
+        Stall("all_gather 3 (ranks 2-3)", (2,)),
+    ]
+
+
+def test_ranks_in_different_collectives_wait_for_each_other() -> None:
+    assert waits(2, (0, "all_reduce 7", []), (1, "broadcast 7", [])) == [
+        Stall("all_reduce 7", (1,)),
+        Stall("broadcast 7", (0,)),
+    ]
+
+
+def test_a_collective_that_all_ranks_have_entered_is_no_stall() -> None:
+    assert waits(2, (0, "all_reduce 7", []), (1, "all_reduce 7", [])) == []
+
+
+def test_what_a_rank_said_counts_until_it_says_something_else_or_nothing() -> None:
+    found = TorchWaits(2, 10)
+    found.take(0, Waits(0, [Waiting("all_reduce 7")]), 100)
+    found.take(0, Waits(0, [Waiting("all_reduce 8")]), 105)
+    assert [stall.tensor for stall in found.stalls(110)] == ["all_reduce 8"]
+    assert list(found.stalls(116)) == []
+    found.take(0, Waits(0, [Waiting("all_reduce 8")]), 120)
+    found.ended(0)
+    assert list(found.stalls(121)) == []
+
+
+def test_a_message_about_waits_is_recognized_without_decoding_it() -> None:
+    assert is_waits(messages.encode(Waits(0, [])))
+    assert not is_waits(messages.encode(Lines(0, 0)))
+    assert not is_waits(messages.encode(messages.Log(0, "Waits")))

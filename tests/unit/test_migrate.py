@@ -237,6 +237,24 @@ CHANGED = {
         rate = float(opt.learning_rate.numpy())
         """,
     ),
+    "losses": (
+        """
+        import keras
+        import tensorflow as tf
+        from keras.losses import mse
+        from tensorflow.keras.metrics import mean_absolute_error
+        model.compile("sgd", tf.keras.losses.mean_squared_error, [keras.metrics.MAE])
+        loss = tf.keras.losses.MSE(y, p) + keras.losses.mean_squared_error(y, p)
+        """,
+        """
+        import keras
+        import tensorflow as tf
+        from keras.losses import mean_squared_error as mse
+        from tensorflow.keras.metrics import MAE as mean_absolute_error
+        model.compile("sgd", tf.keras.losses.MSE, [keras.metrics.mean_absolute_error])
+        loss = tf.keras.losses.MSE(y, p) + keras.losses.mean_squared_error(y, p)
+        """,
+    ),
     "modules of Keras 2": (
         """
         from keras.preprocessing.image import ImageDataGenerator
@@ -849,3 +867,7 @@ def test_notes_name_the_line_and_both_ways_out(monkeypatch: pytest.MonkeyPatch) 
     assert "learning_rate=" in note(ValueError, "Argument(s) not recognized: {'lr': 0.1}")
     assert note(TypeError, "compile() got an unexpected keyword argument 'other'") == ""
     assert note(ValueError, "no") == ""
+    missing = "cannot import name 'mse' from 'keras.losses' (losses.py)"
+    assert "Write keras.losses.mean_squared_error." in note(ImportError, missing)
+    missing = "module 'keras._tf_keras.keras.losses' has no attribute 'mean_squared_error'"
+    assert "Write tensorflow.keras.losses.MSE." in note(AttributeError, missing)

@@ -11,6 +11,7 @@ from horovod_runner.keras.reduction import BFloat16, Reduction, by_type, groups_
 
 HVD = SimpleNamespace(Average="average", Sum="sum", Adasum="adasum", Min="min", size=lambda: 4)
 PLAIN = SimpleNamespace(compress=None, decompress=None)
+TORCHS = SimpleNamespace(compress=None, decompress=None, reduce=None)  # of horovod.torch alone
 KEYS = ["a", "b", "c", "d", "e"]
 
 
@@ -76,6 +77,7 @@ def test_a_rank_outside_of_the_process_set_reduces_with_nobody() -> None:
         ({"op": "sum", "predivide": 2.0}, ValueError, "requires op=Average"),
         ({"groups": -1}, ValueError, "groups must be 0 or more, not -1"),
         ({"compression": "fp16"}, TypeError, "not 'fp16'"),
+        ({"compression": TORCHS}, TypeError, "must be Compression.none, fp16 or bf16"),
         ({"compression": BFloat16, "groups": 2}, ValueError, "cannot be combined"),
         ({"process_set": [0, 1]}, TypeError, r"must be a hvd.ProcessSet, not \[0, 1\]"),
         ({"process_set": process_set(None)}, ValueError, "hvd.init.process_sets="),

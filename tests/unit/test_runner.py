@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import subprocess
 import sys
@@ -85,6 +86,25 @@ def test_np_is_keyword_only() -> None:
 def test_main_must_be_callable() -> None:
     with pytest.raises(TypeError, match="main must be callable, not str"):
         HorovodRunner(np=-1).run("train")  # type: ignore[arg-type]
+
+
+def test_arguments_that_main_does_not_take_are_refused_before_the_launch() -> None:
+    def train(lr: float, epochs: int = 1) -> float:
+        return lr * epochs
+
+    @functools.wraps(train)
+    def decorated() -> float:
+        return train(0.5)
+
+    runner = HorovodRunner(np=-1)
+    with pytest.raises(TypeError, match=r"train\(learning_rate=...\): .*'lr'.*\(lr: .float., ep"):
+        runner.run(train, learning_rate=0.1)
+    with pytest.raises(TypeError, match=r"train\(lr=..., rate=...\): got an unexpected .*.rate"):
+        runner.start(train, lr=0.1, rate=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
+        runner.run(decorated, lr=0.1)
+    assert runner.last_run is None
+    assert runner.run(decorated) == 0.5
 
 
 def test_every_public_name_is_there_and_no_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +21,12 @@ from hypothesis import strategies as st
 from zmq.utils.monitor import recv_monitor_message
 
 from horovod_runner import DataError, LaunchError, spmd
-from horovod_runner.spmd import discovery
+from horovod_runner.spmd import calls, discovery
 from horovod_runner.spmd.leaves import flatten
 from horovod_runner.spmd.meeting import Alone, StoreMeeting
 from horovod_runner.spmd.mesh import Mesh, _Contact
 from horovod_runner.spmd.redistribute import _steps, moves, redistribute, shares
+from horovod_runner.spmd.session import Session
 from horovod_runner.spmd.trainers import Interface, Member, address_towards, choose_trainers
 
 ETHERNET = "255.255.255.0"
@@ -313,6 +315,22 @@ def test_wrong_arguments_are_refused_before_anything_starts() -> None:
         spmd.start("jax")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 1, not 0"):
         spmd.start("torch", ranks_per_host=0)
+
+
+def test_an_error_of_old_code_at_the_end_of_the_program_has_a_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.0"))
+    try:
+        raise ValueError("Argument(s) not recognized: {'lr': 0.1}")
+    except ValueError as error:
+        monkeypatch.setattr(sys, "last_value", error, raising=False)
+    monkeypatch.setattr(calls, "_session", Session(Mesh(Alone(), member(0))))
+    calls._at_exit()
+    note = capsys.readouterr().err
+    assert f"{__file__}, line " in note
+    assert "mpirun -x TF_USE_LEGACY_KERAS=1" in note
+    assert not spmd.initialized()
 
 
 def test_srun_without_an_mpi_plugin_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

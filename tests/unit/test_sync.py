@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,8 @@ from horovod_runner import SyncError
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
-from horovod_runner.worker.weights import hash_weights
+from horovod_runner.worker.checks import calls
+from horovod_runner.worker.weights import hash_weights, is_sharded
 
 
 class Variable:
@@ -126,10 +129,14 @@ def test_feeds_that_some_ranks_do_not_read_are_reported() -> None:
 
 @pytest.mark.parametrize(("hosts", "count"), [("aa", 1), ("ab", 0)])
 def test_a_file_that_two_ranks_of_a_host_write_is_reported(hosts: str, count: int) -> None:
-    notes = [Note(rank, "file", "/tmp/model.pt", "", "t.py:9") for rank in (0, 1)]
-    shown = warnings_of(*notes, hosts=hosts)
-    assert len(shown) == count
-    assert all("ranks 0-1 of one host write the same file, /tmp/model.pt" in s for s in shown)
+    for path, text in (
+        ("/tmp/model.pt", "ranks 0-1 of one host write the same file, /tmp/model.pt at t.py:9: "),
+        ("/tmp/logs/", "ranks 0-1 of one host write to the same folder of logs, /tmp/logs/ at "),
+    ):
+        notes = [Note(rank, "file", path, "", "t.py:9") for rank in (0, 1)]
+        shown = warnings_of(*notes, hosts=hosts)
+        assert len(shown) == count
+        assert all(text in each for each in shown)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +150,18 @@ def test_a_file_that_two_ranks_of_a_host_write_is_reported(hosts: str, count: in
 def test_weights_that_differ_are_reported_with_the_cause(
     key: str, optimizer: str, text: str
 ) -> None:
-    values = (f"{optimizer}\na 00\nb 11", f"{optimizer}\na 00\nb 12")
+    values = (f"{optimizer}\t0.1\na 00\nb 11", f"{optimizer}\t0.1\na 00\nb 12")
     notes = [Note(rank, "weights", key, value, "t.py:5") for rank, value in enumerate(values)]
     (shown,) = warnings_of(*notes)
     assert text in shown
     assert "t.py:5" in shown
+
+
+def test_learning_rates_that_differ_are_reported_with_both() -> None:
+    values = ("Distributed SGD\t0.1, 0.5\na 00", "Distributed SGD\t0.1, 0.05\na 00")
+    notes = [Note(rank, "weights", "after step 40", value, "") for rank, value in enumerate(values)]
+    (shown,) = warnings_of(*notes)
+    assert "another learning rate than rank 0 after step 40 (0.1, 0.05 and 0.1, 0.5)" in shown
 
 
 def test_other_weights_on_other_ranks_are_reported() -> None:
@@ -157,3 +171,37 @@ def test_other_weights_on_other_ranks_are_reported() -> None:
     ]
     (shown,) = warnings_of(*notes)
     assert "rank 1 trains 0 weights and rank 0 1" in shown
+
+
+def test_callbacks_of_keras_note_where_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(calls.notes, "send", lambda kind, key, once: done.append(f"{kind} {key}"))
+
+    class CSVLogger:
+        filename = "log.csv"
+
+        def on_train_begin(self, logs: object = None) -> None:
+            done.append("opened")
+
+    class TensorBoard:
+        log_dir = "/logs"
+
+        def set_model(self, model: object) -> None:
+            done.append("set")
+
+    calls.watch_keras_csv(SimpleNamespace(CSVLogger=CSVLogger))
+    calls.watch_keras_logs(SimpleNamespace(TensorBoard=TensorBoard))
+    CSVLogger().on_train_begin()
+    TensorBoard().set_model(None)
+    assert done == [f"file {os.path.abspath('log.csv')}", "opened", "set", "file /logs/"]
+
+
+class DTensor:
+    """Named like torch's."""
+
+
+@pytest.mark.parametrize("part", [DTensor(), SimpleNamespace(ds_id=3), object()])
+def test_weights_that_are_divided_among_the_ranks_are_recognized(part: object) -> None:
+    model = SimpleNamespace(named_parameters=list, modules=list, parameters=lambda: [part])
+    assert is_sharded(model) is not (type(part) is object)
+    assert not is_sharded({"weights": part})

@@ -53,6 +53,7 @@ class FeedOptions:
     device: torch.device | str | None = None
     prefetch: int = 1
     start: int = 0
+    whole: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "global_batch"):
@@ -60,6 +61,11 @@ class FeedOptions:
         if self.last_batch not in (None, *get_args(LastBatch)):
             raise ValueError(
                 f"last_batch must be 'pad', 'drop' or 'short', not {self.last_batch!r}"
+            )
+        if self.whole and self.last_batch is not None:
+            raise ValueError(
+                f"last_batch={self.last_batch!r} says how the rows are divided among the ranks, "
+                "and with whole=True each rank has all rows: leave it out"
             )
         if self.last_batch == "short" and self.global_batch is None:
             raise ValueError(

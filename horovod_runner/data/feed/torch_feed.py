@@ -23,6 +23,9 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
         fields: the parts of a row.
         rows: numbers of the rows.
         options: says whether a row is a tuple, and how it is transformed.
+
+    Attributes:
+        is_whole: whether these are the rows of all ranks.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
         self._fields = fields
         self._rows = rows
         self._options = options
+        self.is_whole = options.whole
         self._names = list(dict.fromkeys(c.name for f in fields for c in f.columns))
 
     def __len__(self) -> int:

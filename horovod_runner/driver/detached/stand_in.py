@@ -10,6 +10,7 @@ cannot read one, it keeps all until the end of the run.
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 
@@ -37,6 +38,9 @@ class StandIn:
 
     def __init__(self, job: Job, host: str) -> None:
         self._channel = Channel(host, job.size)
+        # The credentials of the checkpoint folder may be among them.
+        self._before = {name: os.environ.get(name) for name in job.environment}
+        os.environ.update(job.environment)
         self._journal = open_writer(job)
         if self._journal is not None and not self._journal.written:
             self._journal.put(Live([]))  # by which the driver finds it
@@ -70,6 +74,10 @@ class StandIn:
             journal.close()
             if journal.unwritten is not None:
                 kept = [*journal.unwritten.kept, *kept]
+        for name, value in self._before.items():  # Spark uses this process again
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         problem = self._supervisor.problem
         return Record(
             self._supervisor.roster.slots,

@@ -330,3 +330,28 @@ def returned_weights(code: Code) -> Iterator[Finding]:
         ):
             now = names.ATTRIBUTES[node.attr.value].now
             yield code.finding(node, f"Keras 3's optimizers have no {node.attr.value}: {now}")
+
+
+def losses(code: Code) -> Iterator[Finding]:
+    """Losses that `tf.keras` and the package `keras` each have under one of their names."""
+    if not applies(code):
+        return
+    for node in code.all(cst.Attribute):
+        for full in code.names(node):
+            module, _, old = full.rpartition(".")
+            if new := names.loss(module, old):
+                yield code.finding(node, _renamed(module, old, new), code.replace(node.attr, new))
+    for imported in code.all(cst.ImportFrom):
+        if imported.module is None or isinstance(imported.names, cst.ImportStar):
+            continue
+        module = dotted(imported.module)
+        for alias in imported.names:
+            old = dotted(alias.name)
+            if new := names.loss(module, old):
+                text = new if alias.asname is not None else f"{new} as {old}"
+                why = _renamed(module, old, new)
+                yield code.finding(imported, why, code.replace(alias.name, text))
+
+
+def _renamed(module: str, old: str, new: str) -> str:
+    return f"Keras 3's {module} has no {old}: it is called {new}"

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import time
 from collections.abc import Callable
-from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
 from horovod_runner.results import registry
 from horovod_runner.results.page import hosts, logs, metrics, overview, ranks, scales
-from horovod_runner.results.page.markup import Html, Section, element, join
+from horovod_runner.results.page.markup import (
+    Html,
+    Section,
+    document,
+    element,
+    join,
+    resource,
+    write,
+)
 from horovod_runner.results.page.view import View
 from horovod_runner.results.run import Run
 
@@ -48,9 +53,7 @@ def write_page(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
         OSError: the file cannot be written.
     """
     to = Path(f"{run.run_id}.html" if path is None else path)
-    text = page(run)
-    with open(to, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(text.encode(errors="replace"))
+    write(page(run), to)
     return to
 
 
@@ -58,29 +61,9 @@ def page(run: Run) -> str:
     """The page of a run: HTML that loads nothing from elsewhere."""
     view = _view(run)
     shown = [section for section in (make(view) for make in _SECTIONS) if section is not None]
-    style, script = _resource("style.css"), _resource("script.js")
-    # Whatever an error in this package lets through: the browser runs this script alone, and loads
-    # nothing.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "img-src data:; form-action 'none'; base-uri 'none'"
-    )
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("link", rel="icon", href="data:,"),
-        element("title", f"{run.main or 'run'} {run.run_id}: {view.status}"),
-        element("style", Html(style)),
-    )
     written = scales.clock_time(time.time())
-    body = element(
-        "body",
-        element(
-            "main",
+    main = join(
+        [
             overview.header(view),
             _contents(shown),
             *(
@@ -88,20 +71,16 @@ def page(run: Run) -> str:
                 for name, title, inner in shown
             ),
             element("footer", f"Written by horovod_runner on {written}."),
-        ),
-        element("script", Html(script)),
+        ]
     )
-    return join([Html("<!doctype html>\n"), element("html", head, body, lang="en")])
+    title = f"{run.main or 'run'} {run.run_id}: {view.status}"
+    return document(title, main, script=resource(__package__, "script.js"))
 
 
 def _contents(shown: list[Section]) -> Html | None:
     """Links to the sections."""
     links = [element("a", section.title, href=f"#{section.name}") for section in shown]
     return element("nav", *links, aria_label="sections") if links else None
-
-
-def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _view(run: Run) -> View:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import os
 import re
 from collections.abc import Iterable
 from html import escape
+from importlib.resources import files
+from pathlib import Path
 from typing import Final, NamedTuple
 
 # Characters that HTML forbids, and those of terminals: all control characters but tab and newline.
@@ -81,3 +86,50 @@ class Section(NamedTuple):
 def section(name: str, title: str, *children: Child) -> Section:
     """Return a section of the page."""
     return Section(name, title, join(children))
+
+
+def document(title: str, main: Html, *, style: str = "", script: str = "") -> Html:
+    """Return a whole page that loads nothing from elsewhere, in the look of this room's style.css.
+
+    Args:
+        title: of the page.
+        main: what it shows.
+        style: more CSS.
+        script: the only script that the browser runs, whatever an error in this package lets
+            through.
+    """
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    scripts = f"'sha256-{digest}'" if script else "'none'"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src {scripts}; "
+        "img-src data:; form-action 'none'; base-uri 'none'"
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("link", rel="icon", href="data:,"),
+        element("title", title),
+        element("style", Html(resource(__package__, "style.css") + style)),
+    )
+    body = element(
+        "body", element("main", main), element("script", Html(script)) if script else None
+    )
+    return join([Html("<!doctype html>\n"), element("html", head, body, lang="en")])
+
+
+def resource(package: str, name: str) -> str:
+    """The text of a file of a package."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+def write(text: str, to: Path) -> None:
+    """Write a page to a file that only this user can read.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with open(to, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text.encode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Finds files that several ranks write, samplers without epochs, and Spark sessions in ranks."""
+"""Finds what several ranks write, samplers without epochs, and Spark sessions in ranks."""
 
 from __future__ import annotations
 
@@ -32,6 +32,66 @@ def _noting(save: Any) -> Any:
         return save(saved, file, *args, **options)
 
     return call
+
+
+def watch_torch_logs(module: Any) -> None:
+    """Note where logs go; called with the module ``torch.utils.tensorboard.writer``."""
+    plain = module.SummaryWriter.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        plain(self, *args, **options)
+        _note_folder(self.log_dir)
+
+    module.SummaryWriter.__init__ = init
+
+
+def watch_keras_logs(module: Any) -> None:
+    """Note where logs go; called with Keras's module ``tensorboard``."""
+    plain = module.TensorBoard.set_model
+
+    def set_model(self: Any, model: Any) -> None:
+        plain(self, model)
+        _note_folder(self.log_dir)
+
+    module.TensorBoard.set_model = set_model
+
+
+def watch_keras_csv(module: Any) -> None:
+    """Note which files are written; called with Keras's module ``csv_logger``."""
+    plain = module.CSVLogger.on_train_begin
+
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        notes.send("file", os.path.abspath(self.filename), once=True)
+        plain(self, logs)
+
+    module.CSVLogger.on_train_begin = on_train_begin
+
+
+def _note_folder(path: str) -> None:
+    place = path if "://" in path else os.path.abspath(path)
+    notes.send("file", f"{place}{os.sep}", once=True)
+
+
+def watch_mlflow(module: Any) -> None:
+    """Notice runs of ranks other than 0; called with the module ``mlflow.tracking.fluent``."""
+    plain = module.start_run
+
+    @functools.wraps(plain)
+    def start_run(run_id: str | None = None, *args: Any, **options: Any) -> Any:
+        rank = context.current()
+        if run_id is None and rank is not None and rank.rank > 0:
+            notes.send(
+                "mistake",
+                "mlflow",
+                "main starts a run of MLflow on every rank, so MLflow shows as many runs as there "
+                "are ranks. Log on one rank, under `if hvd.rank() == 0:`; or call report on every "
+                "rank, and give HorovodRunner sinks=[MLflowSink()].",
+                once=True,
+            )
+        return plain(run_id, *args, **options)
+
+    module.start_run = start_run
 
 
 def watch_sampler(module: Any) -> None:

@@ -1,37 +1,71 @@
-"""Finds gradients that are clipped or unscaled before Horovod has averaged them."""
+"""Averages the gradients of Horovod's optimizers before they are clipped or unscaled.
+
+Horovod averages gradients in ``optimizer.step()`` at the latest. ``clip_grad_norm_`` and
+``GradScaler`` look at them before that. On gradients that are not averaged yet, each rank would
+clip by a norm of its own, and would skip the steps in which its own gradients overflow while the
+others wait for it. Here both call ``optimizer.synchronize()`` first, and the step does not average
+again. Horovod's own pattern, ``synchronize`` and ``skip_synchronize``, works as before.
+
+Also finds weights whose gradients Horovod does not average.
+"""
 
 from __future__ import annotations
 
 import functools
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
+from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
 
+_EVERY: Final = 16  # steps
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-_CLIPS = ("clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_")
+_CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
 def watch_horovod(module: Any) -> None:
-    """Remember Horovod's optimizers, and refuse to wrap one twice.
+    """Let optimizers average gradients early, and refuse to wrap one twice.
 
-    Called with the module ``horovod.torch.optimizer``. Their ``zero_grad`` also gets the argument
-    that PyTorch's has.
+    Called with the module ``horovod.torch.optimizer``. The optimizers' ``zero_grad`` also gets the
+    argument that PyTorch's has.
     """
     kind = module._DistributedOptimizer
-    plain, plain_zero = kind.__init__, kind.zero_grad
+    plain_init, plain_zero = kind.__init__, kind.zero_grad
+    plain_synchronize, plain_step = kind.synchronize, kind.step
 
     def init(self: Any, *args: Any, **options: Any) -> None:
-        plain(self, *args, **options)
+        self._averaged_early = False
+        plain_init(self, *args, **options)
+        self._steps_to_check = 0
         _optimizers.add(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self._handles:
             plain_zero(self)  # raises Horovod's error
+        if self._averaged_early:  # the step was left out
+            self._averaged_early = self._synchronized = False
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)
 
+    def synchronize(self: Any) -> None:
+        if self._averaged_early and not self._handles:
+            return
+        if self._steps_to_check == 0:
+            self._steps_to_check = _EVERY
+            _check_unknown(self)
+        self._steps_to_check -= 1
+        plain_synchronize(self)
+
+    def step(self: Any, closure: Any = None) -> Any:
+        is_averaged = self._averaged_early and not self._handles
+        self._averaged_early = False
+        if not is_averaged:
+            return plain_step(self, closure)
+        with self.skip_synchronize():
+            return plain_step(self, closure)
+
     kind.__init__, kind.zero_grad = init, zero_grad
+    kind.synchronize, kind.step = synchronize, step
     plain_wrap = module.DistributedOptimizer
 
     @functools.wraps(plain_wrap)
@@ -46,58 +80,131 @@ def watch_horovod(module: Any) -> None:
     module.DistributedOptimizer = wrap
 
 
+def _check_unknown(optimizer: Any) -> None:
+    """Notice weights whose gradients Horovod does not average."""
+    rank = context.current()
+    if rank is None or rank.size == 1 or not rank.start_check:
+        return
+    if not optimizer.process_set.included() or optimizer.process_set.size() == 1:
+        return
+    known = optimizer._requires_update
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    unknown = [each for each in parameters if each.requires_grad and each not in known]
+    if unknown:
+        name = optimizer._parameter_names.get(unknown[0]) or f"of shape {tuple(unknown[0].shape)}"
+        notes.send(
+            "mistake",
+            "unknown weights",
+            f"the gradients of {len(unknown)} weights are not averaged ({name} is the first), so "
+            "each rank trains its own: they were frozen (requires_grad=False) when "
+            "DistributedOptimizer was called, or were added after that (add_param_group). Make a "
+            "new optimizer with all weights, and call DistributedOptimizer again.",
+            once=True,
+        )
+
+
+def _average(optimizer: Any) -> None:
+    """Average an optimizer's gradients now instead of in its next step."""
+    optimizer.synchronize()
+    optimizer._averaged_early = True
+
+
 def watch_clipping(module: Any) -> None:
-    """Watch the functions that clip; called with the module ``torch.nn.utils.clip_grad``."""
+    """Average gradients before they are clipped; called with ``torch.nn.utils.clip_grad``."""
     for name in _CLIPS:
-        if hasattr(module, name):
-            setattr(module, name, _watched(getattr(module, name)))
+        setattr(module, name, _clips_averages(getattr(module, name)))
+    if hasattr(module, "_get_total_norm"):  # torch 2.6 and later
+        module._get_total_norm = _measures_averages(module._get_total_norm)
 
 
-def _watched(clip: Any) -> Any:
+def _clips_averages(clip: Any) -> Any:
     @functools.wraps(clip)
     def call(parameters: Any, *args: Any, **options: Any) -> Any:
         if _optimizers:
             if isinstance(parameters, Iterator):
                 parameters = list(parameters)  # it can be read only once
-            _check_clip(parameters, clip.__name__)
+            own = parameters if isinstance(parameters, list | tuple) else [parameters]
+            _average_before(clip.__name__, own)
         return clip(parameters, *args, **options)
 
     return call
 
 
-def _check_clip(parameters: Any, name: str) -> None:
-    own = parameters if isinstance(parameters, list | tuple) else [parameters]
-    if any(optimizer._handles and _has(optimizer, own[:1]) for optimizer in list(_optimizers)):
-        notes.send(
-            "mistake",
-            "clipping",
-            f"{name} clips gradients that are not averaged yet, so each rank clips by its own "
-            "norm. Call optimizer.synchronize() before it, and then the step as "
-            "`with optimizer.skip_synchronize(): optimizer.step()`.",
-            once=True,
-        )
+def _measures_averages(get_total_norm: Any) -> Any:
+    @functools.wraps(get_total_norm)
+    def call(tensors: Any, *args: Any, **options: Any) -> Any:
+        if _optimizers:
+            tensors = list(tensors) if isinstance(tensors, Iterator) else tensors
+            own = tensors if isinstance(tensors, list | tuple) else [tensors]
+            # Averages are written into the gradients, which stay the same tensors.
+            _average_before("get_total_norm", own)
+        return get_total_norm(tensors, *args, **options)
+
+    return call
 
 
-def _has(optimizer: Any, parameters: Iterable[Any]) -> bool:
-    return any(own is given for given in parameters for own in optimizer._allreduce_delay)
+def _average_before(name: str, tensors: Iterable[Any]) -> None:
+    """Average the gradients of the optimizers that own some parameters or gradients."""
+    waiting = [optimizer for optimizer in list(_optimizers) if optimizer._handles]
+    given = {id(tensor) for tensor in tensors} if waiting else set()
+    for optimizer in waiting:
+        if not any(id(own) in given or id(own.grad) in given for own in optimizer._allreduce_delay):
+            continue
+        if _is_accumulating(optimizer):
+            notes.send(
+                "mistake",
+                "clipping",
+                f"{name} clips gradients of which more are to be accumulated "
+                f"(backward_passes_per_step={optimizer.backward_passes_per_step}), so each rank "
+                "clips by its own norm. Clip once, after the last backward() of a step.",
+                once=True,
+            )
+        else:
+            _average(optimizer)
+
+
+def _is_accumulating(optimizer: Any) -> bool:
+    """Whether more backward passes are to come before the gradients are averaged."""
+    keys = optimizer._handles
+    begun = [own for key in keys for own in (key if isinstance(key, tuple) else (key,))]
+    return all(optimizer._allreduce_delay[own] > 0 for own in begun)
 
 
 def watch_scaling(module: Any) -> None:
-    """Watch gradient scalers; called with the module ``torch.amp.grad_scaler``."""
-    plain = module.GradScaler.unscale_
+    """Average gradients before they are unscaled; called with ``torch.amp.grad_scaler``."""
+    kind = module.GradScaler
+    plain_unscale, plain_step = kind.unscale_, kind.step
 
-    @functools.wraps(plain)
+    @functools.wraps(plain_unscale)
     def unscale(self: Any, optimizer: Any) -> None:
-        if getattr(optimizer, "_handles", None) and hasattr(optimizer, "_allreduce_delay"):
-            notes.send(
-                "mistake",
-                "unscaling",
-                "GradScaler unscales gradients that are not averaged yet: where one rank's "
-                "overflow, it alone skips the step, and the others wait for it. Call "
-                "optimizer.synchronize() before scaler.unscale_(optimizer), and then the step as "
-                "`with optimizer.skip_synchronize(): scaler.step(optimizer)`.",
-                once=True,
-            )
-        plain(self, optimizer)
+        if self._enabled:
+            _average_scaled(optimizer)
+        plain_unscale(self, optimizer)
 
-    module.GradScaler.unscale_ = unscale
+    @functools.wraps(plain_step)
+    def step(self: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
+        if not self._enabled or not hasattr(optimizer, "_allreduce_delay"):
+            return plain_step(self, optimizer, *args, **options)
+        _average_scaled(optimizer)  # fused optimizers look for infinity without unscale_
+        try:
+            return plain_step(self, optimizer, *args, **options)
+        finally:  # also if the step was skipped
+            optimizer._synchronized = optimizer._averaged_early = False
+
+    kind.unscale_, kind.step = unscale, step
+
+
+def _average_scaled(optimizer: Any) -> None:
+    """Average the gradients of an optimizer of Horovod's, unless that is done.
+
+    Also on a rank without any gradient, because the other ranks wait for it.
+    """
+    if hasattr(optimizer, "_starting_models"):
+        raise ValueError(
+            "a GradScaler does not work with op=Adasum: this optimizer has made its step in "
+            "backward(), with scaled gradients. Use op=Average, or bfloat16 without a scaler."
+        )
+    if not hasattr(optimizer, "_allreduce_delay") or not optimizer._should_synchronize:
+        return
+    if optimizer._handles or not optimizer._synchronized:
+        _average(optimizer)

@@ -1,7 +1,8 @@
-"""Compares the ranks' weights before and after the first steps of an optimizer.
+"""Compares the ranks' weights and learning rates: at the first steps, and at growing intervals.
 
 Different weights before the first step mean that nothing was broadcast, and different ones after it
-that gradients are not averaged. Both trainings run without an error, and learn less.
+that gradients are not averaged. Later differences come from learning rates of one rank, and from
+weights that Horovod does not know of. These trainings run without an error, and learn less.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
 
-_STEPS = 20
+_STEPS = 20  # then after twice as many steps, and so on
 _OPTIMIZERS = 4
 _WEIGHTS = 256
 _SAMPLES = 1024  # values of a weight
@@ -24,7 +25,7 @@ _SHARDED = ("DTensor", "FlatParameter")
 
 
 class _TorchSteps:
-    """Hooks for the first steps of all optimizers of PyTorch.
+    """Hooks for the steps of all optimizers of PyTorch.
 
     Args:
         module: ``torch.optim.optimizer``.
@@ -34,45 +35,47 @@ class _TorchSteps:
         self._steps: dict[int, int] = {}  # by optimizer
         self._depth = 0  # a step of Horovod's optimizer contains one of the optimizer that it wraps
         self._ended = False
-        self._before = module.register_optimizer_step_pre_hook(self.before)
+        module.register_optimizer_step_pre_hook(self.before)
         self._after = module.register_optimizer_step_post_hook(self.after)
 
     def before(self, optimizer: Any, _args: Any, _options: Any) -> None:
-        rank = context.current()
-        if rank is None or rank.size == 1 or not rank.start_check or _differs(optimizer):
-            self._ended = True
-            self._after.remove()
         if self._ended:
             return
         self._depth += 1
-        if _is_no_step():
+        if self._depth > 1 or id(optimizer) in self._steps or len(self._steps) == _OPTIMIZERS:
             return
-        is_new = self._depth == 1 and id(optimizer) not in self._steps
-        if is_new and len(self._steps) < _OPTIMIZERS:
+        rank = context.current()
+        if rank is None or rank.size == 1 or not rank.start_check or _differs(optimizer):
+            self._ended = True
+            # Not this hook's own, because torch iterates over those right now.
+            self._after.remove()
+        elif not _is_no_step():
             self._steps[id(optimizer)] = 0
             _send_torch("before the first step", optimizer)
 
     def after(self, optimizer: Any, _args: Any, _options: Any) -> None:
-        if self._ended:
-            return
         self._depth -= 1
         if self._depth > 0 or id(optimizer) not in self._steps:
             return
-        if _is_no_step():
-            return
         self._steps[id(optimizer)] += 1
         steps = self._steps[id(optimizer)]
-        if steps in (1, _STEPS):  # with a warm-up the first one may change nothing
+        if _is_due(steps):
             _send_torch(f"after step {steps}", optimizer)
-        if steps >= _STEPS:
-            self._ended = True
-            # Only this hook, because torch iterates over the other ones right now.
-            self._before.remove()
 
 
 def watch_torch(module: Any) -> None:
-    """Watch the first steps; called with the module ``torch.optim.optimizer``."""
+    """Watch optimizers; called with the module ``torch.optim.optimizer``."""
     _TorchSteps(module)
+
+
+def _is_due(steps: int) -> bool:
+    """Whether to compare the ranks: after steps 1, 20, 40, 80, ..."""
+    # With a warm-up the first one may change nothing.
+    return steps == 1 or (steps % _STEPS == 0 and _is_power_of_two(steps // _STEPS))
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _is_no_step() -> bool:
@@ -103,16 +106,30 @@ def _differs(optimizer: Any) -> bool:
 
 def _send_torch(when: str, optimizer: Any) -> None:
     names = getattr(optimizer, "_parameter_names", {})
+    averaged = getattr(optimizer, "_requires_update", None)
     named = []
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for number, parameter in enumerate(parameters):
+        if averaged is not None and parameter.requires_grad and parameter not in averaged:
+            continue  # the checks of gradients say so
         name = names.get(parameter) or f"parameter {number} of shape {tuple(parameter.shape)}"
         named.append((name, parameter))
     distributed = "Distributed " if hasattr(optimizer, "_allreduce_delay") else ""
-    _send(when, distributed + type(optimizer).__name__, named)
+    rates = [group.get("lr") for group in optimizer.param_groups]
+    _send(when, distributed + type(optimizer).__name__, rates, named)
 
 
-def _send(when: str, optimizer: str, named: Iterable[tuple[str, Any]]) -> None:
+def _send(
+    when: str, optimizer: str, rates: Iterable[Any], named: Iterable[tuple[str, Any]]
+) -> None:
+    """Send a note.
+
+    Args:
+        when: the note's key.
+        optimizer: a name.
+        rates: the learning rates of its groups of weights.
+        named: its weights.
+    """
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
         return
@@ -120,9 +137,10 @@ def _send(when: str, optimizer: str, named: Iterable[tuple[str, Any]]) -> None:
     weights = weights[:: -(-len(weights) // _WEIGHTS) or 1]
     try:
         lines = [f"{name} {_digest(value)}" for name, value in weights]
+        shown = ", ".join(f"{float(rate):.6g}" for rate in rates if rate is not None)
     except Exception:  # a tensor of an unusual kind
         return
-    notes.send("weights", when, "\n".join([optimizer, *lines]))
+    notes.send("weights", when, "\n".join([f"{optimizer}\t{shown}", *lines]))
 
 
 def _digest(value: Any) -> str:
@@ -142,7 +160,7 @@ def _digest(value: Any) -> str:
 
 
 def watch_keras(module: Any) -> None:
-    """Watch the first batches of ``fit``; called with the module of Keras's CallbackList."""
+    """Watch ``fit``; called with the module of Keras's CallbackList."""
     plain = module.CallbackList.on_train_begin
 
     def on_train_begin(self: Any, logs: Any = None) -> None:
@@ -155,7 +173,7 @@ def watch_keras(module: Any) -> None:
 
 
 def _watch_fit(callbacks: Any) -> None:
-    """Look at the weights now, and after the first batch; then the method is Keras's own again."""
+    """Look at the weights now, after the first batch, and after epochs 1, 2, 4, 8, ..."""
     model = callbacks.model
     if model.built:
         _send_keras("before the first step", model)
@@ -167,6 +185,14 @@ def _watch_fit(callbacks: Any) -> None:
         _send_keras("after step 1", model)
 
     callbacks.on_train_batch_end = on_train_batch_end
+    plain_end = callbacks.on_epoch_end
+
+    def on_epoch_end(epoch: int, logs: Any = None) -> None:
+        plain_end(epoch, logs)
+        if _is_power_of_two(epoch + 1):
+            _send_keras(f"after epoch {epoch + 1}", model)
+
+    callbacks.on_epoch_end = on_epoch_end
 
 
 def _send_keras(when: str, model: Any) -> None:
@@ -178,4 +204,4 @@ def _send_keras(when: str, model: Any) -> None:
         weights = inner.shared_variables(weights)
     named = [(weight.path, weight.value) for weight in weights]
     name = f"{'Distributed ' if is_distributed else ''}{type(inner).__name__}"
-    _send(when, name, named)
+    _send(when, name, [inner.learning_rate], named)

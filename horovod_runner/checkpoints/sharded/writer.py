@@ -1,0 +1,306 @@
+"""Divides a state among the ranks, copies this rank's part, and writes it to a file.
+
+torch.distributed.checkpoint's planner decides: a rank writes its shards of tensors, and one of the
+ranks what all have. The ranks exchange their plans only if these have changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import msgspec
+import torch
+from torch.distributed.checkpoint import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan
+
+from horovod_runner.checkpoints import collectives
+from horovod_runner.checkpoints.checkpoint import METADATA
+from horovod_runner.checkpoints.collectives import Collectives
+from horovod_runner.checkpoints.sharded import metadata as metadata_
+from horovod_runner.checkpoints.sharded.meeting import Meeting
+from horovod_runner.checkpoints.sharded.tree import Shape, flatten, merge
+from horovod_runner.checkpoints.snapshot import map_state
+from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.folder import PART, Folder
+from horovod_runner.folders.problems import describe
+from horovod_runner.wire.job_file import CheckpointPlan
+
+_DIGEST_BYTES: Final = 8
+# What a rank tells: the position, size and SHA-256 of each piece; or why there is none.
+_Report = str | list[tuple[int, int, bytes]]
+
+
+class _Division(NamedTuple):
+    """Who writes what.
+
+    Attributes:
+        plans: of the ranks.
+        metadata: of the whole state.
+        shape: of the whole state.
+    """
+
+    plans: Sequence[SavePlan]
+    metadata: Metadata
+    shape: Shape
+
+
+class Sharder:
+    """Takes parts of states, one at a time. All ranks make the same calls.
+
+    Args:
+        plan: the run's.
+        rank: this rank's number.
+        size: the number of ranks.
+        sees: whether this rank sees the folder of checkpoints.
+
+    Raises:
+        RuntimeError: the ranks are not connected yet.
+    """
+
+    def __init__(self, plan: CheckpointPlan, rank: int, size: int, *, sees: bool) -> None:
+        self._plan = plan
+        self._rank = rank
+        self._ranks: Collectives | None = None
+        self._meeting: Meeting | None = None
+        if size > 1:
+            self._ranks = collectives.connected("save_checkpoint(sharded=True) divides the state")
+        self._check_folder(sees)
+        if self._ranks is not None:
+            self._meeting = Meeting(rank, self._ranks)
+        self._digests: list[int] = []
+        self._division: _Division | None = None
+        self._buffers: dict[MetadataIndex, Any] = {}
+
+    def _check_folder(self, sees: bool) -> None:
+        blind = [rank for rank, (own,) in enumerate(self._gather([sees])) if not own]
+        if blind:
+            raise CheckpointError(
+                f"sharded=True: {len(blind)} ranks (rank {blind[0]} is one) do not see the folder "
+                f"of checkpoints, {self._plan.folder}, to which each rank writes its part. Set "
+                "checkpoint_dir to a folder that the driver and all hosts share, or to a URL "
+                "(s3://...); or leave out sharded=True, and gather the state on rank 0."
+            )
+
+    def take(self, state: Any, number: int, step: int) -> Part:
+        """Copy this rank's part of a state. This overwrites the previous one: write that first.
+
+        Raises:
+            CheckpointError: the ranks save different checkpoints.
+            TypeError: the state holds a value that cannot be stored.
+            ValueError: the ranks' parts of a tensor do not fit together.
+        """
+        kept, _ = map_state(state, _same, _same, sharded=True)
+        values, _, shape = flatten(kept)
+        _check_leaves(values)
+        # Without its own flattening, which takes keys that are numbers for text.
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(values, is_coordinator=self._rank == 0)
+        local = pickle.dumps((planner.create_local_plan(), shape))
+        division = self._divide(local, planner, number, step)
+        own = planner.finish_plan(division.plans[self._rank])
+        copies = [self._copy(item.index, planner.resolve_data(item)) for item in own.items]
+        for index in self._buffers.keys() - {item.index for item in own.items}:
+            del self._buffers[index]
+        return Part(self._rank, self._plan.attempt, number, copies, division, self._meeting)
+
+    def _divide(
+        self, local: bytes, planner: DefaultSavePlanner, number: int, step: int
+    ) -> _Division:
+        """Agree on who writes what."""
+        digest = hashlib.blake2b(local, digest_size=_DIGEST_BYTES).digest()
+        ours = [number, step, int.from_bytes(digest, "little", signed=True)]
+        gathered = self._gather(ours)
+        for rank, other in enumerate(gathered):
+            if other[:2] != gathered[0][:2]:
+                texts = [f"number {each[0]} of step {each[1]}" for each in (gathered[0], other)]
+                raise CheckpointError(
+                    f"rank 0 saves the checkpoint {texts[0]}, and rank {rank} the checkpoint "
+                    f"{texts[1]}. Call save_checkpoint on all ranks in the same order, with the "
+                    "same step."
+                )
+        digests = [other[2] for other in gathered]
+        if self._division is None or digests != self._digests:
+            # Every rank computes the same, so that nothing needs to be sent back.
+            plans, shapes = zip(*map(metadata_.unpickle, self._exchange(local)), strict=True)
+            divided, metadata = planner.create_global_plan(list(plans))
+            self._division, self._digests = _Division(divided, metadata, merge(shapes)), digests
+        return self._division
+
+    def _gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        return [list(numbers)] if self._ranks is None else self._ranks.gather(numbers)
+
+    def _exchange(self, data: bytes) -> list[bytes]:
+        """The data of all ranks."""
+        if self._ranks is None:
+            return [data]
+        counts = self._ranks.gather([len(data)])
+        return [
+            self._ranks.broadcast(data if root == self._rank else b"", count, root)
+            for root, (count,) in enumerate(counts)
+        ]
+
+    def _copy(self, index: MetadataIndex, value: Any) -> Any:
+        if isinstance(value, io.BytesIO):
+            return value
+        tensor = value.detach()
+        buffer = self._buffers.get(index)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[index] = buffer
+        return buffer.copy_(tensor)
+
+
+def _same(value: Any, _where: str) -> Any:
+    return value
+
+
+def _check_leaves(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, tuple) and any(hasattr(item, "full_tensor") for item in value):
+            raise TypeError(
+                f"{name!r} of the state is a tuple with one rank's part of a tensor: make it a list"
+            )
+
+
+@dataclass
+class Part:
+    """What one rank writes of a checkpoint.
+
+    Attributes:
+        rank: its number.
+        attempt: 1-based number of the launch within the run.
+        number: the checkpoint's.
+        copies: of its values: tensors, and files of torch.save in memory.
+        division: who writes what.
+        meeting: leads to rank 0; None for a single rank.
+    """
+
+    rank: int
+    attempt: int
+    number: int
+    copies: Sequence[Any]
+    division: _Division
+    meeting: Meeting | None
+    _report: _Report = field(default_factory=list, init=False)
+
+    def write(self, folder: Folder, name: str, scratch: Callable[[], Path]) -> None:
+        """Write this rank's file, and tell rank 0; also if it cannot be written.
+
+        Args:
+            folder: of checkpoints.
+            name: the checkpoint's.
+            scratch: the folder in which a file is made for a remote folder.
+        """
+        try:
+            if self.copies:
+                self._report = self._write(folder.inside(name), scratch)
+        except Exception as error:
+            self._report = describe(error)
+        if self.rank and self.meeting is not None:
+            with suppress(RuntimeError):  # rank 0 is gone, and with it the run
+                data = msgspec.msgpack.encode(self._report)
+                self.meeting.tell(self.number, self.rank, data)
+
+    def _write(self, folder: Folder, scratch: Callable[[], Path]) -> _Report:
+        name = _file(self.rank, self.attempt)
+        local = folder.local(name)
+        if local is not None:
+            local.parent.mkdir(exist_ok=True)
+        part = (scratch() if local is None else local.parent) / f"{PART}{name}"
+        try:
+            with part.open("wb") as file:
+                pieces = [_write_value(value, file) for value in self.copies]
+            folder.move_in(part, name)
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        return pieces
+
+    def complete(self, folder: Folder, name: str) -> tuple[int, str]:
+        """On rank 0: wait for the other ranks, and write the checkpoint's metadata.
+
+        Args:
+            folder: of checkpoints.
+            name: the checkpoint's.
+
+        Returns:
+            The size of all files in bytes, and the SHA-256 of the metadata in hexadecimal.
+
+        Raises:
+            CheckpointError: a rank could not write its part.
+        """
+        reports: list[_Report] = [self._report]
+        if self.meeting is not None:
+            for rank in range(1, len(self.division.plans)):
+                data = self.meeting.hear(self.number, rank)
+                reports.append(msgspec.msgpack.decode(data, type=_Report))
+        pieces = {}
+        problems = []
+        for rank, report in enumerate(reports):
+            if isinstance(report, str):
+                problems.append(f"rank {rank}: {report}")
+                continue
+            items = self.division.plans[rank].items
+            for item, piece in zip(items, report, strict=True):
+                pieces[item.index] = metadata_.Piece(_file(rank, self.attempt), *piece)
+        if problems:
+            others = len(problems) - 1
+            more = f" {others} more ranks could not write theirs." if others else ""
+            raise CheckpointError(f"{problems[0]}{more}")
+        data = metadata_.write(self.division.metadata, pieces, self.division.shape)
+        local = folder.local(name)
+        if local is not None:
+            local.mkdir(exist_ok=True)
+        folder.inside(name).write(METADATA, data)
+        size = sum(piece.length for piece in pieces.values()) + len(data)
+        return size, hashlib.sha256(data).hexdigest()
+
+
+def _file(rank: int, attempt: int) -> str:
+    # With the attempt: a rank that outlived its own must not replace a file of the next one.
+    return f"__{rank}_{attempt}.distcp"
+
+
+def _write_value(value: Any, file: BinaryIO) -> tuple[int, int, bytes]:
+    """Append a value to a file; returns its position, size and SHA-256."""
+    stream = _Measured(file)
+    try:
+        if isinstance(value, io.BytesIO):
+            stream.write(value.getbuffer())
+        else:
+            torch.save(value, stream)
+    except RuntimeError as error:  # torch's does not say what the system said
+        raise stream.error or error from error
+    return file.tell() - stream.count, stream.count, stream.digest.digest()
+
+
+class _Measured(io.RawIOBase):
+    """Passes on what is written, and measures it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.count = 0
+        self.digest = hashlib.sha256()
+        self.error: OSError | None = None
+
+    def writable(self) -> bool:
+        """See :class:`io.RawIOBase`; so for all below."""
+        return True
+
+    def write(self, data: Any) -> int:
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.digest.update(data)
+        self.count += written
+        return written

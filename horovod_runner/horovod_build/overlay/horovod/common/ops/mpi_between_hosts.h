@@ -1,0 +1,268 @@
+// Allreduce over MPI for ranks on several hosts, which wait for the network without a core.
+//
+// A large buffer is cut into pieces, and each piece into one part for each rank of a host:
+//   1. The ranks of a host send each other the parts, and each rank adds up its own part.
+//   2. The ranks with the same part, one on each host, add it up around a ring of the hosts.
+//   3. The ranks of a host send each other the sums.
+// So 2 (n-1)/n of the buffer's bytes leave each of n hosts, however many ranks it has. Several pieces
+// are under way at a time: neither the latency of the network nor the additions leave it idle.
+//
+// Additions have a fixed order, so the result is the same on all ranks and in every run.
+
+#ifndef HOROVOD_MPI_BETWEEN_HOSTS_H
+#define HOROVOD_MPI_BETWEEN_HOSTS_H
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "mpi.h"
+
+namespace horovod {
+namespace common {
+namespace between_hosts {
+
+// A smaller buffer takes as long over MPI_Allreduce, or longer.
+constexpr int64_t SMALLEST_BYTES = 256 << 10;
+// What a rank sends to the next host in one message, and how many of these may be under way.
+constexpr int64_t LEAST_MESSAGE_BYTES = 64 << 10;
+constexpr int64_t MOST_MESSAGE_BYTES = 1 << 20;
+constexpr int64_t PIECES_UNDER_WAY = 8;
+
+inline void Check(int code) {
+  if (code != MPI_SUCCESS) {
+    throw std::runtime_error("an allreduce between hosts failed, see MPI output for details.");
+  }
+}
+
+// What is the same for all pieces.
+struct Plan {
+  MPI_Comm local; // the ranks of this host
+  MPI_Comm cross; // the ranks of all hosts that have this one's local rank
+  MPI_Datatype type;
+  MPI_Op op;
+  int64_t element; // bytes
+  int local_rank, local_size, host, hosts;
+};
+
+// Where the part with a number begins, if `count` elements are split into `parts`.
+inline int64_t Start(int64_t count, int number, int parts) { return count * number / parts; }
+
+class Piece {
+public:
+  // Begin a piece of `count` elements: `data` becomes the sums of what is at `from` on all ranks.
+  void Begin(const Plan& plan, const uint8_t* from, uint8_t* data, int64_t count, int tag) {
+    if (from != data) {
+      std::memcpy(data, from, count * plan.element);
+    }
+    plan_ = &plan;
+    data_ = data;
+    count_ = count;
+    tag_ = tag;
+    own_ = Part(plan.local_rank);
+    own_count_ = PartCount(plan.local_rank);
+    received_.resize(std::max<int64_t>(1, plan.local_size - 1) *
+                     (count / plan.local_size + 1) * plan.element);
+    step_ = 0;
+    stage_ = LOCAL_SUM;
+    SendPartsAndReceiveOwn();
+  }
+
+  bool Done() const { return stage_ == DONE; }
+
+  // Take the steps that are possible without waiting; returns whether there was one.
+  bool Advance() {
+    int complete = 0;
+    Check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
+                      MPI_STATUSES_IGNORE));
+    if (!complete) {
+      return false;
+    }
+    requests_.clear();
+    switch (stage_) {
+    case LOCAL_SUM:
+      for (int other = 0; other < plan_->local_size - 1; ++other) {
+        Add(received_.data() + other * own_count_ * plan_->element, own_, own_count_);
+      }
+      stage_ = RING;
+      SendAndReceiveBlock();
+      break;
+    case RING:
+      if (step_ < plan_->hosts - 1) {
+        Add(received_.data(), Block(ReceivedBlock()), BlockCount(ReceivedBlock()));
+      }
+      if (++step_ < 2 * (plan_->hosts - 1)) {
+        SendAndReceiveBlock();
+      } else {
+        stage_ = LOCAL_COPY;
+        SendOwnAndReceiveParts();
+      }
+      break;
+    case LOCAL_COPY:
+      stage_ = DONE;
+      break;
+    case DONE:
+      return false;
+    }
+    return true;
+  }
+
+private:
+  enum Stage { LOCAL_SUM, RING, LOCAL_COPY, DONE };
+
+  uint8_t* Part(int rank) const {
+    return data_ + Start(count_, rank, plan_->local_size) * plan_->element;
+  }
+  int64_t PartCount(int rank) const {
+    return Start(count_, rank + 1, plan_->local_size) - Start(count_, rank, plan_->local_size);
+  }
+  uint8_t* Block(int number) const {
+    return own_ + Start(own_count_, number, plan_->hosts) * plan_->element;
+  }
+  int64_t BlockCount(int number) const {
+    return Start(own_count_, number + 1, plan_->hosts) - Start(own_count_, number, plan_->hosts);
+  }
+  int SentBlock() const { return (plan_->host - step_ + 2 * plan_->hosts) % plan_->hosts; }
+  int ReceivedBlock() const { return (plan_->host - step_ - 1 + 2 * plan_->hosts) % plan_->hosts; }
+
+  void Send(const uint8_t* from, int64_t count, int rank, MPI_Comm comm) {
+    requests_.emplace_back();
+    Check(MPI_Isend(from, static_cast<int>(count), plan_->type, rank, tag_, comm,
+                    &requests_.back()));
+  }
+  void Receive(uint8_t* to, int64_t count, int rank, MPI_Comm comm) {
+    requests_.emplace_back();
+    Check(MPI_Irecv(to, static_cast<int>(count), plan_->type, rank, tag_, comm,
+                    &requests_.back()));
+  }
+  void Add(const uint8_t* from, uint8_t* to, int64_t count) {
+    Check(MPI_Reduce_local(from, to, static_cast<int>(count), plan_->type, plan_->op));
+  }
+
+  void SendPartsAndReceiveOwn() {
+    int64_t place = 0;
+    for (int rank = 0; rank < plan_->local_size; ++rank) {
+      if (rank != plan_->local_rank) {
+        Receive(received_.data() + place, own_count_, rank, plan_->local);
+        Send(Part(rank), PartCount(rank), rank, plan_->local);
+        place += own_count_ * plan_->element;
+      }
+    }
+  }
+  void SendAndReceiveBlock() {
+    const bool adds = step_ < plan_->hosts - 1;
+    const int previous = (plan_->host + plan_->hosts - 1) % plan_->hosts;
+    Receive(adds ? received_.data() : Block(ReceivedBlock()), BlockCount(ReceivedBlock()), previous,
+            plan_->cross);
+    Send(Block(SentBlock()), BlockCount(SentBlock()), (plan_->host + 1) % plan_->hosts,
+         plan_->cross);
+  }
+  void SendOwnAndReceiveParts() {
+    for (int rank = 0; rank < plan_->local_size; ++rank) {
+      if (rank != plan_->local_rank) {
+        Receive(Part(rank), PartCount(rank), rank, plan_->local);
+        Send(own_, own_count_, rank, plan_->local);
+      }
+    }
+  }
+
+  const Plan* plan_ = nullptr;
+  uint8_t *data_ = nullptr, *own_ = nullptr;
+  int64_t count_ = 0, own_count_ = 0;
+  int tag_ = 0, step_ = 0;
+  Stage stage_ = DONE;
+  std::vector<MPI_Request> requests_;
+  std::vector<uint8_t> received_; // from others, to be added
+};
+
+// Waits for the network without keeping a core busy.
+class Patience {
+public:
+  void Wait() {
+    using namespace std::chrono;
+    const auto now = steady_clock::now();
+    if (!waiting_) {
+      waiting_ = true;
+      since_ = now;
+    }
+    const auto waited = duration_cast<microseconds>(now - since_);
+    if (waited < microseconds(50)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::min(waited / 8, microseconds(100)));
+    }
+  }
+  void End() { waiting_ = false; }
+
+private:
+  bool waiting_ = false;
+  std::chrono::steady_clock::time_point since_;
+};
+
+// Reduce a small buffer over all ranks; `from` may be MPI_IN_PLACE.
+inline int AllreduceSmall(const void* from, void* buffer, int count, MPI_Datatype type, MPI_Op op,
+                          MPI_Comm comm) {
+  MPI_Request request;
+  int code = MPI_Iallreduce(from, buffer, count, type, op, comm, &request);
+  Patience patience;
+  for (int done = 0; code == MPI_SUCCESS;) {
+    code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    if (done) {
+      break;
+    }
+    patience.Wait();
+  }
+  return code;
+}
+
+// Reduce `from` over all ranks into `buffer`, which may be the same memory. Every host must have the
+// same number of ranks.
+//
+// Only one thread of a process may call it: it keeps its memory for the next call.
+inline void Allreduce(const void* from, void* buffer, int64_t count, int64_t element,
+                      MPI_Datatype type, MPI_Op op, MPI_Comm local, MPI_Comm cross) {
+  static std::vector<Piece> pieces(PIECES_UNDER_WAY);
+  Plan plan = {local, cross, type, op, element, 0, 0, 0, 0};
+  Check(MPI_Comm_rank(local, &plan.local_rank));
+  Check(MPI_Comm_size(local, &plan.local_size));
+  Check(MPI_Comm_rank(cross, &plan.host));
+  Check(MPI_Comm_size(cross, &plan.hosts));
+  const int64_t messages = int64_t(plan.local_size) * plan.hosts;
+  const int64_t bytes =
+      std::max(LEAST_MESSAGE_BYTES,
+               std::min(MOST_MESSAGE_BYTES, count * element / (messages * PIECES_UNDER_WAY)));
+  const int64_t size = bytes / element * messages;
+  int64_t begun = 0, done = 0; // pieces
+  Patience patience;
+  while (done * size < count) {
+    while (begun < done + PIECES_UNDER_WAY && begun * size < count) {
+      const int64_t place = begun * size * element;
+      pieces[begun % PIECES_UNDER_WAY].Begin(
+          plan, static_cast<const uint8_t*>(from) + place, static_cast<uint8_t*>(buffer) + place,
+          std::min(size, count - begun * size), static_cast<int>(begun % (1 << 15)));
+      ++begun;
+    }
+    bool moved = false;
+    for (int64_t each = done; each < begun; ++each) {
+      moved |= pieces[each % PIECES_UNDER_WAY].Advance();
+    }
+    while (done < begun && pieces[done % PIECES_UNDER_WAY].Done()) {
+      ++done;
+    }
+    if (moved) {
+      patience.End();
+    } else {
+      patience.Wait();
+    }
+  }
+}
+
+} // namespace between_hosts
+} // namespace common
+} // namespace horovod
+
+#endif // HOROVOD_MPI_BETWEEN_HOSTS_H

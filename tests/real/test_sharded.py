@@ -1,0 +1,287 @@
+"""Sharded checkpoints: written by all ranks, read by any number of ranks, and by other programs."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from horovod_runner import CheckpointError
+from horovod_runner.checkpoints import checkpoint, loader
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.checkpoints.saver import Saver
+from horovod_runner.folders.folder import Folder
+from horovod_runner.folders.local import LocalFolder
+from horovod_runner.folders.opening import open_folder
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.marker import Marker
+from tests.conftest import Ranks
+from tests.real import sharded_training as training
+from tests.stores import mounted
+
+
+@pytest.fixture
+def runs() -> Ranks:
+    return Ranks("local", warm=True)
+
+
+@pytest.mark.horovod
+def test_a_sharded_training_resumes_with_other_numbers_of_ranks(
+    runs: Ranks, tmp_path: Path
+) -> None:
+    options = {
+        "checkpoint_dir": tmp_path,
+        "resume": True,
+        "num_to_keep": 1,
+        "metric": "loss",
+        "mode": "min",
+    }
+    runner = runs.runner((2, 2), max_restarts=1, **options)
+    # In an elastic run, rank 1 is killed after step 3: the next attempt begins with what is there.
+    first, _, _ = runner.run(training.with_fsdp, steps=4, stop=3)
+    assert first in (3, 4)
+    assert [each.step for each in runner.last_run.checkpoints] == [2, 4]
+    assert runner.last_run.best_checkpoint.step == 2
+    assert runner.last_run.warnings == []
+    latest = runner.last_run.latest_checkpoint
+    names = {path.name for path in Path(latest.path).iterdir()}
+    assert names == {".metadata", "__0_2.distcp", "__1_2.distcp"}
+    assert latest.size == sum(path.stat().st_size for path in Path(latest.path).iterdir())
+    first, epoch, weights = runs.run(3, training.with_fsdp, options, steps=6)
+    assert (first, epoch) == (5, 4)
+    for name, value in training.in_one_process(6).items():
+        assert weights[name] == pytest.approx(value, abs=1e-5)
+    # The driver loads it whole, and torch's own reader reads it.
+    assert not os.path.exists(latest.path)  # the second run's is later
+    markers = checkpoint.find_complete(LocalFolder(tmp_path))
+    assert [marker.step for marker in markers] == [6, 2]
+    whole = Checkpoint(LocalFolder(tmp_path), markers[0]).load()
+    for name, value in weights.items():
+        assert whole["model"][name].numpy() == pytest.approx(value, abs=0)
+    assert (whole["epoch"], whole["pair"], whole["empty"]) == (6, (1, "two"), {})
+    assert read_by_torch(tmp_path / markers[0].name, "2.bias") == pytest.approx(
+        weights["2.bias"], abs=0
+    )
+
+
+def read_by_torch(path: Path, name: str) -> Any:
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    state = {"model": {name: torch.zeros(3)}}
+    with pytest.warns(UserWarning, match="single process"):
+        load(state, storage_reader=FileSystemReader(path))
+    return state["model"][name].numpy()
+
+
+@pytest.mark.horovod
+def test_whole_checkpoints_are_loaded_into_shards(runs: Ranks, tmp_path: Path) -> None:
+    import torch
+
+    model = {"weight": torch.arange(15.0).view(3, 5), "bias": torch.zeros(3)}
+    with saving(LocalFolder(tmp_path)) as saver:
+        saver.save({"model": model, "epoch": 7}, 2, None)
+    options = {"checkpoint_dir": tmp_path, "resume": True}
+    step, epoch, weight = runs.run(2, training.into_shards, options)
+    assert (step, epoch) == (2, 7)
+    assert weight.ravel().tolist() == list(range(15))
+
+
+@pytest.mark.horovod
+def test_states_that_all_ranks_have_are_divided_and_need_horovod_alone(
+    runs: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"checkpoint_dir": tmp_path, "resume": True}
+    runner = runs.runner(2, **options)
+    runner.run(training.with_horovod, steps=3)
+    latest = Path(runner.last_run.latest_checkpoint.path)
+    sizes = [path.stat().st_size for path in latest.glob("*.distcp")]
+    assert len(sizes) == 2
+    whole = 3 * 4 * (400 * 50 + 50 + 50 * 10 + 10)
+    assert whole < sum(sizes) < 1.5 * whole
+    assert min(sizes) > 0.25 * whole
+    whole_state = runner.last_run.latest_checkpoint.load()
+    assert list(whole_state["optimizer"]["state"]) == [0, 1, 2, 3]
+    assert float(whole_state["model"]["0.weight"].min()) == pytest.approx(2.999)
+    # A byte of one part: every rank goes back to the checkpoint before.
+    part = latest / "__1_1.distcp"
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    capsys.readouterr()
+    first, *others = runs.run(3, training.with_horovod, options, steps=0)
+    assert first == [2, []]
+    assert others == [[2, [pytest.approx(1.999)]]] * 2
+    text = capsys.readouterr().out
+    assert "is damaged: its file __1_1.distcp has other bytes" in text
+    assert "The earlier one is used" in text
+
+
+@pytest.mark.horovod
+def test_a_part_that_cannot_be_written_fails_its_checkpoint_alone(
+    runs: Ranks, tmp_path: Path
+) -> None:
+    runner = runs.runner(2, checkpoint_dir=tmp_path)
+    assert runner.run(training.with_full_disk) == "done"
+    assert [each.step for each in runner.last_run.checkpoints] == [1, 3]
+    (warning,) = runner.last_run.warnings
+    assert "the checkpoint of step 2 could not be written: rank 1: " in warning
+    assert "File too large" in warning
+    assert len(os.listdir(tmp_path)) == 4
+
+
+@pytest.mark.horovod
+def test_a_rank_killed_while_it_writes_its_part_leaves_the_earlier_checkpoint(
+    runs: Ranks, tmp_path: Path
+) -> None:
+    runner = runs.runner(2, max_restarts=1, checkpoint_dir=tmp_path)
+    found = runner.run(training.killed_while_writing, folder=str(tmp_path))
+    for step, left in found:
+        assert step == 1
+        assert [Path(name).suffix for name in left] == [".dcp", ".json"]
+
+
+@pytest.mark.horovod
+def test_calls_that_cannot_work_are_refused_before_anything_is_written(
+    runs: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = runs.runner(2, checkpoint_dir=tmp_path)
+    early, unknown, different = runner.run(training.refused)
+    assert early.startswith("RuntimeError: save_checkpoint(sharded=True) divides the state, and")
+    assert unknown.startswith("TypeError: state['x'] is a builtin_function")
+    assert "rank 0 saves the checkpoint number 3 of step 1, and rank 1 the checkpoint" in different
+    write_probe = "horovod_runner.checkpoints.checkpoint.write_probe"
+    monkeypatch.setattr(write_probe, lambda folder, token: None)
+    with pytest.raises(CheckpointError, match=r"2 ranks .*do not see the folder of checkpoints"):
+        runs.run(2, training.with_horovod, {"checkpoint_dir": tmp_path}, steps=1)
+    assert os.listdir(tmp_path) == []
+
+
+@contextmanager
+def saving(folder: Folder) -> Iterator[Saver]:
+    """Save as a single rank does."""
+    read, write = os.pipe()
+    checkpoint.write_probe(folder, "run1")
+    saver = Saver(CheckpointPlan(folder.url, "run1"), write)
+    yield saver
+    saver.close()
+    os.close(write)
+    os.close(read)
+
+
+def save(folder: Folder, *states: Any) -> list[Marker]:
+    """Save states; returns the complete checkpoints, the latest first."""
+    with saving(folder) as saver:
+        for number, state in enumerate(states, start=1):
+            saver.save_sharded(state, number, None, calls=number, rank=0, size=1)
+    return checkpoint.find_complete(folder)
+
+
+def load(folder: Folder, markers: list[Marker], into: Any = None) -> Any:
+    plan = CheckpointPlan(folder.url, "run1", resume=tuple(markers))
+    loaded = loader.load(plan, 0, 1, print, into=lambda: into)
+    assert loaded is not None
+    return loaded.state
+
+
+@pytest.fixture(params=["volume", "store without rename", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
+    if request.param == "memory":
+        yield open_folder(f"memory://{tmp_path}")
+        return
+    options = ["--no-rename"] if "rename" in request.param else []
+    with mounted(tmp_path / "backing", tmp_path / "mounted", *options) as path:
+        yield LocalFolder(path)
+
+
+def test_every_kind_of_folder_takes_them(folder: Folder) -> None:
+    import torch
+
+    state = {"x": torch.arange(10_000), "n": np.arange(3), "deep": [{"y": torch.ones(2)}, None]}
+    markers = save(folder, {"first": 1}, state)
+    assert [marker.step for marker in markers] == [2, 1]
+    loaded = Checkpoint(folder, markers[0]).load()
+    assert loaded["x"].equal(state["x"])
+    assert loaded["n"].tolist() == [0, 1, 2]
+    assert loaded["deep"][0]["y"].tolist() == [1, 1]
+    assert Checkpoint(folder, markers[1]).load() == {"first": 1}
+    into = {"deep": [{"y": torch.zeros(2)}, 7]}
+    assert load(folder, markers, into) is into
+    assert into["deep"][0]["y"].tolist() == [1, 1]
+    assert into["deep"][1] is None
+    checkpoint.remove(folder, markers[0])
+    checkpoint.clean_up(folder, "run1")
+    assert len(folder.names()) == 2
+
+
+def test_a_state_that_does_not_fit_is_an_error_that_names_the_difference(tmp_path: Path) -> None:
+    import torch
+
+    folder = LocalFolder(tmp_path)
+    markers = save(folder, {"model": {"w": torch.ones(3), "b": torch.ones(1)}, "epoch": 1})
+    with pytest.raises(CheckpointError, match=r"lacks 1 values that into= has: model\.extra\. It"):
+        load(folder, markers, {"model": {"extra": torch.ones(3)}})
+    with pytest.raises(CheckpointError, match=r"does not fit .*[Ss]ize mismatch .*model\.w"):
+        load(folder, markers, {"model": {"w": torch.ones(4)}})
+    with pytest.raises(CheckpointError, match=r"does not fit .*model\.w"):
+        load(folder, markers, {"model": {"w": None}})
+
+
+@pytest.mark.parametrize("change", ["metadata", "part", "marker"])
+def test_what_was_changed_is_not_loaded(tmp_path: Path, change: str) -> None:
+    import torch
+
+    folder = LocalFolder(tmp_path)
+    (marker,) = save(folder, {"x": torch.ones(3)})
+    inside = tmp_path / marker.name
+    path = inside / (".metadata" if change == "metadata" else "__0_1.distcp")
+    if change == "marker":
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[-200] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"no longer exists|damaged"):
+        Checkpoint(folder, marker).load()
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("code ran",)
+
+
+def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from horovod_runner.checkpoints.sharded import metadata
+
+    monkeypatch.chdir(tmp_path)
+    for evil in (Evil(), {"x": torch.load}, {"x": partial(print)}):
+        with pytest.raises(CheckpointError, match="is not expected there"):
+            metadata.read(pickle.dumps(evil), "name")
+    assert not (tmp_path / "code ran").exists()
+
+
+def test_the_system_says_why_a_part_cannot_be_written(tmp_path: Path) -> None:
+    import torch
+
+    from horovod_runner.checkpoints.sharded.writer import _write_value
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with (
+            pytest.raises(OSError, match="File too large"),
+            (tmp_path / "part").open("wb", buffering=0) as file,
+        ):
+            _write_value(torch.zeros(100_000), file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,0 +1,257 @@
+"""The backend hvd of torch.distributed with real ranks: what it computes, and how calls fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from horovod_runner import HangError, RankFailedError, torch_backend
+from tests.conftest import Ranks
+
+pytestmark = [
+    pytest.mark.horovod,
+    pytest.mark.places("local"),
+    pytest.mark.usefixtures("nothing_left"),
+]
+
+
+@pytest.fixture(autouse=True)
+def mpi(ranks: Ranks) -> None:
+    ranks.needs_mpi()
+
+
+class PartialState:
+    """Chooses a backend as accelerate.state.PartialState does on CPUs."""
+
+    def _prepare_backend(self, cpu: bool, sagemaker: bool = False, backend: Any = None) -> Any:
+        return "gloo", "MULTI_CPU"
+
+
+def test_every_call_gives_what_gloo_gives(ranks: Ranks) -> None:
+    def main() -> Any:
+        import horovod.torch as hvd
+        import torch
+        import torch.distributed as dist
+
+        from tests.real.distributed_calls import different_results, missing_beyond_gloo
+
+        dist.init_process_group()
+        rank, size, backend = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+        wrong = different_results(dist.new_group(backend="gloo")) + missing_beyond_gloo()
+        pair = dist.new_group([0, 2])
+        if rank in (0, 2):
+            tensor = torch.ones(1) * rank
+            dist.all_reduce(tensor, group=pair)
+            dist.monitored_barrier(pair)
+            wrong += [] if tensor.item() == 2 else [f"a group of two has {tensor}"]
+        state = SimpleNamespace(PartialState=PartialState)
+        torch_backend.patch_accelerate(state)
+        choices = [
+            state.PartialState()._prepare_backend(True, backend=b)[0] for b in (None, "gloo")
+        ]
+        wrong += [] if choices == ["hvd", "gloo"] else [f"Accelerate takes {choices}"]
+        hvd.init()  # beside it
+        waiting = dist.all_reduce(torch.ones(1 << 20), async_op=True)
+        total = hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist()
+        waiting.wait()
+        wrong += [] if total == [size] * 3 else [f"Horovod has {total}"]
+        dist.destroy_process_group()
+        dist.init_process_group("hvd")  # again
+        everything: list[Any] = [None] * size
+        dist.all_gather_object(everything, (backend, wrong))
+        return everything
+
+    assert ranks.run(3, main) == [("hvd", [])] * 3
+
+
+def losses_of_one_process(steps: int) -> list[float]:
+    """What all ways of training on four ranks must give."""
+    import torch
+
+    net, optimizer, x, y = training()
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(net(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def training() -> Any:
+    import torch
+
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    x = torch.randn(16, 6)
+    return net, torch.optim.SGD(net.parameters(), 0.1), x, x.sum(dim=1, keepdim=True)
+
+
+def test_ddp_fsdp_and_hsdp_learn_what_one_process_learns(ranks: Ranks) -> None:
+    def main() -> Any:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        rank = dist.get_rank()
+
+        def learn(wrap: Any) -> list[float]:
+            net, optimizer, x, y = training()
+            net = wrap(net)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            losses = []
+            for _ in range(4):
+                optimizer.zero_grad()
+                own = slice(rank * 4, rank * 4 + 4)
+                loss = torch.nn.functional.mse_loss(net(x[own]), y[own])
+                loss.backward()
+                optimizer.step()
+                mean = loss.detach().clone()
+                dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+                losses.append(mean.item())
+            return losses
+
+        def sharded(mesh: Any) -> Any:
+            def wrap(net: Any) -> Any:
+                for layer in (net[0], net[2], net):
+                    fully_shard(layer, mesh=mesh)
+                return net
+
+            return wrap
+
+        ddp = torch.nn.parallel.DistributedDataParallel
+        return {
+            "DDP": learn(ddp),
+            "DDP, unused": learn(lambda net: ddp(net, find_unused_parameters=True)),
+            "FSDP2": learn(sharded(init_device_mesh("cpu", (4,)))),
+            "HSDP": learn(sharded(mesh)),
+            "backends": [dist.get_backend(), dist.get_backend(mesh.get_group("shard"))],
+        }
+
+    found = ranks.run(4, main)
+    assert found.pop("backends") == ["hvd", "hvd"]
+    alone = losses_of_one_process(4)
+    for way, losses in found.items():
+        assert losses == pytest.approx(alone, rel=1e-4), way
+
+
+def test_calls_that_differ_or_wait_too_long_are_errors_with_names(ranks: Ranks) -> None:
+    def main() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        def error(call: Any, *args: Any, **kwargs: Any) -> str:
+            try:
+                call(*args, **kwargs)
+            except RuntimeError as caught:
+                return str(caught)
+            return "no error"
+
+        dist.init_process_group()
+        rank = dist.get_rank()
+        different = error(dist.all_reduce, torch.ones(3 + rank))
+        dist.all_reduce(total := torch.ones(1))  # the group still works
+        group = dist.new_group(timeout=timedelta(milliseconds=300))
+        late = alone = ""
+        if rank == 0:
+            late = error(dist.all_reduce, torch.ones(2), group=group)
+            alone = error(dist.monitored_barrier, timeout=timedelta(milliseconds=300))
+        refused = error(dist.all_reduce, torch.ones(2), op=dist.ReduceOp.BXOR)
+        dist.barrier()
+        return different, total.item(), late, alone, refused
+
+    different, total, late, alone, refused = ranks.run(2, main)
+    assert "rank 0 called all_reduce of 3 Float (sum); rank 1 called all_reduce of 4" in different
+    assert total == 2
+    assert "Timed out waiting 300 ms for other ranks in all_reduce of 2 Float (sum)" in late
+    assert "Rank 1 failed to pass monitoredBarrier in 300 ms." in alone
+    assert "cannot reduce tensors of Float by bxor" in refused
+
+
+def reduce_for_ever() -> None:
+    import torch
+    import torch.distributed as dist
+
+    while True:
+        dist.all_reduce(torch.ones(3))
+
+
+def test_a_rank_that_hangs_is_named(ranks: Ranks) -> None:
+    def main() -> None:
+        import threading
+
+        import torch.distributed as dist
+
+        dist.init_process_group()
+        if dist.get_rank() == 1:
+            threading.Event().wait()
+        reduce_for_ever()
+
+    waits = r"rank 0 waits in all_reduce of 3 Float \(sum\) for rank 1"
+    with pytest.raises(HangError, match=waits) as caught:
+        ranks.run(2, main, {"hang_timeout": 4.0})
+    assert "in reduce_for_ever" in str(caught.value)
+
+
+def test_a_rank_that_is_killed_is_named(ranks: Ranks) -> None:
+    def main() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group()
+        dist.all_reduce(torch.ones(3))
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        reduce_for_ever()
+
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGKILL"):
+        ranks.run(2, main)
+
+
+def test_the_exception_of_a_rank_that_leaves_its_group_is_raised(ranks: Ranks) -> None:
+    def main() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group()
+        try:
+            dist.all_reduce(torch.ones(3))
+            if dist.get_rank() == 1:
+                raise KeyError("the true cause")
+            reduce_for_ever()
+        finally:
+            dist.destroy_process_group()
+
+    with pytest.raises(KeyError, match="the true cause") as caught:
+        ranks.run(2, main)
+    assert "rank 1 of 2" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"env": {"HOROVOD_RUNNER_TORCH_BACKEND": "gloo"}}, {"cpu_collectives": "gloo"}],
+    ids=["by its variable", "without MPI"],
+)
+def test_it_can_be_switched_off(
+    ranks: Ranks, options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> Any:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group()
+        total = torch.ones(1)
+        dist.all_reduce(total, group=dist.new_group(backend="hvd"))
+        return dist.get_backend(), total.item()
+
+    assert ranks.run(2, main, options) == ("undefined", 2.0)  # torch chooses
+    told = 'torch.distributed\'s backend "hvd" is gloo in this run' in capsys.readouterr().out
+    assert told == ("cpu_collectives" in options)

@@ -1,0 +1,115 @@
+"""The callback for Hugging Face's Trainer, without transformers and torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from horovod_runner import CheckpointError, DataError, huggingface
+from horovod_runner.huggingface import ReportCallback, resume_from
+from horovod_runner.worker import context
+
+STATE = SimpleNamespace(global_step=20, max_steps=40, epoch=1.25)
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is rank 0 of 2."""
+    monkeypatch.setattr(context, "_current", SimpleNamespace(rank=0, size=2))
+
+
+@pytest.mark.usefixtures("rank")
+def test_a_training_whose_ranks_are_not_connected_is_refused() -> None:
+    alone, connected = SimpleNamespace(world_size=1), SimpleNamespace(world_size=2)
+    with pytest.raises(
+        ValueError, match=r"sees 1 process and the run has 2 ranks: .*(use_cpu=True)"
+    ):
+        ReportCallback().on_train_begin(alone, STATE, None)
+    ReportCallback().on_train_begin(connected, STATE, None)
+
+
+@pytest.mark.usefixtures("rank")
+def test_rows_that_are_one_ranks_part_already_are_refused() -> None:
+    connected = SimpleNamespace(world_size=2)
+    for dataset in (SimpleNamespace(is_whole=True), [1, 2, 3]):
+        loader = SimpleNamespace(dataset=dataset)
+        ReportCallback().on_train_begin(connected, STATE, None, train_dataloader=loader)
+    part = SimpleNamespace(dataset=SimpleNamespace(is_whole=False))
+    with pytest.raises(DataError, match="whole=True"):
+        ReportCallback().on_train_begin(connected, STATE, None, train_dataloader=part)
+
+
+def test_outside_a_run_and_on_one_rank_nothing_is_refused() -> None:
+    part = SimpleNamespace(dataset=SimpleNamespace(is_whole=False))
+    ReportCallback().on_train_begin(
+        SimpleNamespace(world_size=1), STATE, None, train_dataloader=part
+    )
+    assert resume_from() is None
+
+
+def test_numbers_that_are_logged_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    reports: list[dict[str, Any]] = []
+    monkeypatch.setattr(huggingface, "report", lambda **numbers: reports.append(numbers))
+    logs = {"loss": 0.5, "epoch": 1.25, "learning_rate": 1e-3, "note": "text", "step": 3}
+    ReportCallback().on_log(None, STATE, None, logs=logs)
+    assert reports == [
+        {"step": 20, "epoch": 1, "total_steps": 40, "loss": 0.5, "learning_rate": 1e-3}
+    ]
+
+
+def test_other_events_of_the_trainer_are_ignored() -> None:
+    callback = ReportCallback()
+    assert callback.on_prediction_step(None, STATE, None, eval_dataloader=None) is None
+    with pytest.raises(AttributeError):
+        callback.other  # noqa: B018
+
+
+@pytest.mark.usefixtures("rank")
+def test_a_part_of_a_checkpoint_is_refused_where_there_are_several_hosts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[tuple[Any, int]] = []
+    monkeypatch.setattr(huggingface, "save_checkpoint", lambda *given: saved.append(given[:2]))
+    not_connected = SimpleNamespace(is_available=lambda: False)
+    monkeypatch.setitem(
+        huggingface.sys.modules, "torch", SimpleNamespace(distributed=not_connected)
+    )
+    folder = tmp_path / "checkpoint-20"
+    (folder / "pytorch_model_fsdp_0").mkdir(parents=True)
+    arguments = SimpleNamespace(output_dir=str(tmp_path))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    with pytest.raises(CheckpointError, match="holds only this host's part"):
+        ReportCallback().on_save(arguments, STATE, None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    ReportCallback().on_save(arguments, STATE, None)
+    assert saved == [(folder, 20)]
+
+
+@pytest.mark.usefixtures("rank")
+def test_a_checkpoint_that_the_trainer_has_removed_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    not_connected = SimpleNamespace(is_available=lambda: False)
+    monkeypatch.setitem(
+        huggingface.sys.modules, "torch", SimpleNamespace(distributed=not_connected)
+    )
+    with pytest.raises(CheckpointError, match=r"removed .*checkpoint-20 .*save_total_limit"):
+        ReportCallback().on_save(SimpleNamespace(output_dir=str(tmp_path)), STATE, None)
+
+
+def test_a_checkpoint_of_another_training_cannot_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for state in (str(tmp_path), {"model": 1}):
+        loaded = SimpleNamespace(state=state)
+        monkeypatch.setattr(huggingface, "load_checkpoint", lambda loaded=loaded: loaded)
+        with pytest.raises(TypeError, match="not written by"):
+            resume_from()
+    (tmp_path / "trainer_state.json").touch()
+    loaded = SimpleNamespace(state=str(tmp_path))
+    monkeypatch.setattr(huggingface, "load_checkpoint", lambda: loaded)
+    assert resume_from() == str(tmp_path)

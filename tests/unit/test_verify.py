@@ -1,0 +1,673 @@
+"""`horovod-runner verify` without GPUs and frameworks: what figures mean, and how checks end.
+
+The figures are such as machines with GPUs give. tests/real/test_verify.py runs the checks on CPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import psutil
+import pytest
+
+from horovod_runner import GpuError
+from horovod_runner.commands import cli
+from horovod_runner.horovod_build.toolchain import Framework, Horovod
+from horovod_runner.verify import machine, registry, report, session
+from horovod_runner.verify.check import Case, Check, Needs, Reading, missing
+from horovod_runner.verify.checks import (
+    bandwidth,
+    build,
+    failures,
+    feed,
+    keras_training,
+    placement,
+    profile,
+    sharded,
+    training,
+)
+from horovod_runner.verify.checks.build import Reduced
+from horovod_runner.verify.checks.failures import Seen
+from horovod_runner.verify.checks.feed import Fed
+from horovod_runner.verify.checks.keras_training import Fitted
+from horovod_runner.verify.checks.placement import Device, Expected
+from horovod_runner.verify.checks.sharded import Sharded
+from horovod_runner.verify.checks.training import Trained
+from horovod_runner.verify.machine import Gpu, Machine
+from horovod_runner.wire.measurements import Machine as Measured
+from tests.unit import verify_checks
+
+DOCS = Path(__file__).parents[2] / "docs"
+GIB = 1 << 30
+UUIDS = ("GPU-3f2a0001-aaaa", "GPU-3f2a0002-bbbb")
+GPUS = tuple(Gpu(f"{n}", uuid, "NVIDIA H100") for n, uuid in enumerate(UUIDS))
+NCCL = Horovod("0.28.1", ("gloo", "mpi", "nccl", "cuda"))
+TORCH = Framework("torch", "2.13.0", "13.0", horovod=NCCL)
+TENSORFLOW = Framework("tensorflow", "2.21.0", "12.5", horovod=Horovod("0.28.1", ("gloo",)))
+TWO_GPUS = Machine(GPUS, (TORCH, TENSORFLOW), ("keras", "pyarrow"), "2.29.7", "host-a", 16)
+CPU_TORCH = replace(TORCH, version="2.13.0+cpu", cuda=None, horovod=Horovod("0.28.1", ("gloo",)))
+NO_GPU = Machine((), (CPU_TORCH,), (), "", "laptop", 2)
+
+
+def verdicts(readings: Sequence[Reading]) -> list[bool | None]:
+    return [reading.ok for reading in readings]
+
+
+# What a machine has.
+
+
+def _listing_gpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make nvidia-smi list two GPUs."""
+    lines = "\n".join(f"{gpu.device}, {gpu.name}, {gpu.uuid}" for gpu in GPUS)
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{lines}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (None, [("0", UUIDS[0]), ("1", UUIDS[1])]),
+        ("1", [("1", UUIDS[1])]),
+        (f"{UUIDS[1]},0", [(UUIDS[1], UUIDS[1]), ("0", UUIDS[0])]),
+        ("GPU-3f2a0002", [("GPU-3f2a0002", UUIDS[1])]),
+        ("MIG-77", [("MIG-77", "")]),
+        ("", []),
+    ],
+)
+def test_the_visible_gpus_have_names_and_uuids(
+    shown: str | None,
+    expected: list[tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _listing_gpus(tmp_path, monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert [(gpu.device, gpu.uuid) for gpu in machine.visible()] == expected
+
+
+def test_some_gpus_are_shown_by_a_variable_and_all_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    for count, shown in ((None, None), (2, None), (1, "0"), (0, "")):
+        used = machine.first(GPUS, count)
+        variables = {} if shown is None else {"CUDA_VISIBLE_DEVICES": shown}
+        assert machine.environment(used, GPUS) == {**order, **variables}
+    assert machine.environment((), ())["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert machine.environment(GPUS, GPUS) == {}
+    for count in (3, -1):
+        with pytest.raises(GpuError, match=f"--gpus {count}: this process may use 2 GPUs"):
+            machine.first(GPUS, count)
+
+
+@pytest.mark.parametrize(
+    ("needs", "on", "reason"),
+    [
+        (Needs(), NO_GPU, ""),
+        (Needs(gpus=1), NO_GPU, "needs 1 GPU, and no GPUs can be used"),
+        (Needs(several=True), NO_GPU, ""),
+        (Needs(gpus=2), TWO_GPUS, ""),
+        (Needs(gpus=4), TWO_GPUS, "needs 4 GPUs, and 2 GPUs can be used"),
+        (Needs(several=True), TWO_GPUS, ""),
+        (Needs(several=True), Machine(GPUS[:1], (TORCH,)), "needs two GPUs, and 1 GPU can be used"),
+        (Needs(packages=("pyarrow",)), NO_GPU, "pip install 'horovod_runner[data]'"),
+        (Needs(packages=("pyarrow",)), TWO_GPUS, ""),
+        (Needs(frameworks=("tensorflow",)), NO_GPU, "tensorflow is not installed"),
+        (Needs(frameworks=("tensorflow",)), TWO_GPUS, ""),
+        (Needs(1, frameworks=("tensorflow",)), TWO_GPUS, "was built without NCCL"),
+        (Needs(gpus=1), Machine(GPUS, (CPU_TORCH,)), "torch 2.13.0+cpu is a CPU build"),
+        (Needs(), Machine((), (replace(TORCH, error="no symbol"),)), "imported: no symbol"),
+        (Needs(), Machine((), (replace(TORCH, horovod=None),)), "Horovod for torch is not"),
+    ],
+)
+def test_a_check_is_skipped_for_what_is_missing(needs: Needs, on: Machine, reason: str) -> None:
+    found = missing(needs, on)
+    assert reason in found
+    assert bool(reason) == bool(found)
+
+
+def test_frameworks_train_on_gpus_only_where_horovod_has_nccl() -> None:
+    case = Case(TWO_GPUS, False, "")
+    assert case.on_gpus()
+    assert not case.on_gpus("tensorflow")
+    assert case.judges_speed()
+    assert not Case(TWO_GPUS, True, "").judges_speed()
+    assert not Case(NO_GPU, False, "").judges_speed()
+    three = Machine((*GPUS, Gpu("2")), TWO_GPUS.frameworks)
+    assert (Case(three, False, "").ranks(), Case(three, False, "").ranks("tensorflow")) == (3, 2)
+    assert case.runner(2).options.gpus_per_rank is None
+    assert case.runner(2, gpus_per_rank=0.5).options.gpus_per_rank == 0.5
+    assert case.runner(2, "tensorflow").options.gpus_per_rank == 0
+    assert case.runner(2, gpu_pinning="mask").options.cluster_config.gpu_pinning == "mask"
+
+
+# What the figures of each check mean.
+
+
+def test_a_build_without_nccl_fails_on_a_machine_with_gpus_alone() -> None:
+    good = build.read_libraries(TWO_GPUS)
+    assert [reading.ok for reading in good] == [True, None, True, None, None, None]
+    assert good[2].seen == "torch"
+    assert good[0].seen == "0.28.1 with gloo, mpi, nccl, cuda (torch 2.13.0, CUDA 13.0)"
+    bad = build.read_libraries(Machine(GPUS, (CPU_TORCH, TENSORFLOW)))
+    assert bad[2].seen == "none: horovod-runner install --gpu --rebuild"
+    assert bad[2].ok is False
+    assert verdicts(build.read_libraries(NO_GPU)) == [True]
+    assert verdicts(build.read_libraries(Machine((), (TENSORFLOW,)))) == [True]
+    broken = replace(CPU_TORCH, horovod=Horovod(error="undefined symbol"))
+    assert verdicts(build.read_libraries(Machine((), (broken,)))) == [False]
+
+
+def test_a_wrong_result_names_the_collective_and_the_rank() -> None:
+    right = [Reduced("sum", True, "cuda"), Reduced("average", True, "cuda")]
+    assert verdicts(build.read_reductions([right, right], "cuda")) == [True, True]
+    wrong = [right[0], Reduced("average", False, "cpu")]
+    readings = build.read_reductions([right, wrong], "cuda")
+    assert verdicts(readings) == [False, False]
+    assert readings[0].seen == "3 of 4; wrong: average on rank 1"
+    assert readings[1].seen == "cpu, cuda"
+
+
+@pytest.mark.parametrize(
+    ("timeline", "on_gpus", "ok"),
+    [
+        ('"NCCL_ALLREDUCE"', True, True),
+        ('"MPI_ALLREDUCE"', True, False),
+        ('"NCCL_ALLREDUCE", "GLOO_ALLREDUCE"', True, False),
+        ("", True, False),
+        ('"GLOO_ALLREDUCE"', False, True),
+        ('"NCCL_ALLREDUCE"', False, False),
+        ("", False, False),
+    ],
+)
+def test_the_timeline_says_what_carried_the_gradients(
+    timeline: str, on_gpus: bool, ok: bool
+) -> None:
+    assert build.carried_by(timeline, on_gpus=on_gpus).ok is ok
+
+
+def devices(*current: int, gpus: int = 2, uuids: Sequence[str] = UUIDS) -> list[Device]:
+    bare = [uuid.removeprefix("GPU-").upper() for uuid in uuids]
+    return [Device(n, False, gpus, c, bare[n], 3.0) for n, c in enumerate(current)]
+
+
+def test_each_rank_has_to_use_its_own_gpu() -> None:
+    expected = [Expected(2, 0, UUIDS[0]), Expected(2, 1, UUIDS[1])]
+    assert set(verdicts(placement.read_devices(devices(0, 1), expected))) == {True}
+    assert False in verdicts(placement.read_devices(devices(0, 0), expected))
+    assert False in verdicts(placement.read_devices(devices(0, 1, gpus=1), expected))
+    turned = placement.read_devices(devices(0, 1, uuids=UUIDS[::-1]), expected)
+    assert [reading.name for reading in turned if reading.ok is False] == [
+        "UUID of each rank's device"
+    ]
+    early = [device._replace(early=True) for device in devices(0, 1)]
+    assert verdicts(placement.read_devices(early, expected)).count(False) == 1
+    alone = [device._replace(total=1.0) for device in devices(0, 1)]
+    assert verdicts(placement.read_devices(alone, expected)).count(False) == 1
+
+
+def test_uuids_that_are_not_known_are_not_compared() -> None:
+    expected = [Expected(2, 0, ""), Expected(2, 1, "")]
+    assert len(placement.read_devices(devices(0, 1), expected)) == 4
+    unknown = [device._replace(uuid="") for device in devices(0, 1)]
+    known = [Expected(2, 0, UUIDS[0]), Expected(2, 1, UUIDS[1])]
+    assert len(placement.read_devices(unknown, known)) == 4
+
+
+def test_ranks_that_were_not_forked_are_noticed() -> None:
+    assert placement.read_start(["rank  host\nstart: warm"]).ok
+    cold = placement.read_start(["rank  host\nstart: cold on rank 1 (an import opened a GPU)"])
+    assert (cold.ok, cold.seen) == (False, "cold on rank 1 (an import opened a GPU)")
+    assert not placement.read_start([]).ok
+
+
+@pytest.mark.parametrize(
+    ("errors", "ok"),
+    [
+        (["ncclCommInitRank failed: invalid usage"] * 2, True),
+        (["", ""], True),
+        (["ncclCommInitRank failed", ""], False),
+        (["a sum of 1.0"] * 2, False),
+    ],
+)
+def test_two_ranks_on_a_gpu_reduce_or_fail_alike(errors: list[str], ok: bool) -> None:
+    assert placement.read_refusal(errors).ok is ok
+
+
+PRINTED = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 268435456 step: 2(factor)
+#                                         out-of-place                 in-place
+#     size     count   type redop root    time  algbw  busbw #wrong   time  algbw  busbw #wrong
+#      (B) (elements)                     (us) (GB/s) (GB/s)          (us) (GB/s) (GB/s)
+   1048576    262144  float   sum   -1   25.31  41.43  41.43    0    24.90  42.11  42.10    0
+ 268435456  67108864  float   sum   -1  1180.2 227.45 227.45  N/A   1175.9 228.28 228.27  N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 134.81
+"""
+
+
+def test_bandwidths_are_those_of_nccl_tests() -> None:
+    # nccl-tests: 268,435,456 bytes in 1,175.9 us on two GPUs are 228.28 GB/s, and as much on the
+    # bus; with eight GPUs the factor is 7/4.
+    assert bandwidth.bus_bandwidth(256 << 20, 1175.9e-6, 2) == pytest.approx(228.28, abs=0.01)
+    assert bandwidth.bus_bandwidth(256 << 20, 1175.9e-6, 8) == pytest.approx(399.49, abs=0.01)
+    assert bandwidth.read_program(PRINTED) == {1 << 20: 42.10, 256 << 20: 228.27}
+    assert bandwidth.read_program("no CUDA-capable device is detected") == {}
+
+
+def nccl_tests(folder: Path, body: str) -> Path:
+    program = folder / "build" / bandwidth.PROGRAM
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!/bin/sh\n{body}\n")
+    program.chmod(0o755)
+    return program
+
+
+def test_nccl_tests_are_found_and_compared_with(tmp_path: Path) -> None:
+    program = nccl_tests(tmp_path, f'echo "$@" > {tmp_path}/given; cat <<END\n{PRINTED}\nEND')
+    assert bandwidth.find_program({"NCCL_TESTS_HOME": str(tmp_path), "PATH": ""}) == program
+    assert bandwidth.find_program({"PATH": str(program.parent)}) == program
+    assert bandwidth.find_program({"PATH": str(tmp_path)}) is None
+    size = 256 << 20
+    good = bandwidth.run_program(program, 2, size, 200.0, judge=True)
+    assert (tmp_path / "given").read_text().split() == ["-b", f"{size}", "-e", f"{size}", "-g", "2"]
+    assert (good.ok, good.seen.split()[0]) == (True, "0.88")
+    assert bandwidth.run_program(program, 2, size, 100.0, judge=True).ok is False
+    assert bandwidth.run_program(program, 2, size, 100.0, judge=False).ok is None
+
+
+def test_nccl_tests_that_do_not_run_are_shown(tmp_path: Path) -> None:
+    program = nccl_tests(tmp_path, "echo 'Test CUDA failure: no device' >&2; exit 2")
+    reading = bandwidth.run_program(program, 2, 1 << 20, 1.0, judge=True)
+    assert (reading.ok, reading.expected) == (None, "")
+    assert reading.seen.endswith("exit code 2: Test CUDA failure: no device")
+
+
+def test_only_the_largest_allreduce_is_judged() -> None:
+    def times(slower: float) -> list[bandwidth.Times]:
+        theirs = {1 << 20: 25e-6, 256 << 20: 1.2e-3}
+        ours = {1 << 20: 250e-6, 256 << 20: 1.2e-3 * slower}
+        return [{"Horovod": ours, "torch.distributed": theirs}] * 2
+
+    assert verdicts(bandwidth.read_times(times(1.1), judge=True)) == [None, True]
+    assert verdicts(bandwidth.read_times(times(1.5), judge=True)) == [None, False]
+    small, large = bandwidth.read_times(times(1.5), judge=False)
+    assert (small.ok, large.ok) == (None, None)
+    assert small.seen.startswith("0.10 (Horovod 4.19 GB/s bus bandwidth, 0.25 ms; ")
+
+
+def trained(ours: float, loss: float = 6.9, spread: float = 0.0) -> Trained:
+    losses = {"Horovod": (loss, 6.5), "plain PyTorch": (6.9, 6.5)}
+    return Trained({"Horovod": ours, "plain PyTorch": 0.04}, losses, spread)
+
+
+@pytest.mark.parametrize(
+    ("result", "expected"),
+    [
+        (trained(0.0405), [True, True, True, True]),
+        (trained(0.05), [False, True, True, True]),
+        (trained(0.04, loss=7.2), [True, False, True, True]),
+        (trained(0.04, spread=1e-6), [True, True, True, False]),
+    ],
+)
+def test_a_training_is_compared_with_its_peer(result: Trained, expected: list[bool]) -> None:
+    size = training.Size(64, 32, 224, 10, 6)
+    readings = training.read_training([result], size, "plain PyTorch", judge=True)
+    assert verdicts(readings) == expected
+    unjudged = training.read_training([result], size, "plain PyTorch", judge=False)
+    assert verdicts(unjudged) == [None, *expected[1:]]
+
+
+def test_images_are_those_of_all_ranks() -> None:
+    size = training.Size(64, 32, 224, 10, 6)
+    readings = training.read_training([trained(0.04)] * 4, size, "plain PyTorch", judge=True)
+    assert "Horovod 3,200 images/s" in readings[0].seen
+
+
+PINNED, PAGEABLE = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
+
+
+def fed(rank: int, **changes: object) -> Fed:
+    rows = list(range(rank, 64, 2))
+    return Fed({f"cuda:{rank}"}, 0, rows, {PINNED: 8}, 0.0105, 0.01)._replace(**changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({}, None),
+        ({"devices": {"cpu"}}, 0),
+        ({"wrong": 3}, 1),
+        ({"rows": [0]}, 2),
+        ({"copies": {PAGEABLE: 8}}, 3),
+        ({"copies": {PINNED: 8, PAGEABLE: 1}}, 3),
+        ({"fed": 0.02}, 4),
+    ],
+)
+def test_batches_have_to_be_right_pinned_and_in_time(
+    change: dict[str, object], wrong: int | None
+) -> None:
+    results = [fed(0, **change), fed(1, **change)]
+    readings = feed.read_feed(results, feed.Size(64, 48, 16), on_gpus=True, judge=True)
+    assert [n for n, r in enumerate(readings) if not r.ok] == ([] if wrong is None else [wrong])
+
+
+def test_copies_that_the_profiler_does_not_see_are_not_judged() -> None:
+    results = [fed(0, copies={}), fed(1, copies={})]
+    readings = feed.read_feed(results, feed.Size(64, 48, 16), on_gpus=True, judge=True)
+    assert verdicts(readings) == [True, True, True, None, True]
+    cpu = [fed(rank, devices={"cpu"}, copies={}) for rank in range(2)]
+    readings = feed.read_feed(cpu, feed.Size(64, 48, 16), on_gpus=False, judge=False)
+    assert verdicts(readings) == [True, True, True, None]
+
+
+def test_keras_has_to_train_on_the_gpu_with_equal_weights() -> None:
+    good = Fitted("torch", "GPU", [1.0, 0.5, 0.1], [0.5, -0.25])
+    assert verdicts(keras_training.read_fits([good] * 2, "torch", "GPU")) == [True] * 4
+    for number, change in enumerate(
+        ({"backend": "jax"}, {"device": "CPU"}, {"losses": [1.0, 0.6]}, {"weights": [0.5, 0.25]})
+    ):
+        results = [good._replace(**change), good if number == 3 else good._replace(**change)]
+        readings = keras_training.read_fits(results, "torch", "GPU")
+        assert verdicts(readings) == [n != number for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("device", "kind"),
+    [
+        ("cuda:1", "GPU"),
+        ("/job:localhost/replica:0/task:0/device:GPU:0", "GPU"),
+        ("cpu", "CPU"),
+        ("/job:localhost/replica:0/task:0/device:CPU:0", "CPU"),
+    ],
+)
+def test_devices_of_both_backends_are_understood(device: str, kind: str) -> None:
+    class Value:
+        def __init__(self) -> None:
+            self.device = device
+            self.value = self
+            self.weights = [self]
+
+    assert keras_training.device_type(Value()) == kind
+
+
+def test_a_sharded_model_has_to_hold_parts_and_lose_alike() -> None:
+    good = Sharded("cuda", 50, 100, [1.0, 0.5], [1.0, 0.5002])
+    assert verdicts(sharded.read_sharded([good] * 2, "cuda")) == [True] * 3
+    whole = good._replace(part=100)
+    assert verdicts(sharded.read_sharded([whole] * 2, "cuda")) == [True, False, True]
+    apart = good._replace(losses=[1.0, 0.51])
+    assert verdicts(sharded.read_sharded([apart] * 2, "cpu")) == [False, True, False]
+
+
+def test_memory_that_a_failed_run_keeps_is_found() -> None:
+    used = [{UUIDS[0]: 4 << 20}, {UUIDS[0]: 2 * GIB}, {UUIDS[0]: 5 << 20}]
+    good = Seen("killed", "RankFailedError", 0, *used)
+    assert verdicts(failures.read_failure(good, on_gpus=True)) == [True] * 3
+    kept = good._replace(after={UUIDS[0]: GIB})
+    assert verdicts(failures.read_failure(kept, on_gpus=True)) == [True, True, False]
+    left = good._replace(processes=1, error="HangError: no progress")
+    assert verdicts(failures.read_failure(left, on_gpus=False)) == [False, False]
+    unknown = good._replace(before={}, during={}, after={})
+    assert verdicts(failures.read_failure(unknown, on_gpus=True)) == [True, True, None]
+
+
+def test_memory_is_read_as_nvidia_smi_prints_it() -> None:
+    printed = f"{UUIDS[0]}, 1536\n{UUIDS[1]}, [N/A]\n"
+    assert failures.read_used(printed) == {UUIDS[0]: 1536 << 20}
+
+
+def test_traces_have_to_show_kernels_of_all_ranks() -> None:
+    kernel, operation = '{"ph": "X", "cat": "kernel"}', '{"ph": "X", "cat": "cpu_op"}'
+    assert profile.read_traces({0: kernel, 1: kernel}, 2, on_gpus=True).ok
+    assert profile.read_traces({0: kernel, 1: operation}, 2, on_gpus=True).seen == "0"
+    assert not profile.read_traces({0: kernel}, 2, on_gpus=True).ok
+    assert profile.read_traces({0: operation, 1: operation}, 2, on_gpus=False).ok
+
+
+def test_the_gpus_of_all_ranks_have_to_be_measured() -> None:
+    def measured(rank: int, **changes: float) -> Measured:
+        figures = {"gpus": 1, "gpu_busy": 0.9, "gpu_memory": GIB, "gpu_memory_limit": 80 * GIB}
+        return Measured(rank, 0.0, 5.0, **{**figures, **changes})
+
+    good = {0: [measured(0, gpu_busy=0.0), measured(0)], 1: [measured(1)]}
+    assert verdicts(profile.read_machines(good, 2, measured=True)) == [True, True, True, None]
+    idle = {**good, 1: [measured(1, gpu_busy=0.0)]}
+    assert verdicts(profile.read_machines(idle, 2, measured=True)) == [True, False, True, None]
+    nothing = profile.read_machines({0: good[0]}, 2, measured=True)
+    assert nothing[0].ok is False
+    assert verdicts(profile.read_machines({}, 2, measured=True))[:3] == [False, False, False]
+    assert verdicts(profile.read_machines({}, 2, measured=False)) == [None]
+
+
+# How checks run.
+
+
+NOTHING = Needs(frameworks=())
+
+
+def check(name: str, limit: float = 60, needs: Needs = NOTHING) -> Check:
+    return Check(
+        name, f"The claim of {name}.", "gpu.md", limit, getattr(verify_checks, name), needs
+    )
+
+
+def run(*checks: Check, on: Machine = TWO_GPUS) -> list[session.Result]:
+    variables = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    begun: list[str] = []
+    results = list(
+        session.run(
+            checks,
+            on,
+            quick=True,
+            variables=variables,
+            begin=lambda each: begun.append(each.name),
+        )
+    )
+    assert begun == [result.name for result in results if result.status != "skipped"]
+    return results
+
+
+def test_a_check_that_fails_does_not_stop_the_others() -> None:
+    names = ("wrong", "raising", "killed", "leaving", "silent", "passing")
+    skipped = check("passing", needs=Needs(gpus=9, frameworks=()))
+    results = run(*map(check, names), skipped)
+    assert [result.status for result in results] == ["failed"] * 5 + ["passed", "skipped"]
+    reasons = {result.name: result.reason for result in results[:-1]}
+    assert reasons == {
+        "wrong": "",
+        "raising": "ArithmeticError: a failure on purpose",
+        "killed": "its process was ended by signal 9 (Killed)",
+        "leaving": "its process ended with exit code 7",
+        "silent": "",
+        "passing": "",
+    }
+    wrong, raising, killed = results[:3]
+    assert (verdicts(wrong.readings), wrong.output) == ([False, True], "shown")
+    assert "in raising" in raising.output
+    assert len(killed.readings) == 1
+    assert results[5].output == ""
+    assert results[6].reason == "needs 9 GPUs, and 2 GPUs can be used"
+
+
+def test_a_check_that_takes_too_long_has_failed() -> None:
+    (result,) = run(check("hanging", limit=0.1))
+    assert result.status == "failed"
+    assert result.reason == "it was ended because it took longer than 0.1 s"
+
+
+@pytest.fixture
+def sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that a hanging check writes when it hangs, whereupon its time is over."""
+
+    def ends(process: subprocess.Popen[bytes], limit: float) -> bool:
+        while not path.exists() and process.poll() is None:
+            time.sleep(0.02)
+        return process.poll() is not None
+
+    path = tmp_path / "hangs"
+    monkeypatch.setenv("HANGS", str(path))
+    monkeypatch.setattr(session, "_ends", ends)
+    return path
+
+
+def test_a_check_that_hangs_is_interrupted(sign: Path) -> None:
+    (result,) = run(check("hanging"))
+    assert result.reason == "it was ended because it took longer than 60 s"
+    assert verdicts(result.readings) == [True]
+    assert sign.read_text() == "interrupted"
+
+
+def test_a_check_that_does_not_end_is_killed_with_its_children(
+    sign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_END_SECONDS", 0.2)
+    (result,) = run(check("stubborn"))
+    assert result.reason == "it was ended because it took longer than 60 s"
+    with suppress(psutil.NoSuchProcess):
+        child = psutil.Process(int(sign.read_text()))
+        end = time.monotonic() + 20
+        while child.status() != psutil.STATUS_ZOMBIE:  # its signal is on the way
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def test_each_check_is_about_a_heading_of_the_docs() -> None:
+    names = [each.name for each in registry.CHECKS]
+    assert len({*names}) == len(names)
+    for each in registry.CHECKS:
+        page, _, anchor = each.page.partition("#")
+        headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(), re.MULTILINE)
+        anchors = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in headings}
+        assert not anchor or anchor in anchors, each.name
+    listed = re.findall(r"^\| `([\w-]+)` \|", (DOCS / "gpu.md").read_text(), re.MULTILINE)
+    assert listed == names
+
+
+# How results are shown.
+
+GOOD = session.Result(
+    "current",
+    "Each rank gets one GPU.",
+    "gpu.md#which-gpu-a-rank-gets",
+    "passed",
+    (Reading("current device", "0, 1", "0, 1", True), Reading("note", "an idle GPU")),
+    seconds=4.2,
+)
+BAD = session.Result(
+    "feed",
+    "Batches arrive in time.",
+    "gpu.md",
+    "failed",
+    (Reading("ratio", "0.50 (20 ms; 10 ms)", "at least 0.8", False),),
+    "it was ended because it took longer than 120 s",
+    120.0,
+    "<script>document.title='run'</script>",
+)
+SKIPPED = session.Result("order", "The order.", "gpu.md", "skipped", reason="needs 2 GPUs")
+
+
+def reported(*results: session.Result, on: Machine = TWO_GPUS) -> report.Report:
+    return report.Report(on, results, 1.7e9, 130.0, False)
+
+
+def test_a_terminal_shows_what_was_seen_beside_what_was_expected() -> None:
+    assert report.lines(GOOD, 100) == [
+        "passed   current  (4.2 s): Each rank gets one GPU.",
+        "         ok    current device: 0, 1",
+        "         -     note: an idle GPU",
+    ]
+    assert report.lines(BAD, 100) == [
+        "failed   feed  (2 min): Batches arrive in time.",
+        "         reason: it was ended because it took longer than 120 s",
+        "         WRONG ratio: 0.50 (20 ms; 10 ms) [expected: at least 0.8]",
+    ]
+    assert report.lines(SKIPPED, 100) == [
+        "skipped  order: The order.",
+        "         why: needs 2 GPUs",
+    ]
+    narrow = report.lines(BAD, 60)
+    assert all(len(line) <= 60 for line in narrow)
+    assert narrow[-1] == "               least 0.8]"
+
+
+def test_the_verdict_is_that_of_all_checks() -> None:
+    whole = reported(GOOD, BAD, SKIPPED)
+    assert whole.failed
+    assert not reported(GOOD, SKIPPED).failed
+    assert report.summary(whole) == "1 failed, 1 passed, 1 skipped in 2 min 10 s"
+    assert report.machine_text(TWO_GPUS) == (
+        "host-a: 2 x NVIDIA H100, 16 cores; torch 2.13.0 (CUDA 13.0); tensorflow 2.21.0 (CUDA 12.5)"
+    )
+    plain = json.loads(report.as_json(whole))
+    assert plain["ok"] is False
+    assert plain["results"][1]["readings"][0]["expected"] == "at least 0.8"
+    assert plain["machine"]["gpus"][0]["uuid"] == UUIDS[0]
+
+
+class Reader(HTMLParser):
+    """Collects the texts and the links of a page, and checks that elements are closed."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self._open: list[str] = []
+        self.feed(source)
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attributes: Sequence[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        self.tags.append(tag)
+        self.links += [found[name] or "" for name in ("href", "src") if name in found]
+        self.ids += [found["id"] or ""] if "id" in found else []
+        if tag not in {"meta", "link"}:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+
+def test_the_page_is_whole_and_runs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    report.write_page(reported(GOOD, BAD, SKIPPED), path)
+    text = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    read = Reader(text)
+    assert read.ids == ["feed", "current", "skipped"]
+    assert read.links == ["data:,", "#current", "#feed", "#skipped"]
+    assert "script" not in read.tags
+    assert "script-src 'none'" in text.replace("&#x27;", "'")
+    assert "&lt;script&gt;" in text
+    for shown in ("at least 0.8", "not as expected", "needs 2 GPUs", "NVIDIA H100", "2.29.7"):
+        assert shown in text
+
+
+def test_the_command_lists_its_checks_and_refuses_what_it_cannot_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["verify", "--list", "--only", "mask, feed"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["mask", "feed"]
+    assert cli.main(["verify", "--only", "speed"]) == 1
+    assert "there is no check 'speed'; the checks are build, " in capsys.readouterr().err
+    assert cli.main(["verify", "-o", str(tmp_path / "none" / "report.html")]) == 1
+    assert f"there is no folder {tmp_path / 'none'}" in capsys.readouterr().err
+    _listing_gpus(tmp_path, monkeypatch)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert cli.main(["verify", "--gpus", "3"]) == 1
+    assert "--gpus 3: this process may use 2 GPUs" in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""Checks that end in all ways, for tests/unit/test_verify.py: child processes import them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from horovod_runner.verify.check import Case, Reading, equal
+
+
+def passing(case: Case) -> Iterator[Reading]:
+    print("not shown")
+    yield equal("quick", case.quick, True)
+    yield equal("GPUs", os.environ.get("CUDA_VISIBLE_DEVICES"), "0,1")
+
+
+def wrong(case: Case) -> Iterator[Reading]:
+    print("shown")
+    yield equal("two", 1 + 1, 3)
+    yield equal("one", 1, 1)
+
+
+def raising(case: Case) -> Iterator[Reading]:
+    yield equal("one", 1, 1)
+    raise ArithmeticError("a failure on purpose")
+
+
+def killed(case: Case) -> Iterator[Reading]:
+    yield equal("one", 1, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaving(case: Case) -> Iterator[Reading]:
+    os._exit(7)
+    yield equal("one", 1, 1)
+
+
+def silent(case: Case) -> Iterator[Reading]:
+    yield from ()
+
+
+def hanging(case: Case) -> Iterator[Reading]:
+    """Hang, until an interrupt comes, as a run in the main thread does."""
+    yield equal("one", 1, 1)
+    sign = Path(os.environ["HANGS"])
+    try:
+        sign.touch()
+        threading.Event().wait()
+    finally:
+        sign.write_text("interrupted")
+
+
+def stubborn(case: Case) -> Iterator[Reading]:
+    """Hang, and have a child that hangs; both ignore interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield equal("one", 1, 1)
+    child = os.fork()
+    if not child:
+        signal.alarm(120)  # a test that fails leaves it
+    else:
+        sign = Path(os.environ["HANGS"])
+        sign.with_suffix(".part").write_text(str(child))
+        sign.with_suffix(".part").rename(sign)
+    threading.Event().wait()
