@@ -19,6 +19,7 @@ from datetime import timedelta
 from functools import wraps
 from importlib import import_module
 from inspect import signature
+from multiprocessing import parent_process
 from typing import Any, Final
 
 from horovod_runner.common.text import ranks_text
@@ -44,7 +45,6 @@ def register(c10d: Any = None) -> None:
         c10d = import_module("torch.distributed.distributed_c10d")
     if NAME in c10d.Backend.backend_list:
         return
-    owner = os.getpid()
 
     def make_group(options: Any, _: Any) -> Any:
         return _make_group(c10d, options)
@@ -56,8 +56,8 @@ def register(c10d: Any = None) -> None:
     @wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> None:
         given = arguments.bind(*args, **kwargs).arguments
-        # A process that a rank has forked is not a rank of MPI.
-        if given.get("backend") is None and os.getpid() == owner:
+        # A process that a rank has started, as a DataLoader does, is not a rank of MPI.
+        if given.get("backend") is None and parent_process() is None:
             given["backend"] = _default_backend()
         original(**given)
 

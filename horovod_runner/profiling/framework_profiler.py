@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 
 from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.collectives import Collectives
-from horovod_runner.profiling.steps import OptimizerSteps
+from horovod_runner.profiling.steps import optimizer_steps
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TraceName
 
 #: The steps that are recorded, the first one being step 1.
@@ -54,11 +54,7 @@ class FrameworkProfiler:
         self._began = 0
         self._marks: list[tuple[int, int]] = []
         self._packing: threading.Thread | None = None
-        self._steps = OptimizerSteps(self._after_step)
-        clock.after = self._after_step
-        import wrapt
-
-        wrapt.register_post_import_hook(lambda _: self._steps.watch(), "torch.optim.optimizer")
+        clock.after = optimizer_steps.after = self._after_step
         os.register_at_fork(after_in_child=self._after_fork)
         self._ended = threading.Event()
         self._thread = threading.Thread(
@@ -110,8 +106,8 @@ class FrameworkProfiler:
 
     def _done(self) -> tuple[_Source, int]:
         """What counts as a step, and how many of them are complete."""
-        if self._steps.count:
-            return "optimizer", self._steps.count
+        if optimizer_steps.count:
+            return "optimizer", optimizer_steps.count
         if clock.batches:
             return "batches", clock.batches - 1  # the step of the latest batch begins now
         return "reports", clock.reports
@@ -190,7 +186,7 @@ class FrameworkProfiler:
         counter = _TensorFlowSteps()
         until, folder = 0, Path(f"{self._path}.tensorflow")
         while not self._ended.wait(_LOOK_SECONDS) and not self._is_over:
-            if not _has_tensorflow() or self._steps.count:
+            if not _has_tensorflow() or optimizer_steps.count:
                 continue  # torch trains, or nothing does yet
             count = counter.count()
             if not until and count >= FIRST_STEP - 1:

@@ -17,7 +17,7 @@ from horovod_runner.profiling.collectives import TORCH_SET, Collective, Collecti
 from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
-from horovod_runner.profiling.steps import OptimizerSteps
+from horovod_runner.profiling.steps import optimizer_steps
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
 
 _WINDOW_SECONDS: Final = 1.0
@@ -59,7 +59,6 @@ class Profiler:
         self._waits_due = 0.0
         self._sampler = Sampler(outermost)
         self._look_seconds = LOOK_SECONDS  # between two looks of this summary
-        self._steps = OptimizerSteps()
         self._loader = LoaderWatch()
         self._collectives = Collectives()
         self._flight_recorder = FlightRecorder()
@@ -96,7 +95,6 @@ class Profiler:
                 self._sampler.look_at_others()
             due = max(due + pace.seconds, now)  # not several looks at once after a pause
             self._sampler.look()
-            self._steps.watch()
             self._loader.watch()
             if now >= window:
                 self._summarize()
@@ -185,7 +183,7 @@ class Profiler:
         """The counts at this moment."""
         counters, totals = _Counters(), self._collectives.totals
         counters.steps = {
-            "optimizer": self._steps.count,
+            "optimizer": optimizer_steps.count,
             "batches": max(clock.batches, self._loader.batches),
             "reports": clock.reports,
             "reductions": totals.most,

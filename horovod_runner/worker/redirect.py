@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.replacements import ReplacementLoader
+from horovod_runner.profiling.steps import optimizer_steps
 from horovod_runner.worker.api import current_rank, log_to_driver
 
 if TYPE_CHECKING:
@@ -260,6 +261,11 @@ def _check(module: str, watch: str) -> Callable[[Any], None]:
     return patch
 
 
+def _watch_optimizers(module: Any) -> None:
+    optimizer_steps.watch(module)
+    _check("steps", "watch_torch")(module)
+
+
 _PATCHES: dict[str, Callable[[Any], None]] = {
     "accelerate.state": _patch_accelerate,
     "horovod.common.elastic": _patch_elastic,
@@ -281,7 +287,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "torch.distributed.distributed_c10d": _patch_c10d,
     "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
     "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
-    "torch.optim.optimizer": _check("steps", "watch_torch"),
+    "torch.optim.optimizer": _watch_optimizers,
     "torch.serialization": _check("calls", "watch_torch_save"),
     "torch.utils.data.distributed": _check("calls", "watch_sampler"),
     "torch.utils.tensorboard.writer": _check("calls", "watch_torch_logs"),

@@ -36,7 +36,7 @@ class _TorchSteps:
         self._depth = 0  # a step of Horovod's optimizer contains one of the optimizer that it wraps
         self._ended = False
         module.register_optimizer_step_pre_hook(self.before)
-        self._after = module.register_optimizer_step_post_hook(self.after)
+        module.register_optimizer_step_post_hook(self.after)
 
     def before(self, optimizer: Any, _args: Any, _options: Any) -> None:
         if self._ended:
@@ -46,14 +46,15 @@ class _TorchSteps:
             return
         rank = context.current()
         if rank is None or rank.size == 1 or not rank.start_check or _differs(optimizer):
+            # The hooks stay: another thread may be in a step, and torch iterates over them there.
             self._ended = True
-            # Not this hook's own, because torch iterates over those right now.
-            self._after.remove()
         elif not _is_no_step():
             self._steps[id(optimizer)] = 0
             _send_torch("before the first step", optimizer)
 
     def after(self, optimizer: Any, _args: Any, _options: Any) -> None:
+        if self._ended:
+            return
         self._depth -= 1
         if self._depth > 0 or id(optimizer) not in self._steps:
             return
