@@ -52,3 +52,22 @@ def test_sums_over_ranks_of_several_hosts_are_right() -> None:
     options = {"cpu_collectives": "mpi", "preload_frameworks": True}
     runner = HorovodRunner(np=-RANKS, env={"MPIR_CVAR_NUM_CLIQUES": str(HOSTS)}, **grouped(options))
     assert runner.run(wrong_sums) == [[]] * RANKS
+
+
+def ranks_with_a_wrong_sum(count: int) -> list[int]:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    base = torch.arange(count) % 101
+    total = hvd.allreduce(base + hvd.rank(), op=hvd.Sum)
+    expected = hvd.size() * base + sum(range(hvd.size()))
+    wrong = hvd.allgather_object([hvd.rank()] if not torch.equal(total, expected) else [])
+    return [rank for ranks in wrong for rank in ranks]
+
+
+@pytest.mark.parametrize("count", [100, 7_500_001])
+def test_hosts_have_different_numbers_of_ranks(count: int) -> None:
+    options = {"cpu_collectives": "mpi", "preload_frameworks": True}
+    runner = HorovodRunner(np=-5, env={"MPIR_CVAR_NUM_CLIQUES": str(HOSTS)}, **grouped(options))
+    assert runner.run(ranks_with_a_wrong_sum, count=count) == []
