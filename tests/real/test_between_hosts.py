@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,32 @@ pytestmark = [pytest.mark.horovod, pytest.mark.timeout(300)]
 HOSTS, RANKS = 3, 6
 # Below and above the size from which it is used, and pieces and parts that are not all the same.
 COUNTS = (1, 100_000, 1_000_003, 7_500_001)
+
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Runs a function on a number of ranks that MPICH takes for those of HOSTS hosts."""
+    names = tmp_path / "names"
+
+    def on_hosts(ranks: int, main: Callable[..., Any], **kwargs: Any) -> Any:
+        def main_on_host() -> Any:
+            value = main(**kwargs)
+            mapped = Path("/proc/self/maps").read_text().split()
+            with names.open("a") as file:
+                print(*(name for name in mapped if name.startswith("/dev/shm/mpich")), file=file)
+            return value
+
+        options = {"cpu_collectives": "mpi", "preload_frameworks": True}
+        env = {"MPIR_CVAR_NUM_CLIQUES": str(HOSTS)}
+        return HorovodRunner(np=-ranks, env=env, **grouped(options)).run(main_on_host)
+
+    yield on_hosts
+    # What MPICH leaves of the first host is removed by the package, as of any one host's.
+    for name in set(names.read_text().split()):
+        Path(name).unlink(missing_ok=True)
 
 
 def wrong_sums() -> list[list[Any]]:
@@ -48,10 +76,8 @@ def wrong_sums() -> list[list[Any]]:
     return list(hvd.allgather_object(wrong))
 
 
-def test_sums_over_ranks_of_several_hosts_are_right() -> None:
-    options = {"cpu_collectives": "mpi", "preload_frameworks": True}
-    runner = HorovodRunner(np=-RANKS, env={"MPIR_CVAR_NUM_CLIQUES": str(HOSTS)}, **grouped(options))
-    assert runner.run(wrong_sums) == [[]] * RANKS
+def test_sums_over_ranks_of_several_hosts_are_right(run: Run) -> None:
+    assert run(RANKS, wrong_sums) == [[]] * RANKS
 
 
 def ranks_with_a_wrong_sum(count: int) -> list[int]:
@@ -67,7 +93,5 @@ def ranks_with_a_wrong_sum(count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [100, 7_500_001])
-def test_hosts_have_different_numbers_of_ranks(count: int) -> None:
-    options = {"cpu_collectives": "mpi", "preload_frameworks": True}
-    runner = HorovodRunner(np=-5, env={"MPIR_CVAR_NUM_CLIQUES": str(HOSTS)}, **grouped(options))
-    assert runner.run(ranks_with_a_wrong_sum, count=count) == []
+def test_hosts_have_different_numbers_of_ranks(run: Run, count: int) -> None:
+    assert run(5, ranks_with_a_wrong_sum, count=count) == []
