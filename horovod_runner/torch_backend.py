@@ -14,6 +14,7 @@ A program whose ranks were started by something else, such as mpirun, calls :fun
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from datetime import timedelta
 from functools import wraps
@@ -72,8 +73,11 @@ def register(c10d: Any = None) -> None:
             seconds = _seconds(timeout or c10d.default_pg_timeout)
             _monitored_barrier(c10d, group, timedelta(seconds=seconds))
 
-    c10d.init_process_group = init_process_group
-    c10d.monitored_barrier = monitored_barrier
+    for module in (c10d, sys.modules.get("torch.distributed")):
+        # A package that is still being imported takes the names later.
+        if getattr(module, "init_process_group", None) is original:
+            module.init_process_group = init_process_group  # type: ignore[union-attr]
+            module.monitored_barrier = monitored_barrier  # type: ignore[union-attr]
 
 
 def patch_accelerate(state: Any) -> None:
@@ -218,8 +222,10 @@ def _leave_at_exit(c10d: Any) -> None:
     _leaves_at_exit = True
     import atexit
 
+    process = os.getpid()
+
     def leave() -> None:
-        if c10d.is_initialized():
+        if os.getpid() == process and c10d.is_initialized():  # a fork has none of its threads
             c10d.destroy_process_group()
 
     atexit.register(leave)

@@ -25,10 +25,13 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <unistd.h>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -134,7 +137,12 @@ struct Halves {
   }
 };
 
+std::atomic<pid_t> initialized_by{0};
+
 void FinalizeMpi() {
+  if (initialized_by != getpid()) {
+    return; // a process that a rank has forked
+  }
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (!finalized) {
@@ -168,6 +176,7 @@ private:
       MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads);
       // A launcher that starts the ranks itself does not need the final wait of the ranks.
       if (std::getenv("HOROVOD_MPI_NO_FINALIZE") == nullptr) {
+        initialized_by = getpid();
         std::atexit(FinalizeMpi);
       }
     }
@@ -292,7 +301,7 @@ struct Buffer {
 
 int Count(int64_t count) {
   TORCH_CHECK(count <= INT32_MAX, "The torch.distributed backend hvd sends at most ", INT32_MAX,
-              " elements at a time from one rank to another, and this tensor has ", count,
+              " elements at a time from one rank, and this call has ", count,
               ". Split it.");
   return static_cast<int>(count);
 }
@@ -346,17 +355,25 @@ struct Peers {
     return kept.back();
   }
 
+  // The tensor times the factor of PREMUL_SUM, which each rank has its own of.
+  Tensor Multiplied(const Tensor& tensor, const ReduceOp& op) {
+    if (op.op_ != ReduceOp::PREMUL_SUM) {
+      return tensor;
+    }
+    const auto* given = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+    kept.push_back(tensor * (given->tensor_factor.defined() ? given->tensor_factor.item<double>()
+                                                            : given->double_factor));
+    return kept.back();
+  }
+
+  // Makes an average of a sum.
   void Scale(const Buffer& buffer, int64_t from, int64_t count, const ReduceOp& op) const {
-    if (op.op_ != ReduceOp::AVG && op.op_ != ReduceOp::PREMUL_SUM) {
+    if (op.op_ != ReduceOp::AVG) {
       return;
     }
     auto part = at::from_blob(buffer.data + from * buffer.unit, {count},
                               at::TensorOptions().dtype(buffer.scalar));
-    if (op.op_ == ReduceOp::PREMUL_SUM) {
-      const auto* given = static_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-      part.mul_(given->tensor_factor.defined() ? given->tensor_factor.item<double>()
-                                               : given->double_factor);
-    } else if (at::isIntegralType(buffer.scalar, true)) {
+    if (at::isIntegralType(buffer.scalar, true)) {
       part.div_(size, "trunc");
     } else {
       part.div_(size);
@@ -371,6 +388,10 @@ struct Peers {
   }
 
   void Allreduce(const Tensor& tensor, const ReduceOp& op) {
+    const Tensor own = Multiplied(tensor, op);
+    if (!own.is_same(tensor)) {
+      tensor.copy_(own);
+    }
     const Buffer buffer(tensor);
     const MPI_Op operation = OperationOf(op, buffer.scalar);
     InPieces(buffer, [&](char* data, int64_t from, int64_t count) {
@@ -412,8 +433,12 @@ struct Peers {
     }
   }
 
-  void Reduce(const Tensor& tensor, const ReduceOp& op, int root) const {
-    const Buffer buffer(tensor);
+  void Reduce(const Tensor& tensor, const ReduceOp& op, int root) {
+    const Tensor own = Multiplied(tensor, op);
+    if (rank == root && !own.is_same(tensor)) {
+      tensor.copy_(own);
+    }
+    const Buffer buffer(rank == root ? tensor : own);
     const MPI_Op operation = OperationOf(op, buffer.scalar);
     InPieces(buffer, [&](char* data, int64_t from, int64_t count) {
       const bool here = rank == root;
@@ -444,10 +469,12 @@ struct Peers {
     for (auto count : elements) {
       sizes.push_back(count * units);
     }
-    const auto counts = Counts(sizes), offsets = Offsets(counts);
-    const bool in_place = from.data == to.data + offsets[rank] * to.unit;
+    const auto counts = Counts(sizes);
+    const int64_t before = std::accumulate(sizes.begin(), sizes.begin() + rank, int64_t(0));
+    const bool in_place = from.data == to.data + before * to.unit;
     const bool equal = std::all_of(counts.begin(), counts.end(),
                                    [&](int count) { return count == counts[0]; });
+    const auto offsets = equal ? std::vector<int>() : Offsets(counts);
     const void* own = in_place ? MPI_IN_PLACE : from.data;
     Do("all_gather", to.count * to.unit, [&](MPI_Request* request) {
       if (equal) {
@@ -461,7 +488,8 @@ struct Peers {
 
   void ReduceScatter(const Tensor& in, const Tensor& out, const std::vector<int64_t>& elements,
                      const ReduceOp& op) {
-    const Buffer from(in), to(out);
+    const Tensor own = Multiplied(in, op);
+    const Buffer from(own), to(out);
     const int64_t units = in.numel() ? from.count / in.numel() : 1;
     std::vector<int64_t> counts;
     for (auto count : elements) {
@@ -494,17 +522,24 @@ struct Peers {
       const int source = (rank - step + size) % size;
       const int64_t length = std::max(counts[target], counts[rank]);
       for (int64_t at = 0; at < length; at += most) {
+        // The two parts may have different numbers of pieces.
         const int sent = Count(std::max<int64_t>(0, std::min(most, counts[target] - at)));
         const int got = Count(std::max<int64_t>(0, std::min(most, counts[rank] - at)));
-        MPI_Request sending;
-        Check(MPI_Isend(data + (offsets[target] + at) * kind.unit, sent, kind.type, target, 0, comm,
-                        &sending),
-              what);
-        Do(what, kExchangeBytes, [&](MPI_Request* request) {
-          return MPI_Irecv(received, got, kind.type, source, 0, comm, request);
-        });
-        Check(MPI_Reduce_local(received, own + at * kind.unit, got, kind.type, operation), what);
-        Finish(what, kExchangeBytes, sending);
+        MPI_Request sending = MPI_REQUEST_NULL;
+        if (sent) {
+          Check(MPI_Isend(data + (offsets[target] + at) * kind.unit, sent, kind.type, target, 0,
+                          comm, &sending),
+                what);
+        }
+        if (got) {
+          Do(what, kExchangeBytes, [&](MPI_Request* request) {
+            return MPI_Irecv(received, got, kind.type, source, 0, comm, request);
+          });
+          Check(MPI_Reduce_local(received, own + at * kind.unit, got, kind.type, operation), what);
+        }
+        if (sent) {
+          Finish(what, kExchangeBytes, sending);
+        }
       }
     }
   }
@@ -546,16 +581,23 @@ struct Peers {
     });
   }
 
-  // The ranks' texts, for an error.
+  // The ranks' texts, for an error; empty if one of them has left the group.
   std::vector<std::string> Names(const std::string& own) const {
-    std::vector<char> all(size * kNameBytes, 0);
-    char mine[kNameBytes] = {};
+    auto texts = std::make_unique<char[]>((size + 1) * kNameBytes);
+    char* all = texts.get();
+    char* mine = all + size * kNameBytes;
     std::strncpy(mine, own.c_str(), kNameBytes - 1);
-    Do("all_gather", size * kNameBytes, [&](MPI_Request* request) {
-      return MPI_Iallgather(mine, kNameBytes, MPI_CHAR, all.data(), kNameBytes, MPI_CHAR, comm,
-                            request);
+    MPI_Request request;
+    Check(MPI_Iallgather(mine, kNameBytes, MPI_CHAR, all, kNameBytes, MPI_CHAR, comm, &request),
+          own);
+    const bool met = Patiently(request, kBusy, own, [&](microseconds waited) {
+      return waited >= 5 * kLeave || ends(waited);
     });
     std::vector<std::string> names;
+    if (!met) {
+      texts.release(); // MPI may still write there
+      return names;
+    }
     for (int i = 0; i < size; ++i) {
       names.emplace_back(&all[i * kNameBytes]);
     }
@@ -651,6 +693,11 @@ public:
     }
     ++looks_;
     try {
+      if (!cloned_) {
+        // A thread that waits for a key of the group's own store keeps its connection.
+        store_ = Clone(*store_, 0);
+        cloned_ = true;
+      }
       const std::string prefix = "waits_" + std::to_string(call_) + "_";
       store_->set(prefix + std::to_string(rank_), std::vector<uint8_t>{1});
       if (looks_ > 1) { // by now all that wait have said so
@@ -678,7 +725,14 @@ private:
     std::fwrite(text.data(), 1, text.size(), stderr);
   }
 
-  const StorePointer store_;
+  // Before torch 2.10 a store has no other connection.
+  template <typename Store> auto Clone(Store& store, int) -> decltype(store.clone()) {
+    return store.clone();
+  }
+  template <typename Store> StorePointer Clone(Store&, long) { return store_; }
+
+  StorePointer store_;
+  bool cloned_ = false;
   const std::vector<int> world_ranks_;
   const int rank_;
   milliseconds interval_;
@@ -704,7 +758,10 @@ public:
     MPI_Group_free(&all);
     peers_.rank = rank;
     peers_.size = static_cast<int>(world_ranks.size());
-    peers_.piece = kPieceBytes * std::min(world.hosts, peers_.size);
+    // A rank's own number counts the hosts that have its local rank. All ranks must cut alike.
+    int hosts = world.hosts;
+    Check(MPI_Allreduce(MPI_IN_PLACE, &hosts, 1, MPI_INT, MPI_MAX, peers_.comm), "new_group");
+    peers_.piece = kPieceBytes * std::min({hosts, peers_.size, 256}); // a count of MPI is an int
     // The collectives of one group of all ranks have the same numbers on all ranks.
     is_numbered_ = peers_.size == world.size && !world.has_numbered_group.exchange(true);
   }
@@ -713,7 +770,13 @@ public:
     std::thread([self = shared_from_this()] { self->RunCalls(); }).detach();
   }
 
-  MPI_Comm messages_comm() const { return messages_comm_; }
+  // The communicator of the messages.
+  MPI_Comm messages_comm(const std::string& name) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(!is_stopping_, "The process group is destroyed, and ", name,
+                " was called after that.");
+    return messages_comm_;
+  }
 
   void Add(Call call) {
     call.queued = common::HorovodNow();
@@ -731,6 +794,7 @@ public:
     messages_.push_back(std::move(message));
     if (!has_messenger_) {
       has_messenger_ = true;
+      ++threads_;
       std::thread([self = shared_from_this()] { self->RunMessages(); }).detach();
     }
     arrived_.notify_all();
@@ -784,7 +848,15 @@ private:
       MPI_Comm_free(&peers_.comm);
     }
     ended_ = true;
+    EndThread();
     changed_.notify_all();
+  }
+
+  // The last thread of a group that has lost no message frees the messages' communicator.
+  void EndThread() {
+    if (--threads_ == 0 && !failed_ && !gave_up_message_) {
+      MPI_Comm_free(&messages_comm_);
+    }
   }
 
   void Run(Call& call) {
@@ -812,6 +884,7 @@ private:
         } catch (...) {
           (void)new auto(call.run); // MPI may still use its tensors
           (void)new auto(peers_.kept);
+          (void)new auto(peers_.exchanged);
           SetFailed();
           throw;
         }
@@ -871,8 +944,19 @@ private:
       throw;
     }
     if (keys[0] != -keys[1]) {
-      std::string text = "The ranks of the group called different collectives: ";
       const auto names = peers_.Names(call.name);
+      if (names.empty()) {
+        try {
+          C10_THROW_ERROR(DistBackendError,
+                          "This rank called " + call.name + ", and another one has called something "
+                          "else and left the process group. All ranks of a group must make the same "
+                          "calls before one of them calls destroy_process_group");
+        } catch (...) {
+          SetFailed();
+          throw;
+        }
+      }
+      std::string text = "The ranks of the group called different collectives: ";
       for (int i = 0; i < peers_.size; ++i) {
         text += (i ? "; rank " : "rank ") + std::to_string(i) + " called " + names[i];
       }
@@ -902,6 +986,7 @@ private:
           pending.splice(pending.end(), messages_);
         }
         if (pending.empty() && is_stopping_) {
+          EndThread();
           break;
         }
       }
@@ -920,6 +1005,24 @@ private:
     }
   }
 
+  // Gives a message up. Returns true if it has been received meanwhile.
+  bool Withdraw(Message& message, MPI_Status& status) {
+    // A receive that stays would take the next message with its tag.
+    int done = 0;
+    if (message.received.defined()) {
+      Check(MPI_Cancel(&message.request), message.name);
+      Check(MPI_Test(&message.request, &done, &status), message.name);
+    }
+    if (!done) {
+      gave_up_message_ = true;
+      (void)new Message(message); // MPI may still use its tensors
+      return false;
+    }
+    int cancelled = 0;
+    MPI_Test_cancelled(&status, &cancelled);
+    return !cancelled;
+  }
+
   // Whether a message is sent, received or given up.
   bool Test(Message& message) {
     std::exception_ptr error;
@@ -931,9 +1034,10 @@ private:
         if (Clock::now() < message.deadline && !IsOver()) {
           return false;
         }
-        (void)new Message(message); // MPI may still use its tensors
-        C10_THROW_ERROR(DistBackendError,
-                        "Timed out waiting for the other rank in " + message.name);
+        if (!Withdraw(message, status)) {
+          C10_THROW_ERROR(DistBackendError,
+                          "Timed out waiting for the other rank in " + message.name);
+        }
       }
       if (message.received.defined()) {
         const Buffer buffer(message.received);
@@ -963,6 +1067,8 @@ private:
   std::list<Message> messages_;
   std::exception_ptr failed_;
   bool has_messenger_ = false;
+  bool gave_up_message_ = false; // of the thread of the messages, and then of the last thread
+  int threads_ = 1;
   bool is_stopping_ = false;
   bool ended_ = false;
   Clock::time_point leave_at_;
@@ -1021,6 +1127,18 @@ int64_t Total(const std::vector<int64_t>& sizes) {
     total += size;
   }
   return total;
+}
+
+// The parts of ranks for the name of a call, if they differ.
+std::string PartsText(const std::vector<int64_t>& sizes) {
+  std::string text;
+  if (!std::equal(sizes.begin() + 1, sizes.end(), sizes.begin())) {
+    for (auto size : sizes) {
+      text += (text.empty() ? "in parts of " : ", ") + std::to_string(size);
+    }
+    text += " ";
+  }
+  return text;
 }
 
 std::string Text(int64_t count, const Tensor& tensor) {
@@ -1200,6 +1318,7 @@ public:
     CheckSame(input, output, "all_to_all_single");
     const auto sent = Elements(input_splits, input);
     const auto received = Elements(output_splits, output);
+    CheckTotals(input, sent, received);
     Output out(output);
     return Add(OpType::ALLTOALL_BASE, "hvd:all_to_all",
                std::string("all_to_all of ") + c10::toString(input.scalar_type()), opts,
@@ -1221,6 +1340,7 @@ public:
       CheckSame(inputs[0], output, "all_to_all");
     }
     const auto sent = Sizes(inputs), received = Sizes(outputs);
+    CheckTotals(inputs[0], sent, received);
     auto flat = at::empty({Total(received)}, outputs[0].options());
     return Add(OpType::ALLTOALL, "hvd:all_to_all",
                std::string("all_to_all of ") + c10::toString(inputs[0].scalar_type()),
@@ -1243,7 +1363,7 @@ public:
     message.work = c10::make_intrusive<Work>(OpType::SEND, "hvd:send", tensors, Tensors());
     const Buffer buffer(message.sent);
     Check(MPI_Isend(buffer.data, Count(buffer.count), buffer.type, target, tag,
-                    engine_->messages_comm(), &message.request),
+                    engine_->messages_comm(message.name), &message.request),
           message.name);
     return Add(std::move(message));
   }
@@ -1284,6 +1404,13 @@ private:
       TORCH_CHECK(part.numel() == elements, what, " needs tensors of one size, and got ",
                   part.numel(), " and ", elements, " elements");
     }
+  }
+
+  // MPI's offsets of the parts are ints. Refused before the ranks meet in the call.
+  static void CheckTotals(const Tensor& tensor, const std::vector<int64_t>& sent,
+                          const std::vector<int64_t>& received) {
+    const int64_t units = tensor.is_complex() ? 2 : 1;
+    Count(std::max(Total(sent), Total(received)) * units);
   }
 
   static void CheckReduction(const ReduceOp& op, const Tensor& tensor) {
@@ -1346,7 +1473,7 @@ private:
     message.work = c10::make_intrusive<Work>(type, "hvd:recv", tensors, tensors);
     const Buffer buffer(output.flat);
     Check(MPI_Irecv(buffer.data, Count(buffer.count), buffer.type, source, tag,
-                    engine_->messages_comm(), &message.request),
+                    engine_->messages_comm(message.name), &message.request),
           message.name);
     return Add(std::move(message));
   }
@@ -1420,7 +1547,7 @@ private:
       const auto sizes = Sizes(outputs[i]);
       TORCH_CHECK(inputs[i].numel() == sizes[rank_], "all_gather's input has ", inputs[i].numel(),
                   " elements, and the output for this rank has ", sizes[rank_]);
-      name += Text(Total(sizes), inputs[i]) + " ";
+      name += Text(Total(sizes), inputs[i]) + " " + PartsText(sizes);
       own.push_back(Contiguous(inputs[i]));
     }
     return Add(type, "hvd:all_gather", name, opts, inputs, all_outputs,
@@ -1485,7 +1612,7 @@ private:
       CheckTensor(inputs[i]);
       CheckSame(inputs[i], outputs[i], "reduce_scatter");
       CheckReduction(opts.reduceOp, inputs[i]);
-      name += Text(inputs[i].numel(), inputs[i]) + " ";
+      name += Text(inputs[i].numel(), inputs[i]) + " " + PartsText(sizes[i]);
       own.push_back(Contiguous(inputs[i]));
       parts.emplace_back(outputs[i]);
     }

@@ -32,6 +32,8 @@ constexpr int64_t SMALLEST_BYTES = 256 << 10;
 constexpr int64_t LEAST_MESSAGE_BYTES = 64 << 10;
 constexpr int64_t MOST_MESSAGE_BYTES = 1 << 20;
 constexpr int64_t PIECES_UNDER_WAY = 8;
+// Of the memory of each of them, what the next call finds there.
+constexpr size_t MOST_KEPT_BYTES = 8 << 20;
 
 inline void Check(int code) {
   if (code != MPI_SUCCESS) {
@@ -73,6 +75,13 @@ public:
   }
 
   bool Done() const { return stage_ == DONE; }
+
+  // Frees memory that smaller pieces do not need.
+  void Trim() {
+    if (received_.size() > MOST_KEPT_BYTES) {
+      std::vector<uint8_t>().swap(received_);
+    }
+  }
 
   // Take the steps that are possible without waiting; returns whether there was one.
   bool Advance() {
@@ -225,7 +234,8 @@ inline int AllreduceSmall(const void* from, void* buffer, int count, MPI_Datatyp
 // Only one thread of a process may call it: it keeps its memory for the next call.
 inline void Allreduce(const void* from, void* buffer, int64_t count, int64_t element,
                       MPI_Datatype type, MPI_Op op, MPI_Comm local, MPI_Comm cross) {
-  static std::vector<Piece> pieces(PIECES_UNDER_WAY);
+  // Never freed: a process may end while this thread is in here.
+  static auto& pieces = *new std::vector<Piece>(PIECES_UNDER_WAY);
   Plan plan = {local, cross, type, op, element, 0, 0, 0, 0};
   Check(MPI_Comm_rank(local, &plan.local_rank));
   Check(MPI_Comm_size(local, &plan.local_size));
@@ -258,6 +268,9 @@ inline void Allreduce(const void* from, void* buffer, int64_t count, int64_t ele
     } else {
       patience.Wait();
     }
+  }
+  for (auto& piece : pieces) {
+    piece.Trim();
   }
 }
 
