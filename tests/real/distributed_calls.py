@@ -71,7 +71,9 @@ def to_root(group: Any) -> list[Any]:
 
 
 def odd_tensors(group: Any) -> list[Any]:
-    tensors = [torch.empty(0), torch.tensor(3.0), values(3_000_001)]
+    # Of three ranks' parts of the last ones, one or two have a piece of 1 MiB more than the others.
+    odd = [values(count) for count in (3_000_001, 786_433, 786_434)]
+    tensors = [torch.empty(0), torch.tensor(3.0), *odd]
     for tensor in tensors:
         dist.all_reduce(tensor, group=group)
     return tensors
@@ -154,6 +156,9 @@ def missing_beyond_gloo() -> list[str]:
     total = size * (size - 1) / 2
     mean, flags = torch.full((3,), float(rank)), torch.tensor([rank == 0, True])
     dist.all_reduce(mean, op=ReduceOp.AVG)
+    parts = [torch.full((1 + 300_000 * part,), float(rank)) for part in range(size)]
+    uneven_part = torch.empty_like(parts[rank])
+    dist.reduce_scatter(uneven_part, parts)
     dist.all_reduce(flags, op=ReduceOp.MIN)
     uneven = [torch.empty(other + 1) for other in range(size)]
     dist.all_gather(uneven, torch.full((rank + 1,), float(rank)))
@@ -162,7 +167,7 @@ def missing_beyond_gloo() -> list[str]:
     columns = torch.arange(12.0).reshape(4, 3)[:, ::2]
     dist.all_reduce(columns)
     part = torch.empty(1)
-    premultiplied = dist._make_nccl_premul_sum(0.5)
+    premultiplied = dist._make_nccl_premul_sum(0.5 * (rank + 1))  # each rank's own
     dist.reduce_scatter_tensor(part, torch.ones(size), op=premultiplied)
     facts = {
         "avg": mean.tolist() == [total / size] * 3,
@@ -172,6 +177,7 @@ def missing_beyond_gloo() -> list[str]:
         "not contiguous": columns.tolist()
         == [[3.0 * row * size, (3.0 * row + 2) * size] for row in range(4)],
         "complex": pairs.tolist() == [total + size * 1j] * 2,
-        "premultiplied sum": part.item() == size / 2,
+        "premultiplied sum": part.item() == size * (size + 1) / 4,
+        "uneven reduce_scatter": bool((uneven_part == total).all()),
     }
     return [name for name, right in facts.items() if not right]
