@@ -504,7 +504,10 @@ def test_a_check_that_fails_does_not_stop_the_others() -> None:
     assert results[6].reason == "needs 9 GPUs, and 2 GPUs can be used"
 
 
-def test_a_check_that_takes_too_long_has_failed() -> None:
+def test_a_check_that_takes_too_long_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANGS", str(tmp_path / "hangs"))
     (result,) = run(check("hanging", limit=0.1))
     assert result.status == "failed"
     assert result.reason == "it was ended because it took longer than 0.1 s"
