@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import zlib
 from datetime import timedelta
 from functools import wraps
@@ -52,6 +53,7 @@ def register(c10d: Any = None) -> None:
 
     c10d.Backend.register_backend(NAME, make_group, extended_api=True, devices=["cpu"])
     original, original_barrier = c10d.init_process_group, c10d.monitored_barrier
+    original_destroy = c10d.destroy_process_group
     arguments = signature(original)
 
     @wraps(original)
@@ -73,11 +75,21 @@ def register(c10d: Any = None) -> None:
             seconds = _seconds(timeout or c10d.default_pg_timeout)
             _monitored_barrier(c10d, group, timedelta(seconds=seconds))
 
+    @wraps(original_destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        is_all = group in (None, c10d.GroupMember.WORLD)
+        groups = [*c10d._world.pg_map] if is_all else [group]
+        original_destroy(group)
+        now = time.monotonic()
+        _destroyed[:] = [each for each in _destroyed if now - each[0] < _KEPT_SECONDS]
+        _destroyed.extend((now, each) for each in groups)
+
     for module in (c10d, sys.modules.get("torch.distributed")):
         # A package that is still being imported takes the names later.
         if getattr(module, "init_process_group", None) is original:
             module.init_process_group = init_process_group  # type: ignore[union-attr]
             module.monitored_barrier = monitored_barrier  # type: ignore[union-attr]
+            module.destroy_process_group = destroy_process_group  # type: ignore[union-attr]
 
 
 def patch_accelerate(state: Any) -> None:
@@ -210,6 +222,11 @@ def _monitored_barrier(c10d: Any, group: Any, timeout: timedelta) -> None:
     _meet(store, rank=rank, size=group.size(), timeout=timeout, own=rank, barrier=True)
 
 
+# When groups were destroyed, and the groups. Where a DDP model has the last reference to a group of
+# gloo, torch 2.13 may hang: it waits for the group's threads with Python's interpreter lock, and
+# they wait for that lock to free the last collective. After a while they have freed it.
+_destroyed: list[tuple[float, Any]] = []
+_KEPT_SECONDS: Final = 60.0
 _barriers: dict[str, int] = {}  # the number of monitored barriers by group
 _leaves_at_exit = False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import weakref
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -64,7 +65,10 @@ def test_every_call_gives_what_gloo_gives(ranks: Ranks) -> None:
         total = hvd.allreduce(torch.ones(3), op=hvd.Sum).tolist()
         waiting.wait()
         wrong += [] if total == [size] * 3 else [f"Horovod has {total}"]
+        destroyed = weakref.ref(dist.group.WORLD)
         dist.destroy_process_group()
+        if destroyed() is None:
+            wrong.append("a destroyed group is freed while its threads may be in Python")
         dist.init_process_group("hvd")  # again
         everything: list[Any] = [None] * size
         dist.all_gather_object(everything, (backend, wrong))
