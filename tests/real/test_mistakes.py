@@ -175,7 +175,7 @@ def misuse(train: Any, valid: Any, folder: str) -> None:
     sampler: Any = DistributedSampler(range(8), num_replicas=hvd.size(), rank=hvd.rank())
     for _ in range(2):
         list(sampler)
-    torch.save(model.state_dict(), f"{folder}/model.pt")
+    torch.save(model.state_dict(), f=f"{folder}/model.pt")
 
     list(train.batches(8, ["a"], shuffle=True, seed=hvd.rank()))
     feed = train.batches(8, ["b"], shuffle=True)
@@ -243,7 +243,7 @@ def misuse_later(folder: str) -> None:
         optimizer.step()
         if step % 10 == 9:
             schedule.step(-step * hvd.rank())
-    SummaryWriter(f"{folder}/logs").close()
+    SummaryWriter(Path(folder, "logs")).close()
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
     mlflow.set_tracking_uri(f"file://{folder}/mlruns")
     mlflow.log_metric("loss", 1.0)

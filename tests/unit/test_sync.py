@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +17,7 @@ from horovod_runner import SyncError
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
+from horovod_runner.worker import context
 from horovod_runner.worker.checks import calls
 from horovod_runner.worker.weights import hash_weights, is_sharded
 
@@ -173,27 +178,116 @@ def test_other_weights_on_other_ranks_are_reported() -> None:
     assert "rank 1 trains 0 weights and rank 0 1" in shown
 
 
-def test_callbacks_of_keras_note_where_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the patches of frameworks note."""
     done: list[str] = []
-    monkeypatch.setattr(calls.notes, "send", lambda kind, key, once: done.append(f"{kind} {key}"))
 
+    def send(kind: str, key: str, value: str = "", *, once: bool = False) -> None:
+        done.append(f"{kind} {key}")
+
+    monkeypatch.setattr(calls.notes, "send", send)
+    return done
+
+
+def test_callbacks_of_keras_note_where_they_write(noted: list[str]) -> None:
     class CSVLogger:
         filename = "log.csv"
 
         def on_train_begin(self, logs: object = None) -> None:
-            done.append("opened")
+            noted.append("opened")
 
     class TensorBoard:
         log_dir = "/logs"
 
         def set_model(self, model: object) -> None:
-            done.append("set")
+            noted.append("set")
 
     calls.watch_keras_csv(SimpleNamespace(CSVLogger=CSVLogger))
     calls.watch_keras_logs(SimpleNamespace(TensorBoard=TensorBoard))
     CSVLogger().on_train_begin()
     TensorBoard().set_model(None)
-    assert done == [f"file {os.path.abspath('log.csv')}", "opened", "set", "file /logs/"]
+    assert noted == [f"file {os.path.abspath('log.csv')}", "opened", "set", "file /logs/"]
+
+
+def test_a_folder_of_logs_may_be_a_path_or_a_url(noted: list[str]) -> None:
+    class SummaryWriter:
+        def __init__(self, log_dir: object) -> None:
+            self.log_dir = log_dir
+
+    calls.watch_torch_logs(SimpleNamespace(SummaryWriter=SummaryWriter))
+    for folder in (Path("/logs/a"), "/logs/b", "s3://bucket/c"):
+        assert SummaryWriter(folder).log_dir == folder
+    assert noted == ["file /logs/a/", "file /logs/b/", "file s3://bucket/c/"]
+
+
+def test_files_are_noted_however_the_arguments_are_passed(noted: list[str]) -> None:
+    def save(obj: object, f: object, pickle_protocol: int = 2) -> object:
+        return obj, f, pickle_protocol
+
+    def save_model(model: object, filepath: object, overwrite: bool = True) -> object:
+        return model, filepath, overwrite
+
+    def save_weights(model: object, filepath: object) -> object:
+        return model, filepath
+
+    torch = SimpleNamespace(save=save)
+    keras = SimpleNamespace(save_model=save_model, save_weights=save_weights)
+    calls.watch_torch_save(torch)
+    calls.watch_keras_save(keras)
+    assert torch.save(1, "/a") == (1, "/a", 2)
+    assert torch.save(1, f=Path("/b"), pickle_protocol=3) == (1, Path("/b"), 3)
+    assert torch.save(f="/c", obj=1) == (1, "/c", 2)
+    assert keras.save_model(1, filepath="/d") == (1, "/d", True)
+    assert keras.save_weights(model=1, filepath="/e") == (1, "/e")
+    buffer = BytesIO()
+    assert torch.save(1, f=buffer) == (1, buffer, 2)
+    assert noted == ["file /a", "file /b", "file /c", "file /d", "file /e"]
+    with pytest.raises(TypeError, match="'f'"):
+        torch.save(1)
+
+
+def test_runs_of_mlflow_that_ranks_join_or_nest_are_no_mistake(
+    noted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_current", SimpleNamespace(rank=1, size=2))
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    mlflow = SimpleNamespace(start_run=lambda run_id=None, **options: run_id)
+    calls.watch_mlflow(mlflow)
+    assert mlflow.start_run("1a2b") == "1a2b"
+    mlflow.start_run(nested=True)
+    mlflow.start_run(parent_run_id="1a2b")
+    monkeypatch.setenv("MLFLOW_RUN_ID", "1a2b")
+    mlflow.start_run()
+    assert noted == []
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    mlflow.start_run(run_name="own")
+    assert noted == ["mistake mlflow"]
+
+
+def test_a_look_at_a_batch_before_the_first_epoch_is_no_repeated_epoch(
+    noted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(is_grad_enabled=lambda: True))
+
+    class DistributedSampler:
+        shuffle, epoch = True, 0
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    calls.watch_sampler(SimpleNamespace(DistributedSampler=DistributedSampler))
+    sampler = DistributedSampler()
+    assert next(iter(sampler)) == 0
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == [0, 1, 2]
+    assert noted == []
+    list(sampler)
+    assert noted == ["mistake sampler"]
 
 
 class DTensor:

@@ -23,13 +23,14 @@ def watch_keras_save(module: Any) -> None:
 
 
 def _noting(save: Any) -> Any:
-    """Wrap a function whose second argument is the path of a file."""
+    """Wrap a function whose second argument, ``f`` or ``filepath``, is the path of a file."""
 
     @functools.wraps(save)
-    def call(saved: Any, file: Any, *args: Any, **options: Any) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        file = args[1] if len(args) > 1 else options.get("f", options.get("filepath"))
         if isinstance(file, str | os.PathLike):
-            notes.send("file", os.path.abspath(file), once=True)
-        return save(saved, file, *args, **options)
+            notes.send("file", os.path.abspath(os.fsdecode(file)), once=True)
+        return save(*args, **options)
 
     return call
 
@@ -68,7 +69,8 @@ def watch_keras_csv(module: Any) -> None:
     module.CSVLogger.on_train_begin = on_train_begin
 
 
-def _note_folder(path: str) -> None:
+def _note_folder(folder: str | os.PathLike[str]) -> None:
+    path = os.fspath(folder)
     place = path if "://" in path else os.path.abspath(path)
     notes.send("file", f"{place}{os.sep}", once=True)
 
@@ -80,7 +82,8 @@ def watch_mlflow(module: Any) -> None:
     @functools.wraps(plain)
     def start_run(run_id: str | None = None, *args: Any, **options: Any) -> Any:
         rank = context.current()
-        if run_id is None and rank is not None and rank.rank > 0:
+        joins = run_id or os.environ.get("MLFLOW_RUN_ID") or options.get("parent_run_id")
+        if not (joins or options.get("nested")) and rank is not None and rank.rank > 0:
             notes.send(
                 "mistake",
                 "mlflow",
@@ -97,6 +100,11 @@ def watch_mlflow(module: Any) -> None:
 def watch_sampler(module: Any) -> None:
     """Notice repeated epochs; called with the module ``torch.utils.data.distributed``."""
     plain = module.DistributedSampler.__iter__
+    plain_set = module.DistributedSampler.set_epoch
+
+    def set_epoch(self: Any, epoch: int) -> None:
+        self._last_epoch = None  # a look at the first batch may come before it
+        plain_set(self, epoch)
 
     def begin(self: Any) -> Any:
         # Without gradients it is an evaluation, whose order does not matter.
@@ -113,6 +121,7 @@ def watch_sampler(module: Any) -> None:
             self._last_epoch = self.epoch
         return plain(self)
 
+    module.DistributedSampler.set_epoch = set_epoch
     module.DistributedSampler.__iter__ = begin
 
 
