@@ -6,14 +6,46 @@ tensor that is reduced most often.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
 
+class OuterSteps:
+    """Tells the steps that user code calls from those that another step contains.
+
+    Horovod's optimizer calls the step of the optimizer that it wraps: that is one step. Both may be
+    the same object.
+
+    The end of a step that raised is not seen. It is over when its optimizer begins another step, or
+    another optimizer its second one.
+    """
+
+    def __init__(self) -> None:
+        self._outer: weakref.ref[Any] | None = None
+        self._inner: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def begin(self, optimizer: Any) -> bool:
+        """Record that a step begins; returns whether it is an outer one."""
+        outer = None if self._outer is None else self._outer()
+        if outer is not None and outer is not optimizer and optimizer not in self._inner:
+            self._inner.add(optimizer)
+            return False
+        self._inner.clear()
+        self._outer = weakref.ref(optimizer)
+        return True
+
+    def end(self, optimizer: Any) -> bool:
+        """Record that a step ends; returns whether it was an outer one."""
+        if self._outer is None or self._outer() is not optimizer:
+            return False
+        self._inner.clear()
+        self._outer = None
+        return True
+
+
 class OptimizerSteps:
     """Counts the steps of torch's optimizers.
-
-    Horovod's optimizer calls the step of the optimizer that it wraps: that is one step.
 
     Several optimizers take turns (as in a GAN): the one that has made the most steps counts.
 
@@ -23,13 +55,14 @@ class OptimizerSteps:
 
     def __init__(self) -> None:
         self.after: Callable[[], None] | None = None
-        self._depth = 0
-        self._counts: dict[int, int] = {}
+        self._outer_steps = OuterSteps()
+        self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._most = 0  # also of optimizers that no longer exist
 
     @property
     def count(self) -> int:
         """How many steps there were."""
-        return max(self._counts.values(), default=0)
+        return self._most
 
     def watch(self, module: Any) -> None:
         """Count from now on.
@@ -44,16 +77,15 @@ class OptimizerSteps:
         module.register_optimizer_step_post_hook(self._leave)
 
     def _enter(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._depth += 1
+        self._outer_steps.begin(optimizer)
 
     def _leave(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._depth -= 1
-        if self._depth <= 0:
-            self._depth = 0  # a step that raised has not left
-            key = id(optimizer)
-            self._counts[key] = self._counts.get(key, 0) + 1
-            if self.after is not None:
-                self.after()
+        if not self._outer_steps.end(optimizer):
+            return
+        steps = self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
+        self._most = max(self._most, steps)
+        if self.after is not None:
+            self.after()
 
 
 optimizer_steps: Final = OptimizerSteps()

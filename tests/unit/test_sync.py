@@ -15,10 +15,11 @@ import pytest
 
 from horovod_runner import SyncError
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
+from horovod_runner.profiling.steps import OptimizerSteps
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 from horovod_runner.worker import context
-from horovod_runner.worker.checks import calls
+from horovod_runner.worker.checks import calls, steps
 from horovod_runner.worker.weights import hash_weights, is_sharded
 
 
@@ -288,6 +289,103 @@ def test_a_look_at_a_batch_before_the_first_epoch_is_no_repeated_epoch(
     assert noted == []
     list(sampler)
     assert noted == ["mistake sampler"]
+
+
+class Optimizer:
+    """Steps as torch's optimizers do, with their hooks."""
+
+    before: Any = None
+    after: Any = None
+
+    def __init__(self, inner: Any = None) -> None:
+        self.param_groups: list[Any] = []
+        self.inner = inner
+
+    def step(self, error: Exception | None = None) -> None:
+        Optimizer.before(self, (), {})
+        if self.inner is not None:
+            self.inner.step(error)
+        if error is not None:
+            raise error
+        Optimizer.after(self, (), {})
+
+
+def set_hook(name: str) -> Any:
+    return lambda hook: setattr(Optimizer, name, staticmethod(hook))
+
+
+HOOKS = SimpleNamespace(
+    register_optimizer_step_pre_hook=set_hook("before"),
+    register_optimizer_step_post_hook=set_hook("after"),
+)
+
+
+@pytest.fixture
+def watched(noted: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is noted of the steps of optimizers; this process is rank 1 of 2."""
+    monkeypatch.setattr(context, "_current", SimpleNamespace(rank=1, size=2, start_check=True))
+    steps.watch_torch(HOOKS)
+    return noted
+
+
+def test_each_of_the_first_optimizers_is_compared_also_if_earlier_ones_were_freed(
+    watched: list[str],
+) -> None:
+    for _ in range(6):  # each is freed before the next one is made, and may get its address
+        Optimizer().step()
+    assert watched == ["weights before the first step", "weights after step 1"] * 4
+
+
+def test_a_step_inside_another_one_is_part_of_it(watched: list[str]) -> None:
+    inner = Optimizer()
+    outer = Optimizer(inner)
+    outer.step()
+    assert watched == ["weights before the first step", "weights after step 1"]
+    inner.step()
+    assert len(watched) == 4
+
+
+def test_after_a_step_that_raised_the_comparison_goes_on(watched: list[str]) -> None:
+    outer = Optimizer(Optimizer())
+    outer.step()
+    with pytest.raises(ValueError, match="skipped"):
+        outer.step(ValueError("skipped"))
+    for _ in range(19):
+        outer.step()
+    assert watched[2:] == ["weights after step 20"]
+    with pytest.raises(ValueError, match="skipped"):
+        outer.step(ValueError("skipped"))
+    other = Optimizer(Optimizer())
+    for _ in range(2):  # the first one may still belong to the step that raised
+        other.step()
+    assert watched[3:] == ["weights before the first step", "weights after step 1"]
+
+
+def test_the_optimizer_with_the_most_steps_counts_them() -> None:
+    counter = OptimizerSteps()
+    counter.watch(HOOKS)
+    generator = Optimizer()
+    for steps_of_critic in (1, 3, 1):
+        critic = Optimizer(Optimizer())
+        for _ in range(steps_of_critic):
+            critic.step()
+        del critic
+        generator.step()
+    assert counter.count == 3
+
+
+def test_a_keras_model_without_an_optimizer_is_compared(watched: list[str]) -> None:
+    class CallbackList:
+        model = SimpleNamespace(built=True, optimizer=None, trainable_variables=())
+
+        def on_train_begin(self, logs: object = None) -> None:
+            pass
+
+        on_train_batch_end = on_epoch_end = on_train_begin
+
+    steps.watch_keras(SimpleNamespace(CallbackList=CallbackList))
+    CallbackList().on_train_begin()
+    assert watched == ["weights before the first step"]
 
 
 class DTensor:

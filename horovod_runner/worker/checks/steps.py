@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from horovod_runner.profiling.steps import OuterSteps
 from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
 
@@ -32,34 +34,34 @@ class _TorchSteps:
     """
 
     def __init__(self, module: Any) -> None:
-        self._steps: dict[int, int] = {}  # by optimizer
-        self._depth = 0  # a step of Horovod's optimizer contains one of the optimizer that it wraps
+        # Not by id: that of an optimizer that was freed is given to another one, and ranks free
+        # theirs at different times.
+        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._seen = 0  # optimizers, also those that no longer exist
+        self._outer_steps = OuterSteps()
         self._ended = False
         module.register_optimizer_step_pre_hook(self.before)
         module.register_optimizer_step_post_hook(self.after)
 
     def before(self, optimizer: Any, _args: Any, _options: Any) -> None:
-        if self._ended:
+        if self._ended or not self._outer_steps.begin(optimizer):
             return
-        self._depth += 1
-        if self._depth > 1 or id(optimizer) in self._steps or len(self._steps) == _OPTIMIZERS:
+        if optimizer in self._steps or self._seen == _OPTIMIZERS:
             return
         rank = context.current()
         if rank is None or rank.size == 1 or not rank.start_check or _differs(optimizer):
             # The hooks stay: another thread may be in a step, and torch iterates over them there.
             self._ended = True
         elif not _is_no_step():
-            self._steps[id(optimizer)] = 0
+            self._steps[optimizer] = 0
+            self._seen += 1
             _send_torch("before the first step", optimizer)
 
     def after(self, optimizer: Any, _args: Any, _options: Any) -> None:
-        if self._ended:
+        if self._ended or not self._outer_steps.end(optimizer) or optimizer not in self._steps:
             return
-        self._depth -= 1
-        if self._depth > 0 or id(optimizer) not in self._steps:
-            return
-        self._steps[id(optimizer)] += 1
-        steps = self._steps[id(optimizer)]
+        self._steps[optimizer] += 1
+        steps = self._steps[optimizer]
         if _is_due(steps):
             _send_torch(f"after step {steps}", optimizer)
 
@@ -204,5 +206,7 @@ def _send_keras(when: str, model: Any) -> None:
     if hasattr(inner, "shared_variables"):  # others differ on purpose
         weights = inner.shared_variables(weights)
     named = [(weight.path, weight.value) for weight in weights]
-    name = f"{'Distributed ' if is_distributed else ''}{type(inner).__name__}"
-    _send(when, name, [inner.learning_rate], named)
+    # Without an optimizer, the model has a train_step of the user's.
+    name = "train_step" if inner is None else type(inner).__name__
+    name = f"Distributed {name}" if is_distributed else name
+    _send(when, name, [getattr(inner, "learning_rate", None)], named)
