@@ -56,6 +56,7 @@ class HangWatch:
         self._idle_limit = max(check, share)
         self._ranks: dict[int, _Rank] = {}
         self._stalls: dict[str, tuple[Stall, float]] = {}
+        self._of_torch: set[str] = set()  # tensors of these that torch.distributed waits for
         self._since: float | None = None
         self._looked: float | None = None
         self._peeked: float | None = None
@@ -81,9 +82,17 @@ class HangWatch:
             self._since = max(self._since, moment)
 
     def stalled(self, stalls: Iterable[Stall], now: float) -> None:
-        """Record what Horovod's stall inspector reported, or what ranks said of their waits."""
+        """Record what Horovod's stall inspector reported."""
         for stall in stalls:
             self._stalls[stall.tensor] = (stall, now)
+
+    def stalled_in_torch(self, stalls: Iterable[Stall], now: float) -> None:
+        """Record all stalls of torch.distributed that are known; earlier ones are over."""
+        for name in self._of_torch:
+            self._stalls.pop(name, None)
+        known = list(stalls)
+        self._of_torch = {stall.tensor for stall in known}
+        self.stalled(known, now)
 
     def shown(self, rank: int, text: str) -> None:
         """Record a rank's Python stacks."""

@@ -7,9 +7,16 @@ says which ones it has entered, and the ranks of the group that do not say so ar
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from horovod_runner.wire.measurements import Waits
 from horovod_runner.wire.messages import Stall
+
+# Some ranks pass these without waiting: a rank that is not inside need not be missing.
+_ROOTED: Final = frozenset(
+    ("broadcast", "_broadcast_oop", "gather", "reduce", "_reduce_oop", "scatter")
+)
+_GATHER_SECONDS: Final = 1.5  # ranks that wait in the same collective say so within a second
 
 
 class TorchWaits:
@@ -24,17 +31,30 @@ class TorchWaits:
         self._size = size
         self._seconds = seconds
         self._said: dict[int, tuple[Waits, float]] = {}
+        self._due: float | None = None
 
     def take(self, rank: int, message: Waits, now: float) -> None:
         """Record what a rank says."""
         self._said[rank] = message, now
+        if self._due is None:
+            self._due = now + _GATHER_SECONDS
+
+    def news(self, now: float) -> list[Stall] | None:
+        """All stalls, once after each message when those of other ranks have come; else None."""
+        if self._due is None or now < self._due:
+            return None
+        self._due = None
+        return list(self.stalls(now))
 
     def ended(self, rank: int) -> None:
         """Record that a rank has ended."""
         self._said.pop(rank, None)
 
     def stalls(self, now: float) -> Iterable[Stall]:
-        """The collectives that some ranks of their group have not entered."""
+        """The collectives that some ranks of their group have not entered.
+
+        Of a broadcast, gather, reduce or scatter this is known only in a group of two ranks.
+        """
         entered: dict[str, set[int]] = {}
         groups: dict[str, set[int]] = {}
         for rank, (message, at) in self._said.items():
@@ -44,5 +64,7 @@ class TorchWaits:
                 entered.setdefault(each.name, set()).add(rank)
                 groups[each.name] = {*each.ranks} or {*range(self._size)}
         for name, ranks in entered.items():
+            if len(groups[name]) > 2 and name.partition(" ")[0] in _ROOTED:
+                continue
             if missing := sorted(groups[name] - ranks):
                 yield Stall(name, tuple(missing))

@@ -67,7 +67,6 @@ class Watchdog:
                 self._hang.stalled(message.stalls, now)
             case Waits():
                 self._waits.take(rank, message, now)
-                self._hang.stalled(self._waits.stalls(now), now)
             case messages.Stacks():
                 self._hang.shown(rank, message.text)
                 self._stacks[rank] = message.text
@@ -98,6 +97,9 @@ class Watchdog:
             self._show_at = None
             shown = {rank: self._stacks.get(rank, "") for rank in self._running}
             self._notice(stacks.show(shown) or "no rank is running: there is no stack to show")
+        stalls = self._waits.news(now)
+        if stalls is not None:
+            self._hang.stalled_in_torch(stalls, now)
         match self._hang.step(now):
             case "look":
                 self._ask()

@@ -120,7 +120,7 @@ class Profiler:
         now = self._count()
         before = self._before
         stands_still = (now.steps, now.spent) == (before.steps, before.spent) and not final
-        if stands_still:
+        if not final:  # also if it reports: another thread may do that
             self._send_waits(now.time)
         if not any(now.steps.values()):  # still importing and connecting
             self._before, self._unsent = now, []

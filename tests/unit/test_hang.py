@@ -8,6 +8,8 @@ from horovod_runner.common import stacks
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.driver.waits import TorchWaits
 from horovod_runner.options import DebugConfig, Options
+from horovod_runner.profiling.clock import clock
+from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import messages
 from horovod_runner.wire.measurements import Lines, Waiting, Waits, is_waits
@@ -235,6 +237,46 @@ def test_ranks_in_different_collectives_wait_for_each_other() -> None:
         Stall("all_reduce 7", (1,)),
         Stall("broadcast 7", (0,)),
     ]
+
+
+@pytest.mark.parametrize("name", ["broadcast 7", "gather 7", "_reduce_oop 7", "scatter 7"])
+def test_ranks_that_may_have_passed_a_rooted_collective_are_not_missing(name: str) -> None:
+    assert waits(3, (0, name, [])) == []
+    assert waits(3, (0, name, [0, 2])) == [Stall(name, (2,))]  # of two, it is the other one
+
+
+def test_ranks_that_say_a_little_later_that_they_wait_are_not_missing() -> None:
+    found, watch = TorchWaits(2, 10), HangWatch(10, 2)
+    found.take(0, Waits(0, [Waiting("all_reduce 7")]), 100)
+    assert found.news(100) is None
+    found.take(1, Waits(1, [Waiting("all_reduce 7")]), 101)
+    assert found.news(101.5) == []
+    assert found.news(110) is None  # until a rank says something
+    for rank in range(2):
+        watch.started(rank)
+    found.take(0, Waits(0, [Waiting("all_reduce 8")]), 120)
+    stalls = found.news(122)
+    assert stalls == [Stall("all_reduce 8", (1,))]
+    watch.stalled([Stall("allreduce.a", (1,))], 122)
+    watch.stalled_in_torch(stalls, 122)
+    assert "allreduce.a, all_reduce 8 for rank 1" in watch.describe(2)
+    found.take(1, Waits(1, [Waiting("all_reduce 8")]), 123)
+    watch.stalled_in_torch(found.news(125) or [], 125)
+    assert watch.describe(2) == "rank 0 waits in allreduce.a for rank 1"
+
+
+def test_a_rank_that_waits_says_so_also_if_another_of_its_threads_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Lines | Waits] = []
+    profiler = Profiler(1, 2, lambda _: None, said.append, stall_seconds=0.0)
+    profiler.finish()
+    said.clear()
+    waiting = Waiting("all_reduce 7")
+    monkeypatch.setattr(profiler._flight_recorder, "waits", lambda seconds: [waiting])
+    monkeypatch.setattr(clock, "reports", clock.reports + 1)
+    profiler._summarize()
+    assert said == [Waits(1, [waiting])]
 
 
 def test_a_collective_that_all_ranks_have_entered_is_no_stall() -> None:
