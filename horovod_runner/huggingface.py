@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from horovod_runner.common.numbers import COLUMNS
 from horovod_runner.errors import CheckpointError, DataError
 from horovod_runner.worker import context
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
@@ -26,7 +27,7 @@ from horovod_runner.worker.api import check_weights, load_checkpoint, report, sa
 _STATE = "trainer_state.json"
 # Folders in a checkpoint of which each host has a part only: of FSDP and DeepSpeed.
 _SHARDED = ("pytorch_model_fsdp_*", "global_step*")
-_RESERVED = ("step", "epoch", "total_steps")  # parameters of report()
+_RESERVED = (*COLUMNS, "total_steps")  # that report() does not take as names of metrics
 
 
 class ReportCallback:
@@ -146,6 +147,12 @@ def _check_complete(folder: Path) -> None:
     rank = context.current()
     if rank is None or rank.rank != 0:
         return
+    if not folder.is_dir() and not any(folder.parent.glob("checkpoint-*")):
+        raise CheckpointError(
+            f"the Trainer has written no checkpoint to {folder.parent}. A hyperparameter_search "
+            "writes to a folder of each trial, whose checkpoints a run cannot resume from: train "
+            'with save_strategy="no" there'
+        )
     if not folder.is_dir():
         raise CheckpointError(
             f"the Trainer has removed {folder} right after it had written it, because of "

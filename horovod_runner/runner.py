@@ -215,8 +215,11 @@ def _check_arguments(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> Non
     except TypeError as error:
         name = getattr(main, "__qualname__", type(main).__name__)
         given = ", ".join(f"{each}=..." for each in kwargs)
+        # Without default values, which may be secrets.
+        plain = (each.replace(default=each.empty) for each in signature.parameters.values())
+        names = ", ".join(map(str, plain))
         raise TypeError(
-            f"main cannot be called as {name}({given}): {error}. Its parameters are {signature}; "
+            f"main cannot be called as {name}({given}): {error}. Its parameters are ({names}); "
             "run(main, name=value) passes them by name"
         ) from None
 

@@ -241,7 +241,12 @@ def load_checkpoint(
         CheckpointError: there are checkpoints, none of them is complete, and there is no commit; or
             ``into`` has keys or shapes that the checkpoint lacks.
         RuntimeError: there are several ranks, and ``hvd.init()`` has not been called.
+        TypeError: ``into`` is neither a dict nor a function that returns one.
     """
+    # A model can be called, too, but only a resumed training would do that.
+    is_model = hasattr(into, "state_dict") or hasattr(into, "trainable_variables")
+    if into is not None and (is_model or not (callable(into) or isinstance(into, Mapping))):
+        raise _no_state("into is", into)
     rank = context.current()
     if rank is None:
         return None
@@ -249,7 +254,10 @@ def load_checkpoint(
 
     def target() -> dict[str, Any]:
         if into is not None and not given:
-            given.append(into() if callable(into) else into)
+            state = into() if callable(into) else into
+            if not isinstance(state, Mapping):
+                raise _no_state("the function into returned", state)
+            given.append(state)
         return given[0]
 
     wanted = None if into is None else target
@@ -264,6 +272,13 @@ def load_checkpoint(
         loaded = replace(loaded, state=target())
     rank.resumed = loaded is not None
     return loaded
+
+
+def _no_state(what: str, given: Any) -> TypeError:
+    return TypeError(
+        f"{what} a {type(given).__name__}, and load_checkpoint loads into a dict: give one, such "
+        "as {'model': model.state_dict()}, or a function that returns it"
+    )
 
 
 def load_commit() -> LoadedCheckpoint | None:

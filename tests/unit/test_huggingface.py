@@ -54,6 +54,7 @@ def test_numbers_that_are_logged_are_reported(monkeypatch: pytest.MonkeyPatch) -
     reports: list[dict[str, Any]] = []
     monkeypatch.setattr(huggingface, "report", lambda **numbers: reports.append(numbers))
     logs = {"loss": 0.5, "epoch": 1.25, "learning_rate": 1e-3, "note": "text", "step": 3}
+    logs |= {"time": 1.0, "rank": 1, "attempt": 2, "total_steps": 4}
     ReportCallback().on_log(None, STATE, None, logs=logs)
     assert reports == [
         {"step": 20, "epoch": 1, "total_steps": 40, "loss": 0.5, "learning_rate": 1e-3}
@@ -97,8 +98,13 @@ def test_a_checkpoint_that_the_trainer_has_removed_is_missed(
     monkeypatch.setitem(
         huggingface.sys.modules, "torch", SimpleNamespace(distributed=not_connected)
     )
+    arguments = SimpleNamespace(output_dir=str(tmp_path))
+    (tmp_path / "run-1" / "checkpoint-20").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"written no checkpoint to .*hyperparameter_search"):
+        ReportCallback().on_save(arguments, STATE, None)
+    (tmp_path / "checkpoint-30").mkdir()
     with pytest.raises(CheckpointError, match=r"removed .*checkpoint-20 .*save_total_limit"):
-        ReportCallback().on_save(SimpleNamespace(output_dir=str(tmp_path)), STATE, None)
+        ReportCallback().on_save(arguments, STATE, None)
 
 
 def test_a_checkpoint_of_another_training_cannot_be_resumed(

@@ -101,6 +101,8 @@ def test_arguments_that_main_does_not_take_are_refused_before_the_launch() -> No
         runner.run(train, learning_rate=0.1)
     with pytest.raises(TypeError, match=r"train\(lr=..., rate=...\): got an unexpected .*.rate"):
         runner.start(train, lr=0.1, rate=0.1)
+    with pytest.raises(TypeError, match=r"are \(lr: .float., epochs: .int.\); run"):  # no defaults
+        runner.run(train)
     with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
         runner.run(decorated, lr=0.1)
     assert runner.last_run is None
@@ -135,7 +137,33 @@ def test_main_can_be_called_outside_a_run() -> None:
         report(loss="0.5")
     save_checkpoint({"w": 1}, 1)
     assert load_checkpoint() is None
+    assert load_checkpoint(into={}) is None
+    assert load_checkpoint(into=dict) is None
     assert current_attempt() == 1
+
+
+class Module:
+    """Can be called and has a state, as models of torch."""
+
+    def __call__(self) -> dict[str, int]:
+        raise AssertionError
+
+    def state_dict(self) -> dict[str, int]:
+        return {}
+
+
+class Model:
+    """Named like Keras's."""
+
+    trainable_variables = ()
+
+    __call__ = Module.__call__
+
+
+@pytest.mark.parametrize("into", [Module(), Model(), [1], "model"])
+def test_a_state_to_load_into_is_a_dict_or_a_function(into: Any) -> None:
+    with pytest.raises(TypeError, match=rf"into is a {type(into).__name__}, .* into a dict"):
+        load_checkpoint(into=into)
 
 
 def test_without_pyspark_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

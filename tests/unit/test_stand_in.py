@@ -175,6 +175,21 @@ def test_a_failing_rank_ends_the_others_without_the_driver() -> None:
     assert "rank 1 of 3" in str(caught.value.__cause__)
 
 
+def test_a_supervisor_that_cannot_start_leaves_no_variable_of_the_run_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(job: Job) -> None:
+        assert os.environ["OF_THE_RUN"] == "secret"
+        raise OSError("refused")
+
+    monkeypatch.setattr("horovod_runner.driver.detached.stand_in.open_writer", fail)
+    monkeypatch.delenv("OF_THE_RUN", raising=False)
+    job = replace(make_job(print, {}, 1, Options(np=-1)), environment={"OF_THE_RUN": "secret"})
+    with pytest.raises(OSError, match="refused"):
+        StandIn(job, "127.0.0.1")
+    assert "OF_THE_RUN" not in os.environ
+
+
 def test_gpus_that_are_too_few_are_told_without_the_driver() -> None:
     with pytest.raises(GpuError, match="at gpus_per_rank=32"):
         run(print, {0, 1}, gpus_per_rank=32)

@@ -41,6 +41,14 @@ class StandIn:
         # The credentials of the checkpoint folder may be among them.
         self._before = {name: os.environ.get(name) for name in job.environment}
         os.environ.update(job.environment)
+        try:
+            self._start(job)
+        except BaseException:
+            self._restore()
+            self._channel.close()
+            raise
+
+    def _start(self, job: Job) -> None:
         self._journal = open_writer(job)
         if self._journal is not None and not self._journal.written:
             self._journal.put(Live([]))  # by which the driver finds it
@@ -63,21 +71,27 @@ class StandIn:
         except Exception as error:
             self._supervisor.fail(LaunchError(f"the supervisor beside rank 0 failed: {error!r}"))
 
+    def _restore(self) -> None:
+        """Restore the environment: Spark uses this process again, for anyone."""
+        for name, value in self._before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
     def close(self) -> Record:
         """Stop supervising once all ranks have ended; returns the record for the driver."""
         self._launch.finished = True
         self._channel.wake()
         self._thread.join()
-        self._channel.close()
         kept, journal = self._keeper.kept, self._journal
-        if journal is not None:
-            journal.close()
-            if journal.unwritten is not None:
-                kept = [*journal.unwritten.kept, *kept]
-        for name, value in self._before.items():  # Spark uses this process again
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        try:
+            self._channel.close()
+            if journal is not None:
+                journal.close()
+                if journal.unwritten is not None:
+                    kept = [*journal.unwritten.kept, *kept]
+        finally:
+            self._restore()
         problem = self._supervisor.problem
         return Record(
             self._supervisor.roster.slots,
