@@ -139,9 +139,11 @@ def _missing() -> str:
 
 
 def _make_group(c10d: Any, options: Any) -> Any:
+    global _said_gloo  # noqa: PLW0603
     missing = _missing()
     if missing:
-        if current_rank() == 0:
+        if current_rank() == 0 and not _said_gloo:
+            _said_gloo = True
             log_to_driver(
                 f'HorovodRunner: torch.distributed\'s backend "{NAME}" is gloo in this run, '
                 f"because {missing}. See docs/torch_distributed.md"
@@ -229,6 +231,7 @@ _destroyed: list[tuple[float, Any]] = []
 _KEPT_SECONDS: Final = 60.0
 _barriers: dict[str, int] = {}  # the number of monitored barriers by group
 _leaves_at_exit = False
+_said_gloo = False
 
 
 def _leave_at_exit(c10d: Any) -> None:
