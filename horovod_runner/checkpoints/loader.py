@@ -162,10 +162,10 @@ class _Loading:
                 if path is not None:
                     state = formats.read(marker.kind, path)
                     return LoadedCheckpoint(state, marker.step, metrics)
-            state = self._load_sharded(marker)
+            left = left[left.index(marker) + 1 :]
+            state = self._load_sharded(marker, _instead(left, required=required))
             if state is not None:
                 return LoadedCheckpoint(state, marker.step, metrics)
-            left = left[left.index(marker) + 1 :]
 
     def _choose(
         self, markers: Sequence[Marker], cleanup: ExitStack, *, required: bool
@@ -192,33 +192,41 @@ class _Loading:
             return None, marker
         return _receive_file(marker, ranks, cleanup), marker
 
-    def _load_sharded(self, marker: Marker) -> Any:
-        """Load what this rank needs of a sharded checkpoint; None if it is damaged."""
+    def _load_sharded(self, marker: Marker, instead: str) -> Any:
+        """Load what this rank needs of a sharded checkpoint; None if it is damaged.
+
+        Args:
+            marker: the checkpoint's.
+            instead: says what is used if it is damaged.
+        """
         from horovod_runner.checkpoints.sharded import reader
 
         folder = open_folder(self.plan.folder)
-        is_hidden = not checkpoint.has_probe(folder, self.plan.token)
+        # First, because into() may call collectives: all ranks call it, or none.
+        hidden = self._ranks_where(not checkpoint.has_probe(folder, self.plan.token))
+        if hidden:
+            who = f"{len(hidden)} ranks (rank {hidden[0]} is one) do"
+            raise not_shared(self.plan, marker, who)
+        into = None if self.into is None else self.into()
         state, problem = None, ""
         try:
-            if not is_hidden:
-                into = None if self.into is None else self.into()
-                state = reader.load(folder, marker, into)
+            state = reader.load(folder, marker, into)
         except (checkpoint.UnreachableError, reader.MisfitError):
             raise
         except CheckpointError as error:
             problem = str(error)
-        ours = [int(is_hidden), int(bool(problem))]
-        found = [ours] if self.ranks is None else self.ranks.gather(ours)
-        hidden = [rank for rank, each in enumerate(found) if each[0]]
-        if hidden:
-            who = f"{len(hidden)} ranks (rank {hidden[0]} is one) do"
-            raise not_shared(self.plan, marker, who)
-        damaged = [rank for rank, each in enumerate(found) if each[1]]
+        damaged = self._ranks_where(bool(problem))
         if not damaged:
             return state
         if self.rank == damaged[0]:
-            self.warn(f"HorovodRunner: {problem} The earlier one is used.")
+            self.warn(f"HorovodRunner: {problem}{instead}")
         return None
+
+    def _ranks_where(self, condition: bool) -> list[int]:
+        """The ranks on which a condition holds."""
+        ours = [int(condition)]
+        found = [ours] if self.ranks is None else self.ranks.gather(ours)
+        return [rank for rank, (holds,) in enumerate(found) if holds]
 
 
 def not_shared(plan: CheckpointPlan, marker: Marker, who: str) -> CheckpointError:
@@ -262,14 +270,20 @@ def _latest_intact(
         except checkpoint.UnreachableError:
             raise  # the earlier ones are in the same folder
         except CheckpointError as error:
-            last = at == len(markers) and not required
-            warn(f"HorovodRunner: {error} The {'commit' if last else 'earlier one'} is used.")
+            warn(f"HorovodRunner: {error}{_instead(markers[at:], required=required)}")
     if not required:
         return None
     raise CheckpointError(
         f"all {len(plan.resume)} checkpoints in {plan.folder} are damaged or gone: remove them, or "
         "name another checkpoint_dir, to start a new training"
     )
+
+
+def _instead(earlier: Sequence[Marker], *, required: bool) -> str:
+    """What is used instead of a damaged checkpoint, as a sentence; empty if nothing is."""
+    if earlier:
+        return " The earlier one is used."
+    return "" if required else " The commit is used."
 
 
 def _send_file(path: Path, ranks: Collectives) -> None:
