@@ -132,6 +132,7 @@ def _fill(
             f"{', '.join(missing[:3])}. It has {_some(metadata.state_dict_metadata)}. Give a state "
             "with the same keys as the one that was saved, or a part of them."
         )
+    _check_empty(leaves, metadata, step)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     values = dict(leaves.values)
     planner.set_up_planner(values, metadata)
@@ -155,6 +156,19 @@ def _fill(
         if values[name] is not leaves.values[name]:
             container[key] = values[name]
     return values
+
+
+def _check_empty(leaves: Leaves, metadata: Metadata, step: int) -> None:
+    """Refuse an empty dict for values that the checkpoint has: none of them would be loaded."""
+    for name in (".".join(map(str, path)) for path in leaves.shape.empty if path):
+        values = [each for each in metadata.state_dict_metadata if each.startswith(f"{name}.")]
+        if values:
+            raise MisfitError(
+                f"into= has an empty dict at {name!r}, where the checkpoint of step {step} has "
+                f"{len(values)} values. An optimizer that has made no step has no state yet: give "
+                "get_state_dict(model, optimizer) of torch.distributed.checkpoint.state_dict. Or "
+                "leave that key out, and its values are not loaded."
+            )
 
 
 def _some(names: Iterable[str]) -> str:
