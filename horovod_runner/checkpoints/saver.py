@@ -173,7 +173,7 @@ class Saver:
             checkpoint.publish(self._folder, None, marker)
         except Exception as error:
             with suppress(Exception):
-                checkpoint.discard(self._folder, name)
+                part.discard(self._folder, name)
             why = str(error) if isinstance(error, CheckpointError) else describe(error)
             with suppress(OSError):
                 self._send(messages.Unsaved(0, step, why))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -127,15 +127,19 @@ def test_states_that_all_ranks_have_are_divided_and_need_horovod_alone(
 
 @pytest.mark.horovod
 def test_a_part_that_cannot_be_written_fails_its_checkpoint_alone(
-    runs: Ranks, tmp_path: Path
+    runs: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runner = runs.runner(2, checkpoint_dir=tmp_path)
-    assert runner.run(training.with_full_disk) == "done"
-    assert [each.step for each in runner.last_run.checkpoints] == [1, 3]
+    assert runner.run(training.with_full_disk) == "done, [[], [4]]"
+    assert [each.step for each in runner.last_run.checkpoints] == [1, 3, 5]
     (warning,) = runner.last_run.warnings
-    assert "the checkpoint of step 2 could not be written: rank 1: " in warning
-    assert "File too large" in warning
-    assert len(os.listdir(tmp_path)) == 4
+    assert "2 checkpoints of this run could not be written." in warning
+    assert "the checkpoint of step 4 could not be written: rank 1: Cannot copy" in warning
+    text = capsys.readouterr().err
+    assert (
+        "the checkpoint of step 2 could not be written: rank 1: [Errno 27] File too large" in text
+    )
+    assert len(os.listdir(tmp_path)) == 6
 
 
 @pytest.mark.horovod
@@ -154,10 +158,11 @@ def test_calls_that_cannot_work_are_refused_before_anything_is_written(
     runs: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = runs.runner(2, checkpoint_dir=tmp_path)
-    early, unknown, different = runner.run(training.refused)
+    early, unknown, no_dict, different = runner.run(training.refused)
     assert early.startswith("RuntimeError: save_checkpoint(sharded=True) divides the state, and")
     assert unknown.startswith("TypeError: state['x'] is a builtin_function")
-    assert "rank 0 saves the checkpoint number 3 of step 1, and rank 1 the checkpoint" in different
+    assert no_dict.startswith("TypeError: with sharded=True the state is a dict, not bytes")
+    assert "rank 0 saves the checkpoint number 4 of step 1, and rank 1 the checkpoint" in different
     write_probe = "horovod_runner.checkpoints.checkpoint.write_probe"
     monkeypatch.setattr(write_probe, lambda folder, token: None)
     with pytest.raises(CheckpointError, match=r"2 ranks .*do not see the folder of checkpoints"):
@@ -233,6 +238,77 @@ def test_a_state_that_does_not_fit_is_an_error_that_names_the_difference(tmp_pat
         load(folder, markers, {"model": {"w": torch.ones(4)}})
     with pytest.raises(CheckpointError, match=r"does not fit .*model\.w"):
         load(folder, markers, {"model": {"w": None}})
+
+
+def test_an_optimizer_without_a_state_is_refused_where_the_checkpoint_has_one(
+    tmp_path: Path,
+) -> None:
+    import torch
+
+    from horovod_runner.checkpoints.sharded import reader
+
+    folder = LocalFolder(tmp_path)
+    saved = training.plain_state(3)
+    markers = save(folder, {**saved, "more": {}})
+    model = torch.nn.Sequential(torch.nn.Linear(400, 50), torch.nn.Linear(50, 10))
+    optimizer = torch.optim.Adam(model.parameters()).state_dict()
+    text = r"an empty dict at 'optimizer\.state', where the checkpoint of step 1 has 12 values"
+    with pytest.raises(CheckpointError, match=text):
+        load(folder, markers, {"optimizer": optimizer})
+    with pytest.raises(CheckpointError, match=text):
+        reader.fill({"optimizer": optimizer}, saved, 1)
+    del optimizer["state"]
+    state = load(folder, markers, {"optimizer": optimizer, "more": {}})
+    assert state["optimizer"]["param_groups"] == saved["optimizer"]["param_groups"]
+
+
+class OneOfTwo:
+    """Gathers as rank 0 does, with a rank 1 that does not see the folder."""
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        return [list(numbers), [1]]
+
+
+def test_if_a_rank_does_not_see_the_folder_no_rank_makes_its_state(tmp_path: Path) -> None:
+    import torch
+
+    folder = LocalFolder(tmp_path)
+    (marker,) = save(folder, {"x": torch.ones(3)})
+    plan = CheckpointPlan(folder.url, "run1", resume=(marker,))
+    made: list[str] = []
+    loading = loader._Loading(plan, 0, OneOfTwo(), print, lambda: made.append("state"))
+    with pytest.raises(CheckpointError, match=r"1 ranks \(rank 1 is one\) do not see its folder"):
+        loading._load_sharded(marker, "")
+    assert made == []
+
+
+def test_what_is_used_instead_of_a_damaged_checkpoint_is_named_if_there_is_one() -> None:
+    marker = Marker("a", 1, 1, "sharded", 1, "", "run1")
+    assert loader._instead([marker], required=True) == " The earlier one is used."
+    assert loader._instead([], required=False) == " The commit is used."
+    assert loader._instead([], required=True) == ""
+
+
+def test_a_rank_that_outlived_its_attempt_leaves_the_next_ones_checkpoint_as_it_is(
+    tmp_path: Path,
+) -> None:
+    import torch
+
+    folder = LocalFolder(tmp_path)
+    read, write = os.pipe()
+    checkpoint.write_probe(folder, "run1")
+    # Both save the checkpoint with the number 1; the older attempt is the last to write.
+    for attempt in (2, 1):
+        saver = Saver(CheckpointPlan(folder.url, "run1", attempt=attempt), write)
+        saver.save_sharded({"x": torch.full((3,), attempt)}, 5, None, calls=1, rank=0, size=1)
+        saver.close()
+        (marker,) = checkpoint.find_complete(folder)
+        assert marker.attempt == 2
+        assert set(os.listdir(tmp_path / marker.name)) == {".metadata", "__0_2.distcp"}
+        assert Checkpoint(folder, marker).load()["x"].tolist() == [2, 2, 2]
+    os.close(write)
+    with open(read, "rb") as file:
+        assert b"another attempt has written it already" in file.read()
 
 
 @pytest.mark.parametrize("change", ["metadata", "part", "marker"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
-from horovod_runner.checkpoints import collectives
+from horovod_runner.checkpoints import checkpoint, collectives
 from horovod_runner.checkpoints.checkpoint import METADATA
 from horovod_runner.checkpoints.collectives import Collectives
 from horovod_runner.checkpoints.sharded import metadata as metadata_
@@ -32,8 +32,10 @@ from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.marker import marker_name
 
 _DIGEST_BYTES: Final = 8
+_SUFFIX: Final = ".distcp"
 # What a rank tells: the position, size and SHA-256 of each piece; or why there is none.
 _Report = str | list[tuple[int, int, bytes]]
 
@@ -94,9 +96,14 @@ class Sharder:
 
         Raises:
             CheckpointError: the ranks save different checkpoints.
-            TypeError: the state holds a value that cannot be stored.
+            TypeError: the state is not a dict, or holds a value that cannot be stored.
             ValueError: the ranks' parts of a tensor do not fit together.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                f"with sharded=True the state is a dict, not {type(state).__qualname__}: leave out "
+                "sharded=True, or give a dict"
+            )
         kept, _ = map_state(state, _same, _same, sharded=True)
         values, _, shape = flatten(kept)
         _check_leaves(values)
@@ -105,11 +112,22 @@ class Sharder:
         planner.set_up_planner(values, is_coordinator=self._rank == 0)
         local = pickle.dumps((planner.create_local_plan(), shape))
         division = self._divide(local, planner, number, step)
+        try:
+            copies = self._copies(planner, division)
+        except Exception as error:  # main may go on, and rank 0 waits for this rank's part
+            if self._rank and self._meeting is not None:
+                with suppress(RuntimeError):
+                    self._meeting.tell(number, self._rank, _encoded(describe(error)))
+            raise
+        return Part(self._rank, self._plan.attempt, number, copies, division, self._meeting)
+
+    def _copies(self, planner: DefaultSavePlanner, division: _Division) -> list[Any]:
+        """Copy the values that this rank writes."""
         own = planner.finish_plan(division.plans[self._rank])
         copies = [self._copy(item.index, planner.resolve_data(item)) for item in own.items]
         for index in self._buffers.keys() - {item.index for item in own.items}:
             del self._buffers[index]
-        return Part(self._rank, self._plan.attempt, number, copies, division, self._meeting)
+        return copies
 
     def _divide(
         self, local: bytes, planner: DefaultSavePlanner, number: int, step: int
@@ -206,8 +224,7 @@ class Part:
             self._report = describe(error)
         if self.rank and self.meeting is not None:
             with suppress(RuntimeError):  # rank 0 is gone, and with it the run
-                data = msgspec.msgpack.encode(self._report)
-                self.meeting.tell(self.number, self.rank, data)
+                self.meeting.tell(self.number, self.rank, _encoded(self._report))
 
     def _write(self, folder: Folder, scratch: Callable[[], Path]) -> _Report:
         name = _file(self.rank, self.attempt)
@@ -235,7 +252,8 @@ class Part:
             The size of all files in bytes, and the SHA-256 of the metadata in hexadecimal.
 
         Raises:
-            CheckpointError: a rank could not write its part.
+            CheckpointError: a rank could not write its part, or another attempt has written this
+                checkpoint.
         """
         reports: list[_Report] = [self._report]
         if self.meeting is not None:
@@ -256,6 +274,8 @@ class Part:
             more = f" {others} more ranks could not write theirs." if others else ""
             raise CheckpointError(f"{problems[0]}{more}")
         data = metadata_.write(self.division.metadata, pieces, self.division.shape)
+        if folder.size(marker_name(name)) is not None:  # this rank has outlived its attempt
+            raise CheckpointError("another attempt has written it already")
         local = folder.local(name)
         if local is not None:
             local.mkdir(exist_ok=True)
@@ -263,10 +283,30 @@ class Part:
         size = sum(piece.length for piece in pieces.values()) + len(data)
         return size, hashlib.sha256(data).hexdigest()
 
+    def discard(self, folder: Folder, name: str) -> None:
+        """On rank 0: remove this attempt's files; all, if no other attempt writes there.
+
+        Args:
+            folder: of checkpoints.
+            name: the checkpoint's.
+        """
+        inside = folder.inside(name)
+        parts = [file for file in inside.names() if file.endswith(_SUFFIX)]
+        own = {_file(rank, self.attempt) for rank in range(len(self.division.plans))}
+        if own.issuperset(parts):
+            checkpoint.discard(folder, name)
+            return
+        for file in own.intersection(parts):
+            inside.remove(file)
+
+
+def _encoded(report: _Report) -> bytes:
+    return msgspec.msgpack.encode(report)
+
 
 def _file(rank: int, attempt: int) -> str:
     # With the attempt: a rank that outlived its own must not replace a file of the next one.
-    return f"__{rank}_{attempt}.distcp"
+    return f"__{rank}_{attempt}{_SUFFIX}"
 
 
 def _write_value(value: Any, file: BinaryIO) -> tuple[int, int, bytes]:
