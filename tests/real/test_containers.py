@@ -15,6 +15,7 @@ import pytest
 from horovod_runner import HorovodRunner, RankFailedError
 from horovod_runner.host import limits
 from horovod_runner.results.run import Run
+from horovod_runner.sinks import Sink
 from horovod_runner.task import memory
 from tests.control_groups import cpu_quota, memory_limit
 
@@ -34,23 +35,40 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_LOOK_SECONDS", 0.05)
 
 
+class Warned(Sink):
+    """Makes a file once there is a notice about memory."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def notice(self, text: str) -> None:
+        if "no memory left" in text:
+            self._file.touch()
+
+
 def notices(run: Run | None) -> list[str]:
     assert run is not None
     return [line.text for line in run.logs if "no memory left" in line.text]
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_growing_rank_is_named_before_the_kernel_ends_it_and_after(container: Path) -> None:
+def test_a_growing_rank_is_named_before_the_kernel_ends_it_and_after(
+    container: Path, tmp_path: Path
+) -> None:
+    warned = tmp_path / "warned"
+
     def main() -> None:
         container.write_text("0")
-        kept = []
+        kept: list[bytes] = []
         while os.environ["HOROVOD_RANK"] == "1":
-            kept.append(b"x" * (4 * MIB))
+            # Slowly where little is left, until the driver has said so.
+            is_slow = len(kept) >= 35 and not warned.exists()
+            kept.append(b"x" * (MIB // 4 if is_slow else 4 * MIB))
             print(len(kept), flush=True)  # the task looks when there is something to do
             threading.Event().wait(0.05)
         threading.Event().wait()
 
-    runner = HorovodRunner(np=-2)
+    runner = HorovodRunner(np=-2, sinks=[Warned(warned)])
     with pytest.raises(RankFailedError) as caught:
         runner.run(main)
     (text,) = notices(runner.last_run)
