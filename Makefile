@@ -65,7 +65,7 @@ PREDICT_TESTS := $(addprefix tests/contract/test_predict.py::test_, \
 PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
 	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
 	tests/cluster/test_packed.py $(PREDICT_TESTS) $(INSTALL_TEST)
-TOGETHER = -n $(1) --dist loadgroup
+TOGETHER := -n 4 --dist loadgroup
 
 # A toolkit without a GPU is no reason to compile for GPUs.
 CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
@@ -80,11 +80,10 @@ HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
 
-# The fast tests are among those of the main leg. Both legs run at the same time.
+# The fast tests are among those of the main leg.
 test: packages
 	@$(MAKE) --jobs=2 environments
-	@$(MAKE) lint
-	@$(MAKE) --jobs=2 --output-sync=line test-main test-petastorm
+	@$(MAKE) lint test-main test-petastorm
 
 # Downloads and the last compiler of a build leave a core idle, so two are made at a time.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
@@ -115,14 +114,14 @@ fast: $(MAIN)/.ready
 
 # Several tests at a time: most of them wait.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(call TOGETHER,5) $(COVERED) \
+	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
 		--deselect $(INSTALL_TEST)
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
 ifdef PYTHON_PETASTORM
 test-petastorm: $(PETASTORM)/.ready
 	$(call with_java,$(PETASTORM)) $(PETASTORM)/bin/pytest $(PETASTORM_TESTS) \
-		--places local,spark,cluster -k 'not (test_data and cluster)' $(call TOGETHER,2)
+		--places local,spark,cluster -k 'not (test_data and cluster)' $(TOGETHER)
 else
 test-petastorm:
 	@echo "no Python 3.11 or 3.12 here: the tests with Petastorm are left out"; test -z "$$CI"
@@ -132,7 +131,7 @@ endif
 # half as much work again.
 coverage: $(MAIN)/.ready
 	rm -f .coverage*
-	COVERAGE_CORE=sysmon $(MAKE) test-main COVERED=--cov
+	COVERAGE_CORE=sysmon $(MAKE) test-main TOGETHER='$(TOGETHER) --cov'
 	$(MAIN)/bin/coverage report --fail-under=90
 
 # Thirty times as many inputs as among the other tests.
