@@ -144,7 +144,7 @@ def _make_group(c10d: Any, options: Any) -> Any:
         if current_rank() == 0:
             log_to_driver(
                 f'HorovodRunner: torch.distributed\'s backend "{NAME}" is gloo in this run, '
-                f"because {missing}. See docs/torch_distributed.md"
+                f"because {missing}. See docs/howto/torch_distributed.md"
             )
         return _gloo_group(c10d, options)
     from horovod.torch import mpi_lib_v2
