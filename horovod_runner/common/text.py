@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 MAX_LINES: Final = 16  # a table with more ranks or hosts than this is shortened
+_MAX_NAMES: Final = 4
+_MAX_SPANS: Final = 10
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
@@ -51,15 +53,25 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
+def names_text(what: str, names: Sequence[str]) -> str:
+    """Name one or several things, of many only the first: "hosts a, b, c, d and 60 more"."""
+    shown = ", ".join(names[:_MAX_NAMES])
+    more = len(names) - _MAX_NAMES
+    return f"{what}{'s' * (len(names) > 1)} {shown}{f' and {more} more' if more > 0 else ''}"
+
+
 def spans(ranks: Sequence[int]) -> str:
-    """Format numbers with runs of neighbours as ranges: "1, 3-6"."""
+    """Format numbers with runs of neighbours as ranges: "1, 3-6", "0, 2, 4, ... (32 in all)"."""
     groups: list[list[int]] = []
     for rank in sorted(ranks):
         if groups and rank == groups[-1][-1] + 1:
             groups[-1].append(rank)
         else:
             groups.append([rank])
-    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+    shown = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
+    if len(shown) > _MAX_SPANS:
+        shown = [*shown[: _MAX_SPANS - 1], f"... ({len(ranks)} in all)"]
+    return ", ".join(shown)
 
 
 def memory_text(count: float) -> str:

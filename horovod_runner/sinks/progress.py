@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
-from horovod_runner.sinks.streams import is_terminal, write
+from horovod_runner.sinks.streams import columns, write
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
@@ -33,7 +32,7 @@ class Progress(Sink):
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._lines = not (_has_columns() or in_notebook())
+        self._lines = not (columns() or in_notebook())
         self._line_open = False  # the program's last line of output has no end yet
         self._attempt = 1
         self._restarted = False
@@ -191,14 +190,6 @@ def _widget(bar: Any) -> Any:
     """The widget of a bar in a notebook; None if the bar is text."""
     container = getattr(bar, "container", None)
     return None if container is None else container.children[1]
-
-
-def _has_columns() -> bool:
-    """Whether stderr is a terminal with a known width; without one, tqdm draws nothing."""
-    try:
-        return is_terminal() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    except (AttributeError, OSError, ValueError):
-        return False
 
 
 def in_notebook() -> bool:

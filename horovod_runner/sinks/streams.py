@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -21,3 +22,11 @@ def is_terminal() -> bool:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):
         return False
+
+
+def columns() -> int:
+    """The width of the terminal at stderr; 0 if it is none, or one without a width."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns if is_terminal() else 0
+    except (AttributeError, OSError, ValueError):
+        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, TextIO
 from horovod_runner.common.text import MAX_LINES, spans
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.sink import Sink
-from horovod_runner.sinks.streams import is_terminal, write
+from horovod_runner.sinks.streams import columns, is_terminal, write
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 Stream = Literal["stdout", "stderr"]
 _GATHER_SECONDS = 0.3  # ranks print the same line at slightly different times
 _MAX_GATHERED = 1000  # lines
+_LEAST_COLUMNS = 40  # a narrower terminal breaks the lines itself
 
 
 class TerminalSink(Sink):
@@ -77,7 +79,8 @@ class TerminalSink(Sink):
         self._print_gathered()
         # Spark's progress bar may be on the current line of a terminal: erase it.
         start = "\r\x1b[K" if is_terminal() else ""
-        lines = "".join(f"HorovodRunner: {line}\n" for line in text.splitlines())
+        width = columns()
+        lines = "".join(f"{_wrapped(line, width)}\n" for line in text.splitlines())
         self._write(sys.stderr, start + lines)
 
     def _gather(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
@@ -105,6 +108,22 @@ class TerminalSink(Sink):
     def _write(self, stream: TextIO, text: str) -> None:
         with nullcontext() if self._progress is None else self._progress.hidden(text):
             write(stream, text)
+
+
+def _wrapped(line: str, width: int) -> str:
+    """A line of a notice; in a terminal it is broken between words, in a file it stays one line."""
+    line = f"HorovodRunner: {line}"
+    if not width or len(line) <= width:
+        return line
+    return "\n".join(
+        textwrap.wrap(
+            line,
+            max(width, _LEAST_COLUMNS),
+            subsequent_indent="  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def _stream(name: Stream) -> TextIO:

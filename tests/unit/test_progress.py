@@ -13,7 +13,7 @@ from horovod_runner.wire.messages import Report
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Progress:
     """A sink that prints a line for every call of ``reports``."""
-    monkeypatch.setattr(progress, "_has_columns", lambda: False)
+    monkeypatch.setattr(progress, "columns", lambda: 0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
     return Progress()
 
