@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
 MAX_LINES: Final = 16  # a table with more ranks or hosts than this is shortened
+_LEAST_COLUMNS: Final = 40  # a narrower terminal breaks lines itself
 _MAX_NAMES: Final = 4
 _MAX_SPANS: Final = 10
 
@@ -19,6 +21,25 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
+    )
+
+
+def broken(line: str, columns: int, indent: int = 2) -> str:
+    """Break a line between words, so that it fits into a terminal; words stay in one piece.
+
+    Args:
+        line: the line.
+        columns: width of the terminal; 0 leaves the line as it is.
+        indent: number of spaces at the begin of all lines but the first.
+    """
+    if not columns or len(line) <= columns:
+        return line
+    return textwrap.fill(
+        line,
+        max(columns, _LEAST_COLUMNS),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

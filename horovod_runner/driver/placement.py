@@ -186,8 +186,8 @@ def _refuse_mixed(hosts: dict[str, list[Offer]], gpus: dict[str, list[tuple[str,
     without = [hosts[host][0].hostname for host, given in gpus.items() if not all(given)]
     if without and any(any(given) for given in gpus.values()):
         raise GpuError(
-            f"some ranks would train on GPUs and those on {', '.join(without)} on CPUs, which "
-            "hangs at the first collective. Run on hosts of one kind, or set gpus_per_rank=0."
+            f"some ranks would train on GPUs and those on {names_text('host', without)} on CPUs, "
+            "which hangs at the first collective. Run on hosts of one kind, or set gpus_per_rank=0."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 import threading
 import time
 from collections import Counter
@@ -12,7 +11,7 @@ from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from horovod_runner.common.text import MAX_LINES, spans
+from horovod_runner.common.text import MAX_LINES, broken, spans
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.streams import columns, is_terminal, write
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 Stream = Literal["stdout", "stderr"]
 _GATHER_SECONDS = 0.3  # ranks print the same line at slightly different times
 _MAX_GATHERED = 1000  # lines
-_LEAST_COLUMNS = 40  # a narrower terminal breaks the lines itself
 
 
 class TerminalSink(Sink):
@@ -80,7 +78,9 @@ class TerminalSink(Sink):
         # Spark's progress bar may be on the current line of a terminal: erase it.
         start = "\r\x1b[K" if is_terminal() else ""
         width = columns()
-        lines = "".join(f"{_wrapped(line, width)}\n" for line in text.splitlines())
+        lines = "".join(
+            f"{broken(f'HorovodRunner: {line}', width)}\n" for line in text.splitlines()
+        )
         self._write(sys.stderr, start + lines)
 
     def _gather(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
@@ -108,22 +108,6 @@ class TerminalSink(Sink):
     def _write(self, stream: TextIO, text: str) -> None:
         with nullcontext() if self._progress is None else self._progress.hidden(text):
             write(stream, text)
-
-
-def _wrapped(line: str, width: int) -> str:
-    """A line of a notice; in a terminal it is broken between words, in a file it stays one line."""
-    line = f"HorovodRunner: {line}"
-    if not width or len(line) <= width:
-        return line
-    return "\n".join(
-        textwrap.wrap(
-            line,
-            max(width, _LEAST_COLUMNS),
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    )
 
 
 def _stream(name: Stream) -> TextIO:
