@@ -155,7 +155,7 @@ class RunHandle:
             value = self._execute()
         except BaseException as error:
             if from_ranks(error):
-                error = error.with_traceback(None)  # of ten frames of this package
+                error = error.with_traceback(None)  # ten frames of this package
                 fold_error(error)
             self._ended(self)
             self._future.set_exception(error)

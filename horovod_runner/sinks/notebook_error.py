@@ -1,4 +1,7 @@
-"""Folds a long error in a notebook: a short one in the output, and all of it in a box to open."""
+"""Shows an error of the ranks in a notebook: what is long is in a box to open.
+
+The traceback ends at the user's line: the frames of this package below it tell nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
 from html import escape
+from types import TracebackType
 from typing import Any, Final
 
 from horovod_runner.errors import HorovodRunnerError, RankFailedError
 from horovod_runner.sinks.progress import in_notebook
 
+_PACKAGE: Final = __name__.partition(".")[0] + "."
 _LONG: Final = 25  # lines, from which an error is folded
 _LONG_PART: Final = 8  # lines, from which a paragraph of it is shortened
 _FIRST: Final = 1  # of such a paragraph: its title
@@ -19,15 +24,15 @@ _LAST: Final = 4  # of a traceback: the line of the mistake, and the exception
 
 
 def fold_error(error: BaseException) -> None:
-    """Let a notebook show a long error of the ranks folded, if it shows the error at all.
+    """Let a notebook show an error of the ranks in short, if it shows the error at all.
 
-    Does nothing elsewhere, and nothing to short errors.
+    Does nothing elsewhere.
 
     Args:
         error: what ``run`` is about to raise: an error of this package, or the user's exception,
             whose cause has the traceback on the rank.
     """
-    if in_notebook() and len(str(_long_one(error)).splitlines()) >= _LONG:
+    if in_notebook():
         with suppress(AttributeError):  # of an exception without attributes
             # IPython calls this in place of its own formatting, in the cell that shows the error.
             error._render_traceback_ = lambda: _render(error)  # type: ignore[attr-defined]
@@ -40,18 +45,29 @@ def _long_one(error: BaseException) -> BaseException:
 
 
 def _render(error: BaseException) -> Any:
-    """Show the whole error in a box to open, and return the short one for IPython to print."""
+    """Show a long error in a box to open, and return the short one for IPython to print."""
+    whole = str(_long_one(error))
+    formatter = sys.modules["IPython"].get_ipython().InteractiveTB
+    traceback = until_package(error.__traceback__)
+    if len(whole.splitlines()) < _LONG:
+        return formatter.structured_traceback(type(error), error, traceback)
     from IPython.display import display
 
-    whole = str(_long_one(error))
     html = (
         "<details><summary>the whole error, with the traceback on the rank</summary>"
         f'<pre style="white-space:pre-wrap">{escape(whole)}</pre></details>'
     )
     display({"text/html": html, "text/plain": whole}, raw=True)
-    formatter = sys.modules["IPython"].get_ipython().InteractiveTB
     with shortened(error) as shown:
-        return formatter.structured_traceback(type(shown), shown, error.__traceback__)
+        return formatter.structured_traceback(type(shown), shown, traceback)
+
+
+def until_package(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback up to the call of this package; None if it begins there."""
+    if traceback is None or traceback.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        return None
+    inner = until_package(traceback.tb_next)
+    return TracebackType(inner, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
 
 
 @contextmanager

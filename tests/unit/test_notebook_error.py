@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from traceback import extract_tb
+
 import pytest
 
+from horovod_runner import HorovodRunner
 from horovod_runner.errors import HangError, RankFailedError
 from horovod_runner.sinks import notebook_error
-from horovod_runner.sinks.notebook_error import fold_error, from_ranks, shortened
+from horovod_runner.sinks.notebook_error import fold_error, from_ranks, shortened, until_package
 
 FRAMES = "\n".join(f"  | frame {number}" for number in range(40))
 TEXT = f"rank 1 of 2 failed: KeyError\n\nTraceback on rank 1:\n{FRAMES}\n\nInstall it there."
@@ -45,17 +48,25 @@ def test_an_error_of_this_package_is_shown_by_a_shortened_copy() -> None:
         assert str(error) == TEXT
 
 
-@pytest.mark.parametrize(
-    ("in_notebook", "text", "folds"),
-    [(True, TEXT, True), (True, "short", False), (False, TEXT, False)],
-)
-def test_only_long_errors_in_a_notebook_are_folded(
-    in_notebook: bool, text: str, folds: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_notebook", [True, False])
+def test_only_in_a_notebook_errors_are_folded(
+    in_notebook: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notebook_error, "in_notebook", lambda: in_notebook)
-    error = user_error(text)
+    error = user_error(TEXT)
     fold_error(error)
-    assert hasattr(error, "_render_traceback_") is folds
+    assert hasattr(error, "_render_traceback_") is in_notebook
+
+
+def test_a_traceback_ends_at_the_users_line() -> None:
+    def users() -> None:
+        HorovodRunner(np=1, checkpoint_dir=3)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError) as raised:
+        users()
+    names = [frame.name for frame in extract_tb(until_package(raised.tb))]
+    assert names[-1] == "users"
+    assert len(names) < len(extract_tb(raised.tb))
 
 
 def test_an_error_that_did_not_come_from_the_ranks_keeps_its_traceback() -> None:
