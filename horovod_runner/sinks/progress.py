@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
-from horovod_runner.sinks.streams import columns, write
+from horovod_runner.sinks.streams import columns, for_notices, in_notebook, write
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
@@ -121,7 +121,7 @@ class Progress(Sink):
 
     def _show(self, now: float) -> None:
         if self._lines:
-            write(sys.stderr, f"HorovodRunner: {self._line(now)}\n")
+            write(for_notices(), f"HorovodRunner: {self._line(now)}\n")
         elif self._line_open and _widget(self._bar) is None:
             return
         else:
@@ -221,10 +221,3 @@ def _widget(bar: Any) -> Any:
     """The widget of a bar in a notebook; None if the bar is text."""
     container = getattr(bar, "container", None)
     return None if container is None else container.children[1]
-
-
-def in_notebook() -> bool:
-    """Whether this is a Jupyter kernel: there tqdm draws with widgets, or as text without them."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and "IPKernelApp" in shell.config

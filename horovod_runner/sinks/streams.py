@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 
 def write(stream: Any, text: str) -> None:
@@ -30,3 +30,18 @@ def columns() -> int:
         return os.get_terminal_size(sys.stderr.fileno()).columns if is_terminal() else 0
     except (AttributeError, OSError, ValueError):
         return 0
+
+
+def in_notebook() -> bool:
+    """Whether this is a Jupyter kernel: there tqdm draws with widgets, or as text without them."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def for_notices() -> TextIO:
+    """Where the runner's own lines go: stderr, so that stdout holds only the program's output.
+
+    Notebooks show stderr in red, as if something were wrong: there they go to stdout.
+    """
+    return sys.stdout if in_notebook() else sys.stderr

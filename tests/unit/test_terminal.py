@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_runner.sinks import terminal
+from horovod_runner.sinks import streams, terminal
 from horovod_runner.sinks.terminal import TerminalSink
 
 LONG = "no progress for 60 s: ranks 0-62 wait in allreduce.a for rank 63; the run ends at 1800 s"
@@ -36,3 +36,23 @@ def test_a_path_stays_in_one_piece(
 def test_a_notice_in_a_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     TerminalSink(2).notice(LONG)
     assert capsys.readouterr().err == f"HorovodRunner: {LONG}\n"
+
+
+def test_a_line_of_scattered_ranks_says_how_many_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sink = TerminalSink(64)
+    for rank in range(0, 64, 2):
+        sink.output(rank, "stdout", "even\n")
+    for rank in (1, 2, 7):
+        sink.output(rank, "stdout", "few\n")
+    sink.log(0, "done")
+    assert capsys.readouterr().out == "[32 ranks] even\n[1-2, 7] few\ndone\n"
+
+
+def test_a_notebook_shows_notices_as_ordinary_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(streams, "in_notebook", lambda: True)
+    TerminalSink(2).notice(LONG)
+    assert capsys.readouterr() == (f"HorovodRunner: {LONG}\n", "")
