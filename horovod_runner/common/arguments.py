@@ -65,8 +65,8 @@ def suggest_fields(
     """Decorate a class: :func:`suggest_arguments` for its constructor."""
 
     def decorate(kind: _Class) -> _Class:
-        kind.__init__ = _checked(  # type: ignore[misc]
-            kind.__init__,  # type: ignore[misc]
+        kind.__init__ = _checked(
+            kind.__init__,
             kind.__name__,
             aliases,
             elsewhere,
@@ -82,7 +82,7 @@ def _checked(
     aliases: Mapping[str, str],
     elsewhere: Callable[[], Mapping[str, str]],
 ) -> _Function:
-    code = function.__code__  # type: ignore[attr-defined]
+    code = function.__code__
     positional = code.co_argcount
     known = code.co_varnames[1 : positional + code.co_kwonlyargcount]  # without self
 
