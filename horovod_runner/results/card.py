@@ -98,7 +98,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     if params:
         yield "arguments", _params(params)
     if run.ranks:
-        yield "ranks", f"{_ranks(run)}: {_hosts(run)}"
+        yield "hosts", _hosts(run)
     if run.result_text:
         yield "result", run.result_text
     if run.checkpoints:
@@ -128,11 +128,11 @@ def _ranks(run: Run) -> str:
 
 
 def _hosts(run: Run) -> str:
-    counts = list(Counter(rank.host for rank in run.ranks).items())
-    shown = [f"{host} ({count})" for host, count in counts]
-    if len(shown) > _MAX_HOSTS:
-        shown = [*shown[: _MAX_HOSTS - 1], "...", shown[-1]]
-    return ", ".join(shown)
+    counts = Counter(rank.host for rank in run.ranks)
+    shown = [f"{host} ({_count(ranks, 'rank')})" for host, ranks in counts.items()]
+    if len(shown) <= _MAX_HOSTS:
+        return ", ".join(shown)
+    return ", ".join([f"{len(shown)}: {shown[0]}", *shown[1 : _MAX_HOSTS - 1], "...", shown[-1]])
 
 
 def _metrics(run: Run) -> str:

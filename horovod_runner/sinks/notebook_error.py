@@ -35,7 +35,8 @@ def fold_error(error: BaseException) -> None:
     if in_notebook():
         with suppress(AttributeError):  # of an exception without attributes
             # IPython calls this in place of its own formatting, in the cell that shows the error.
-            error._render_traceback_ = lambda: _render(error)  # type: ignore[attr-defined]
+            shown_in: set[int] = set()
+            error._render_traceback_ = lambda: _render(error, shown_in)  # type: ignore[attr-defined]
 
 
 def _long_one(error: BaseException) -> BaseException:
@@ -44,20 +45,28 @@ def _long_one(error: BaseException) -> BaseException:
     return cause if isinstance(cause, RankFailedError) else error
 
 
-def _render(error: BaseException) -> Any:
-    """Show a long error in a box to open, and return the short one for IPython to print."""
+def _render(error: BaseException, shown_in: set[int]) -> Any:
+    """Show a long error in a box to open, and return the short one for IPython to print.
+
+    Args:
+        error: the error.
+        shown_in: numbers of the cells that have the box: IPython asks twice, also for its history.
+    """
     whole = str(_long_one(error))
-    formatter = sys.modules["IPython"].get_ipython().InteractiveTB
+    shell = sys.modules["IPython"].get_ipython()
+    formatter, cell = shell.InteractiveTB, shell.execution_count
     traceback = until_package(error.__traceback__)
     if len(whole.splitlines()) < _LONG:
         return formatter.structured_traceback(type(error), error, traceback)
-    from IPython.display import display
+    if cell not in shown_in:
+        from IPython.display import display
 
-    html = (
-        "<details><summary>the whole error, with the traceback on the rank</summary>"
-        f'<pre style="white-space:pre-wrap">{escape(whole)}</pre></details>'
-    )
-    display({"text/html": html, "text/plain": whole}, raw=True)
+        shown_in.add(cell)
+        html = (
+            "<details><summary>the whole error, with the traceback on the rank</summary>"
+            f'<pre style="white-space:pre-wrap">{escape(whole)}</pre></details>'
+        )
+        display({"text/html": html, "text/plain": whole}, raw=True)
     with shortened(error) as shown:
         return formatter.structured_traceback(type(shown), shown, traceback)
 
