@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from horovod_runner.common.arguments import suggest_arguments
+from horovod_runner.data.dataset import PackedDataset
 from horovod_runner.data.feed.feed import Feed, dicts_of
 from horovod_runner.data.feed.options import (
     ALIASES,
@@ -18,7 +19,6 @@ from horovod_runner.data.feed.options import (
     Transform,
 )
 from horovod_runner.data.pack.images import Image
-from horovod_runner.data.packed import PackedDataset
 from horovod_runner.data.place import place
 
 if TYPE_CHECKING:
