@@ -53,7 +53,8 @@ ALIASES: Final[Mapping[str, str]] = {
     "controller": "cpu_collectives",
     **dict.fromkeys(("warm", "warm_start", "preload"), "preload_frameworks"),
     "check_sync": "weight_check",
-    **dict.fromkeys(("start_timeout", "timeout"), "slot_timeout"),
+    "start_timeout": "slot_timeout",
+    "timeout": "ClusterConfig(slot_timeout=...) or DebugConfig(hang_timeout=...)",
 }
 
 
