@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from horovod_runner.errors import HorovodRunnerError, RankFailedError
-from horovod_runner.sinks.progress import in_notebook
+from horovod_runner.sinks.streams import in_notebook
 
 _PACKAGE: Final = __name__.partition(".")[0] + "."
 _LONG: Final = 25  # lines, from which an error is folded
