@@ -41,15 +41,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         (folder / "log").open("w+") as log,
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
     ):
-        deadline = time.monotonic() + 120
-        while True:
-            with suppress(OSError), urllib.request.urlopen(f"{url}/health"):
-                break
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.2)  # a port offers no event
-        yield url
-        process.terminate()
+        try:
+            deadline = time.monotonic() + 400  # its imports alone take minutes on a busy machine
+            while True:
+                with suppress(OSError), urllib.request.urlopen(f"{url}/health"):
+                    break
+                assert process.poll() is None, (folder / "log").read_text()
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                time.sleep(0.2)  # a port offers no event
+            yield url
+        finally:
+            process.terminate()
 
 
 @pytest.fixture
