@@ -79,7 +79,7 @@ def job(settings: dict[str, Any]) -> Any:
 def measure(
     link: Link, shape: Shape, options: argparse.Namespace, folder: Path
 ) -> dict[str, dict[str, Any]]:
-    """The results of Horovod over MPI and Gloo, on hosts of their own."""
+    """Start hosts, and measure Horovod over MPI and over Gloo on them; the results by system."""
     sizes = SIZES if shape == SHAPES[0] else FEW
     found = {}
     with wire_hosts.connected(folder, shape.hosts, link) as hosts:

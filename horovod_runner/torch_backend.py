@@ -13,12 +13,13 @@ A program whose ranks were started by something else, such as mpirun, calls :fun
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import time
 import zlib
 from datetime import timedelta
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from inspect import signature
 from multiprocessing import parent_process
@@ -139,15 +140,9 @@ def _missing() -> str:
 
 
 def _make_group(c10d: Any, options: Any) -> Any:
-    global _said_gloo  # noqa: PLW0603
     missing = _missing()
     if missing:
-        if current_rank() == 0 and not _said_gloo:
-            _said_gloo = True
-            log_to_driver(
-                f'HorovodRunner: torch.distributed\'s backend "{NAME}" is gloo in this run, '
-                f"because {missing}. See docs/torch_distributed.md"
-            )
+        _say_gloo(missing)
         return _gloo_group(c10d, options)
     from horovod.torch import mpi_lib_v2
 
@@ -160,6 +155,15 @@ def _make_group(c10d: Any, options: Any) -> Any:
     return mpi_lib_v2.horovod_runner_process_group(
         options.store, rank, ranks, timeout.total_seconds(), tag
     )
+
+
+@cache  # once, not for each group
+def _say_gloo(missing: str) -> None:
+    if current_rank() == 0:
+        log_to_driver(
+            f'HorovodRunner: torch.distributed\'s backend "{NAME}" is gloo in this run, because '
+            f"{missing}. See docs/torch_distributed.md"
+        )
 
 
 def _gloo_group(c10d: Any, options: Any) -> Any:
@@ -230,18 +234,11 @@ def _monitored_barrier(c10d: Any, group: Any, timeout: timedelta) -> None:
 _destroyed: list[tuple[float, Any]] = []
 _KEPT_SECONDS: Final = 60.0
 _barriers: dict[str, int] = {}  # the number of monitored barriers by group
-_leaves_at_exit = False
-_said_gloo = False
 
 
+@cache  # once, not for each group
 def _leave_at_exit(c10d: Any) -> None:
     """Have the groups destroyed at the end of the process, so that their last data are sent."""
-    global _leaves_at_exit  # noqa: PLW0603
-    if _leaves_at_exit:
-        return
-    _leaves_at_exit = True
-    import atexit
-
     process = os.getpid()
 
     def leave() -> None:

@@ -7,8 +7,8 @@ and say nothing. An import of them gives :mod:`horovod_runner.keras` instead, an
 import.
 
 ``horovod.common.elastic`` is patched: a state comes back from the commits of the run. So is
-``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights, and its
-``Compression`` has more kinds. Adasum is refused where there is no MPI. torch.distributed gets the
+``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights. Its ``Compression``
+gets bfloat16 and PowerSGD. Adasum is refused where there is no MPI. torch.distributed gets the
 backend "hvd". Modules of torch, Keras and Spark are patched where a mistake in training code shows
 (`checks`).
 
