@@ -143,7 +143,8 @@ mutants: $(MAIN)/.ready
 
 # The pages as HTML, in docs/_build.
 docs: $(MAIN)/.ready
-	$(MAIN)/bin/python docs/command_line.py > docs/cli.md
+	$(MAIN)/bin/python docs/command_line.py > docs/reference/cli.md
+	$(MAIN)/bin/python docs/settings.py > docs/reference/settings.md
 	$(MAIN)/bin/sphinx-build -W --keep-going -q -b html docs docs/_build
 
 format: $(MAIN)/.ready

@@ -6,7 +6,8 @@ killed. Rank 0 is in the middle of a loop of allreduces when rank 1 fails, and e
 a child process, as DataLoaders do.
 
     python benchmarks/failures.py [--causes raise kill] [--systems ours] [--limit 60]
-    python benchmarks/failures.py --systems "ours, np=-2" "ours, np=2" --page docs/failures.md
+    python benchmarks/failures.py --systems "ours, np=-2" "ours, np=2" \
+        --page docs/reference/failures.md
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 _SIZE = 2
 _WIDTH = 100
-# Of a traceback or stack, docs/failures.md shows so many lines from the start and from the end.
+# Of a traceback or stack, docs/reference/failures.md shows so many lines from the start and from
+# the end.
 _FIRST_LINES, _LAST_LINES = 8, 5
 _HANG_TIMEOUT = 6.0  # the peers have no such setting
 
@@ -372,15 +374,15 @@ def measure_all(causes: list[str], systems: list[str], limit: float) -> dict[str
 
 
 def page(results: dict[str, dict[str, Any]]) -> str:
-    """The text of docs/failures.md: what the user sees of each cause with this package."""
+    """The text of docs/reference/failures.md: what the user sees of each cause."""
     parts = [
         "# What you see when a rank fails",
         "",
         "Use this page to recognize an error, and to see what a run reports about it. Twenty ways "
         "to fail follow, each with the message that `run` raises.",
         "",
-        "Made by `benchmarks/failures.py --page docs/failures.md`. Two ranks are in a loop of "
-        "allreduces, each with a child process, and rank 1 fails. *Seconds* are from the failure "
+        "Made by `benchmarks/failures.py --page docs/reference/failures.md`. Two ranks are in a "
+        "loop of allreduces, each with a child process, and rank 1 fails. *Seconds* are from the failure "
         f"to the error on the driver; for the hangs with `hang_timeout={_HANG_TIMEOUT:g}` (the "
         "default is 30 minutes). *Left* is the number of the ranks' processes that are still "
         "there five seconds later. Long tracebacks and stacks are cut in the middle.",
@@ -447,7 +449,7 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--limit", type=float, default=60.0, help="seconds to wait for an error")
     parser.add_argument(
-        "--page", type=Path, help="write docs/failures.md: what users of this package see"
+        "--page", type=Path, help="write docs/reference/failures.md: what users of this package see"
     )
     parser.add_argument("--json", type=Path, help="where to write the raw data")
     parser.add_argument("--drive", nargs=4, help=argparse.SUPPRESS)

@@ -2,7 +2,7 @@
 #
 #     docker build -f docker/cpu.Dockerfile -t horovod-runner:cpu .
 #
-# docs/docker.md says how to run it.
+# docs/where/docker.md says how to run it.
 
 FROM python:3.11-slim-bookworm AS build
 

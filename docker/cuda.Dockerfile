@@ -2,7 +2,7 @@
 #
 #     docker build -f docker/cuda.Dockerfile -t horovod-runner:cuda .
 #
-# docs/docker.md says how to run it. It builds on a machine without a GPU, too.
+# docs/where/docker.md says how to run it. It builds on a machine without a GPU, too.
 
 # Of the major release that torch was built for.
 ARG CUDA_VERSION=13.0.1

@@ -1,6 +1,6 @@
-"""Write docs/cli.md from the help of the commands.
+"""Write docs/reference/cli.md from the help of the commands.
 
-python docs/command_line.py > docs/cli.md
+python docs/command_line.py > docs/reference/cli.md
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ horovod-runner migrate old.ipynb                        # what has changed since
 ```
 
 The options of `run` are the arguments of `HorovodRunner` and its configs, with dashes
-([api.md](api.md)). What [checkpoints.md](checkpoints.md), [gpu.md](gpu.md) and
-[failures.md](failures.md) say about HorovodRunner also applies to `horovod-runner run`.
+([Python API](api.md)). What [checkpoints](../howto/checkpoints.md), [GPUs](../howto/gpu.md) and
+[failures](failures.md) say about HorovodRunner also applies to `horovod-runner run`.
 
 `python docs/command_line.py` makes this page from the commands' help.
 """
 
 
 def page() -> str:
-    """The text of docs/cli.md."""
+    """The text of docs/reference/cli.md."""
     os.environ["COLUMNS"] = "100"  # the width of the help texts
     root = parser()
     blocks = [HEAD, f"```text\n{root.format_help()}```\n"]

@@ -12,11 +12,13 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "sphinx_copybutton",
     "sphinxcontrib.mermaid",
 ]
 html_theme = "furo"
 html_title = f"horovod_runner {version}"
 exclude_patterns = ["_build"]
+suppress_warnings = ["toc.empty_glob"]  # howto/index.md names pages by patterns
 myst_heading_anchors = 3
 myst_fence_as_directive = ["mermaid"]
 autodoc_member_order = "bysource"

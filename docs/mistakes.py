@@ -1,4 +1,4 @@
-"""Write the list of mistakes into docs/troubleshooting.md, from those that the tests make.
+"""Write the list of mistakes into docs/howto/troubleshooting.md, from those that the tests make.
 
 python docs/mistakes.py
 """
@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.real.mistakes import SECTIONS, Mistake  # noqa: E402
 
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs" / "howto" / "troubleshooting.md"
 BEGIN = "<!-- docs/mistakes.py writes what follows, from tests/real/mistakes.py -->\n"
 END = "<!-- docs/mistakes.py wrote this -->\n"
 HEAD = """

@@ -162,7 +162,7 @@ def _say_gloo(missing: str) -> None:
     if current_rank() == 0:
         log_to_driver(
             f'HorovodRunner: torch.distributed\'s backend "{NAME}" is gloo in this run, because '
-            f"{missing}. See docs/torch_distributed.md"
+            f"{missing}. See docs/howto/torch_distributed.md"
         )
 
 

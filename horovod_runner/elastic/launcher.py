@@ -126,7 +126,7 @@ class PooledLauncher:
         return (
             " If Spark shows running tasks of this run, they cannot reach the driver at "
             f"{self.channel_host}: let their TCP connections through. Without dynamic allocation, "
-            "np as one number needs no such connection (docs/networks.md)."
+            "np as one number needs no such connection (docs/where/networks.md)."
         )
 
     def launch(

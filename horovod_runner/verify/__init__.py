@@ -1,4 +1,4 @@
-"""`horovod-runner verify`: runs the claims of docs/gpu.md as checks, and reports what was seen.
+"""`horovod-runner verify`: runs the claims of docs/howto/gpu.md as checks, and reports them.
 
     session   runs the checks one after another, each in a child process with a time limit
       child     the child process: calls a check's function, and writes its readings to a file

@@ -19,14 +19,14 @@ from horovod_runner.verify.checks import (
     training,
 )
 
-_PLACES: Final = "gpu.md#which-gpu-a-rank-gets"
+_PLACES: Final = "howto/gpu.md#which-gpu-a-rank-gets"
 _GPU: Final = Needs(gpus=1)
 
 CHECKS: Final[Sequence[Check]] = (
     Check(
         "build",
         "Horovod is built with NCCL for a framework of this environment.",
-        "gpu.md#building",
+        "howto/gpu.md#building",
         60,
         build.libraries,
         Needs(frameworks=()),
@@ -34,7 +34,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "reductions",
         "Horovod's collectives give right results on the ranks' GPUs, and allreduces go over NCCL.",
-        "gpu.md#building",
+        "howto/gpu.md#building",
         120,
         build.reductions,
     ),
@@ -81,7 +81,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "preloaded",
         "Ranks that are forked with torch imported use their GPUs.",
-        "warm.md",
+        "howto/warm.md",
         90,
         placement.preloaded,
         _GPU,
@@ -102,7 +102,7 @@ CHECKS: Final[Sequence[Check]] = (
         placement.tensorflow_pins_itself,
         Needs(gpus=1, frameworks=("tensorflow",)),
     ),
-    Check("hidden", "gpus_per_rank=0 trains on CPUs.", "gpu.md", 60, placement.hidden),
+    Check("hidden", "gpus_per_rank=0 trains on CPUs.", "howto/gpu.md", 60, placement.hidden),
     Check(
         "refused",
         "A run with more ranks than GPUs is refused before a rank starts.",
@@ -114,7 +114,7 @@ CHECKS: Final[Sequence[Check]] = (
         "shared",
         "gpus_per_rank=0.5 puts two ranks on one GPU. They reduce on the CPU, because NCCL has one "
         "rank per GPU.",
-        "gpu.md#two-ranks-on-one-gpu",
+        "howto/gpu.md#two-ranks-on-one-gpu",
         150,
         placement.shared,
         _GPU,
@@ -122,7 +122,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "allreduce",
         "An allreduce is about as fast as torch.distributed's, and as nccl-tests measures NCCL.",
-        "gpu.md#how-fast",
+        "howto/gpu.md#how-fast",
         240,
         bandwidth.allreduce,
         Needs(several=True),
@@ -130,14 +130,14 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "resnet50",
         "With one rank, ResNet-50 trains as fast as with plain PyTorch, with the same losses.",
-        "gpu.md#how-fast",
+        "howto/gpu.md#how-fast",
         180,
         training.one_rank,
     ),
     Check(
         "resnet50-all",
         "With a rank per GPU, ResNet-50 trains about as fast as with DDP, and weights stay equal.",
-        "gpu.md#how-fast",
+        "howto/gpu.md#how-fast",
         180,
         training.all_ranks,
         Needs(several=True),
@@ -145,7 +145,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "feed",
         "Batches arrive on the rank's GPU, through pinned memory, while the step before computes.",
-        "gpu.md#how-fast",
+        "howto/gpu.md#how-fast",
         120,
         feed.feed,
         Needs(packages=("pyarrow",)),
@@ -153,7 +153,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "keras-tensorflow",
         "Keras trains on the ranks' GPUs with its TensorFlow backend.",
-        "keras.md",
+        "howto/keras.md",
         150,
         keras_training.tensorflow,
         Needs(frameworks=("tensorflow",), packages=("keras",)),
@@ -161,7 +161,7 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "keras-torch",
         "Keras trains on the ranks' GPUs with its torch backend.",
-        "keras.md",
+        "howto/keras.md",
         150,
         keras_training.torch,
         Needs(packages=("keras",)),
@@ -169,28 +169,28 @@ CHECKS: Final[Sequence[Check]] = (
     Check(
         "fsdp2",
         "FSDP2 shards a model over the ranks' GPUs, with the losses of the model in one piece.",
-        "gpu.md#other-libraries",
+        "howto/gpu.md#other-libraries",
         120,
         sharded.fsdp,
     ),
     Check(
         "failures",
         "When a run has failed, no process of it is left, and the memory of its GPUs is free.",
-        "failures.md",
+        "reference/failures.md",
         240,
         failures.memory,
     ),
     Check(
         "restart",
         "A killed rank is relaunched, and resumes from a checkpoint of GPU tensors.",
-        "checkpoints.md",
+        "howto/checkpoints.md",
         120,
         failures.restart,
     ),
     Check(
         "profile",
         "A run measures its GPUs, and torch's profiler records their kernels.",
-        "gpu.md#how-busy-they-are",
+        "howto/gpu.md#how-busy-they-are",
         120,
         profile.profile,
     ),

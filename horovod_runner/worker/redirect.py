@@ -199,8 +199,8 @@ def _without_adasum(ops: Any, function: Callable[..., Any]) -> Callable[..., Any
         if op == ops.Adasum and not ops.mpi_enabled():
             raise ValueError(
                 "op=Adasum needs MPI, and Horovod's controller is Gloo in this run. Install MPI "
-                '(docs/collectives.md) and set ClusterConfig(cpu_collectives="mpi"), or use '
-                "op=Average"
+                '(docs/concepts/collectives.md) and set ClusterConfig(cpu_collectives="mpi"), or '
+                "use op=Average"
             )
         return function(*args, **kwargs)
 

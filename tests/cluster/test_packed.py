@@ -33,7 +33,7 @@ OURS = {"horovod", "horovod_runner", "horovod-runner"}
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment for the executors, made as docs/standalone.md says."""
+    """An environment for the executors, made as docs/where/standalone.md says."""
     folder = tmp_path_factory.mktemp("packed")
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)

@@ -1,7 +1,7 @@
 """The mistakes that `test_mistakes` makes on purpose: what a user sees, and what to do.
 
-``docs/mistakes.py`` makes the list in docs/troubleshooting.md from this one. A `Mistake` with the
-result "told" has words of the message that is shown, and the test looks for them.
+``docs/mistakes.py`` makes the list in docs/howto/troubleshooting.md from this one. A `Mistake` with
+the result "told" has words of the message that is shown, and the test looks for them.
 """
 
 from __future__ import annotations

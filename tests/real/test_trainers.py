@@ -1,4 +1,4 @@
-"""The trainers of docs/trainers.md: they train as the examples say, and go on after a failure."""
+"""The trainers of docs/howto/trainers.md train as its examples say, and go on after a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from horovod_runner import ClusterConfig, HorovodRunner
 
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("trainers")]
-PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "trainers.md"
 Runner = partial(
     HorovodRunner,
     progress=False,

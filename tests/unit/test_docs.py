@@ -9,6 +9,7 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ import horovod_runner
 from horovod_runner import options
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -35,10 +36,23 @@ def _python_blocks(page: Path) -> Iterator[ast.Module]:
 
 
 @each_page
-def test_links_to_files_lead_to_existing_files(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
-    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text())
+    missing = []
+    for link, anchor in links:
+        target = page.parent / link if link else page
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            missing.append(f"{link}#{anchor}")
     assert missing == []
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and myst make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in headings}
 
 
 @each_page
@@ -62,14 +76,45 @@ def test_the_options_of_the_runner_are_the_fields_of_the_options() -> None:
     assert _parameters(horovod_runner.HorovodRunner) == fields
 
 
-def test_the_readme_lists_all_options_of_the_runner() -> None:
-    readme = (ROOT / "README.md").read_text()
-    listed = re.findall(r"^\| `(\w+)` \|", readme, re.MULTILINE)
-    assert sorted(listed) == sorted(option.name for option in dataclasses.fields(options.Options))
+def test_the_page_of_settings_is_made_of_the_options() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "settings.py"))
+    text = (ROOT / "docs" / "reference" / "settings.md").read_text()
+    assert text == made["page"](), "run python docs/settings.py > docs/reference/settings.md"
+    listed = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", text, re.MULTILINE)
+    kinds = {"HorovodRunner": options.Options}
+    kinds |= {kind.__name__: kind for kind in options.GROUPS.values()}
+    wanted = [
+        (field.name, name) for name, kind in kinds.items() for field in dataclasses.fields(kind)
+    ]
+    assert sorted(listed) == sorted(wanted)
+
+
+def test_the_page_of_settings_has_the_variables_that_users_set() -> None:
+    variables = runpy.run_path(str(ROOT / "docs" / "settings.py"))["VARIABLES"]
+    named = {name for name, *_ in variables}
+    code = "".join(path.read_text() for path in ROOT.glob("horovod_runner/**/*.py"))
+    # Read by Horovod, PySpark and Keras.
+    elsewhere = {"HOROVOD_CACHE_CAPACITY", "PYSPARK_PYTHON", "TMPDIR"}
+    assert {name for name in named - elsewhere if name not in code} == set()
+    own = set(re.findall(r"\"(HOROVOD_RUNNER_[A-Z_]+)\"", code))
+    # Between processes of a run or of a build: nobody sets them.
+    internal = {"DATA", "DEVICE", "LEFT", "RUN", "CPU", "REQUIRES", "RPATH"}
+    assert own - {f"HOROVOD_RUNNER_{name}" for name in internal} <= named
+
+
+def test_the_page_of_errors_has_each_error_with_a_cause() -> None:
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\S.+?) \|", text, re.MULTILINE)
+    public = {name for name in horovod_runner.__all__ if name.endswith("Error")}
+    assert public - {"HorovodRunnerError"} <= {name for name, _ in rows}
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_the_api_page_has_all_public_names() -> None:
-    api = (ROOT / "docs" / "api.md").read_text()
+    api = (ROOT / "docs" / "reference" / "api.md").read_text()
     documented = set(re.findall(r"auto(?:class|function):: (?:[\w.]*\.)?(\w+)$", api, re.MULTILINE))
     errors = {name for name in horovod_runner.__all__ if name.endswith("Error")}  # an automodule
     assert set(horovod_runner.__all__) - errors <= documented
@@ -79,7 +124,7 @@ def test_the_api_page_has_all_public_names() -> None:
 def test_the_api_page_has_all_public_names_of_a_module(name: str) -> None:
     pytest.importorskip("pyarrow")
     module = __import__(f"horovod_runner.{name}", fromlist=["*"])
-    api = (ROOT / "docs" / "api.md").read_text()
+    api = (ROOT / "docs" / "reference" / "api.md").read_text()
     missing = [
         public for public in module.__all__ if f":: horovod_runner.{name}.{public}\n" not in api
     ]
@@ -89,7 +134,7 @@ def test_the_api_page_has_all_public_names_of_a_module(name: str) -> None:
 @pytest.mark.skipif(sys.version_info[:2] != (3, 13), reason="argparse's layout is the version's")
 def test_the_page_of_the_command_line_is_the_help_of_the_commands() -> None:
     page = runpy.run_path(str(ROOT / "docs" / "command_line.py"))["page"]
-    assert (ROOT / "docs" / "cli.md").read_text() == page()
+    assert (ROOT / "docs" / "reference" / "cli.md").read_text() == page()
 
 
 def test_the_page_of_troubleshooting_lists_the_mistakes_of_the_tests() -> None:
@@ -99,7 +144,16 @@ def test_the_page_of_troubleshooting_lists_the_mistakes_of_the_tests() -> None:
     assert text.count("| **") >= 25
 
 
-def test_every_page_is_in_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    names = {page.stem for page in ROOT.glob("docs/*.md")} - {"index"}
-    assert names <= set(index.split())
+def test_every_page_is_reached_from_the_index() -> None:
+    docs = ROOT / "docs"
+    reached: set[Path] = set()
+    ahead = [docs / "index.md"]
+    while ahead:
+        page = ahead.pop()
+        reached.add(page)
+        for tree in re.findall(r"^```\{toctree\}\n(.*?)^```$", page.read_text(), re.M | re.S):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            found = [path for name in names for path in page.parent.glob(f"{name}.md")]
+            ahead += [path for path in found if path not in reached]
+    built = {path for path in docs.glob("**/*.md") if "_build" not in path.parts}
+    assert built == reached

@@ -462,7 +462,7 @@ NOTHING = Needs(frameworks=())
 
 def check(name: str, limit: float = 60, needs: Needs = NOTHING) -> Check:
     return Check(
-        name, f"The claim of {name}.", "gpu.md", limit, getattr(verify_checks, name), needs
+        name, f"The claim of {name}.", "howto/gpu.md", limit, getattr(verify_checks, name), needs
     )
 
 
@@ -557,7 +557,7 @@ def test_each_check_is_about_a_heading_of_the_docs() -> None:
         headings = re.findall(r"^#+ (.+)$", (DOCS / page).read_text(), re.MULTILINE)
         anchors = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in headings}
         assert not anchor or anchor in anchors, each.name
-    listed = re.findall(r"^\| `([\w-]+)` \|", (DOCS / "gpu.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| `([\w-]+)` \|", (DOCS / "howto" / "gpu.md").read_text(), re.MULTILINE)
     assert listed == names
 
 
@@ -566,7 +566,7 @@ def test_each_check_is_about_a_heading_of_the_docs() -> None:
 GOOD = session.Result(
     "current",
     "Each rank gets one GPU.",
-    "gpu.md#which-gpu-a-rank-gets",
+    "howto/gpu.md#which-gpu-a-rank-gets",
     "passed",
     (Reading("current device", "0, 1", "0, 1", True), Reading("note", "an idle GPU")),
     seconds=4.2,
@@ -574,14 +574,14 @@ GOOD = session.Result(
 BAD = session.Result(
     "feed",
     "Batches arrive in time.",
-    "gpu.md",
+    "howto/gpu.md",
     "failed",
     (Reading("ratio", "0.50 (20 ms; 10 ms)", "at least 0.8", False),),
     "it was ended because it took longer than 120 s",
     120.0,
     "<script>document.title='run'</script>",
 )
-SKIPPED = session.Result("order", "The order.", "gpu.md", "skipped", reason="needs 2 GPUs")
+SKIPPED = session.Result("order", "The order.", "howto/gpu.md", "skipped", reason="needs 2 GPUs")
 
 
 def reported(*results: session.Result, on: Machine = TWO_GPUS) -> report.Report:

@@ -139,7 +139,7 @@ def _loader(code: Code, call: cst.Call, func: cst.Attribute) -> list[Edit] | str
     if "transform_spec" in unknown:
         return (
             "By hand: transform_spec becomes transform=, a function of a dict of NumPy arrays "
-            "(docs/data.md, Petastorm)"
+            "(docs/howto/data.md, Petastorm)"
         )
     if unknown or any(arg.star for arg in call.args):
         return f"By hand: {', '.join(sorted(unknown)) or 'the arguments with a star'}"
