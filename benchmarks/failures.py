@@ -6,8 +6,7 @@ killed. Rank 0 is in the middle of a loop of allreduces when rank 1 fails, and e
 a child process, as DataLoaders do.
 
     python benchmarks/failures.py [--causes raise kill] [--systems ours] [--limit 60]
-    python benchmarks/failures.py --systems "ours, np=-2" "ours, np=2" \\
-        --page docs/reference/failures.md
+    python benchmarks/failures.py --systems "ours, np=-2" "ours, np=2" --page PAGE
 """
 
 from __future__ import annotations
@@ -383,8 +382,8 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "",
         "Made by `benchmarks/failures.py --page docs/reference/failures.md`. Two ranks are in a "
         "loop of allreduces, each with a child process, and rank 1 fails. *Seconds* are from the "
-        f"failure to the error on the driver; for the hangs with `hang_timeout={_HANG_TIMEOUT:g}` (the "
-        "default is 30 minutes). *Left* is the number of the ranks' processes that are still "
+        f"failure to the error on the driver; for the hangs with `hang_timeout={_HANG_TIMEOUT:g}` "
+        "(the default is 30 minutes). *Left* is the number of the ranks' processes that are still "
         "there five seconds later. Long tracebacks and stacks are cut in the middle.",
         "",
     ]

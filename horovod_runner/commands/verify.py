@@ -25,8 +25,8 @@ def add(commands: Any) -> None:
         help="check all that the docs say about GPUs on this machine, and write a report",
         description="Run the claims of docs/howto/gpu.md as checks on this machine's GPUs: the "
         "build, which GPU a rank gets, reductions, speeds, the data feed, Keras, FSDP2, failures "
-        "and measurements. It takes up to ten minutes. Each check runs in processes of its own and has "
-        "a time limit. What a machine lacks is skipped, and the report says why. The exit status "
+        "and measurements. It takes up to ten minutes. Each check runs in processes of its own and "
+        "has a time limit. What a machine lacks is skipped, and the report says why. The exit status "
         "is 1 if a check failed.",
     )
     verify.add_argument(
