@@ -26,8 +26,8 @@ def add(commands: Any) -> None:
         description="Run the claims of docs/howto/gpu.md as checks on this machine's GPUs: the "
         "build, which GPU a rank gets, reductions, speeds, the data feed, Keras, FSDP2, failures "
         "and measurements. It takes up to ten minutes. Each check runs in processes of its own and "
-        "has a time limit. What a machine lacks is skipped, and the report says why. The exit status "
-        "is 1 if a check failed.",
+        "has a time limit. What a machine lacks is skipped, and the report says why. The exit "
+        "status is 1 if a check failed.",
     )
     verify.add_argument(
         "--gpus",
