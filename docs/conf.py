@@ -18,7 +18,6 @@ extensions = [
 html_theme = "furo"
 html_title = f"horovod_runner {version}"
 exclude_patterns = ["_build"]
-suppress_warnings = ["toc.empty_glob"]  # howto/index.md names pages by patterns
 myst_heading_anchors = 3
 myst_fence_as_directive = ["mermaid"]
 autodoc_member_order = "bysource"

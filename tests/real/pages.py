@@ -10,8 +10,10 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,12 +68,14 @@ def run(page: str, *, first: bool = False) -> list[str]:
 
 
 def answer(page: str, *, first: bool = False) -> dict[str, Any]:
-    """Run a page in a folder of its own."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        try:
-            return {"printed": run(page, first=first), "files": sorted(os.listdir())}
-        except BaseException:
-            return {"error": traceback.format_exc()}
+    """Run a page in this folder, which is empty before and after it."""
+    try:
+        return {"printed": run(page, first=first), "files": sorted(os.listdir())}
+    except BaseException:
+        return {"error": traceback.format_exc()}
+    finally:
+        for path in Path().iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def main() -> None:
@@ -80,11 +84,18 @@ def main() -> None:
 
     # The ranks of the next page are forked from a process that has imported what they need.
     ClusterConfig.__init__.__kwdefaults__["preload_frameworks"] = True
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # or Lightning's import sets it, too late
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        _serve()
+
+
+def _serve() -> None:
     if len(sys.argv) > 1:
         for page in sys.argv[1:]:
+            begin = time.monotonic()
             result = answer(page)
-            print(f"== {page} {result.get('files')}", *result.get("printed", []), sep="\n")
-            print(result.get("error", ""))
+            print(f"== {page}, {time.monotonic() - begin:.1f} s, {result.get('files')}")
+            print(*result.get("printed", []), result.get("error", ""), sep="\n")
         return
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what other programs print is not an answer
