@@ -17,6 +17,8 @@ extensions = [
 ]
 html_theme = "furo"
 html_title = f"horovod_runner {version}"
+html_static_path = ["_static"]
+html_css_files = ["pages.css"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 myst_fence_as_directive = ["mermaid"]
