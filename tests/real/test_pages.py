@@ -79,7 +79,7 @@ def _shape(text: str) -> list[str]:
     """The lines of an output without numbers, and without the widths of columns."""
     lines = []
     for line in text.splitlines():
-        plain = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "#", line)
+        plain = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", line)
         lines.append(re.sub(r"-+", "-", re.sub(r"\s+", " ", plain)).strip())
     return sorted(lines)  # two ranks print in any order
 
