@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -57,6 +58,7 @@ def examine(master: str | None = None) -> Iterator[Finding]:
         master: also count the slots of this Spark master, and run the hello job on it.
     """
     yield Finding("horovod_runner", "ok", __version__)
+    yield Finding("system", "ok", platform.platform())
     yield Finding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
     yield Finding("cores", "ok", str(limits.available_cores()))
     spark = toolchain.distribution_version("pyspark")

@@ -34,6 +34,7 @@ def test_doctor_finds_all_well_here() -> None:
     assert report["ok"], report
     assert done.returncode == 0
     found = {finding["name"]: finding for finding in report["findings"]}
+    assert found["system"]["detail"].startswith("Linux-")
     assert found["Python"]["detail"].startswith(sys.version.split()[0])
     assert found["Horovod for torch"]["detail"].startswith("0.28.1, built with gloo")
     assert "rank 1 of 2, local 1" in found["two ranks with torch"]["detail"]
