@@ -9,6 +9,7 @@ import sys
 import tempfile
 import textwrap
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from horovod_runner import DataError, SerializationError, log_to_driver
-from horovod_runner.data import Shard, evaluate, parquet, petastorm
+from horovod_runner.data import Shard, evaluate, packed, parquet, petastorm
 from tests.conftest import Ranks
 
 if TYPE_CHECKING:
@@ -416,3 +417,42 @@ def test_the_next_run_removes_the_files_of_a_killed_driver(ranks: Ranks, tmp_pat
     again = script.replace("signal.pause()", "")
     subprocess.run([sys.executable, "-c", again], cwd=tmp_path, env=environment, check=True)
     assert list(tmp_path.glob("horovod_runner-*")) == []
+
+
+def ids_of(train: Shard) -> list[int]:
+    return [number for batch in train.batches(10, ["id"]) for number in batch["id"].tolist()]
+
+
+@pytest.mark.places("spark")
+def test_the_query_of_a_packed_dataframe_is_executed_once_for_several_runs(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    def leave_a_file(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        tempfile.mkstemp(dir=folder)
+        yield from batches
+
+    folder = str(tmp_path)
+    assert ranks.spark is not None
+    dataframe = ranks.spark.range(100, numPartitions=2).mapInArrow(leave_a_file, "id long")
+    with packed(dataframe) as rows:
+        handles = [ranks.runner(1).start(ids_of, train=rows) for _ in range(2)]
+        for handle in handles:
+            assert sorted(handle.result()) == list(range(100))
+    assert len(list(tmp_path.iterdir())) == 2  # one for each partition
+    assert list(Path(tempfile.gettempdir()).glob("*/packed-*")) == []
+
+
+@pytest.mark.places("spark")
+def test_only_a_spark_dataframe_with_rows_can_be_packed(ranks: Ranks) -> None:
+    assert ranks.spark is not None
+    with pytest.raises(TypeError, match="not pandas"), packed(table()):
+        raise AssertionError
+    with pytest.raises(DataError, match="no rows"), packed(ranks.spark.range(0)):
+        raise AssertionError
+
+
+@pytest.mark.places("connect")
+def test_a_dataframe_of_a_cluster_is_packed_in_a_shared_folder_alone(ranks: Ranks) -> None:
+    assert ranks.spark is not None
+    with pytest.raises(DataError, match="shared_dir="), packed(ranks.spark.range(10)):
+        raise AssertionError
