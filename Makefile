@@ -147,6 +147,10 @@ docs: $(MAIN)/.ready
 	$(MAIN)/bin/python docs/settings.py > docs/reference/settings.md
 	$(MAIN)/bin/sphinx-build -W --keep-going -q -b html docs docs/_build
 
+# The notebooks with their outputs, in some minutes.
+notebooks: $(MAIN)/.ready
+	$(call with_java,$(MAIN)) $(MAIN)/bin/python notebooks/execute.py
+
 format: $(MAIN)/.ready
 	$(MAIN)/bin/ruff check --fix .
 	$(MAIN)/bin/ruff format .

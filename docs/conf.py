@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 from horovod_runner import __version__
+
+# Pages of the notebooks, before Sphinx looks for pages.
+runpy.run_path(str(Path(__file__).parent / "notebook_pages.py"))["write"]()
 
 project = "horovod_runner"
 author = "The horovod_runner developers"
