@@ -51,7 +51,7 @@ packages_of = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path(
 beside = printf '%s\n%s\n' "$$PWD" "$(call packages_of,$(2))" > "$(call packages_of,$(1))/zz-beside.pth"
 
 DEMO_EXTRAS := spark,torch,data,examples,mpich,build
-MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,images,plot,keras,lightning,huggingface,boosting,top,mlflow,mlflow_server,tensorboard,stores,mpi,docs,dev
+MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,images,plot,keras,lightning,huggingface,boosting,optuna,top,mlflow,mlflow_server,tensorboard,stores,mpi,docs,dev
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
 # On the leg whose Horovod is for torch alone, which proves itself sooner.
@@ -74,7 +74,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
 	$(wildcard horovod_runner/horovod_build/patches/*.patch horovod_runner/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test environments test-main test-petastorm coverage fuzz mutants packages docs check lint fast format bench clean
+.PHONY: demo test environments test-main test-petastorm coverage fuzz mutants packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)

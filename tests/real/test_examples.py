@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from horovod_runner import HorovodRunner, report
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 
@@ -59,3 +63,31 @@ def test_spark_submit_runs_the_same_file(tmp_path: Path) -> None:
     submit = str(Path(sys.executable).parent / "spark-submit")
     script = str(ROOT / "examples" / "digits_torch.py")
     check(start(submit, "--master", "local[2]", script, "--np", "2", directory=tmp_path))
+
+
+def test_an_example_tunes_with_optuna_over_shared_slots(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    script = str(ROOT / "examples" / "tune_optuna.py")
+    output = start(sys.executable, script, "--trials", "2", "--epochs", "5", directory=tmp_path)
+    trials = re.findall(r"^trial \d: .*: (\w+) after epoch +(\d), loss \S+$", output, re.MULTILINE)
+    assert trials[0] == ("complete", "5")
+    assert len(trials) == 2
+    assert {state for state, _ in trials} <= {"complete", "pruned"}
+    best = re.search(r"^best: .* loss (\S+)$", output, re.MULTILINE)
+    assert best is not None
+    assert float(best[1]) < 1  # of 2.3 for a guess
+
+
+def never_end() -> None:
+    report(held_out_loss=9.0, epoch=1)
+    threading.Event().wait()
+
+
+def test_a_trial_that_falls_behind_is_cancelled_and_pruned() -> None:
+    optuna = pytest.importorskip("optuna")
+    follow = runpy.run_path(str(ROOT / "examples" / "tune_optuna.py"))["follow"]
+    study = optuna.create_study(pruner=optuna.pruners.ThresholdPruner(upper=1.0))
+    handle = HorovodRunner(np=-1, progress=False).start(never_end)
+    with pytest.raises(optuna.TrialPruned):
+        follow(study.ask(), handle)
+    assert handle.status == "cancelled"

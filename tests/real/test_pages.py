@@ -23,6 +23,8 @@ WHOLE = [
     "docs/index.md",
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/get_started/*.md")),
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/tutorials/*.md")),
+    *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/from_*.md")),
+    *(f"docs/howto/{name}.md" for name in ("delta", "error_report", "spot", "tune")),
     "docs/concepts/run.md",
     "docs/reference/errors.md",
 ]
@@ -93,7 +95,7 @@ def test_the_first_program_of_a_page_runs(page: str, read: Reader) -> None:
 def test_a_block_that_cannot_run_here_says_why() -> None:
     left_out = [block for page in WHOLE for block in blocks(page) if block.reason is not None]
     assert all(len(block.reason or "") > 10 for block in left_out)
-    assert len(left_out) <= 5
+    assert len(left_out) <= 15  # most of them are the old code of pages that migrate
 
 
 def test_pages_show_what_their_programs_print() -> None:
