@@ -7,6 +7,7 @@
 # CONTRIBUTING.md
 #   make coverage the main leg again, with what it covers of the package
 #   make fuzz     the fire at a run's sockets, thirty times as long
+#   make wheels   Horovod's wheels of wheels/table.toml: for hours; ROWS=3.13-torch-cpu for one
 #   make mutants  which test notices which of some breakages of the package: for hours
 
 # The two dependency legs; the first is the one to work in. CONTRIBUTING.md says what each is for.
@@ -15,6 +16,8 @@ PETASTORM := .venv-petastorm
 # The main leg's packages, and Horovod built with the system's MPI; or Bodo, which brings an MPI.
 OPENMPI   := .venv-openmpi
 BODO      := .venv-bodo
+# What starts the builds of published wheels; each has an environment of its own.
+WHEELS    := .venv-wheels
 
 # The newest Python that has all packages, and Petastorm's.
 ifndef PYTHON
@@ -55,7 +58,8 @@ MAIN_EXTRAS := $(DEMO_EXTRAS),gpu,connect,tensorflow,delta,images,plot,keras,lig
 PETASTORM_EXTRAS := spark,torch,tensorflow,data,delta,images,petastorm,keras,build,examples,dev
 
 # On the leg whose Horovod is for torch alone, which proves itself sooner.
-INSTALL_TEST := tests/real/test_commands.py::test_install_takes_the_cached_wheel_and_proves_it
+INSTALL_TESTS := $(addprefix tests/real/test_commands.py::test_install_takes_, \
+	the_cached_wheel_and_proves_it a_published_wheel_where_there_is_no_compiler)
 # What depends on Spark 3.5, pyarrow 14, NumPy 1 or Petastorm; and what every launcher has to do.
 # Spark before 4.1 scores by another query.
 PREDICT_TESTS := $(addprefix tests/contract/test_predict.py::test_, \
@@ -64,7 +68,7 @@ PREDICT_TESTS := $(addprefix tests/contract/test_predict.py::test_, \
 	empty_and_tiny_partitions a_stream_is_scored)
 PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/test_data.py \
 	tests/contract/test_slots.py tests/real/test_feeds.py tests/real/test_petastorm.py \
-	tests/cluster/test_packed.py $(PREDICT_TESTS) $(INSTALL_TEST)
+	tests/cluster/test_packed.py $(PREDICT_TESTS) $(INSTALL_TESTS)
 TOGETHER := -n 4 --dist loadgroup
 
 # A toolkit without a GPU is no reason to compile for GPUs.
@@ -74,7 +78,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
 	$(wildcard horovod_runner/horovod_build/patches/*.patch horovod_runner/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test environments test-main test-petastorm coverage fuzz mutants packages docs notebooks check lint fast format bench clean
+.PHONY: demo test environments test-main test-petastorm coverage fuzz mutants wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -115,7 +119,7 @@ fast: $(MAIN)/.ready
 # Several tests at a time: most of them wait.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
-		--deselect $(INSTALL_TEST)
+		$(addprefix --deselect ,$(INSTALL_TESTS))
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
 ifdef PYTHON_PETASTORM
@@ -141,6 +145,14 @@ fuzz: $(MAIN)/.ready
 mutants: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python tests/mutants/run.py
 
+# In dist/wheels, with their index.
+wheels: $(WHEELS)/.ready
+	$(WHEELS)/bin/python wheels/make.py $(ROWS)
+
+$(WHEELS)/.ready: setup.cfg constraints/latest.txt
+	$(call environment,$(WHEELS),$(PYTHON),latest,--editable .)
+	touch $@
+
 # The pages as HTML, in docs/_build.
 docs: $(MAIN)/.ready
 	$(MAIN)/bin/python docs/command_line.py > docs/reference/cli.md
@@ -162,7 +174,7 @@ bench: $(MAIN)/.ready $(PETASTORM)/.ready
 	$(PETASTORM)/bin/python benchmarks/suite.py --only data
 
 clean:
-	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) $(WHEELS) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(DEMO_EXTRAS)]')

@@ -65,9 +65,10 @@ def _add_install(commands: Any) -> None:
     install = commands.add_parser(
         "install",
         help="build and install Horovod for the frameworks of this environment",
-        description="Build Horovod against the torch and TensorFlow of this Python environment, "
-        "install it, and check that two ranks reduce with it. The wheel is kept, and used again "
-        "where all versions are the same.",
+        description="Install Horovod for the torch and TensorFlow of this Python environment, and "
+        "check that two ranks reduce with it. A published wheel that fits is taken from --wheels "
+        "or $HOROVOD_RUNNER_WHEELS, after a check of its SHA-256. Otherwise Horovod is built; the "
+        "wheel is kept, and used again where all versions are the same.",
     )
     install.add_argument(
         "--frameworks",
@@ -98,9 +99,10 @@ def _add_install(commands: Any) -> None:
     install.add_argument(
         "--wheels",
         metavar="DIR_OR_URL",
-        help="a folder or URL (https://, s3://, ...) that hosts share. A wheel that one of them "
-        "built for the same versions is installed from there, after a check of its SHA-256; a "
-        "wheel that is built here is copied there for the others",
+        help="a folder or URL (https://, s3://, ...) of published wheels, or one that hosts share: "
+        "a wheel that one of them built for the same versions is installed from there, and a wheel "
+        "that is built here is copied there for the others (default: $HOROVOD_RUNNER_WHEELS, for "
+        "published wheels alone)",
     )
     install.set_defaults(command=_install)
 

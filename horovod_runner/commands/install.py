@@ -1,6 +1,7 @@
 """`horovod-runner install`: build Horovod for the frameworks of this environment and install it.
 
-    make_plan -> wheel from this user's cache, from a shared folder (wheels.py), or build_wheel
+    find_frameworks -> a published wheel that fits (wheels.py, horovod_build/fit.py), or
+    plan_for -> wheel from this user's cache, from a shared folder (wheels.py), or build_wheel
     -> pip install -> prove: two ranks allreduce a tensor with each framework
 
 The cache's key has every version that the wheel was built against. pip's cache knows the source
@@ -19,9 +20,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from horovod_runner.commands import wheels
+from horovod_runner.commands.wheels import Place
 from horovod_runner.errors import InstallError
+from horovod_runner.horovod_build import fit
 from horovod_runner.horovod_build.build import build_wheel
-from horovod_runner.horovod_build.plan import BuildPlan, MpiChoice, make_plan
+from horovod_runner.horovod_build.plan import (
+    BuildPlan,
+    MpiChoice,
+    find_frameworks,
+    plan_for,
+)
+from horovod_runner.horovod_build.toolchain import Framework
+from horovod_runner.host.gpus import visible_gpus
 
 
 def install(
@@ -39,23 +49,72 @@ def install(
         frameworks: see :func:`horovod_runner.horovod_build.plan.make_plan`.
         gpu: see there.
         mpi: see there.
-        rebuild: build even if the cache has a wheel for this plan.
-        shared: a path or URL with wheels, see :func:`find_or_build_wheel`.
+        rebuild: build even if there is a wheel that fits.
+        shared: a path or URL with wheels, see :func:`find_published_wheel` and
+            :func:`find_or_build_wheel`. None means ``$HOROVOD_RUNNER_WHEELS``, for published
+            wheels alone.
         say: called with each line of progress.
 
     Raises:
         InstallError: the plan, the wheel, pip's installation or the allreduce failed.
     """
-    plan = make_plan(frameworks, gpu, mpi)
-    say(plan.describe())
-    wheel = find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say)
+    supported = find_frameworks(frameworks)
+    place = _place(shared)
+    wheel = None
+    if place and not rebuild:
+        wanted = fit.wish(supported, gpu, mpi, gpus=bool(visible_gpus()))
+        wheel = find_published_wheel(place, wanted, say)
+    if wheel is None:
+        plan = plan_for(supported, gpu, mpi)
+        say(plan.describe())
+        wheel = find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say)
     pip = [sys.executable, "-m", "pip", "install", "--quiet"]
     for command in ([*pip, str(wheel)], [*pip, "--no-deps", "--force-reinstall", str(wheel)]):
         # First Horovod's requirements. Then this wheel, over any other wheel of its version.
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise InstallError(f"pip could not install {wheel}: {done.stderr.strip()}")
-    prove(plan, say)
+    prove(supported, say)
+
+
+def _place(shared: str | None) -> Place | None:
+    if shared:
+        return Place(shared, "--wheels")
+    url = os.environ.get(wheels.VARIABLE)
+    return Place(url, wheels.VARIABLE) if url else None
+
+
+def find_published_wheel(place: Place, wanted: fit.Wish, say: Callable[[str], None]) -> Path | None:
+    """Get the published wheel that fits from a folder or URL, or say why none does.
+
+    Args:
+        place: where the wheels are.
+        wanted: what the wheel is for.
+        say: called with a line about the wheel, or with those about the wheels that do not fit.
+
+    Returns:
+        A checked copy in this user's cache; None if no wheel fits.
+
+    Raises:
+        InstallError: the place cannot be read, or the wheel does not match its digest.
+    """
+    records = wheels.published(place)
+    if not records:
+        # A folder that hosts share has no index: `install --wheels` needs none.
+        if place.setting == wheels.VARIABLE:
+            why = "has no wheels.json" if records is None else "lists no wheels"
+            say(f"{place.setting}: {place.url} {why}, so no wheel was taken from there")
+        return None
+    chosen, reasons = fit.choose(records, wanted)
+    if chosen is None:
+        say(f"none of the {len(records)} wheels of {place.url} fits:")
+        for reason in reasons:
+            say(f"  {reason}")
+        return None
+    shelf = cache_folder() / "wheels" / "published" / chosen.sha256
+    copy = wheels.download(place, chosen, shelf)
+    say(f"using {chosen.file} from {place.url}, SHA-256 {chosen.sha256[:16]}... checked")
+    return copy
 
 
 def find_or_build_wheel(
@@ -116,15 +175,15 @@ def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def prove(plan: BuildPlan, say: Callable[[str], None]) -> None:
-    """Allreduce a tensor over two ranks with each framework of the plan.
+def prove(frameworks: Sequence[Framework], say: Callable[[str], None]) -> None:
+    """Allreduce a tensor over two ranks with each framework.
 
     Raises:
         InstallError: a rank has a wrong sum.
     """
     from horovod_runner.commands.hello import expected_total, hello
 
-    for framework in plan.frameworks:
+    for framework in frameworks:
         ranks = hello(framework.name, np=-2)
         total = expected_total(ranks)
         wrong = [rank for rank in ranks if rank.total != total]

@@ -66,7 +66,11 @@ def check_prerequisites(folder: Path) -> None:
         InstallError: something is missing; the text names it and says how to get it.
     """
     if toolchain.find_compiler() is None:
-        raise InstallError("no C++ compiler found (c++, g++, clang++): apt-get install g++")
+        raise InstallError(
+            "no C++ compiler found (c++, g++, clang++): apt-get install g++, or set "
+            "HOROVOD_RUNNER_WHEELS to a folder or URL with a wheel for these versions "
+            "(docs/wheels.md)"
+        )
     if toolchain.find_tool("make", "gmake") is None:
         raise InstallError("make was not found: apt-get install make")
     cmake = toolchain.find_tool("cmake")
@@ -91,17 +95,10 @@ def check_prerequisites(folder: Path) -> None:
 
 def _build_environment(plan: BuildPlan, folder: Path) -> dict[str, str]:
     """This process's environment and the variables that Horovod's setup.py and patches read."""
-    names = {framework.name for framework in plan.frameworks}
     environment = {
         **os.environ,
+        **build_flags(plan),
         "PATH": toolchain.tool_path(scripts_first=plan.mpi is None or plan.mpi.package),
-        "HOROVOD_WITHOUT_MXNET": "1",
-        "HOROVOD_WITH_GLOO": "1",
-        "HOROVOD_WITH_MPI" if plan.mpi else "HOROVOD_WITHOUT_MPI": "1",
-        "HOROVOD_WITH_PYTORCH" if "torch" in names else "HOROVOD_WITHOUT_PYTORCH": "1",
-        "HOROVOD_WITH_TENSORFLOW" if "tensorflow" in names else "HOROVOD_WITHOUT_TENSORFLOW": "1",
-        source.CPU_ONLY: str(int(not plan.gpu)),
-        "HOROVOD_BUILD_ARCH_FLAGS": arch_flags(),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         # If CMake finds ccache: its entries do not depend on the path of the temporary folder.
         "CCACHE_BASEDIR": str(folder),
@@ -118,15 +115,30 @@ def _build_environment(plan: BuildPlan, folder: Path) -> dict[str, str]:
     if plan.gpu and plan.cuda_home and plan.nccl:
         home = str(plan.cuda_home)
         environment |= {
-            "HOROVOD_GPU_OPERATIONS": "NCCL",
             "HOROVOD_CUDA_HOME": home,
             "CUDA_HOME": home,
             "HOROVOD_NCCL_HOME": str(_stage_nccl(plan.nccl, folder / "nccl")),
-            "HOROVOD_NCCL_LINK": "SHARED",
         }
-        if plan.gpu_architectures:
-            environment["HOROVOD_BUILD_CUDA_CC_LIST"] = plan.gpu_architectures
     return environment
+
+
+def build_flags(plan: BuildPlan) -> dict[str, str]:
+    """The variables that decide what is built, without the paths of this machine."""
+    names = {framework.name for framework in plan.frameworks}
+    flags = {
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITH_MPI" if plan.mpi else "HOROVOD_WITHOUT_MPI": "1",
+        "HOROVOD_WITH_PYTORCH" if "torch" in names else "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITH_TENSORFLOW" if "tensorflow" in names else "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        source.CPU_ONLY: str(int(not plan.gpu)),
+        "HOROVOD_BUILD_ARCH_FLAGS": arch_flags(),
+    }
+    if plan.gpu:
+        flags |= {"HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_NCCL_LINK": "SHARED"}
+        if plan.gpu_architectures:
+            flags["HOROVOD_BUILD_CUDA_CC_LIST"] = plan.gpu_architectures
+    return flags
 
 
 def _stage_nccl(nccl: toolchain.Nccl, folder: Path) -> Path:

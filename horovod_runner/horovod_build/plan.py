@@ -84,7 +84,13 @@ def make_plan(
         InstallError: a framework is missing or does not import, or the MPI, the CUDA toolkit or
             NCCL of the requested build is missing.
     """
-    supported = _find_frameworks(frameworks)
+    return plan_for(find_frameworks(frameworks), gpu, mpi)
+
+
+def plan_for(
+    supported: tuple[toolchain.Framework, ...], gpu: bool | None, mpi: MpiChoice | None
+) -> BuildPlan:
+    """Plan a build for frameworks that were found, see :func:`make_plan`."""
     chosen_mpi = _find_mpi(mpi)
     if gpu is False:
         return BuildPlan(supported, mpi=chosen_mpi)
@@ -104,8 +110,12 @@ def make_plan(
     )
 
 
-def _find_frameworks(names: Sequence[str] | None) -> tuple[toolchain.Framework, ...]:
-    """Import the frameworks of these names, or all that are installed."""
+def find_frameworks(names: Sequence[str] | None) -> tuple[toolchain.Framework, ...]:
+    """Import the frameworks of these names, or all that are installed.
+
+    Raises:
+        InstallError: a framework is missing or does not import, or none is installed.
+    """
     unknown = set(names or ()) - set(toolchain.FRAMEWORKS)
     if unknown:
         raise InstallError(
@@ -176,13 +186,17 @@ def _gpu_obstacle(
     return None
 
 
+def python_tag() -> str:
+    """The tag of this interpreter in the name of a wheel: "cp313", or "cp313t" without the GIL."""
+    return f"cp{sysconfig.get_config_var('SOABI').split('-')[1]}"
+
+
 def arch_flags() -> str:
     """Compiler flags for this processor: ``$HOROVOD_BUILD_ARCH_FLAGS``, or Horovod's default."""
     chosen = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS")
     if chosen is not None:
         return chosen
-    listed = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    features = listed.group(1).split() if listed else []
+    features = toolchain.processor_features()
     return " ".join(f"-m{feature}" for feature in ("f16c", "avx", "fma") if feature in features)
 
 

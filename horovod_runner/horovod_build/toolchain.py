@@ -198,6 +198,12 @@ def find_system_mpi() -> Mpi | None:
     return Mpi(False, (launcher or compiler).version)
 
 
+def processor_features() -> frozenset[str]:
+    """The features of this processor, as Linux names them ("avx"); empty on other architectures."""
+    listed = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return frozenset(listed.group(1).split() if listed else ())
+
+
 def find_compiler() -> Tool | None:
     """The C++ compiler that CMake would use: ``$CXX``, otherwise c++, g++ or clang++."""
     return find_tool(*filter(None, [os.environ.get("CXX")]), "c++", "g++", "clang++")

@@ -8,9 +8,14 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
+from horovod_runner import __version__
+from horovod_runner.commands.install import find_or_build_wheel
+from horovod_runner.horovod_build.plan import make_plan
+from horovod_runner.horovod_build.release import release, write_index
 from horovod_runner.host import software
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
@@ -56,30 +61,69 @@ def test_doctor_says_what_to_do_about_what_is_wrong(tmp_path: Path) -> None:
     assert f"Horovod for torch: {advice}" in done.stdout.splitlines()
 
 
-def test_install_takes_the_cached_wheel_and_proves_it(tmp_path: Path) -> None:
-    import horovod.torch as hvd
+class Beside:
+    """An environment beside this one, whose Horovod other tests use meanwhile.
 
-    # Into an environment beside this one, whose Horovod other tests use meanwhile.
-    beside = tmp_path / "beside"
-    venv.create(beside)
-    [packages] = beside.glob("lib/*/site-packages")
-    (packages / "others.pth").write_text("\n".join([str(ROOT), *sys.path]))
-    python = str(beside / "bin" / "python")
-    if hvd.mpi_built():  # Horovod looks for it in its own environment
-        mpich = f"mpich=={software.installed()['mpich']}"
-        uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps"]
-        subprocess.run([*uv, "--python", python, mpich], check=True, timeout=400)
-    home = Path(hvd.__file__).parents[1]
-    built = [name for name in ("tensorflow", "torch") if any(home.glob(f"{name}/mpi_lib*.so"))]
-    same = ["--frameworks", ",".join(built), "--gpu" if hvd.cuda_built() else "--cpu"]
-    if not hvd.mpi_built():
-        same += ["--mpi", "none"]
-    install = [python, "-m", "horovod_runner.commands.cli", "install", *same]
-    done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=500)
-    assert done.returncode == 0, done.stderr
-    assert "using the wheel built before" in done.stdout
-    assert done.stdout.count("two ranks reduced with") == len(built)
-    assert (packages / "horovod").is_dir()
+    Attributes:
+        built: the frameworks that this environment's Horovod was built for.
+        gpu, mpi: what else it was built for, as `make_plan` takes it.
+        packages: where the other environment's packages go.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import horovod.torch as hvd
+
+        venv.create(folder)
+        [self.packages] = folder.glob("lib/*/site-packages")
+        (self.packages / "others.pth").write_text("\n".join([str(ROOT), *sys.path]))
+        self.scripts = folder / "bin"
+        if hvd.mpi_built():  # Horovod looks for it in its own environment
+            mpich = f"mpich=={software.installed()['mpich']}"
+            uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps"]
+            uv += ["--python", str(self.scripts / "python"), mpich]
+            subprocess.run(uv, check=True, timeout=400)
+        home = Path(hvd.__file__).parents[1]
+        names = ("tensorflow", "torch")
+        self.built = [name for name in names if any(home.glob(f"{name}/mpi_lib*.so"))]
+        self.gpu: bool = hvd.cuda_built()
+        self.mpi: Literal["none"] | None = None if hvd.mpi_built() else "none"
+
+    def install(self, **environment: str) -> str:
+        """Install what this environment has; returns what was printed."""
+        command = [str(self.scripts / "python"), "-m", "horovod_runner.commands.cli", "install"]
+        command += ["--frameworks", ",".join(self.built), "--gpu" if self.gpu else "--cpu"]
+        if self.mpi:
+            command += ["--mpi", self.mpi]
+        environment = {**os.environ, **environment}
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=500, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("two ranks reduced with") == len(self.built)
+        assert (self.packages / "horovod").is_dir()
+        return done.stdout
+
+
+def test_install_takes_the_cached_wheel_and_proves_it(tmp_path: Path) -> None:
+    assert "using the wheel built before" in Beside(tmp_path / "beside").install()
+
+
+def test_install_takes_a_published_wheel_where_there_is_no_compiler(tmp_path: Path) -> None:
+    beside = Beside(tmp_path / "beside")
+    plan = make_plan(beside.built, beside.gpu, beside.mpi)
+    record = release(
+        find_or_build_wheel(plan, say=print), plan, tmp_path / "wheels", runner=__version__
+    )
+    write_index(tmp_path / "wheels")
+    printed = beside.install(
+        HOROVOD_RUNNER_WHEELS=str(tmp_path / "wheels"),
+        XDG_CACHE_HOME=str(tmp_path / "cache"),
+        PATH=str(beside.scripts),
+        CXX="",
+    )
+    assert f"using {record.file} from {tmp_path / 'wheels'}, SHA-256" in printed
+    [metadata] = beside.packages.glob("horovod-*.dist-info")
+    assert metadata.name == f"horovod-{record.file.split('-')[1]}.dist-info"
 
 
 def test_a_gpu_build_that_cannot_be_made_is_refused_in_one_line() -> None:

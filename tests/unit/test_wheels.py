@@ -74,14 +74,12 @@ def test_a_wheel_of_another_host_is_copied_into_the_cache(shared: Path, host: Pa
 
 
 def test_a_wheel_comes_from_a_web_server(server: str, host: Path) -> None:
-    pytest.importorskip("aiohttp")
     wheel, said = obtain(server)
     assert wheel.read_bytes() == b"a wheel"
     assert "another host built" in said[0]
 
 
 def test_without_the_wheel_on_the_web_server_this_host_builds(server: str, host: Path) -> None:
-    pytest.importorskip("aiohttp")
     other = BuildPlan((Framework("torch", "2.12.0"),))
     with pytest.raises(InstallError, match=r"^built here$"):
         obtain(server, other)

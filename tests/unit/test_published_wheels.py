@@ -1,0 +1,414 @@
+"""Tests of published wheels: their names and records, the index, and which one an install takes."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from horovod_runner import InstallError
+from horovod_runner.commands import install
+from horovod_runner.commands.wheels import Place
+from horovod_runner.horovod_build import fit, libraries, release, source
+from horovod_runner.horovod_build.plan import BuildPlan, python_tag
+from horovod_runner.horovod_build.provenance import BuiltFor, Gpu, Provenance
+from horovod_runner.horovod_build.toolchain import Framework, Mpi
+
+TORCH = Framework("torch", "2.13.0+cpu")
+TENSORFLOW = Framework("tensorflow", "2.21.0")
+PLAN = BuildPlan((TORCH,), mpi=Mpi(True, "5.0.2", Path("lib")))
+DIGEST = source.digest()
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel as pip builds it, with a real shared library and a script."""
+    (library,) = Path(msgspec.__file__).parent.glob("_core.*.so")
+    folder = tmp_path_factory.mktemp("built")
+    wheel = folder / f"horovod-0.28.1-{python_tag()}-{python_tag()}-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("horovod/__init__.py", "__version__ = '0.28.1'\n")
+        archive.write(library, "horovod/torch/mpi_lib_v2.so")
+        archive.writestr("horovod-0.28.1.data/scripts/horovodrun", "#!python\n")
+        archive.writestr(
+            "horovod-0.28.1.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: horovod\nVersion: 0.28.1\nRequires-Dist: mpich>=4\n\nx\n",
+        )
+        tag = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {python_tag()}-x-linux_x86_64\n"
+        archive.writestr("horovod-0.28.1.dist-info/WHEEL", tag)
+        archive.writestr("horovod-0.28.1.dist-info/RECORD", "outdated\n")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def published(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with that wheel, published."""
+    folder = tmp_path_factory.mktemp("published")
+    release.release(built, PLAN, folder, runner="0.1.0")
+    release.write_index(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, published: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of that folder; and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return shutil.copytree(published, tmp_path / "wheels")
+
+
+def the_record(folder: Path) -> Provenance:
+    (path,) = folder.glob("*.whl.json")
+    return msgspec.json.decode(path.read_bytes(), type=Provenance)
+
+
+def take(folder: object, wanted: fit.Wish, setting: str = "--wheels") -> tuple[Any, list[str]]:
+    said: list[str] = []
+    return install.find_published_wheel(Place(str(folder), setting), wanted, said.append), said
+
+
+def here(*frameworks: Framework) -> fit.Wish:
+    return fit.wish(frameworks or (TORCH,), None, None, gpus=False)
+
+
+def test_the_name_says_what_a_wheel_is_for(folder: Path) -> None:
+    record = the_record(folder)
+    assert record.file.startswith(f"horovod-0.28.1+cpu.torch2.13.0.mpich.p{DIGEST}-{python_tag()}-")
+    assert record.file.endswith(f"-manylinux_{record.glibc.replace('.', '_')}_{record.machine}.whl")
+    assert (folder / record.file).stat().st_size == record.size
+
+
+def test_the_record_says_what_was_built_with_what(folder: Path) -> None:
+    record = the_record(folder)
+    assert record.frameworks == {"torch": BuiltFor("2.13.0+cpu", None)}
+    assert record.flags["HOROVOD_WITH_PYTORCH"] == record.flags["HOROVOD_WITH_MPI"] == "1"
+    assert record.symbols["GLIBC"]
+    assert "libc.so.6" in record.libraries
+    assert "GCC" in record.compiler
+    assert record.container is None
+    patches = {name for name in record.patches if not name.startswith("overlay/")}
+    assert patches == {path.name for path in source.PATCHES.iterdir()}
+    assert record.patches_digest == DIGEST
+
+
+def test_pip_installs_the_wheel_from_the_index_page(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    command += ["--find-links", str(folder / "index.html"), "--target", str(target)]
+    version = the_record(folder).file.split("-")[1]
+    subprocess.run([*command, f"horovod=={version}"], check=True, timeout=100)
+    (found,) = metadata.distributions(path=[str(target)])
+    assert found.version == version
+    assert found.requires == ["mpich>=4", "torch==2.13.0"]
+    assert (target / "bin" / "horovodrun").exists()
+
+
+def test_pip_refuses_a_wheel_that_is_not_the_one_of_the_index(folder: Path, tmp_path: Path) -> None:
+    (wheel,) = folder.glob("*.whl")
+    wheel.write_bytes(wheel.read_bytes() + b"\0")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-index", "--no-deps"]
+    command += ["--find-links", str(folder / "index.html"), "--dest", str(tmp_path)]
+    done = subprocess.run([*command, "horovod"], capture_output=True, check=False, timeout=100)
+    assert b"DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_the_list_of_files_in_a_wheel_has_their_digests(folder: Path) -> None:
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (record,) = [name for name in archive.namelist() if name.endswith("/RECORD")]
+        rows = {row[0]: row[1:] for row in csv.reader(io.StringIO(archive.read(record).decode()))}
+        assert set(rows) == set(archive.namelist())
+        for name in set(rows) - {record}:
+            digest = hashlib.sha256(archive.read(name)).digest()
+            encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            assert rows[name] == [f"sha256={encoded}", str(archive.getinfo(name).file_size)]
+
+
+def test_the_same_build_makes_the_same_wheel(folder: Path, built: Path, tmp_path: Path) -> None:
+    again = release.release(built, PLAN, tmp_path / "again", runner="0.1.0")
+    assert again == the_record(folder)
+
+
+def test_a_wheel_for_the_systems_mpi_is_not_published(built: Path, tmp_path: Path) -> None:
+    plan = BuildPlan((TORCH,), mpi=Mpi(False, "4.1.4"))
+    with pytest.raises(InstallError, match="fits no other system"):
+        release.release(built, plan, tmp_path, runner="0.1.0")
+
+
+def test_an_index_elsewhere_leads_to_the_wheels(folder: Path) -> None:
+    release.write_index(folder, "https://example.org/releases/v1")
+    assert '<base href="https://example.org/releases/v1/">' in (folder / "index.html").read_text()
+
+
+def test_sums_are_in_the_form_of_sha256sum(folder: Path) -> None:
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
+
+
+def test_no_index_is_written_for_wheels_that_are_not_those_of_their_records(folder: Path) -> None:
+    (wheel,) = folder.glob("*.whl")
+    wheel.write_bytes(b"another")
+    with pytest.raises(InstallError, match="is not the wheel of its record"):
+        release.write_index(folder)
+    (folder / f"{wheel.name}.json").unlink()
+    with pytest.raises(InstallError, match="wheels without a record"):
+        release.write_index(folder)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "glibc"),
+    [
+        ("GLIBC_2.2.5 GLIBC_2.17 GLIBC_2.9", "2.17"),
+        ("GLIBC_2.34 GLIBCXX_3.4.19", "2.34"),
+        ("GLIBC_2.34 GLIBCXX_3.4.30 GLIBCXX_3.4.9", "2.35"),
+        ("GLIBC_2.14 GLIBCXX_3.4.23 CXXABI_1.3.12", "2.31"),
+    ],
+)
+def test_the_oldest_c_library_follows_from_the_symbols(symbols: str, glibc: str) -> None:
+    assert libraries.parse(symbols).glibc == glibc
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("GLIBCXX_3.4.99", "newer than any version known"),
+        (" (NEEDED)  Shared library: [libmpi.so.40]", "needs libmpi.so.40, which other machines"),
+        (" (NEEDED)  Shared library: [libnuma.so.1]", "needs libnuma.so.1"),
+    ],
+)
+def test_a_wheel_that_would_not_load_elsewhere_is_not_published(text: str, message: str) -> None:
+    with pytest.raises(InstallError, match=message):
+        libraries.parse(text)
+
+
+WANTED = fit.Wish((TORCH,), None, None, "cp313", "x86_64", frozenset({"avx", "fma"}), "2.36", False)
+CUDA = Framework("torch", "2.13.0+cu130", "13.0")
+
+
+def wheel(**changes: Any) -> Provenance:
+    values: dict[str, Any] = dict.fromkeys(Provenance.__struct_fields__, "")
+    values |= {
+        "file": "horovod-0.28.1+cpu-cp313-cp313-manylinux_2_28_x86_64.whl",
+        "size": 1,
+        "sha256": "0" * 64,
+        "horovod": source.VERSION,
+        "horovod_runner": "0.1.0",
+        "patches": {},
+        "patches_digest": DIGEST,
+        "python": "cp313",
+        "machine": "x86_64",
+        "glibc": "2.28",
+        "symbols": {},
+        "libraries": (),
+        "frameworks": {"torch": BuiltFor("2.13.0")},
+        "gpu": None,
+        "mpich": None,
+        "processor_flags": "-mavx -mfma",
+        "flags": {},
+        "container": None,
+    }
+    return Provenance(**(values | changes))
+
+
+GPU_WHEEL = wheel(
+    frameworks={"torch": BuiltFor("2.13.0+cu130", "13.0")}, gpu=Gpu("13.0", "2.29.7", "80,90")
+)
+
+
+@pytest.mark.parametrize(
+    ("offered", "wanted", "reason"),
+    [
+        ({}, {}, None),
+        ({"frameworks": {"torch": BuiltFor("2.13.0+cu130", "13.0")}}, {}, None),
+        ({"mpich": "5.0.2"}, {}, None),
+        ({"mpich": "5.0.2"}, {"mpi": "mpich"}, None),
+        ({"machine": "aarch64"}, {}, "for aarch64, and this machine is x86_64"),
+        ({"python": "cp312"}, {}, "for Python cp312, and this Python is cp313"),
+        ({}, {"python": "cp313t"}, "this Python is cp313t"),
+        ({"frameworks": {"torch": BuiltFor("2.12.1")}}, {}, "for torch 2.12.1, and 2.13.0 is"),
+        ({}, {"frameworks": (TORCH, TENSORFLOW)}, "torch and tensorflow is wanted .--frameworks"),
+        ({"patches_digest": "0"}, {}, "its patches were others"),
+        ({"horovod": "0.29.0"}, {}, "its patches were others"),
+        ({"glibc": "2.39"}, {}, "needs glibc 2.39, and here is 2.36"),
+        ({"glibc": "2.4"}, {"glibc": "2.28"}, None),
+        ({}, {"glibc": ""}, "here is another C library"),
+        ({"processor_flags": "-mavx512f -mfma"}, {}, "this processor lacks avx512f"),
+        ({"mpich": "5.0.2"}, {"mpi": "none"}, "needs the mpich package"),
+        ({}, {"mpi": "mpich"}, "has no MPI"),
+        ({}, {"mpi": "system"}, "not for the system's MPI"),
+        ({}, {"gpu": True}, "for CPUs, and one for GPUs is wanted"),
+        ({}, {"gpus": True}, None),
+        ({}, {"gpus": True, "frameworks": (CUDA,)}, "for CPUs, and one for GPUs is wanted: --cpu"),
+        ({}, {"gpus": True, "frameworks": (CUDA,), "gpu": False}, None),
+    ],
+)
+def test_a_wheel_fits_or_the_reason_is_named(
+    offered: dict[str, Any], wanted: dict[str, Any], reason: str | None
+) -> None:
+    chosen, reasons = fit.choose([wheel(**offered)], replace(WANTED, **wanted))
+    assert (chosen is None) == (reason is not None)
+    if reason:
+        (line,) = reasons
+        assert line.startswith("horovod-0.28.1+cpu-cp313")
+        assert re.search(reason, line)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"gpus": True, "frameworks": (CUDA,)}, None),
+        ({"gpu": True, "frameworks": (CUDA,)}, None),
+        ({"frameworks": (CUDA,)}, "for GPUs, and one for CPUs is wanted: --gpu"),
+        ({"gpu": True}, "for CUDA 13.0, and torch is for CPUs"),
+        (
+            {"gpu": True, "frameworks": (Framework("torch", "2.13.0+cu126", "12.6"),)},
+            "for CUDA 13.0, and torch is for 12.6",
+        ),
+    ],
+)
+def test_a_gpu_wheel_fits_the_cuda_release_of_the_framework(
+    wanted: dict[str, Any], reason: str | None
+) -> None:
+    chosen, reasons = fit.choose([GPU_WHEEL], replace(WANTED, **wanted))
+    assert (chosen is GPU_WHEEL) == (reason is None)
+    assert (reason or "") in "".join(reasons)
+
+
+def test_of_several_wheels_that_fit_one_with_mpi_is_taken() -> None:
+    wheels = [wheel(), wheel(mpich="5.0.2", glibc="2.34"), wheel(mpich="5.0.2", glibc="2.9")]
+    assert fit.choose(wheels, WANTED)[0] is wheels[2]
+    assert fit.choose(wheels, replace(WANTED, mpi="none"))[0] is wheels[0]
+
+
+def test_the_wheels_that_nearly_fit_are_named_first() -> None:
+    others = [wheel(python=f"cp{number}") for number in range(30, 40)]
+    near = wheel(glibc="2.39", file="near.whl")
+    _, reasons = fit.choose([*others, near], WANTED)
+    assert reasons[0] == "near.whl: it needs glibc 2.39, and here is 2.36"
+    assert reasons[3:] == ["and 8 more, which fit less"]
+
+
+def test_install_takes_the_published_wheel_and_keeps_it(folder: Path) -> None:
+    record = the_record(folder)
+    copy, said = take(folder, here())
+    assert copy.name == record.file
+    assert said == [f"using {record.file} from {folder}, SHA-256 {record.sha256[:16]}... checked"]
+    assert release.sha256(copy) == record.sha256
+    (folder / record.file).unlink()
+    assert take(folder, here())[0] == copy
+
+
+def test_install_takes_the_wheel_from_a_web_server_without_more_packages(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with served(folder) as url:
+        copy, said = take(url, here())
+        assert copy.name == the_record(folder).file
+        assert f"from {url}, SHA-256" in said[0]
+        assert take(f"{url}/elsewhere", here()) == (None, [])
+
+
+def test_a_wheel_that_was_exchanged_is_refused_and_not_kept(folder: Path, tmp_path: Path) -> None:
+    (folder / the_record(folder).file).write_bytes(b"another")
+    with pytest.raises(InstallError, match=r"is damaged: its SHA-256 is .* Nothing was installed"):
+        take(folder, here())
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
+def test_a_copy_that_was_damaged_is_fetched_again(folder: Path) -> None:
+    copy, _ = take(folder, here())
+    copy.write_bytes(b"half")
+    take(folder, here())
+    assert release.sha256(copy) == the_record(folder).sha256
+
+
+def test_install_says_why_no_published_wheel_fits(folder: Path) -> None:
+    other = Framework("torch", "2.12.1")
+    taken, said = take(folder, here(other))
+    assert taken is None
+    assert said[0] == f"none of the 1 wheels of {folder} fits:"
+    assert said[1].endswith("it was built for torch 2.13.0, and 2.12.1 is installed")
+
+
+def test_a_place_without_an_index_is_named_if_the_variable_names_it(tmp_path: Path) -> None:
+    assert take(tmp_path, here()) == (None, [])
+    _, said = take(tmp_path, here(), "HOROVOD_RUNNER_WHEELS")
+    assert said == [
+        f"HOROVOD_RUNNER_WHEELS: {tmp_path} has no wheels.json, so no wheel was taken from there"
+    ]
+
+
+def test_a_place_that_cannot_be_read_is_an_error_that_names_the_setting() -> None:
+    message = r"HOROVOD_RUNNER_WHEELS nonsense://x could not be read .* leave HOROVOD_RUNNER_WHEELS"
+    with pytest.raises(InstallError, match=message):
+        take("nonsense://x", here(), "HOROVOD_RUNNER_WHEELS")
+
+
+@pytest.mark.parametrize("change", [("horovod-0.28.1", "../horovod-0.28.1"), ('"size"', '"x"')])
+def test_an_index_that_is_none_is_an_error(folder: Path, change: tuple[str, str]) -> None:
+    text = (folder / "wheels.json").read_text()
+    (folder / "wheels.json").write_text(text.replace(*change))
+    with pytest.raises(InstallError, match="is not an index of wheels"):
+        take(folder, here())
+
+
+@pytest.mark.parametrize(
+    ("shared", "variable", "expected"),
+    [
+        ("/shared", "/published", Place("/shared", "--wheels")),
+        (None, "/published", Place("/published", "HOROVOD_RUNNER_WHEELS")),
+        (None, "", None),
+    ],
+)
+def test_the_option_is_stronger_than_the_variable(
+    monkeypatch: pytest.MonkeyPatch, shared: str | None, variable: str, expected: Place | None
+) -> None:
+    asked: list[Place] = []
+
+    def published(asked_of: Place, *_: object) -> None:
+        asked.append(asked_of)
+        raise InstallError("enough")
+
+    def compiled(*_: object) -> None:
+        raise InstallError("compiled")
+
+    monkeypatch.setenv("HOROVOD_RUNNER_WHEELS", variable)
+    monkeypatch.setattr(install, "find_frameworks", lambda _: (TORCH,))
+    monkeypatch.setattr(install, "find_published_wheel", published)
+    monkeypatch.setattr(install, "plan_for", compiled)
+    with pytest.raises(InstallError, match="enough" if expected else "compiled"):
+        install.install(shared=shared)
+    assert asked == ([expected] if expected else [])
+    with pytest.raises(InstallError, match="compiled"):
+        install.install(shared=shared, rebuild=True)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The URL of a web server for a folder."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()

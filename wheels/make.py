@@ -1,0 +1,224 @@
+"""Builds the wheels of table.toml, tries each in an empty environment, and writes their index.
+
+    python wheels/make.py --out dist/wheels                    # all rows, for hours
+    python wheels/make.py --out dist/wheels 3.13-torch-cpu     # one
+    python wheels/make.py --out dist/wheels --index            # the index alone
+
+`make wheels` calls it. Needs this package, uv, and what Horovod's build needs. A row whose Python
+is not on the machine is left out, and said so. WHEELS_CONTAINER names the container image that this
+runs in, for the wheels' records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TABLE = Path(__file__).with_name("table.toml")
+PROCESSOR_FLAGS = {"x86_64": "-mf16c -mavx -mfma"}  # every x86 processor since 2013
+NO_COMPILER = ("gcc", "g++", "cc", "c++", "clang++", "cmake", "make", "nvcc")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One wheel of the table: "3.13-torch-cpu" and its entry."""
+
+    python: str
+    name: str
+    entry: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.python}-{self.name}"
+
+    @property
+    def frameworks(self) -> list[str]:
+        """The frameworks that the wheel supports."""
+        return list(self.entry["frameworks"])
+
+    @property
+    def plane(self) -> str:
+        """The option of `horovod-runner install` for it."""
+        return "--gpu" if "cuda" in self.entry else "--cpu"
+
+
+def rows() -> list[Row]:
+    """All rows, for each Python."""
+    table = tomllib.loads(TABLE.read_text())
+    entries = table["rows"].items()
+    return [Row(python, name, entry) for python in table["pythons"] for name, entry in entries]
+
+
+def main() -> int:
+    """Build what is asked for; 1 if a wheel could not be built or tried."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="3.13-torch-cpu ... (default: all)")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "wheels")
+    parser.add_argument("--list", action="store_true", help="print the names of the rows")
+    parser.add_argument("--index", action="store_true", help="write the index, build nothing")
+    parser.add_argument("--address", metavar="URL", help="where the wheels will lie, for the index")
+    options = parser.parse_args()
+    known = {str(row): row for row in rows()}
+    if options.list:
+        print("\n".join(known))
+        return 0
+    unknown = set(options.rows) - set(known)
+    if unknown:
+        parser.error(f"no such row: {', '.join(sorted(unknown))}; --list shows all")
+    out = options.out.resolve()
+    results = {}
+    for name in [] if options.index else options.rows or known:
+        results[name] = make(known[name], out)
+    records = write_index(out, options.address)
+    for name, result in results.items():
+        print(f"{name}: {result}")
+    for name, why in tomllib.loads(TABLE.read_text())["left_out"].items():
+        print(f"left out: {name}: {why}")
+    print(f"{len(records)} wheels in {out}, index {out / 'index.html'}")
+    return int(any(result.startswith("failed") for result in results.values()))
+
+
+def write_index(out: Path, address: str | None = None) -> list[Any]:
+    """Write the pages about the wheels; returns their records."""
+    from horovod_runner.horovod_build import release  # --list needs no package
+
+    records: list[Any] = release.write_index(out, address)
+    return records
+
+
+def make(row: Row, out: Path) -> str:
+    """Build one wheel and try it; returns a line about the result."""
+    python = find_python(row.python)
+    if python is None:
+        return f"left out, Python {row.python} with venv and Python.h is not on this machine"
+    with tempfile.TemporaryDirectory(prefix="horovod_runner-wheel-") as name:
+        try:
+            build(row, python, Path(name, "build"), out)
+            seconds = try_out(row, python, Path(name, "empty"), out)
+        except subprocess.CalledProcessError as error:
+            return f"failed, exit code {error.returncode}: {' '.join(map(str, error.cmd))}"
+    return f"built; in an empty environment two ranks reduced {seconds:.0f} s after the packages"
+
+
+def find_python(version: str) -> str | None:
+    """The interpreter of a version that can build Horovod here; None if there is none."""
+    found = subprocess.run(
+        [ROOT / ".ci" / "find-python", version], stdout=subprocess.PIPE, text=True, check=False
+    )
+    return found.stdout.strip() or None
+
+
+def build(row: Row, python: str, folder: Path, out: Path) -> None:
+    """Build the wheel of a row in an environment of its own."""
+    environment = {**os.environ, "HOROVOD_RUNNER_WHEELS": ""}
+    flags = PROCESSOR_FLAGS.get(platform.machine())
+    if flags is not None:
+        environment["HOROVOD_BUILD_ARCH_FLAGS"] = flags
+    install(row, python, folder, f"{ROOT}[build,mpich]", *row.entry.get("cuda", ()))
+    if "cuda" in row.entry:
+        [packages] = folder.glob("lib/*/site-packages")
+        environment["CUDA_HOME"] = str(stage_cuda(packages, folder / "cuda"))
+        environment["HOROVOD_BUILD_CUDA_CC_LIST"] = row.entry["architectures"]
+    command = [folder / "bin" / "python", ROOT / "wheels" / "build.py", "--out", out]
+    command += ["--frameworks", ",".join(row.frameworks)]
+    command += ["--gpu"] * (row.plane == "--gpu")
+    subprocess.run(command, env=environment, cwd=folder, check=True)
+
+
+def stage_cuda(packages: Path, folder: Path) -> Path:
+    """Link NVIDIA's packages into a toolkit's layout, which has libraries without a version."""
+    [toolkit] = packages.glob("nvidia/cu[0-9]*")
+    folder.mkdir()
+    for name in ("bin", "include", "nvvm"):
+        (folder / name).symlink_to(toolkit / name)
+    for name in ("lib", "lib64"):
+        (folder / name).mkdir()
+        for library in (toolkit / "lib").iterdir():
+            (folder / name / library.name).symlink_to(library)
+            plain = folder / name / f"{library.name.partition('.so')[0]}.so"
+            if ".so." in library.name and not plain.exists():
+                plain.symlink_to(library)
+    return folder
+
+
+def try_out(row: Row, python: str, folder: Path, out: Path) -> float:
+    """Install the wheel in an empty environment without a compiler, and reduce with two ranks.
+
+    Returns:
+        The seconds from the environment with its packages to the reduced tensor.
+    """
+    install(row, python, folder, str(ROOT), "pip")
+    programs = without_compilers(folder / "programs")
+    environment = {
+        **os.environ,
+        "PATH": f"{folder / 'bin'}:{programs}",
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "HOROVOD_RUNNER_WHEELS": str(out),
+    }
+    environment.pop("CXX", None)
+    write_index(out)
+    command = [folder / "bin" / "horovod-runner", "install", row.plane]
+    command += ["--frameworks", ",".join(row.frameworks)]
+    began = time.monotonic()
+    done = subprocess.run(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, text=True, check=False
+    )
+    seconds = time.monotonic() - began
+    print(done.stdout, end="", flush=True)
+    # A build would have taken minutes and a compiler.
+    if done.returncode or f"from {out}, SHA-256" not in done.stdout:
+        raise subprocess.CalledProcessError(done.returncode or 1, command)
+    with_pip(folder, out, environment)
+    return seconds
+
+
+def with_pip(folder: Path, out: Path, environment: dict[str, str]) -> None:
+    """Install the same wheel with pip alone, from the index page."""
+    python = folder / "bin" / "python"
+    ask = "import importlib.metadata as m; print(m.version('horovod'))"
+    version = subprocess.check_output([python, "-c", ask], text=True).strip()
+    pip = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    pip += ["--force-reinstall", "--find-links", out / "index.html", f"horovod=={version}"]
+    subprocess.run(pip, env=environment, check=True)
+
+
+def install(row: Row, python: str, folder: Path, *packages: str) -> None:
+    """Make an environment with a row's frameworks and more, in the versions of the constraints."""
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "uv"
+    subprocess.run([uv, "venv", "--quiet", "--python", python, folder], check=True)
+    command = [uv, "pip", "install", "--quiet", "--python", folder / "bin" / "python"]
+    command += ["--constraint", ROOT / "constraints" / "latest.txt"]
+    command += ["--excludes", ROOT / "constraints" / "excludes.txt"]
+    if os.environ.get("TORCH_INDEX") and row.plane == "--cpu":
+        # It has torch for CPUs, which is smaller; the wheel fits either.
+        command += ["--index", os.environ["TORCH_INDEX"], "--index-strategy", "unsafe-best-match"]
+    subprocess.run([*command, *row.frameworks, *packages], check=True)
+
+
+def without_compilers(folder: Path) -> Path:
+    """Make a folder with links to the programs on PATH, except those that compile."""
+    folder.mkdir()
+    for place in os.environ["PATH"].split(os.pathsep):
+        for program in sorted(Path(place).iterdir()) if Path(place).is_dir() else ():
+            name = program.name
+            compiles = name.startswith(("gcc", "g++", "clang", "x86_64-linux")) or (
+                name in NO_COMPILER
+            )
+            link = folder / name
+            if not compiles and not link.is_symlink():
+                link.symlink_to(program)
+    return folder
+
+
+if __name__ == "__main__":
+    sys.exit(main())
