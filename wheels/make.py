@@ -138,8 +138,9 @@ def build(row: Row, python: str, folder: Path, out: Path) -> None:
 def stage_cuda(packages: Path, folder: Path) -> Path:
     """Link NVIDIA's packages into a toolkit's layout, which has libraries without a version."""
     [toolkit] = packages.glob("nvidia/cu[0-9]*")
-    folder.mkdir()
-    for name in ("bin", "include", "nvvm"):
+    # Copied: nvcc looks for bin/../lib64, and a link's .. is where the link leads.
+    shutil.copytree(toolkit / "bin", folder / "bin")
+    for name in ("include", "nvvm"):
         (folder / name).symlink_to(toolkit / name)
     for name in ("lib", "lib64"):
         (folder / name).mkdir()

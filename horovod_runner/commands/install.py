@@ -107,7 +107,7 @@ def find_published_wheel(place: Place, wanted: fit.Wish, say: Callable[[str], No
         return None
     chosen, reasons = fit.choose(records, wanted)
     if chosen is None:
-        say(f"none of the {len(records)} wheels of {place.url} fits:")
+        say(f"no wheel of {place.url} fits (it has {len(records)}):")
         for reason in reasons:
             say(f"  {reason}")
         return None

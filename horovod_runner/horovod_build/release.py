@@ -162,6 +162,8 @@ def _metadata(text: str, version: str, plan: BuildPlan) -> str:
     torch = next((f for f in plan.frameworks if f.name == "torch"), None)
     if torch:
         head += f"\nRequires-Dist: torch=={torch.version.partition('+')[0]}"
+        # torch does without NumPy, and Horovod's broadcasts of objects do not.
+        head += "\nRequires-Dist: numpy"
     return head + blank + body
 
 

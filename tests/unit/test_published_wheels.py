@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import configparser
 import csv
 import hashlib
 import io
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ from horovod_runner.horovod_build.plan import BuildPlan, python_tag
 from horovod_runner.horovod_build.provenance import BuiltFor, Gpu, Provenance
 from horovod_runner.horovod_build.toolchain import Framework, Mpi
 
+ROOT = Path(__file__).parents[2]
 TORCH = Framework("torch", "2.13.0+cpu")
 TENSORFLOW = Framework("tensorflow", "2.21.0")
 PLAN = BuildPlan((TORCH,), mpi=Mpi(True, "5.0.2", Path("lib")))
@@ -116,7 +119,7 @@ def test_pip_installs_the_wheel_from_the_index_page(folder: Path, tmp_path: Path
     subprocess.run([*command, f"horovod=={version}"], check=True, timeout=100)
     (found,) = metadata.distributions(path=[str(target)])
     assert found.version == version
-    assert found.requires == ["mpich>=4", "torch==2.13.0"]
+    assert found.requires == ["mpich>=4", "torch==2.13.0", "numpy"]
     assert (target / "bin" / "horovodrun").exists()
 
 
@@ -343,7 +346,7 @@ def test_install_says_why_no_published_wheel_fits(folder: Path) -> None:
     other = Framework("torch", "2.12.1")
     taken, said = take(folder, here(other))
     assert taken is None
-    assert said[0] == f"none of the 1 wheels of {folder} fits:"
+    assert said[0] == f"no wheel of {folder} fits (it has 1):"
     assert said[1].endswith("it was built for torch 2.13.0, and 2.12.1 is installed")
 
 
@@ -412,3 +415,22 @@ def served(folder: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def test_the_table_the_page_and_the_workflow_name_the_same_wheels() -> None:
+    make = [sys.executable, str(ROOT / "wheels" / "make.py"), "--list"]
+    listed = subprocess.check_output(make, text=True, timeout=60).split()
+    table = tomllib.loads((ROOT / "wheels" / "table.toml").read_text())
+    assert listed == [f"{python}-{row}" for python in table["pythons"] for row in table["rows"]]
+    (page,) = (path.read_text() for path in (ROOT / "docs").rglob("wheels.md"))
+    assert re.findall(r"^\| `([a-z-]+)`.*yes \| yes \| yes", page, re.MULTILINE) == [*table["rows"]]
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    assert "wheels/make.py --list" in workflow
+
+
+def test_the_table_has_the_pythons_that_the_package_is_for() -> None:
+    table = tomllib.loads((ROOT / "wheels" / "table.toml").read_text())
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    assert config["options"]["python_requires"] == f">={table['pythons'][0]}"
+    assert table["left_out"]["3.10"]
