@@ -17,7 +17,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+WORK = ROOT / ".venv-wheels" / "rows"
 TABLE = Path(__file__).with_name("table.toml")
 PROCESSOR_FLAGS = {"x86_64": "-mf16c -mavx -mfma"}  # every x86 processor since 2013
 NO_COMPILER = ("gcc", "g++", "cc", "c++", "clang++", "cmake", "make", "nvcc")
@@ -101,12 +101,16 @@ def make(row: Row, out: Path) -> str:
     python = find_python(row.python)
     if python is None:
         return f"left out, Python {row.python} with venv and Python.h is not on this machine"
-    with tempfile.TemporaryDirectory(prefix="horovod_runner-wheel-") as name:
-        try:
-            build(row, python, Path(name, "build"), out)
-            seconds = try_out(row, python, Path(name, "empty"), out)
-        except subprocess.CalledProcessError as error:
-            return f"failed, exit code {error.returncode}: {' '.join(map(str, error.cmd))}"
+    # The same path each time: ccache knows the framework's headers by it.
+    folder = WORK / str(row)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        build(row, python, folder / "build", out)
+        seconds = try_out(row, python, folder / "empty", out)
+    except subprocess.CalledProcessError as error:
+        return f"failed, exit code {error.returncode}: {' '.join(map(str, error.cmd))}"
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return f"built; in an empty environment two ranks reduced {seconds:.0f} s after the packages"
 
 
