@@ -89,6 +89,13 @@ VARIABLES = (
         "the address at which executors reach the driver, as behind NAT",
     ),
     (
+        "HOROVOD_RUNNER_WHEELS",
+        "install",
+        "",
+        "a folder, a volume or a URL of published wheels of Horovod, which need no compiler "
+        "([wheels](../where/wheels.md))",
+    ),
+    (
         "HOROVOD_RUNNER_TORCH_BACKEND",
         "ranks",
         "`hvd`",

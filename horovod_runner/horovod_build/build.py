@@ -69,7 +69,7 @@ def check_prerequisites(folder: Path) -> None:
         raise InstallError(
             "no C++ compiler found (c++, g++, clang++): apt-get install g++, or set "
             "HOROVOD_RUNNER_WHEELS to a folder or URL with a wheel for these versions "
-            "(docs/wheels.md)"
+            "(docs/where/wheels.md)"
         )
     if toolchain.find_tool("make", "gmake") is None:
         raise InstallError("make was not found: apt-get install make")
