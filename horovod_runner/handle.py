@@ -23,11 +23,13 @@ from horovod_runner.options import Options
 from horovod_runner.prepare.datasets import find_datasets
 from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results import saved_run
+from horovod_runner.results.card import value_text
 from horovod_runner.results.live import live
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.registration import Registration
 from horovod_runner.results.run import Run, Status, Timings, plain_params
 from horovod_runner.sinks.fan_out import FanOut
+from horovod_runner.sinks.notebook_error import fold_error, from_ranks
 from horovod_runner.sinks.panel import progress_sink
 from horovod_runner.sinks.terminal import TerminalSink
 
@@ -77,6 +79,12 @@ class RunHandle:
         #: has been made.
         self.run: Run | None = None
 
+    def __repr__(self) -> str:
+        return f"<RunHandle: {self.run or self.status}>"
+
+    def _repr_html_(self) -> str | None:
+        return None if self.run is None else self.run._repr_html_()
+
     def start(self) -> RunHandle:
         """Execute the run in a thread of its own; returns this handle."""
         threading.Thread(target=self._work, name="horovod_runner-run").start()
@@ -92,6 +100,7 @@ class RunHandle:
             TimeoutError: the run has not ended within ``timeout``. It goes on.
             Exception: whatever :meth:`HorovodRunner.run` would have raised.
         """
+        __tracebackhide__ = True
         return self._future.result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -140,13 +149,17 @@ class RunHandle:
         Raises:
             Exception: as :meth:`HorovodRunner.run` says.
         """
+        __tracebackhide__ = True  # IPython and pytest leave this frame out
         self._future.set_running_or_notify_cancel()
         try:
             value = self._execute()
         except BaseException as error:
+            if from_ranks(error):
+                error = error.with_traceback(None)  # ten frames of this package
+                fold_error(error)
             self._ended(self)
             self._future.set_exception(error)
-            raise
+            raise error
         self._ended(self)
         self._future.set_result(value)
         return value
@@ -231,6 +244,7 @@ class RunHandle:
                     entered=self._enter,
                 )
             status = "finished"
+            run.result_text = value_text(value)
             return value
         except (CancelledError, KeyboardInterrupt) as error:
             status = "cancelled"

@@ -10,27 +10,60 @@ from __future__ import annotations
 
 import os
 import warnings
+from ast import literal_eval
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from horovod_runner.common.arguments import did_you_mean, meant, suggest_fields
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import SparkSession
 
-Verbosity = Literal["all", "log_callback_only"]
+# Editors show the annotations below as they are written: there the choices stand for themselves.
 StartedBy = Literal["spark", "slurm"]
 Pinning = Literal["current", "mask"]
 CpuCollectives = Literal["auto", "gloo", "mpi"]
 Mode = Literal["min", "max"]
-ReportRanks = Literal[0, "all"]
-WeightCheck = Literal["start", "epoch"]
 
-DEFAULT_HANG_SECONDS: Final = 1800.0  # as long as torch.distributed waits for a collective
 STALL_WARN_SECONDS: Final = 60  # after which Horovod itself warns
 STALL_CHECK: Final = "HOROVOD_STALL_CHECK_TIME_SECONDS"
+
+
+#: Names of options in other programs (Databricks' and Spark's distributors, horovod.spark,
+#: torchrun) and in earlier versions of this package, with the names that they have here.
+ALIASES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("num_proc", "num_processes", "nproc", "nproc_per_node", "nprocs"), "np"),
+    **dict.fromkeys(("size", "num_workers", "num_ranks", "n"), "np"),
+    "local_mode": "np=-2 (below 0: processes on this machine)",
+    **dict.fromkeys(("use_gpu", "gpus", "num_gpus"), "gpus_per_rank"),
+    **dict.fromkeys(("verbosity", "verbose", "log_verbosity"), "driver_log_verbosity"),
+    **dict.fromkeys(("loggers", "logger", "callbacks"), "sinks"),
+    **dict.fromkeys(("environment", "extra_env", "env_vars"), "env"),
+    **dict.fromkeys(("retries", "max_retries", "max_failures", "restarts"), "max_restarts"),
+    **dict.fromkeys(("min_np", "max_np", "min_num_proc", "max_num_proc"), "np=(2, 8) (a range)"),
+    **dict.fromkeys(("store", "storage_path", "checkpoint_path"), "checkpoint_dir"),
+    "keep": "num_to_keep",
+    "best": "metric",
+    **dict.fromkeys(("data_dir", "data_path"), "shared_dir"),
+    "data_limit": "disk_limit",
+    "controller": "cpu_collectives",
+    **dict.fromkeys(("warm", "warm_start", "preload"), "preload_frameworks"),
+    "check_sync": "weight_check",
+    "start_timeout": "slot_timeout",
+    "timeout": "ClusterConfig(slot_timeout=...) or DebugConfig(hang_timeout=...)",
+}
+
+
+def where_options_are() -> dict[str, str]:
+    """How to write each option that belongs elsewhere, for those who name it in a wrong place."""
+    written = {name: f"HorovodRunner({name}=...)" for name in _names(Options)}
+    for group, kind in GROUPS.items():
+        written |= {name: f"{group}={kind.__name__}({name}=...)" for name in _names(kind)}
+    return written
 
 
 # Before the classes: their defaults are checked as this module is loaded.
@@ -81,12 +114,27 @@ def _trace_folder(folder: str | os.PathLike[str]) -> Path:
     return path
 
 
-def _one_of(name: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
-        listed = ", ".join(map(repr, choices))
-        raise ValueError(f"{name} must be one of {listed}, not {value!r}")
+def choices_of(option: Field[Any]) -> tuple[Any, ...]:
+    """The values that an option may have, if its annotation is a Literal; otherwise empty."""
+    inside, bracket, rest = str(option.type).removeprefix("Literal[").partition("]")
+    if not (bracket and str(option.type).startswith("Literal[")):
+        return ()
+    return (*literal_eval(f"[{inside}]"), *((None,) if "None" in rest else ()))
 
 
+def _check_choices(options: Any) -> None:
+    for option in fields(options):
+        value, choices = getattr(options, option.name), choices_of(option)
+        if choices and value not in choices:
+            names = [each for each in choices if isinstance(each, str)]
+            close = meant(value, names) if isinstance(value, str) else ""
+            raise ValueError(
+                f"{option.name} must be one of {', '.join(map(repr, choices))}, not {value!r}."
+                f"{did_you_mean(repr(close) if close else '')}"
+            )
+
+
+@suggest_fields(ALIASES, where_options_are)
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """Which checkpoints of a run are kept, and whether it may go on without them.
@@ -106,11 +154,11 @@ class CheckpointConfig:
 
     num_to_keep: int | None = 3
     metric: str | None = None
-    mode: Mode = "min"
+    mode: Literal["min", "max"] = "min"
     required: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("mode", self.mode, get_args(Mode))
+        _check_choices(self)
         if self.num_to_keep is not None:
             _whole("num_to_keep", self.num_to_keep, 1, "None keeps all")
         if self.metric is not None and not isinstance(self.metric, str):
@@ -122,6 +170,7 @@ class CheckpointConfig:
             )
 
 
+@suggest_fields(ALIASES, where_options_are)
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where the rows of a run's datasets are cached.
@@ -152,6 +201,7 @@ class DataConfig:
             raise ValueError(f"disk_limit is in bytes and cannot be {self.disk_limit}")
 
 
+@suggest_fields(ALIASES, where_options_are)
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
     """How ranks are started, and what they reach each other with.
@@ -180,19 +230,17 @@ class ClusterConfig:
         ValueError: an argument is out of range.
     """
 
-    launcher: StartedBy = "spark"
+    launcher: Literal["spark", "slurm"] = "spark"
     spark: SparkSession | None = field(default=None, repr=False)
     slot_timeout: float | None = None
     resource_profile: ResourceProfile | None = field(default=None, repr=False)
-    gpu_pinning: Pinning = "current"
-    cpu_collectives: CpuCollectives = "auto"
+    gpu_pinning: Literal["current", "mask"] = "current"
+    cpu_collectives: Literal["auto", "gloo", "mpi"] = "auto"
     ship_modules: Sequence[ModuleType] = ()
     preload_frameworks: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("launcher", self.launcher, get_args(StartedBy))
-        _one_of("gpu_pinning", self.gpu_pinning, get_args(Pinning))
-        _one_of("cpu_collectives", self.cpu_collectives, get_args(CpuCollectives))
+        _check_choices(self)
         if self.slot_timeout is not None and self.slot_timeout < 0:
             raise ValueError(f"slot_timeout is in seconds and cannot be {self.slot_timeout}")
         _check_modules(self.ship_modules)
@@ -207,6 +255,7 @@ class ClusterConfig:
             )
 
 
+@suggest_fields(ALIASES, where_options_are)
 @dataclass(frozen=True, kw_only=True)
 class DebugConfig:
     """Which mistakes a run looks for, and what it records.
@@ -232,9 +281,9 @@ class DebugConfig:
         ValueError: an argument is out of range.
     """
 
-    hang_timeout: float | None = DEFAULT_HANG_SECONDS
-    weight_check: WeightCheck | None = "start"
-    report_ranks: ReportRanks = 0
+    hang_timeout: float | None = 1800.0  # as torch.distributed waits for a collective
+    weight_check: Literal["start", "epoch"] | None = "start"
+    report_ranks: Literal[0, "all"] = 0
     timeline: str | os.PathLike[str] | None = None
     torch_profiler: bool | str | os.PathLike[str] = False
     profile: bool = True
@@ -246,8 +295,7 @@ class DebugConfig:
                 f"hang_timeout is in seconds, above 0, and cannot be {self.hang_timeout}; None "
                 "never ends a run"
             )
-        _one_of("weight_check", self.weight_check, (None, *get_args(WeightCheck)))
-        _one_of("report_ranks", self.report_ranks, get_args(ReportRanks))
+        _check_choices(self)
         if self.timeline is not None:
             _set(self, "timeline", _timeline_path(self.timeline))
         if not isinstance(self.torch_profiler, bool):
@@ -259,7 +307,7 @@ class Options:
     """All options of a run; the arguments of :class:`~horovod_runner.HorovodRunner`."""
 
     np: int | tuple[int, int]
-    driver_log_verbosity: Verbosity = "log_callback_only"
+    driver_log_verbosity: Literal["all", "log_callback_only"] = "log_callback_only"
     gpus_per_rank: float | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     checkpoint_dir: str | os.PathLike[str] | None = None
@@ -275,7 +323,7 @@ class Options:
 
     def __post_init__(self) -> None:
         self._check_np()
-        _one_of("driver_log_verbosity", self.driver_log_verbosity, get_args(Verbosity))
+        _check_choices(self)
         gpus = self.gpus_per_rank
         if gpus is not None and (gpus < 0 or (gpus > 1 and gpus != int(gpus))):
             raise ValueError(
@@ -399,7 +447,8 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
         elif name in home:
             groups.setdefault(home[name], {})[name] = value
         else:
-            raise TypeError(f"there is no option {name!r}")
+            text = meant(name, {*flat, *home}, ALIASES)
+            raise TypeError(f"there is no option {name!r}.{did_you_mean(text)}")
     for group, values in groups.items():
         given = arguments.get(group)
         arguments[group] = GROUPS[group](**values) if given is None else replace(given, **values)
@@ -424,5 +473,5 @@ def warn_deprecated(np: int | tuple[int, int]) -> None:
             "np=0 (all slots) is deprecated: the number of slots depends on which executors have "
             "registered. Give the number of ranks.",
             DeprecationWarning,
-            stacklevel=3,
+            stacklevel=4,
         )

@@ -5,22 +5,25 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from horovod_runner.common.arguments import did_you_mean, meant, suggest_fields
 from horovod_runner.handle import RunHandle
 from horovod_runner.options import (
+    ALIASES,
     CheckpointConfig,
     ClusterConfig,
     DataConfig,
     DebugConfig,
     Options,
-    Verbosity,
     warn_deprecated,
+    where_options_are,
 )
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import EVENTS, Sink
 
 
+@suggest_fields(ALIASES, where_options_are)
 class HorovodRunner:
     """Runs a function as Horovod ranks.
 
@@ -70,7 +73,7 @@ class HorovodRunner:
         self,
         *,
         np: int | tuple[int, int],
-        driver_log_verbosity: Verbosity = "log_callback_only",
+        driver_log_verbosity: Literal["all", "log_callback_only"] = "log_callback_only",
         gpus_per_rank: float | None = None,
         env: Mapping[str, str] | None = None,
         checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -134,6 +137,7 @@ class HorovodRunner:
             Exception: what ``main`` raised on the first rank that failed, with a RankFailedError
                 as its ``__cause__`` that holds the remote traceback.
         """
+        __tracebackhide__ = True  # IPython and pytest leave this frame out
         # In this thread: output lands in the right notebook cell, and Ctrl-C ends the run.
         return self._handle(main, kwargs).execute()
 
@@ -143,6 +147,7 @@ class HorovodRunner:
         Returns:
             The values, in the order of the ranks.
         """
+        __tracebackhide__ = True
         values: list[Any] = self._handle(main, kwargs, all_values=True).execute()
         return values
 
@@ -180,6 +185,16 @@ class HorovodRunner:
         for handle in list(self._handles):
             handle.dump_stacks()
 
+    def __repr__(self) -> str:
+        from horovod_runner.results.card import runner_text
+
+        return runner_text(self.options, self.last_run)
+
+    def _repr_html_(self) -> str:
+        from horovod_runner.results.card import runner_html
+
+        return runner_html(self.options, self.last_run)
+
     def _handle(
         self, main: Callable[..., Any], kwargs: Mapping[str, Any], *, all_values: bool = False
     ) -> RunHandle:
@@ -215,12 +230,14 @@ def _check_arguments(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> Non
     except TypeError as error:
         name = getattr(main, "__qualname__", type(main).__name__)
         given = ", ".join(f"{each}=..." for each in kwargs)
+        unknown = next((each for each in kwargs if each not in signature.parameters), None)
+        text = "" if unknown is None else meant(unknown, signature.parameters)
         # Without default values, which may be secrets.
         plain = (each.replace(default=each.empty) for each in signature.parameters.values())
         names = ", ".join(map(str, plain))
         raise TypeError(
-            f"main cannot be called as {name}({given}): {error}. Its parameters are ({names}); "
-            "run(main, name=value) passes them by name"
+            f"main cannot be called as {name}({given}): {error}.{did_you_mean(text)} Its "
+            f"parameters are ({names}); run(main, name=value) passes them by name"
         ) from None
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from horovod_runner import __version__
 from horovod_runner.commands import run, run_options, verify
+from horovod_runner.common.arguments import did_you_mean, meant
 from horovod_runner.errors import HorovodRunnerError
 
 
@@ -22,15 +24,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     split = given.index("--") if "--" in given else len(given)
     root = parser()
     options, strays = root.parse_known_args(given[:split])
-    if strays and options.command is _run:
-        print(
-            f"horovod-runner run: unknown arguments: {' '.join(strays)}. Arguments of the training "
-            f"go after a -- at the end of the command: -- {' '.join(strays)}",
-            file=sys.stderr,
-        )
-        return 2
     if strays:
-        root.error(f"unrecognized arguments: {' '.join(strays)}")
+        text = f"unknown arguments: {' '.join(strays)}."
+        text += run_options.suggest_flags(strays, root, given)
+        if options.command is _run:
+            text += (
+                " Arguments of the training go after a -- at the end of the command: "
+                f"-- {' '.join(strays)}"
+            )
+            print(f"horovod-runner run: {text}", file=sys.stderr)
+            return 2
+        root.error(text)
     options.arguments = given[split + 1 :]
     try:
         status: int = options.command(options)
@@ -42,11 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit; of a wrong choice, say which one was probably meant."""
+        if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            choices = re.findall(r"[\w-]+", found[2])
+            message += f".{did_you_mean(meant(found[1], choices))}"
+        super().error(message)
+
+
 def parser() -> argparse.ArgumentParser:
     """The argument parser; the page of the command line in the docs is made from it."""
-    root = argparse.ArgumentParser(
-        prog="horovod-runner", description="Horovod on Spark and on one machine."
-    )
+    root = _Parser(prog="horovod-runner", description="Horovod on Spark and on one machine.")
     root.add_argument("--version", action="version", version=__version__)
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_run(commands)

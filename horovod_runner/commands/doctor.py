@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from uuid import uuid4
 
 from horovod_runner import __version__
+from horovod_runner.common.text import broken
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.trial import Check, new_removed, try_folder
@@ -326,18 +328,20 @@ def report(
         verdict: the last line if nothing is wrong.
     """
     seen = []
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for finding in findings:
         seen.append(finding)
         if not as_json:
             first_line = finding.detail.splitlines()[0] if finding.detail else ""
-            say(f"{finding.status:<6}  {finding.name:<{_NAME_WIDTH}}  {first_line}")
+            line = f"{finding.status:<6}  {finding.name:<{_NAME_WIDTH}}  {first_line}"
+            say(broken(line, width, _NAME_WIDTH + 10))
     wrong = [finding for finding in seen if finding.status == "wrong"]
     if as_json:
         say(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in seen]}, indent=2))
     else:
         say("")
         for finding in wrong:
-            say(f"{finding.name}: {finding.advice}")
+            say(broken(f"{finding.name}: {finding.advice}", width))
         if not wrong:
             say(verdict)
     return 1 if wrong else 0

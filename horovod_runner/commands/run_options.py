@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import Field, fields
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from horovod_runner import options
+from horovod_runner.common.arguments import did_you_mean, meant
 from horovod_runner.runner import HorovodRunner
 
 # Objects of Python, and what the command finds out by itself.
@@ -62,8 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         for option, text in _documented(kind, documented):
             default = DEFAULTS.get(option.name, options.default_of(option.name))
             keywords = {"default": default, **_keywords(option, text, default)}
-            flag = f"--{option.name.replace('_', '-')}"
-            section.add_argument(flag, dest=option.name, **keywords)
+            section.add_argument(_flag(option.name), dest=option.name, **keywords)
     device = parser.add_mutually_exclusive_group()
     for name, gpus, text in (
         ("--gpu", 1.0, "a GPU for each rank, and an error where there are too few"),
@@ -81,6 +81,40 @@ def chosen(parsed: argparse.Namespace) -> dict[str, Any]:
     }
     values["env"] = dict(values["env"])
     return values
+
+
+def suggest_flags(
+    strays: Iterable[str], root: argparse.ArgumentParser, given: Sequence[str]
+) -> str:
+    """Return what unknown arguments of a command probably stand for; empty without a suggestion.
+
+    Args:
+        strays: the unknown arguments.
+        root: the parser of all commands.
+        given: the whole command line.
+    """
+    flags = list(_flags(root, given))
+    aliases = {_flag(name): _flag(here) for name, here in options.ALIASES.items()}
+    aliases |= dict.fromkeys(("-np", "-n", "-nproc"), "--np")
+    found = []
+    for stray in strays:
+        if stray.startswith("-"):
+            text = meant(stray.partition("=")[0].replace("_", "-"), flags, aliases)
+            found += [text] if text in flags else []
+    return did_you_mean(" and ".join(dict.fromkeys(found)))
+
+
+def _flags(root: argparse.ArgumentParser, given: Sequence[str]) -> Iterator[str]:
+    """The flags of the command that a command line names."""
+    for action in root._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            commands = [action.choices[word] for word in given if word in action.choices]
+            for command in commands[:1]:
+                yield from command._option_string_actions
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _documented(kind: type[Any], documented: type[Any]) -> Iterator[tuple[Field[Any], str]]:
@@ -106,6 +140,7 @@ def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
     """The keywords of ``add_argument`` for an option, by its type."""
     text = text[:1].lower() + text[1:] if text[1:2].islower() else text
     name = str(option.type).removesuffix(" | None")
+    choices = options.choices_of(option)
     kind = name.partition("[")[0]
     keywords: dict[str, Any] = {}
     note = "" if default is None or kind not in _NUMBERS else f" (default: {default})"
@@ -125,9 +160,7 @@ def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
         if kind != str(option.type) and default is not None:
             keywords["type"] = _or_none(_NUMBERS[kind])
             note += " (none: no limit)"
-    elif choices := get_args(getattr(options, name, None)):
-        if kind != str(option.type) and default is not None:
-            choices = (*choices, None)
+    elif choices:
         keywords["choices"] = choices
         keywords["type"] = lambda given: next((c for c in choices if str(c) == given), given)
         note = "" if default is None else f" (default: {default})"

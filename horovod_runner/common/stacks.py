@@ -20,6 +20,7 @@ _LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|^<f
 _COLLECTIVE = re.compile(
     r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
 )
+_MAX_GROUPS = 8
 NO_ANSWER = "no answer: it is frozen, or waits in the kernel for a disk"
 
 
@@ -92,11 +93,30 @@ def _name(call: str) -> str:
 
 
 def show(by_rank: Mapping[int, str]) -> str:
-    """Format the stacks of all ranks; ranks with equal stacks share a block."""
+    """Format the stacks of all ranks; ranks with equal stacks share a block.
+
+    Of more than 8 different stacks, the most common one is shown, and those of the fewest ranks.
+    """
     groups: dict[str, list[int]] = {}
     for rank, text in sorted(by_rank.items()):
         groups.setdefault(_block(split_threads(text)), []).append(rank)
-    return "\n".join(f"Stack of {ranks_text(ranks)}:\n{block}" for block, ranks in groups.items())
+    shown, rest = fold(groups)
+    lines = [f"Stack of {ranks_text(ranks)}:\n{block}" for block, ranks in shown.items()]
+    if rest:
+        lines.append(f"The stacks of {ranks_text(rest)} are left out: they differ from these.")
+    return "\n".join(lines)
+
+
+def fold(groups: Mapping[str, list[int]]) -> tuple[dict[str, list[int]], list[int]]:
+    """Choose the groups of ranks to show, in their order; also returns the ranks of the others.
+
+    The largest group is what most ranks do, and the smallest ones are those that stand out.
+    """
+    by_size = sorted(groups, key=lambda text: len(groups[text]))
+    chosen = {*by_size[: _MAX_GROUPS - 1], *by_size[-1:]}
+    shown = {text: ranks for text, ranks in groups.items() if text in chosen}
+    rest = [rank for text, ranks in groups.items() if text not in chosen for rank in ranks]
+    return shown, rest
 
 
 def _block(calls_by_thread: Sequence[Sequence[str]]) -> str:

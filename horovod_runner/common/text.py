@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Final
 
 MAX_LINES: Final = 16  # a table with more ranks or hosts than this is shortened
+_LEAST_COLUMNS: Final = 40  # a narrower terminal breaks lines itself
+_MAX_NAMES: Final = 4
+_MAX_SPANS: Final = 10
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
@@ -17,6 +21,25 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
+    )
+
+
+def broken(line: str, columns: int, indent: int = 2) -> str:
+    """Break a line between words, so that it fits into a terminal; words stay in one piece.
+
+    Args:
+        line: the line.
+        columns: width of the terminal; 0 leaves the line as it is.
+        indent: number of spaces at the begin of all lines but the first.
+    """
+    if not columns or len(line) <= columns:
+        return line
+    return textwrap.fill(
+        line,
+        max(columns, _LEAST_COLUMNS),
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -51,15 +74,25 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks)}"
 
 
+def names_text(what: str, names: Sequence[str]) -> str:
+    """Name one or several things, of many only the first: "hosts a, b, c, d and 60 more"."""
+    shown = ", ".join(names[:_MAX_NAMES])
+    more = len(names) - _MAX_NAMES
+    return f"{what}{'s' * (len(names) > 1)} {shown}{f' and {more} more' if more > 0 else ''}"
+
+
 def spans(ranks: Sequence[int]) -> str:
-    """Format numbers with runs of neighbours as ranges: "1, 3-6"."""
+    """Format numbers with runs of neighbours as ranges: "1, 3-6", "0, 2, 4, ... (32 in all)"."""
     groups: list[list[int]] = []
     for rank in sorted(ranks):
         if groups and rank == groups[-1][-1] + 1:
             groups[-1].append(rank)
         else:
             groups.append([rank])
-    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+    shown = [str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups]
+    if len(shown) > _MAX_SPANS:
+        shown = [*shown[: _MAX_SPANS - 1], f"... ({len(ranks)} in all)"]
+    return ", ".join(shown)
 
 
 def memory_text(count: float) -> str:

@@ -207,11 +207,13 @@ class HangWatch:
         )
 
     def places(self) -> str:
-        """Where each rank is; ranks at the same place share a line."""
+        """Where each rank is; ranks at the same place share a line, of at most nine."""
         groups: dict[str, list[int]] = {}
         for rank, known in sorted(self._ranks.items()):
             groups.setdefault(stacks.place(known.stack or ""), []).append(rank)
-        return "\n".join(f"{ranks_text(ranks)}: {where}" for where, ranks in groups.items())
+        shown, rest = stacks.fold(groups)
+        lines = [f"{ranks_text(ranks)}: {where}" for where, ranks in shown.items()]
+        return "\n".join([*lines, *([f"{ranks_text(rest)}: elsewhere"] if rest else [])])
 
     def stacks(self) -> str:
         """All ranks' stacks at the last inspection."""

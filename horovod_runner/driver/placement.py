@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from typing import Final
 
-from horovod_runner.common.text import MAX_LINES, align_columns
+from horovod_runner.common.text import MAX_LINES, align_columns, names_text, spans
 from horovod_runner.errors import GpuError, LaunchError
 from horovod_runner.wire.slots import Offer, Slot
+
+_MAX_HOSTS: Final = 8  # in the table of many ranks
 
 
 def assign(offers: Iterable[Offer], gpus_per_rank: float | None = None) -> list[Slot]:
@@ -63,7 +65,7 @@ def assign(offers: Iterable[Offer], gpus_per_rank: float | None = None) -> list[
 
 
 def short_of_ports(slots: Iterable[Slot], offers: Iterable[Offer]) -> list[str]:
-    """Warnings for hosts that may have too few ports for Horovod's Gloo, a line each.
+    """Warnings for hosts that may have too few ports for Horovod's Gloo; equal hosts share one.
 
     Gloo connects each rank to each other one, and does so twice (for the process set of all ranks
     again) in three ways: among all ranks, those of a host, and those of one local_rank. For each
@@ -75,13 +77,18 @@ def short_of_ports(slots: Iterable[Slot], offers: Iterable[Offer]) -> list[str]:
         peers = slot.size + slot.local_size + slot.cross_size - 3
         taken.setdefault(slot.host, []).append(3 * peers)
     by_host = {offer.host: offer for offer in offers}
+    short: dict[tuple[int, int, int], list[str]] = {}
+    for host, counts in taken.items():
+        offer = by_host[host]
+        if 0 < offer.ports < sum(counts):
+            alike = (offer.ports, len(counts), sum(counts))
+            short.setdefault(alike, []).append(offer.hostname)
     return [
-        f"host {by_host[host].hostname} has {by_host[host].ports:,} ephemeral ports "
-        f"(net.ipv4.ip_local_port_range), and over Gloo its {len(counts)} ranks take up to "
-        f'{sum(counts):,} while they connect: hvd.init() may fail with "Address already in use". '
+        f"{names_text('host', names)} {'has' if len(names) == 1 else 'each have'} {ports:,} "
+        f"ephemeral ports (net.ipv4.ip_local_port_range), and over Gloo {ranks} ranks take up to "
+        f'{needed:,} while they connect: hvd.init() may fail with "Address already in use". '
         "Use MPI (cpu_collectives='mpi'), fewer ranks per host, or a wider range."
-        for host, counts in taken.items()
-        if 0 < by_host[host].ports < sum(counts)
+        for (ports, ranks, needed), names in short.items()
     ]
 
 
@@ -179,8 +186,8 @@ def _refuse_mixed(hosts: dict[str, list[Offer]], gpus: dict[str, list[tuple[str,
     without = [hosts[host][0].hostname for host, given in gpus.items() if not all(given)]
     if without and any(any(given) for given in gpus.values()):
         raise GpuError(
-            f"some ranks would train on GPUs and those on {', '.join(without)} on CPUs, which "
-            "hangs at the first collective. Run on hosts of one kind, or set gpus_per_rank=0."
+            f"some ranks would train on GPUs and those on {names_text('host', without)} on CPUs, "
+            "which hangs at the first collective. Run on hosts of one kind, or set gpus_per_rank=0."
         )
 
 
@@ -192,21 +199,31 @@ def _first_of_each_first(gpus: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def describe(slots: Sequence[Slot], pids: dict[int, int]) -> str:
-    """A table of rank, host, pid and GPU; above 16 ranks a line per host, for 16 hosts at most."""
+    """A table of the ranks: a line per rank; of more than 16, a line per host, for 8 hosts."""
     if len(slots) <= MAX_LINES:
         rows = [["rank", "host", "pid", "GPU"]]
         rows += [
             [str(s.rank), s.hostname, str(pids.get(s.rank, "-")), ",".join(s.gpus) or "-"]
             for s in slots
         ]
-    else:
-        rows = [["ranks", "host", "GPUs"]]
-        hosts: dict[str, list[Slot]] = {}
-        for slot in slots:
-            hosts.setdefault(slot.host, []).append(slot)
-        for local in islice(hosts.values(), MAX_LINES):
-            span = f"{local[0].rank}-{local[-1].rank}" if len(local) > 1 else str(local[0].rank)
-            rows.append([span, local[0].hostname, ",".join(local[0].host_gpus) or "-"])
-        if len(hosts) > MAX_LINES:
-            rows.append([f"to {len(slots) - 1}", f"on {len(hosts) - MAX_LINES} more hosts", ""])
-    return align_columns(rows)
+        return align_columns(rows)
+    hosts: dict[str, list[Slot]] = {}
+    for slot in slots:
+        hosts.setdefault(slot.host, []).append(slot)
+    of_hosts = list(hosts.values())
+    rows = [_host_row(local) for local in of_hosts]
+    if len(rows) > _MAX_HOSTS:
+        left_out = of_hosts[_MAX_HOSTS - 1 : -1]
+        others = [slot for local in left_out for slot in local]
+        middle = [_span(others), f"{len(left_out)} more hosts", str(len(others)), "..."]
+        rows = [*rows[: _MAX_HOSTS - 1], middle, rows[-1]]
+    return align_columns([["ranks", "host", "count", "GPUs"], *rows])
+
+
+def _host_row(local: Sequence[Slot]) -> list[str]:
+    gpus = ",".join(local[0].host_gpus) or "-"
+    return [_span(local), local[0].hostname, str(len(local)), gpus]
+
+
+def _span(slots: Sequence[Slot]) -> str:
+    return spans([slot.rank for slot in slots])

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 
+from horovod_runner.common.text import names_text
 from horovod_runner.errors import LaunchError
 from horovod_runner.options import CpuCollectives
 from horovod_runner.wire.messages import Controller
@@ -96,7 +97,7 @@ def choose_controller(
 
 
 def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> list[str]:
-    """Warn about versions that may not work together, in one line each.
+    """Warn about versions that may not work together; hosts with the same problem share a line.
 
     Args:
         driver: the versions on the driver.
@@ -106,7 +107,7 @@ def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> lis
     Raises:
         LaunchError: the versions of Python, horovod_runner or horovod cannot work together.
     """
-    warnings = []
+    problems: dict[tuple[str, str], list[str]] = {}  # hosts by what they have, and the remedy
     for host, on_host in hosts.items():
         if not on_host:
             continue
@@ -118,17 +119,20 @@ def compare(driver: Software, hosts: Mapping[str, Software], main: bytes) -> lis
                     if package == "horovod"
                     else f"pip install {package}=={driver[package].partition('+')[0]}"
                 )
-                warnings.append(
-                    f"host {host} has no {package}, which main seems to use: run there: {remedy}"
-                )
+                text = f", which main seems to use: run there: {remedy}"
+                problems.setdefault((f"no {package}", text), []).append(host)
         # Pickled arrays and functions of a later major version do not load in an earlier one.
         for package in ("cloudpickle", "numpy"):
             if _major(on_host, package) != _major(driver, package):
-                warnings.append(
-                    f"host {host} has {_version(on_host, package)} and the driver has "
-                    f"{_version(driver, package)}: objects pickled by one may not load in the "
-                    "other. Install the same major version."
+                text = (
+                    f" and the driver has {_version(driver, package)}: objects pickled by one may "
+                    "not load in the other. Install the same major version."
                 )
+                problems.setdefault((_version(on_host, package), text), []).append(host)
+    warnings = [
+        f"{names_text('host', names)} {'has' if len(names) == 1 else 'have'} {what}{text}"
+        for (what, text), names in problems.items()
+    ]
     for package in _FRAMEWORKS:
         versions = {on_host[package]: host for host, on_host in hosts.items() if package in on_host}
         if len(versions) > 1 and package.encode() in main:

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from horovod_runner.common.state import state_folder
-from horovod_runner.common.text import align_columns
+from horovod_runner.common.text import align_columns, spans
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
 from horovod_runner.results.live import Live
@@ -214,7 +214,7 @@ def table(runs: Iterable[ListedRun]) -> str:
     rows = [["run", "main", "np", "where", "driver", "since", "processes here"]]
     for run in runs:
         entry = run.entry
-        pids = ", ".join(map(str, run.processes)) or "-"
+        pids = spans(run.processes) or "-"
         if entry is None:
             rows.append([run.run_id, "?", "?", "?", "gone or elsewhere", "?", pids])
             continue

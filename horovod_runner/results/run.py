@@ -141,6 +141,8 @@ class Run:
         traces: the files of ``DebugConfig(timeline=, torch_profiler=)``; :meth:`trace` merges them.
         warnings: what was wrong with a run that may have ended well, at its end: checkpoints that
             are missing.
+        result_text: what ``main`` returned on rank 0, in at most 200 characters; of an object only
+            its type. Empty before the end.
     """
 
     run_id: str
@@ -159,6 +161,7 @@ class Run:
     recorded: float | None = None
     traces: list[TraceFile] = field(default_factory=list, repr=False)
     warnings: list[str] = field(default_factory=list)
+    result_text: str = ""
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -167,6 +170,16 @@ class Run:
     _archive: Archive | None = field(default=None, repr=False)
     _checkpoints: list[Checkpoint] = field(default_factory=list, repr=False)
     _sources: Mapping[str, Source] = field(default_factory=dict, repr=False)
+
+    def __repr__(self) -> str:
+        from horovod_runner.results.card import run_text
+
+        return run_text(self)
+
+    def _repr_html_(self) -> str:
+        from horovod_runner.results.card import run_html
+
+        return run_html(self)
 
     @property
     def metrics(self) -> pa.Table:

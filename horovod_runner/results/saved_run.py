@@ -62,6 +62,7 @@ class _Saved(msgspec.Struct, tag=_TAG):
     recorded: float = 0.0  # when the file was written
     traces: list[TraceFile] = []
     warnings: list[str] = []
+    result_text: str = ""
 
 
 class Summary(msgspec.Struct, tag=_TAG):
@@ -111,6 +112,7 @@ def _save(run: Run, path: Path) -> None:
         time.time(),
         list(run.traces),
         list(run.warnings),
+        run.result_text,
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -153,6 +155,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         profile=RunProfile.restored(saved.profile),
         traces=saved.traces,
         warnings=saved.warnings,
+        result_text=saved.result_text,
         _metrics=Metrics.restored(saved.metrics),
         _checkpoints=[
             Checkpoint(open_folder(folder), marker) for folder, marker in saved.checkpoints

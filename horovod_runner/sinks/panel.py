@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.sinks import panel_html
-from horovod_runner.sinks.progress import Progress, in_notebook
+from horovod_runner.sinks.progress import Progress
+from horovod_runner.sinks.streams import in_notebook
 
 if TYPE_CHECKING:
     from horovod_runner.results.live import Live

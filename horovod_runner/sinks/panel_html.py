@@ -94,13 +94,16 @@ def lines(live: Live) -> str:
 
 def page(live: Live) -> str:
     """All of it, without widgets."""
-    folded = [(ranks_title(live), ranks(live)), (LINES_TITLE, lines(live))]
-    shown = [
-        f"<details><summary>{title}</summary>{body}</details>"
-        for (title, body), there in zip(folded, (live.ranks, live.lines), strict=True)
-        if there
-    ]
-    return head(live) + "".join(shown)
+    return head(live) + "".join(
+        f"<details><summary>{title}</summary>{body}</details>" for title, body in folded(live)
+    )
+
+
+def folded(live: Live) -> list[tuple[str, str]]:
+    """The parts that are folded at first, each with its title, which is markup like the part."""
+    parts = [(ranks_title(live), ranks(live)), (LINES_TITLE, lines(live))]
+    shown = zip(parts, (live.ranks, live.lines), strict=True)
+    return [part for part, there in shown if there]
 
 
 LINES_TITLE: Final = "the last lines"

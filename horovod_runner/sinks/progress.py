@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
-from horovod_runner.sinks.streams import is_terminal, write
+from horovod_runner.sinks.streams import columns, for_notices, in_notebook, write
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
@@ -22,6 +21,10 @@ _LINE_SECONDS = 10.0
 _DRAW_SECONDS = 0.1
 _SHOWN_METRICS = 5
 _LARGE_SHARE = 0.2  # of the time, from which waiting is shown
+# Below this width the bar has no room for the time since its start and for "step".
+_WIDE_COLUMNS = 100
+_NARROW_FORMAT = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{remaining}, {rate_noinv_fmt}{postfix}]"
+_LEAST_BAR = 5
 
 
 class Progress(Sink):
@@ -33,7 +36,7 @@ class Progress(Sink):
 
     def __init__(self) -> None:
         self._bar: Any = None
-        self._lines = not (_has_columns() or in_notebook())
+        self._lines = not (columns() or in_notebook())
         self._line_open = False  # the program's last line of output has no end yet
         self._attempt = 1
         self._restarted = False
@@ -118,7 +121,7 @@ class Progress(Sink):
 
     def _show(self, now: float) -> None:
         if self._lines:
-            write(sys.stderr, f"HorovodRunner: {self._line(now)}\n")
+            write(for_notices(), f"HorovodRunner: {self._line(now)}\n")
         elif self._line_open and _widget(self._bar) is None:
             return
         else:
@@ -138,18 +141,20 @@ class Progress(Sink):
             self._bar = tqdm(
                 total=self._total,
                 initial=self._step,
-                unit="step",
+                unit=self._unit(),
                 dynamic_ncols=True,
                 file=sys.stderr,
                 leave=True,
                 smoothing=0.1,
                 desc=self._description() or None,
-                postfix=self._values(),
+                postfix=self._values(self._room()),
+                bar_format=self._format(),
             )
             self._restarted = False
         bar, step = self._bar, self._step
         bar.set_description_str(self._description(), refresh=False)
-        bar.set_postfix_str(self._values(), refresh=False)
+        bar.set_postfix_str(self._values(self._room()), refresh=False)
+        bar.bar_format, bar.unit = self._format(), self._unit()  # the width may have changed
         if self._total is not None and bar.total != self._total:
             bar.total = self._total
             widget = _widget(bar)
@@ -168,10 +173,35 @@ class Progress(Sink):
             parts.append(f"epoch {self._epoch}")
         return ", ".join(parts)
 
-    def _values(self) -> str:
+    def _format(self) -> str | None:
+        """The format of the bar; None for tqdm's own."""
+        return _NARROW_FORMAT if self._is_narrow() else None
+
+    def _unit(self) -> str:
+        return "" if self._is_narrow() else "step"
+
+    def _is_narrow(self) -> bool:
+        return self._total is not None and 0 < columns() < _WIDE_COLUMNS
+
+    def _room(self) -> int | None:
+        """The characters that metrics have beside the rest of the bar; None: any number."""
+        width = columns()
+        if not width:
+            return None
+        count = f"{self._step}" if self._total is None else f"{self._total}/{self._total}"
+        times = "00:00" if self._is_narrow() else "00:00<00:00"
+        rest = f"{self._description()}: 100%|| {count} [{times}, 123.45{self._unit()}/s, ]"
+        return width - len(rest) - _LEAST_BAR
+
+    def _values(self, room: int | None = None) -> str:
+        """The latest metrics, and what is waited for; a narrow terminal shows the first of them."""
         shown = [f"{name}={_short(value)}" for name, value in self._metrics.items()]
         waits = [self._waits] if self._waits else []
-        return ", ".join([*shown[:_SHOWN_METRICS], *waits])
+        fitting: list[str] = []
+        for part in [*shown[:1], *waits, *shown[1:_SHOWN_METRICS]]:
+            if not fitting or room is None or len(", ".join([*fitting, part])) <= room:
+                fitting.append(part)
+        return ", ".join(sorted(fitting, key=lambda part: part in waits))
 
     def _line(self, now: float) -> str:
         step = self._step
@@ -191,18 +221,3 @@ def _widget(bar: Any) -> Any:
     """The widget of a bar in a notebook; None if the bar is text."""
     container = getattr(bar, "container", None)
     return None if container is None else container.children[1]
-
-
-def _has_columns() -> bool:
-    """Whether stderr is a terminal with a known width; without one, tqdm draws nothing."""
-    try:
-        return is_terminal() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    except (AttributeError, OSError, ValueError):
-        return False
-
-
-def in_notebook() -> bool:
-    """Whether this is a Jupyter kernel: there tqdm draws with widgets, or as text without them."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and "IPKernelApp" in shell.config

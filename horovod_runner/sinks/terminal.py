@@ -11,10 +11,10 @@ from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from horovod_runner.common.text import MAX_LINES, spans
+from horovod_runner.common.text import MAX_LINES, broken, spans
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.sink import Sink
-from horovod_runner.sinks.streams import is_terminal, write
+from horovod_runner.sinks.streams import columns, for_notices, is_terminal, write
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Stream = Literal["stdout", "stderr"]
 _GATHER_SECONDS = 0.3  # ranks print the same line at slightly different times
 _MAX_GATHERED = 1000  # lines
+_MAX_SPANS = 4
 
 
 class TerminalSink(Sink):
@@ -31,7 +32,7 @@ class TerminalSink(Sink):
     Args:
         size: the number of ranks. With more than one, each line of output names its rank. With more
             than 16, a line that several ranks print at about the same time is printed once, with
-            all their numbers.
+            their numbers, or with how many they are.
         progress: the progress bar that stays below the printed text; None if there is no bar.
     """
 
@@ -73,12 +74,15 @@ class TerminalSink(Sink):
         """Print nothing: reports are for the progress bar."""
 
     def notice(self, text: str) -> None:
-        """Print to stderr, so that stdout holds only the program's output."""
+        """Print a message of the runner, in a terminal broken between words."""
         self._print_gathered()
         # Spark's progress bar may be on the current line of a terminal: erase it.
         start = "\r\x1b[K" if is_terminal() else ""
-        lines = "".join(f"HorovodRunner: {line}\n" for line in text.splitlines())
-        self._write(sys.stderr, start + lines)
+        width = columns()
+        lines = "".join(
+            f"{broken(f'HorovodRunner: {line}', width)}\n" for line in text.splitlines()
+        )
+        self._write(for_notices(), start + lines)
 
     def _gather(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
         with self._lock:
@@ -96,7 +100,7 @@ class TerminalSink(Sink):
             while self._gathered:
                 stream = next(iter(self._gathered))[0]
                 keys = list(takewhile(lambda key: key[0] == stream, self._gathered))  # noqa: B023
-                lines = [f"[{spans(self._gathered[key])}] {key[1]}\n" for key in keys]
+                lines = [f"[{_who(self._gathered[key])}] {key[1]}\n" for key in keys]
                 self._write(_stream(stream), "".join(lines))
                 for key in keys:  # after the write, so that an interrupt loses no line
                     del self._gathered[key]
@@ -105,6 +109,12 @@ class TerminalSink(Sink):
     def _write(self, stream: TextIO, text: str) -> None:
         with nullcontext() if self._progress is None else self._progress.hidden(text):
             write(stream, text)
+
+
+def _who(ranks: Sequence[int]) -> str:
+    """The ranks that printed a line: their numbers, or how many where the numbers would be long."""
+    text = spans(ranks)
+    return text if text.count(",") < _MAX_SPANS else f"{len(ranks)} ranks"
 
 
 def _stream(name: Stream) -> TextIO:

@@ -537,6 +537,17 @@ def main(steps, total):
     "HorovodRunner(np=-1).run(main, steps=10, total=10)",
     "HorovodRunner(np=-1).start(main, steps=5, total=5).result()  # in a thread",
     "HorovodRunner(np=-1, progress=False).run(main, steps=5, total=5)",
+    """
+def deeper(depth):
+    return deepest(depth - 1)
+
+def deepest(depth):
+    return deeper(depth) if depth else {}["label"]
+
+runner = HorovodRunner(np=-1, progress=False)
+runner.run(deeper, depth=20)
+""",
+    "runner.last_run",
 ]
 
 
@@ -556,7 +567,7 @@ def test_a_notebook_keeps_a_panel_as_html_and_text(
     )
     client.execute()
     shown = []
-    for cell in notebook.cells[1:-1]:
+    for cell in notebook.cells[1:-3]:
         (panel,) = [out.data for out in cell.outputs if out.output_type == "display_data"]
         assert set(panel) == {"text/html", "text/plain"}
         title, *rest = panel["text/plain"].splitlines()
@@ -572,7 +583,17 @@ def test_a_notebook_keeps_a_panel_as_html_and_text(
         ("main: failed", "step 10 of 10 (100%)"),
         ("main: finished", "step 5 of 5 (100%)"),
     ]
-    assert notebook.cells[-1].outputs == []
+    assert notebook.cells[-3].outputs == []
+    whole, error = notebook.cells[-2].outputs
+    assert "<details><summary>the whole error" in whole.data["text/html"]
+    assert whole.data["text/html"].count("in deeper") == 20
+    traceback = "\n".join(error.traceback)
+    assert "lines are folded: see the whole error above" in traceback
+    assert "runner.run(deeper, depth=20)" in re.sub(r"\x1b\[[\d;]*m", "", traceback)
+    assert "handle.py" not in traceback  # frames of this package tell a user nothing
+    (card,) = notebook.cells[-1].outputs
+    assert "KeyError: &#x27;label&#x27;" in card.data["text/html"]
+    assert card.data["text/plain"].endswith("; KeyError: 'label'>")
     # Of each panel there was one with widgets, which the HTML replaced.
     state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     names = [each["model_name"] for each in state.values()]

@@ -184,6 +184,15 @@ def test_ranks_with_the_same_stacks_are_shown_together() -> None:
     assert stacks.NO_ANSWER in shown
 
 
+def test_of_many_different_stacks_the_most_common_one_and_the_rarest_are_shown() -> None:
+    by_rank = {rank: dump(1000 if rank % 4 == 0 else rank) for rank in range(64)}
+    shown = stacks.show(by_rank).splitlines()
+    titles = [line for line in shown if line.startswith("Stack of")]
+    assert titles[0] == "Stack of ranks 0, 4, 8, 12, 16, 20, 24, 28, 32, ... (16 in all):"
+    assert titles[1:] == [f"Stack of rank {rank}:" for rank in (1, 2, 3, 5, 6, 7, 9)]
+    assert shown[-1].endswith("... (41 in all) are left out: they differ from these.")
+
+
 def test_what_horovods_stall_inspector_prints_is_read_also_in_pieces() -> None:
     reader = StallReader()
     head = "[2026-01-31 12:00:00.1: W /b/common/stall_inspector.cc:107] One or more tensors were "

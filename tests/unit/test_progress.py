@@ -13,7 +13,7 @@ from horovod_runner.wire.messages import Report
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Progress:
     """A sink that prints a line for every call of ``reports``."""
-    monkeypatch.setattr(progress, "_has_columns", lambda: False)
+    monkeypatch.setattr(progress, "columns", lambda: 0)
     monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
     return Progress()
 
@@ -52,3 +52,24 @@ def test_what_rank_0_waits_for_is_shown_where_it_is_much(
         "HorovodRunner: step 7, loss=1",
         "HorovodRunner: step 7, loss=1, waits 60% for data, 40% for other ranks",
     ]
+
+
+@pytest.mark.parametrize(
+    ("width", "values"),
+    [
+        (60, "loss=0.0205"),
+        (80, "loss=0.0205, accuracy=0.9917"),
+        (0, "loss=0.0205, accuracy=0.9917, lr=1"),
+    ],
+)
+def test_a_bar_shows_the_metrics_that_fit_into_the_terminal(
+    width: int, values: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "columns", lambda: width)
+    bar = Progress()
+    bar._lines = False
+    metrics = {"loss": 0.0205, "accuracy": 0.9917, "lr": 1}
+    bar.reports([Report(0, metrics, step=9, epoch=2, total_steps=120)])
+    last = capsys.readouterr().err.rpartition("\r")[2]
+    assert last.startswith("epoch 2:")
+    assert last.rstrip().endswith(f"/s, {values}]")

@@ -128,3 +128,9 @@ def test_a_package_that_main_uses_and_a_host_lacks_gives_a_warning_with_the_comm
     assert warning.startswith(f"host a has no {package}")
     assert warning.endswith(remedy)
     assert compare(HERE, {"a": on_host}, b"print") == []
+
+
+def test_hosts_that_lack_the_same_package_share_a_warning() -> None:
+    without = {name: version for name, version in HERE.items() if name != "torch"}
+    (warning,) = compare(HERE, {f"host{number}": without for number in range(64)}, MAIN)
+    assert warning.startswith("hosts host0, host1, host2, host3 and 60 more have no torch, which")

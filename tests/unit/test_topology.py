@@ -86,7 +86,7 @@ def test_gpus_demanded_on_a_host_without_any_are_named() -> None:
 
 
 def test_gpu_and_cpu_hosts_do_not_mix() -> None:
-    with pytest.raises(GpuError, match=r"those on host-b on CPUs"):
+    with pytest.raises(GpuError, match=r"those on host host-b on CPUs"):
         assign([offer(0, "a", host_gpus=("0",)), offer(1, "b")])
 
 
@@ -115,15 +115,35 @@ def test_hosts_with_the_same_address_are_refused_unless_they_share_a_machine() -
 def test_the_table_stays_short_for_many_ranks() -> None:
     lines = describe(assign(offer(t, "ab"[t // 50]) for t in range(100)), {}).splitlines()
     assert [line.split() for line in lines] == [
-        ["ranks", "host", "GPUs"],
-        ["0-49", "host-a", "-"],
-        ["50-99", "host-b", "-"],
+        ["ranks", "host", "count", "GPUs"],
+        ["0-49", "host-a", "50", "-"],
+        ["50-99", "host-b", "50", "-"],
     ]
+
+
+def test_the_table_of_many_hosts_folds_all_but_the_first_ones_and_the_last() -> None:
+    offers = [offer(t, f"{t}", hostname=f"host-{t}", address=f"10.0.0.{t}") for t in range(64)]
+    lines = describe(assign(offers), {}).splitlines()
+    assert len(lines) == 1 + 7 + 1 + 1
+    assert lines[8].split() == ["7-62", "56", "more", "hosts", "56", "..."]
+    assert lines[9].split() == ["63", "host-63", "1", "-"]
+
+
+def test_hosts_that_are_short_of_ports_in_the_same_way_share_a_warning() -> None:
+    offers = [offer(t, f"{t % 6}", hostname=f"host-{t % 6}", ports=9) for t in range(12)]
+    (warning,) = short_of_ports(assign(offers), offers)
+    assert warning.startswith("hosts host-0, host-1, host-2, host-3 and 2 more each have 9 ")
 
 
 @pytest.mark.parametrize(
     ("numbers", "text"),
-    [([3], "rank 3"), ([2, 1], "ranks 1-2"), ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8")],
+    [
+        ([3], "rank 3"),
+        ([2, 1], "ranks 1-2"),
+        ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8"),
+        (range(0, 20, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18"),
+        (range(0, 64, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, ... (32 in all)"),
+    ],
 )
 def test_ranks_are_written_briefly(numbers: list[int], text: str) -> None:
     assert ranks_text(numbers) == text

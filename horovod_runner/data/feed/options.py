@@ -19,6 +19,22 @@ Dtypes: TypeAlias = Mapping[str, str] | str
 PadRagged: TypeAlias = Mapping[str, float | tuple[float, int]]
 Transform: TypeAlias = Callable[[Any], Any]
 Framework: TypeAlias = Literal["numpy", "torch", "tensorflow"]
+#: Arguments of other feeds and of earlier versions of this one, with their names here.
+ALIASES: Final[Mapping[str, str]] = {
+    "last": "last_batch",
+    "drop_last": "last_batch='drop'",
+    "drop_remainder": "last_batch='drop'",
+    "pad": "pad_ragged",
+    **dict.fromkeys(("weights", "sample_weight", "sample_weight_col"), "sample_weights"),
+    **dict.fromkeys(("dtype", "types"), "dtypes"),
+    **dict.fromkeys(("batch", "local_batch_size", "per_device_train_batch_size"), "batch_size"),
+    **dict.fromkeys(("global_batch_size", "total_batch_size"), "global_batch"),
+    **dict.fromkeys(("cols", "features", "schema_fields", "feature_columns"), "columns"),
+    **dict.fromkeys(("shuffle_rows", "shuffle_row_groups", "shuffle_buffer_size"), "shuffle"),
+    "random_seed": "seed",
+    **dict.fromkeys(("transform_spec", "transform_fn", "collate_fn", "map_fn"), "transform"),
+    **dict.fromkeys(("prefetch_factor", "prefetch_batches", "num_prefetch"), "prefetch"),
+}
 #: Name of the part that ``sample_weights`` adds to a batch.
 WEIGHT: Final = "weight"
 

@@ -1,0 +1,109 @@
+"""Unknown arguments: errors that say which one was probably meant."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Class = TypeVar("_Class", bound=type[Any])
+_EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+def meant(
+    name: str,
+    known: Collection[str],
+    aliases: Mapping[str, str] = _EMPTY,
+    elsewhere: Mapping[str, str] = _EMPTY,
+) -> str:
+    """Return what an unknown name probably stands for; empty if nothing is like it.
+
+    Args:
+        name: what the user wrote.
+        known: the names that exist.
+        aliases: names that other programs or earlier versions have: each with the name here, or
+            with a text that says what to write instead.
+        elsewhere: names that exist in another place, each with how to write it there.
+    """
+    name = aliases.get(name, name)
+    if name in known:
+        return name
+    if name in elsewhere or name in aliases.values():
+        return elsewhere.get(name, name)
+    from difflib import get_close_matches  # for errors only: every rank imports this module
+
+    for names in (known, [*elsewhere, *aliases]):
+        for close in get_close_matches(name, names, n=1, cutoff=0.7):
+            return close if close in known else meant(close, known, aliases, elsewhere)
+    return ""
+
+
+def did_you_mean(text: str) -> str:
+    """The sentence that follows an error; empty if there is no suggestion."""
+    return f" Did you mean {text}?" if text else ""
+
+
+def suggest_arguments(
+    aliases: Mapping[str, str] = _EMPTY, elsewhere: Callable[[], Mapping[str, str]] = dict
+) -> Callable[[_Function], _Function]:
+    """Decorate a function: for an unknown argument its TypeError names the one that was meant.
+
+    The function keeps its signature, for editors and for ``inspect``.
+
+    Args:
+        aliases: as in :func:`meant`.
+        elsewhere: returns names as in :func:`meant`; called only for an error.
+    """
+    return lambda function: _checked(function, function.__name__, aliases, elsewhere)
+
+
+def suggest_fields(
+    aliases: Mapping[str, str] = _EMPTY, elsewhere: Callable[[], Mapping[str, str]] = dict
+) -> Callable[[_Class], _Class]:
+    """Decorate a class: :func:`suggest_arguments` for its constructor."""
+
+    def decorate(kind: _Class) -> _Class:
+        kind.__init__ = _checked(
+            kind.__init__,
+            kind.__name__,
+            aliases,
+            elsewhere,
+        )
+        return kind
+
+    return decorate
+
+
+def _checked(
+    function: _Function,
+    called: str,
+    aliases: Mapping[str, str],
+    elsewhere: Callable[[], Mapping[str, str]],
+) -> _Function:
+    code = function.__code__
+    positional = code.co_argcount
+    known = code.co_varnames[1 : positional + code.co_kwonlyargcount]  # without self
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in known:
+                text = meant(name, known, aliases, elsewhere())
+                listed = "" if text else f" Its arguments are {', '.join(known)}."
+                raise TypeError(
+                    f"{called}() got an unexpected keyword argument {name!r}."
+                    f"{did_you_mean(text)}{listed}"
+                )
+        if positional == 1 < len(args):
+            raise TypeError(
+                f"{called}() has only named arguments: write {called}({known[0]}={_short(args[1])})"
+            )
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def _short(value: object) -> str:
+    return repr(value) if isinstance(value, int | float | str | tuple) else "..."

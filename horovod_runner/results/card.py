@@ -1,0 +1,217 @@
+"""What was asked for and what came out, in short: a line of text, and HTML for a notebook."""
+
+from __future__ import annotations
+
+import reprlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from horovod_runner.common.text import duration_text
+from horovod_runner.results.live import live
+from horovod_runner.results.page.markup import Child, Html, element, join
+from horovod_runner.results.page.overview import is_secret, without_password
+from horovod_runner.sinks import panel_html
+
+if TYPE_CHECKING:
+    from horovod_runner.options import Options
+    from horovod_runner.results.run import Attempt, Run
+
+_HIDDEN: Final = "***"
+_OBJECTS: Final = ("spark", "resource_profile")  # of which only the type is named
+_MAX_HOSTS: Final = 4
+_MAX_METRICS: Final = 8
+_MAX_WARNINGS: Final = 5
+_MAX_CHARACTERS: Final = 200
+_NAME: Final = "padding:.1em 1em .1em 0;text-align:left;vertical-align:top;opacity:.7"
+_VALUE: Final = "padding:.1em 0;text-align:left;overflow-wrap:anywhere;white-space:pre-line"
+
+
+class _Short(reprlib.Repr):
+    """Texts of values that may be large: of what is not plain, only the type is named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxdict = self.maxlist = self.maxtuple = 8
+        self.maxstring = 80
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        if value is None or isinstance(value, bool | float | complex):
+            return repr(value)
+        shape = getattr(value, "shape", None)
+        return f"<{type(value).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}>"
+
+
+def value_text(value: object) -> str:
+    """A value that ``main`` returned, in at most 200 characters; calls none of its methods."""
+    try:
+        text = _Short().repr(value)
+    except Exception:  # an object whose attributes cannot be read
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
+
+
+def run_text(run: Run) -> str:
+    """A run in one line, for ``repr``."""
+    parts = [_how(run), _ranks(run), f"on {run.where}" if run.where else ""]
+    if run.result_text not in ("", "None"):
+        parts.append(f"result {run.result_text}")
+    if run.latest_metrics:
+        parts.append(_metrics(run))
+    if run.checkpoints:
+        parts.append(f"checkpoints: {_checkpoints(run)}")
+    if run.status == "failed" and run.attempts:
+        parts.append(run.attempts[-1].error)
+    if run.warnings:
+        parts.append(_count(len(run.warnings), "warning"))
+    text = "; ".join(part for part in parts if part)
+    return f"<Run {run.run_id} of {run.main or 'main'}: {text}>"
+
+
+def run_html(run: Run) -> str:
+    """A run for a notebook: as its panel, with what was asked for and what came out."""
+    now = live(run)
+    folds = [(f"attempt {each.number}: {each.error}", _pre(each.details)) for each in _failed(run)]
+    folds += [(title, Html(body)) for title, body in panel_html.folded(now)]
+    return join([Html(panel_html.head(now)), _table(_facts(run)), *_folded(folds)])
+
+
+def runner_text(options: Options, run: Run | None) -> str:
+    """A runner in one line, for ``repr``: the options that differ from their defaults."""
+    given = ", ".join(f"{name}={text}" for name, text in _given(options))
+    last = "" if run is None else f"; last_run: {_how(run)}"
+    return f"<HorovodRunner({given}){last}>" if last else f"HorovodRunner({given})"
+
+
+def runner_html(options: Options, run: Run | None) -> str:
+    """A runner for a notebook: its options that differ from their defaults, and its last run."""
+    rows = [("ranks", _where(options)), *list(_given(options))[1:]]
+    title = element("div", element("b", "HorovodRunner"))
+    if run is None:
+        return join([title, _table([*rows, ("last run", "none yet")])])
+    return join([title, _table(rows), Html("<hr>"), Html(run_html(run))])
+
+
+def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    params = {name: value for name, value in run.params.items() if name != "np"}
+    if params:
+        yield "arguments", _params(params)
+    if run.ranks:
+        yield "hosts", _hosts(run)
+    if run.result_text:
+        yield "result", run.result_text
+    if run.checkpoints:
+        latest = run.checkpoints[-1]
+        yield "checkpoints", f"{_checkpoints(run)}, {without_password(latest.path)}"
+    for attempt in run.attempts[:-1]:
+        why = attempt.error or attempt.change or "ended"
+        seconds = (attempt.ended or attempt.started) - attempt.started
+        yield f"attempt {attempt.number}", f"{why} (after {duration_text(seconds)})"
+    if run.warnings:
+        more = len(run.warnings) - _MAX_WARNINGS
+        shown = [*run.warnings[:_MAX_WARNINGS], *([f"and {more} more"] if more > 0 else [])]
+        yield "warnings", "\n".join(shown)
+
+
+def _how(run: Run) -> str:
+    if run.timings.end is None:
+        return run.status
+    return f"{run.status} in {duration_text(run.timings.end - run.timings.queued)}"
+
+
+def _ranks(run: Run) -> str:
+    if not run.ranks:
+        return "no ranks started"
+    hosts = len({rank.host for rank in run.ranks})
+    return f"{_count(len(run.ranks), 'rank')} on {_count(hosts, 'host')}"
+
+
+def _hosts(run: Run) -> str:
+    counts = Counter(rank.host for rank in run.ranks)
+    shown = [f"{host} ({_count(ranks, 'rank')})" for host, ranks in counts.items()]
+    if len(shown) <= _MAX_HOSTS:
+        return ", ".join(shown)
+    return ", ".join([f"{len(shown)}: {shown[0]}", *shown[1 : _MAX_HOSTS - 1], "...", shown[-1]])
+
+
+def _metrics(run: Run) -> str:
+    metrics = list(run.latest_metrics.items())
+    shown = [
+        f"{name}={value if isinstance(value, int) else format(value, '.4g')}"
+        for name, value in metrics[:_MAX_METRICS]
+    ]
+    return ", ".join([*shown, *(["..."] if len(metrics) > _MAX_METRICS else [])])
+
+
+def _checkpoints(run: Run) -> str:
+    found = run.checkpoints
+    return f"{len(found)}, the latest of step {found[-1].step:,}"
+
+
+def _params(params: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={_HIDDEN if is_secret(name, value) else without_password(value_text(value))}"
+        for name, value in params.items()
+    )
+
+
+def _failed(run: Run) -> list[Attempt]:
+    return [attempt for attempt in run.attempts if attempt.details]
+
+
+def _where(options: Options) -> str:
+    """How many ranks there are to be, and where, in words."""
+    count = f"{abs(options.least)} to {abs(options.most)}" if options.elastic else ""
+    count = count or str(abs(options.most))
+    ranks = "all slots" if count == "0" else f"{count} rank{'s' * (count != '1')}"
+    if options.local:
+        return f"{ranks}, processes on this machine"
+    return f"{ranks} on {'Slurm' if options.cluster_config.launcher == 'slurm' else 'Spark'}"
+
+
+def _given(options: Any) -> Iterator[tuple[str, str]]:
+    """The options that differ from their defaults, as one would write them, without secrets."""
+    for option in fields(options):
+        value = getattr(options, option.name)
+        if option.name == "np" or value != _default(option):
+            yield option.name, _option_text(option.name, value)
+
+
+def _default(option: Field[Any]) -> Any:
+    return option.default if option.default_factory is MISSING else option.default_factory()
+
+
+def _option_text(name: str, value: Any) -> str:
+    if name == "env":
+        return f"{{{', '.join(f'{key!r}: {_HIDDEN}' for key in value)}}}"
+    if is_dataclass(value):
+        given = ", ".join(f"{key}={text}" for key, text in _given(value))
+        return f"{type(value).__name__}({given})"
+    if name in ("sinks", "ship_modules"):
+        names = [getattr(each, "__name__", f"{type(each).__name__}(...)") for each in value]
+        return f"[{', '.join(names)}]"
+    if isinstance(value, str | int | float | tuple | None):
+        return without_password(repr(value))
+    return f"<{type(value).__name__}>" if name in _OBJECTS else without_password(repr(str(value)))
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> Html | None:
+    found = [
+        element("tr", element("th", name, style=_NAME), element("td", value, style=_VALUE))
+        for name, value in rows
+    ]
+    return element("table", *found, style="margin:.3em 0;max-width:60em") if found else None
+
+
+def _pre(text: str) -> Html:
+    return element("pre", text, style="margin:0;white-space:pre-wrap")
+
+
+def _folded(folds: Iterable[tuple[str, Child]]) -> Iterator[Html]:
+    for title, body in folds:
+        yield element("details", element("summary", title), body)

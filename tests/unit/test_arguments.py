@@ -1,0 +1,137 @@
+"""Unknown arguments: the error says which one was meant, before anything is launched."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from horovod_runner import CheckpointConfig, DataConfig, DebugConfig, HorovodRunner
+from horovod_runner.commands import cli
+from horovod_runner.common.arguments import meant
+from horovod_runner.data import Shard
+from horovod_runner.options import ALIASES, GROUPS, where_options_are
+
+
+def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    with pytest.raises(TypeError) as raised:
+        call(*args, **kwargs)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"),
+    [
+        ({"driver_log_verbosty": "all"}, "driver_log_verbosity"),
+        ({"checkpoint_directory": "/x"}, "checkpoint_dir"),
+        # An option of a group, by its name and misspelled.
+        ({"hang_timeout": 3}, r"debug_config=DebugConfig\(hang_timeout=...\)"),
+        ({"hang_timout": 3}, r"debug_config=DebugConfig\(hang_timeout=...\)"),
+        # Names of earlier versions and of other distributors.
+        ({"keep": 3}, r"checkpoint_config=CheckpointConfig\(num_to_keep=...\)"),
+        ({"warm": True}, r"cluster_config=ClusterConfig\(preload_frameworks=...\)"),
+        ({"num_processes": 4}, "np"),
+        ({"local_mode": True}, r"np=-2 \(below 0: processes on this machine\)"),
+    ],
+)
+def test_a_runner_names_the_argument_that_was_meant(given: dict[str, Any], suggested: str) -> None:
+    with pytest.raises(TypeError, match=rf"'{next(iter(given))}'\. Did you mean {suggested}\?$"):
+        HorovodRunner(np=2, **given)
+
+
+def test_a_name_that_is_like_no_other_lists_those_that_exist() -> None:
+    assert error_of(HorovodRunner, np=2, zzz=1).startswith(
+        "HorovodRunner() got an unexpected keyword argument 'zzz'. Its arguments are np, driver_log"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "suggested"),
+    [
+        (CheckpointConfig, "num_keep", "num_to_keep"),
+        (CheckpointConfig, "keep", "num_to_keep"),
+        (DebugConfig, "num_to_keep", "checkpoint_config=CheckpointConfig(num_to_keep=...)"),
+        (DebugConfig, "resume", "HorovodRunner(resume=...)"),
+        (DataConfig, "data_dir", "shared_dir"),
+    ],
+)
+def test_a_config_names_its_own_argument_or_where_it_belongs(
+    config: type[Any], given: str, suggested: str
+) -> None:
+    assert error_of(config, **{given: 1}) == (
+        f"{config.__name__}() got an unexpected keyword argument {given!r}. "
+        f"Did you mean {suggested}?"
+    )
+
+
+def test_arguments_without_their_names_are_refused_with_the_name() -> None:
+    assert error_of(HorovodRunner, 4).endswith("write HorovodRunner(np=4)")
+    assert error_of(CheckpointConfig, 5).endswith("write CheckpointConfig(num_to_keep=5)")
+
+
+def test_a_choice_that_was_misspelled_is_suggested() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'log_callback_only'"):
+        HorovodRunner(np=1, driver_log_verbosity="log_callbacks_only")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "suggested"),
+    [
+        ("to_torch", "shufle", "shuffle"),
+        ("to_torch", "drop_last", "last_batch='drop'"),
+        ("to_tf", "sample_weight", "sample_weights"),
+        ("to_torch_dataset", "colums", "columns"),
+        ("batches", "pad", "pad_ragged"),
+    ],
+)
+def test_a_feed_names_the_argument_that_was_meant(method: str, given: str, suggested: str) -> None:
+    assert error_of(getattr(Shard("train"), method), **{given: 1}) == (
+        f"{method}() got an unexpected keyword argument {given!r}. Did you mean {suggested}?"
+    )
+
+
+def test_main_is_not_launched_with_a_misspelled_argument() -> None:
+    def train(learning_rate: float = 0.1) -> float:
+        return learning_rate
+
+    runner = HorovodRunner(np=-1)
+    assert "Did you mean learning_rate?" in error_of(runner.run, train, learnin_rate=1.0)
+    assert runner.last_run is None
+
+
+@pytest.mark.parametrize(
+    ("line", "suggested"),
+    [
+        (["run", "x.py", "--hang-timout", "3"], "--hang-timeout"),
+        (["run", "x.py", "--keep=3"], "--num-to-keep"),
+        (["run", "-np", "4", "x.py"], "--np"),
+        (["doctor", "--jsn"], "--json"),
+        (["dcotor"], "doctor"),
+        (["run", "x.py", "--gpu-pinning", "maks"], "mask"),
+    ],
+)
+def test_the_command_line_names_what_was_meant(
+    line: list[str], suggested: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status: object = cli.main(line)
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert f"Did you mean {suggested}?" in capsys.readouterr().err
+
+
+def test_signatures_stay_as_they_are_written() -> None:
+    assert next(iter(inspect.signature(HorovodRunner).parameters)) == "np"
+    assert list(inspect.signature(CheckpointConfig).parameters)[:2] == ["num_to_keep", "metric"]
+    assert list(inspect.signature(Shard.to_torch).parameters)[1:3] == ["batch_size", "columns"]
+
+
+def test_every_alias_leads_to_an_option_or_says_what_to_write() -> None:
+    known = where_options_are()
+    own = {name for name in known if name not in GROUPS}
+    for alias in ALIASES:
+        text = meant(alias, own, ALIASES)
+        assert text in own or "=" in text

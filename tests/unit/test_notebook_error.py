@@ -1,0 +1,76 @@
+"""Errors in a notebook: long ones are short at first, and can be opened."""
+
+from __future__ import annotations
+
+from traceback import extract_tb
+
+import pytest
+
+from horovod_runner import HorovodRunner
+from horovod_runner.errors import HangError, RankFailedError
+from horovod_runner.sinks import notebook_error
+from horovod_runner.sinks.notebook_error import fold_error, from_ranks, shortened, until_package
+
+FRAMES = "\n".join(f"  | frame {number}" for number in range(40))
+TEXT = f"rank 1 of 2 failed: KeyError\n\nTraceback on rank 1:\n{FRAMES}\n\nInstall it there."
+SHORT = (
+    "rank 1 of 2 failed: KeyError\n\nTraceback on rank 1:\n  | ... 36 lines are folded: see the "
+    "whole error above\n  | frame 36\n  | frame 37\n  | frame 38\n  | frame 39\n\nInstall it there."
+)
+
+
+class UserError(Exception):
+    """One that cannot be copied."""
+
+    def __init__(self, code: int, name: str) -> None:
+        super().__init__("no such column")
+
+
+def user_error(text: str) -> UserError:
+    error = UserError(3, "x")
+    error.__cause__ = RankFailedError(text, rank=1)
+    return error
+
+
+def test_the_cause_of_a_users_exception_is_shortened_for_the_time_of_showing_it() -> None:
+    error = user_error(TEXT)
+    with shortened(error) as shown:
+        assert shown is error
+        assert str(shown.__cause__) == SHORT
+        assert isinstance(shown.__cause__, RankFailedError)
+    assert str(error.__cause__) == TEXT
+
+
+def test_an_error_of_this_package_is_shown_by_a_shortened_copy() -> None:
+    for error in (HangError(TEXT), RankFailedError(TEXT, rank=1)):
+        with shortened(error) as shown:
+            assert (type(shown), str(shown)) == (type(error), SHORT)
+        assert str(error) == TEXT
+
+
+@pytest.mark.parametrize("in_notebook", [True, False])
+def test_only_in_a_notebook_errors_are_folded(
+    in_notebook: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebook_error, "in_notebook", lambda: in_notebook)
+    error = user_error(TEXT)
+    fold_error(error)
+    assert hasattr(error, "_render_traceback_") is in_notebook
+
+
+def test_a_traceback_ends_at_the_users_line() -> None:
+    def users() -> None:
+        HorovodRunner(np=1, checkpoint_dir=3)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError) as raised:
+        users()
+    names = [frame.name for frame in extract_tb(until_package(raised.tb))]
+    assert names[-1] == "users"
+    assert len(names) < len(extract_tb(raised.tb))
+
+
+def test_an_error_that_did_not_come_from_the_ranks_keeps_its_traceback() -> None:
+    assert from_ranks(user_error(TEXT))
+    assert from_ranks(HangError(TEXT))
+    assert not from_ranks(ValueError("of a sink"))
+    assert not from_ranks(KeyboardInterrupt())

@@ -1,0 +1,58 @@
+"""Notices in a terminal and in a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_runner.sinks import streams, terminal
+from horovod_runner.sinks.terminal import TerminalSink
+
+LONG = "no progress for 60 s: ranks 0-62 wait in allreduce.a for rank 63; the run ends at 1800 s"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_long_notice_is_broken_between_words_in_a_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(terminal, "columns", lambda: width)
+    TerminalSink(64).notice(f"{LONG}\na short line")
+    first, *others, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("HorovodRunner: no progress for")
+    assert last == "HorovodRunner: a short line"
+    assert " ".join([first, *(line.strip() for line in others)]) == f"HorovodRunner: {LONG}"
+    assert all(len(line) <= width for line in (first, *others))
+    assert all(line.startswith("  ") for line in others)
+
+
+def test_a_path_stays_in_one_piece(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/long/" + "x" * 60 + "/a-b-c"
+    monkeypatch.setattr(terminal, "columns", lambda: 50)
+    TerminalSink(2).notice(f"the folder {path} is full")
+    assert path in capsys.readouterr().err
+
+
+def test_a_notice_in_a_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    TerminalSink(2).notice(LONG)
+    assert capsys.readouterr().err == f"HorovodRunner: {LONG}\n"
+
+
+def test_a_line_of_scattered_ranks_says_how_many_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sink = TerminalSink(64)
+    for rank in range(0, 64, 2):
+        sink.output(rank, "stdout", "even\n")
+    for rank in (1, 2, 7):
+        sink.output(rank, "stdout", "few\n")
+    sink.log(0, "done")
+    assert capsys.readouterr().out == "[32 ranks] even\n[1-2, 7] few\ndone\n"
+
+
+def test_a_notebook_shows_notices_as_ordinary_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(streams, "in_notebook", lambda: True)
+    TerminalSink(2).notice(LONG)
+    assert capsys.readouterr() == (f"HorovodRunner: {LONG}\n", "")
