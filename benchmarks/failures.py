@@ -380,11 +380,12 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "Use this page to recognize an error, and to see what a run reports about it. Twenty ways "
         "to fail follow, each with the message that `run` raises.",
         "",
-        "Made by `benchmarks/failures.py --page docs/reference/failures.md`. Two ranks are in a "
-        "loop of allreduces, each with a child process, and rank 1 fails. *Seconds* are from the "
-        f"failure to the error on the driver; for the hangs with `hang_timeout={_HANG_TIMEOUT:g}` "
-        "(the default is 30 minutes). *Left* is the number of the ranks' processes that are still "
-        "there five seconds later. Long tracebacks and stacks are cut in the middle.",
+        "Two ranks are in a loop of allreduces, each with a child process, and rank 1 fails. "
+        "*Seconds* are from the failure to the error on the driver; for the hangs with "
+        f"`hang_timeout={_HANG_TIMEOUT:g}` (the default is 30 minutes). *Left* is the number of the "
+        "ranks' processes that are still there five seconds later. Long tracebacks and stacks are cut in the middle.",
+        "",
+        "<!-- benchmarks/failures.py --page docs/reference/failures.md makes this page. -->",
         "",
     ]
     rows = []

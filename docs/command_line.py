@@ -31,7 +31,7 @@ The options of `run` are the arguments of `HorovodRunner` and its configs, with 
 ([Python API](api.md)). What [checkpoints](../howto/checkpoints.md), [GPUs](../howto/gpu.md) and
 [failures](failures.md) say about HorovodRunner also applies to `horovod-runner run`.
 
-`python docs/command_line.py` makes this page from the commands' help.
+<!-- docs/command_line.py makes this page from the commands' help. -->
 """
 
 

@@ -19,7 +19,7 @@ END = "<!-- docs/mistakes.py wrote this -->\n"
 HEAD = """
 ## Mistakes in training code
 
-Each of these mistakes was made on purpose (`tests/real/test_mistakes.py`).
+A test makes each of these mistakes on purpose, so this is what you see.
 
 | | |
 |---|---|

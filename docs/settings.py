@@ -45,7 +45,7 @@ On the command line an option has its name with dashes: `--num-to-keep 5`, `--ha
 | executors | a variable of the hosts, or in Spark `spark.executorEnv.NAME` |
 | install | a variable of `horovod-runner install` |
 
-`python docs/settings.py` makes this page from the docstrings of the options.
+<!-- docs/settings.py makes this page from the docstrings of the options. -->
 
 ## All of them
 

@@ -21,6 +21,6 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
         timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    api = (tmp_path / "api.html").read_text()
+    api = (tmp_path / "reference" / "api.html").read_text()
     for name in ("HorovodRunner.run", "save_checkpoint", "spmd.prepare_data", "errors.SlotError"):
         assert f'id="horovod_runner.{name}"' in api

@@ -24,7 +24,7 @@ WHOLE = [
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/get_started/*.md")),
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/tutorials/*.md")),
     *sorted(str(page.relative_to(ROOT)) for page in ROOT.glob("docs/howto/from_*.md")),
-    *(f"docs/howto/{name}.md" for name in ("delta", "error_report", "spot", "tune")),
+    *(f"docs/howto/{name}.md" for name in ("delta", "error_report", "mlflow", "spot", "tune")),
     "docs/concepts/run.md",
     "docs/reference/errors.md",
 ]
@@ -34,6 +34,7 @@ FIRST = {
     "docs/concepts/collectives.md": r"1\.0 gloo",
     "docs/howto/checkpoints.md": r"49 +100 +\d\.\d+(e-\d+)?",
     "docs/howto/data.md": r"\{'error': \d\.\d+(e-\d+)?\}",
+    "docs/howto/elastic.md": r"\(3, 200\)",
     "docs/howto/gpu.md": r"\[.*\]",
     "docs/howto/handle.md": r"loss 0\.\d+",
     "docs/howto/torch_distributed.md": r"\('hvd', 0\.\d+\)",
