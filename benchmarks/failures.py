@@ -382,8 +382,9 @@ def page(results: dict[str, dict[str, Any]]) -> str:
         "",
         "Two ranks are in a loop of allreduces, each with a child process, and rank 1 fails. "
         "*Seconds* are from the failure to the error on the driver; for the hangs with "
-        f"`hang_timeout={_HANG_TIMEOUT:g}` (the default is 30 minutes). *Left* is the number of the "
-        "ranks' processes that are still there five seconds later. Long tracebacks and stacks are cut in the middle.",
+        f"`hang_timeout={_HANG_TIMEOUT:g}` (the default is 30 minutes). *Left* is the number of "
+        "the ranks' processes that are still there five seconds later. Long tracebacks and stacks "
+        "are cut in the middle.",
         "",
         "<!-- benchmarks/failures.py --page docs/reference/failures.md makes this page. -->",
         "",
