@@ -16,8 +16,9 @@ PETASTORM := .venv-petastorm
 # The main leg's packages, and Horovod built with the system's MPI; or Bodo, which brings an MPI.
 OPENMPI   := .venv-openmpi
 BODO      := .venv-bodo
-# What starts the builds of published wheels; each has an environment of its own.
-WHEELS    := .venv-wheels
+# What starts the builds of published wheels; each has an environment of its own. A container that
+# sees this folder of its host cannot use the host's.
+WHEELS    := .venv-wheels$(if $(WHEELS_CONTAINER),-container)
 
 # The newest Python that has all packages, and Petastorm's.
 ifndef PYTHON
@@ -174,7 +175,7 @@ bench: $(MAIN)/.ready $(PETASTORM)/.ready
 	$(PETASTORM)/bin/python benchmarks/suite.py --only data
 
 clean:
-	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) $(WHEELS) .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) .venv-wheels* .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(DEMO_EXTRAS)]')

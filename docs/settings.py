@@ -180,7 +180,8 @@ VARIABLES = (
         "HOROVOD_BUILD_ARCH_FLAGS",
         "install",
         "the machine's CPU",
-        "compiler flags for the CPU: `-march=x86-64-v3` for a wheel that other machines use",
+        "compiler flags for the CPU: `-march=x86-64-v3` for a wheel that other machines use; "
+        "empty for none",
     ),
     ("CXX", "install", "`c++`, `g++`, `clang++`", "the C++ compiler"),
 )

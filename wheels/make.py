@@ -5,8 +5,10 @@
     python wheels/make.py --out dist/wheels --index            # the index alone
 
 `make wheels` calls it. Needs this package, uv, and what Horovod's build needs. A row whose Python
-is not on the machine is left out, and said so. WHEELS_CONTAINER names the container image that this
-runs in, for the wheels' records.
+is not on the machine is left out, and said so. A wheel gets into the folder once it was tried.
+
+WHEELS_CONTAINER names the container image that this runs in, for the wheels' records. TORCH_INDEX
+names a package index from which rows for CPUs take torch.
 """
 
 from __future__ import annotations
@@ -24,9 +26,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-WORK = ROOT / ".venv-wheels" / "rows"
+# A container that sees this folder of its host has environments of its own, as in the Makefile.
+BASE = ROOT / (".venv-wheels-container" if os.environ.get("WHEELS_CONTAINER") else ".venv-wheels")
+WORK = BASE / "rows"
 TABLE = Path(__file__).with_name("table.toml")
 PROCESSOR_FLAGS = {"x86_64": "-mf16c -mavx -mfma"}  # every x86 processor since 2013
+# Variables that change a build and are not in the wheel's record; and HOROVOD_*.
+FLAGS = ("CFLAGS", "CPPFLAGS", "CXXFLAGS", "CUDAFLAGS", "LDFLAGS", "CUDA_HOME", "CUDA_PATH")
+MODULES = ("PYTHONPATH", "PYTHONHOME")  # lead out of a row's environment
 NO_COMPILER = ("gcc", "g++", "cc", "c++", "clang++", "cmake", "make", "nvcc")
 
 
@@ -79,20 +86,24 @@ def main() -> int:
     results = {}
     for name in [] if options.index else options.rows or known:
         results[name] = make(known[name], out)
-    records = write_index(out, options.address)
     for name, result in results.items():
         print(f"{name}: {result}")
     for name, why in tomllib.loads(TABLE.read_text())["left_out"].items():
         print(f"left out: {name}: {why}")
+    records = write_index(out, options.address)
     print(f"{len(records)} wheels in {out}, index {out / 'index.html'}")
     return int(any(result.startswith("failed") for result in results.values()))
 
 
 def write_index(out: Path, address: str | None = None) -> list[Any]:
     """Write the pages about the wheels; returns their records."""
-    from horovod_runner.horovod_build import release  # --list needs no package
+    from horovod_runner.errors import InstallError  # --list needs no package
+    from horovod_runner.horovod_build import release
 
-    records: list[Any] = release.write_index(out, address)
+    try:
+        records: list[Any] = release.write_index(out, address)
+    except InstallError as error:
+        raise SystemExit(f"no index was written: {error}") from error
     return records
 
 
@@ -104,14 +115,30 @@ def make(row: Row, out: Path) -> str:
     # The same path each time: ccache knows the framework's headers by it.
     folder = WORK / str(row)
     shutil.rmtree(folder, ignore_errors=True)
+    # Not in `out` before it was tried, and tried beside no other wheel, which might fit as well.
+    staged = folder / "wheels"
     try:
-        build(row, python, folder / "build", out)
-        seconds = try_out(row, python, folder / "empty", out)
+        build(row, python, folder / "build", staged)
+        seconds = try_out(row, python, folder / "empty", staged)
+        publish(staged, out)
     except subprocess.CalledProcessError as error:
         return f"failed, exit code {error.returncode}: {' '.join(map(str, error.cmd))}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return f"built; in an empty environment two ranks reduced {seconds:.0f} s after the packages"
+
+
+def publish(staged: Path, out: Path) -> None:
+    """Move the wheel and then its record to the folder that is published."""
+    out.mkdir(parents=True, exist_ok=True)
+    for kind in ("*.whl", "*.whl.json"):
+        for file in staged.glob(kind):
+            shutil.move(file, out / file.name)
+
+
+def clean_environment(*left_out: str) -> dict[str, str]:
+    """This process's environment without some variables, and without other folders of modules."""
+    return {name: os.environ[name] for name in os.environ if name not in (*MODULES, *left_out)}
 
 
 def find_python(version: str) -> str | None:
@@ -124,7 +151,8 @@ def find_python(version: str) -> str | None:
 
 def build(row: Row, python: str, folder: Path, out: Path) -> None:
     """Build the wheel of a row in an environment of its own."""
-    environment = {**os.environ, "HOROVOD_RUNNER_WHEELS": ""}
+    horovods = [name for name in os.environ if name.startswith("HOROVOD_")]
+    environment = clean_environment(*FLAGS, *horovods)
     flags = PROCESSOR_FLAGS.get(platform.machine())
     if flags is not None:
         environment["HOROVOD_BUILD_ARCH_FLAGS"] = flags
@@ -134,6 +162,7 @@ def build(row: Row, python: str, folder: Path, out: Path) -> None:
         environment["CUDA_HOME"] = str(stage_cuda(packages, folder / "cuda"))
         environment["HOROVOD_BUILD_CUDA_CC_LIST"] = row.entry["architectures"]
     command = [folder / "bin" / "python", ROOT / "wheels" / "build.py", "--out", out]
+    command += ["--cache", BASE / "built"]
     command += ["--frameworks", ",".join(row.frameworks)]
     command += ["--gpu"] * (row.plane == "--gpu")
     subprocess.run(command, env=environment, cwd=folder, check=True)
@@ -165,12 +194,11 @@ def try_out(row: Row, python: str, folder: Path, out: Path) -> float:
     install(row, python, folder, str(ROOT), "pip")
     programs = without_compilers(folder / "programs")
     environment = {
-        **os.environ,
+        **clean_environment("CXX"),
         "PATH": f"{folder / 'bin'}:{programs}",
         "XDG_CACHE_HOME": str(folder / "cache"),
         "HOROVOD_RUNNER_WHEELS": str(out),
     }
-    environment.pop("CXX", None)
     write_index(out)
     command = [folder / "bin" / "horovod-runner", "install", row.plane]
     command += ["--frameworks", ",".join(row.frameworks)]

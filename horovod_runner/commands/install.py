@@ -11,13 +11,16 @@ only: after an upgrade of PyTorch, for example, it would install a wheel that lo
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import IO
 
 from horovod_runner.commands import wheels
 from horovod_runner.commands.wheels import Place
@@ -60,21 +63,45 @@ def install(
     """
     supported = find_frameworks(frameworks)
     place = _place(shared)
-    wheel = None
+    published = None
     if place and not rebuild:
         wanted = fit.wish(supported, gpu, mpi, gpus=bool(visible_gpus()))
-        wheel = find_published_wheel(place, wanted, say)
-    if wheel is None:
+        published = find_published_wheel(place, wanted, say)
+    if published:
+        pip_install(published.path, say, sha256=published.sha256)
+    else:
         plan = plan_for(supported, gpu, mpi)
         say(plan.describe())
-        wheel = find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say)
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    for command in ([*pip, str(wheel)], [*pip, "--no-deps", "--force-reinstall", str(wheel)]):
-        # First Horovod's requirements. Then this wheel, over any other wheel of its version.
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise InstallError(f"pip could not install {wheel}: {done.stderr.strip()}")
+        pip_install(find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say), say)
     prove(supported, say)
+
+
+def pip_install(wheel: Path, say: Callable[[str], None], sha256: str | None = None) -> None:
+    """Install a wheel and its requirements into this environment.
+
+    Args:
+        wheel: the wheel.
+        say: called if another process installs a wheel into this environment, which is waited for.
+        sha256: the digest of the wheel, which pip then checks of the bytes that it unpacks; None
+            checks nothing.
+
+    Raises:
+        InstallError: pip is missing or failed.
+    """
+    if find_spec("pip") is None:
+        raise InstallError(
+            f"pip is missing in {sys.prefix}, so the wheel {wheel} cannot be installed: "
+            "python -m ensurepip, or uv pip install pip"
+        )
+    # A URL: in a path, a ; would begin what pip calls an environment marker.
+    url = wheel.absolute().as_uri() + (f"#sha256={sha256}" if sha256 else "")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    with _alone(say):
+        for command in ([*pip, url], [*pip, "--no-deps", "--force-reinstall", url]):
+            # First Horovod's requirements. Then this wheel, over any other wheel of its version.
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise InstallError(f"pip could not install {wheel}: {done.stderr.strip()}")
 
 
 def _place(shared: str | None) -> Place | None:
@@ -84,7 +111,17 @@ def _place(shared: str | None) -> Place | None:
     return Place(url, wheels.VARIABLE) if url else None
 
 
-def find_published_wheel(place: Place, wanted: fit.Wish, say: Callable[[str], None]) -> Path | None:
+@dataclass(frozen=True)
+class Published:
+    """A checked copy of a published wheel in this user's cache."""
+
+    path: Path
+    sha256: str
+
+
+def find_published_wheel(
+    place: Place, wanted: fit.Wish, say: Callable[[str], None]
+) -> Published | None:
     """Get the published wheel that fits from a folder or URL, or say why none does.
 
     Args:
@@ -93,7 +130,7 @@ def find_published_wheel(place: Place, wanted: fit.Wish, say: Callable[[str], No
         say: called with a line about the wheel, or with those about the wheels that do not fit.
 
     Returns:
-        A checked copy in this user's cache; None if no wheel fits.
+        A copy whose digest was checked; None if no wheel fits.
 
     Raises:
         InstallError: the place cannot be read, or the wheel does not match its digest.
@@ -103,18 +140,18 @@ def find_published_wheel(place: Place, wanted: fit.Wish, say: Callable[[str], No
         # A folder that hosts share has no index: `install --wheels` needs none.
         if place.setting == wheels.VARIABLE:
             why = "has no wheels.json" if records is None else "lists no wheels"
-            say(f"{place.setting}: {place.url} {why}, so no wheel was taken from there")
+            say(f"{place.setting}: {place.shown()} {why}, so no wheel was taken from there")
         return None
     chosen, reasons = fit.choose(records, wanted)
     if chosen is None:
-        say(f"no wheel of {place.url} fits (it has {len(records)}):")
+        say(f"no wheel of {place.shown()} fits (it has {len(records)}):")
         for reason in reasons:
             say(f"  {reason}")
         return None
     shelf = cache_folder() / "wheels" / "published" / chosen.sha256
     copy = wheels.download(place, chosen, shelf)
-    say(f"using {chosen.file} from {place.url}, SHA-256 {chosen.sha256[:16]}... checked")
-    return copy
+    say(f"using {chosen.file} from {place.shown()}, SHA-256 {chosen.sha256[:16]}... checked")
+    return Published(copy, chosen.sha256)
 
 
 def find_or_build_wheel(
@@ -135,21 +172,31 @@ def find_or_build_wheel(
         say: called with each line of progress.
 
     Raises:
-        InstallError: the shared folder cannot be read or has a damaged wheel, or the build failed,
-            see :func:`horovod_runner.horovod_build.build.build_wheel`.
+        InstallError: the cache cannot be written, the shared folder cannot be read or has a
+            damaged wheel, or the build failed, see
+            :func:`horovod_runner.horovod_build.build.build_wheel`.
     """
     shelf = cache_folder() / "wheels" / plan.key()
-    shelf.mkdir(parents=True, exist_ok=True)
-    with _locked(shelf / ".lock", say):
+    # Before the lock, which cannot be had in a cache that this user can only read.
+    if not rebuild and (before := sorted(shelf.glob("*.whl"))):
+        say(f"using the wheel built before: {before[0]}")
+        return before[0]
+    try:
+        shelf.mkdir(parents=True, exist_ok=True)
+        lock = (shelf / ".lock").open("w")
+    except OSError as error:
+        raise wheels.unwritable(shelf, error) from error
+    with lock, _locked(lock, say, "another process is building this wheel: waiting for it"):
         cached = sorted(shelf.glob("*.whl"))
         if cached and not rebuild:
             say(f"using the wheel built before: {cached[0]}")
             return cached[0]
         if shared and not rebuild:
-            with tempfile.TemporaryDirectory(prefix=".fetched-", dir=shelf) as name:
-                copy = wheels.fetch(shared, plan.key(), Path(name))
+            with wheels.room_in(shelf) as room:
+                copy = wheels.fetch(shared, plan.key(), room)
                 if copy:
-                    say(f"using the wheel that another host built: {shared}/{plan.key()}")
+                    there = wheels.shown(shared, plan.key())
+                    say(f"using the wheel that another host built: {there}")
                     return copy.replace(shelf / copy.name)
         wheel = build_wheel(plan, shelf, say)
         if shared:
@@ -160,18 +207,38 @@ def find_or_build_wheel(
 def cache_folder() -> Path:
     """The folder of built wheels and their logs: ``$XDG_CACHE_HOME/horovod_runner``."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root, "horovod_runner")
+    return Path(root, "horovod_runner").absolute()
 
 
 @contextmanager
-def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold a lock on a file. The kernel releases it when this process ends, however it ends."""
-    with path.open("w") as file:
+def _locked(file: IO[str], say: Callable[[str], None], waiting: str) -> Iterator[None]:
+    """Hold a lock on a file. The kernel releases it when this process ends, however it ends.
+
+    A file system that knows no locks gives none: two processes may then do the same.
+    """
+    with suppress(OSError):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another process is building this wheel: waiting for it")
+            say(waiting)
             fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+@contextmanager
+def _alone(say: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process installs into this environment: two pips would mix their files.
+
+    Without a cache that this user can write there is no lock.
+    """
+    name = hashlib.sha256(os.fsencode(os.path.realpath(sys.prefix))).hexdigest()[:16]
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / f"install-{name}.lock").open("w"))
+            waiting = "another process installs into this environment: waiting for it"
+            stack.enter_context(_locked(file, say, waiting))
         yield
 
 
@@ -189,7 +256,7 @@ def prove(frameworks: Sequence[Framework], say: Callable[[str], None]) -> None:
         wrong = [rank for rank in ranks if rank.total != total]
         if wrong:
             raise InstallError(
-                f"Horovod was built but {framework.name} reduced to {wrong[0].total} on rank "
+                f"Horovod was installed but {framework.name} reduced to {wrong[0].total} on rank "
                 f"{wrong[0].rank}, not {total}: run `horovod-runner doctor`."
             )
         say(f"two ranks reduced with {framework.name}: ok")

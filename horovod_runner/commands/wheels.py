@@ -17,15 +17,15 @@ write access to the folder decides what its users install, as with any package i
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
-import urllib.error
-import urllib.request
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import quote
+from typing import Protocol
 
 import msgspec
 
@@ -34,12 +34,13 @@ from horovod_runner.errors import InstallError
 from horovod_runner.folders.folder import local_path
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.folders.remote import RemoteFolder
+from horovod_runner.folders.web import WebFolder, without_secrets
 from horovod_runner.horovod_build.provenance import Provenance
 from horovod_runner.horovod_build.release import INDEX
 
 VARIABLE = "HOROVOD_RUNNER_WHEELS"
 _POINTER = "latest.sha256"
-_TIMEOUT = 60  # seconds without an answer of a web server
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of the local disk: no place is written
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,25 @@ class Place:
     """Where wheels are taken from.
 
     Attributes:
-        url: a path, or a URL that fsspec reads (https://, s3://, ...). https needs no fsspec.
+        url: a path, or a URL that fsspec reads (https://, s3://, ...). https needs no fsspec. It
+            may have a password: messages show :meth:`shown`.
         setting: what named it, for messages: "--wheels", or the variable's name. Only into the
             place of --wheels are wheels copied that are built here.
     """
 
     url: str
     setting: str
+
+    def shown(self, name: str = "") -> str:
+        """The place, or a file in it, as messages show it."""
+        return shown(self.url, name)
+
+
+def shown(url: str, inside: str = "") -> str:
+    """A path or URL, or what is in it, without passwords and signatures."""
+    if "://" in url:
+        url = without_secrets(url.partition("?")[0])
+    return "/".join([url.rstrip("/"), inside]) if inside else url
 
 
 def published(place: Place) -> list[Provenance] | None:
@@ -70,47 +83,84 @@ def published(place: Place) -> list[Provenance] | None:
         raise _unreadable(place, error) from error
     try:
         return msgspec.json.decode(data, type=list[Provenance])
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:  # one of msgspec's, or no UTF-8
+        cause = "Another version of horovod_runner may have written it."
+        if not isinstance(error, msgspec.ValidationError):
+            cause = "A server may have answered with another page, for example to sign in."
         raise InstallError(
-            f"{place.url}/{INDEX} is not an index of wheels ({error}). Another version of "
-            f"horovod_runner may have written it. Leave {place.setting} out to build Horovod here."
+            f"{place.shown(INDEX)} is not an index of wheels ({error}). {cause} "
+            f"Leave {place.setting} out to build Horovod here."
         ) from error
 
 
 def download(place: Place, wheel: Provenance, folder: Path) -> Path:
     """Copy a published wheel into a local folder and check its digest.
 
-    A copy that is there already is used again if it has the digest.
+    A copy that is there already is used again if it has the digest. Several processes may do this
+    at a time: each writes a file of its own, which takes its name once it is checked.
 
     Raises:
         InstallError: the wheel cannot be copied, or does not match its digest.
     """
     copy = folder / wheel.file
-    if copy.exists() and file_sha256(copy) == wheel.sha256:
-        return copy
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{wheel.file}.part"
+    with suppress(OSError):
+        if file_sha256(copy) == wheel.sha256:
+            return copy
+    with room_in(folder) as room:
+        part = room / wheel.file
+        try:
+            _open(place.url).copy_out(wheel.file, part)
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise unwritable(folder, error) from error
+            raise _unreadable(place, error, wheel.file) from error
+        received = file_sha256(part)
+        if received != wheel.sha256:
+            size = part.stat().st_size
+            raise InstallError(
+                f"{place.shown(wheel.file)} is damaged: its SHA-256 is {received}, not "
+                f"{wheel.sha256} as in {INDEX} ({size} bytes, not {wheel.size}). Nothing was "
+                f"installed. Publish it again, or leave {place.setting} out to build Horovod here."
+            )
+        return part.replace(copy)
+
+
+@contextmanager
+def room_in(folder: Path) -> Iterator[Path]:
+    """A new folder in a folder of the cache, for unfinished files; it is removed afterwards.
+
+    Raises:
+        InstallError: the cache cannot be written.
+    """
     try:
-        _open(place.url).copy_out(wheel.file, part)
-    except Exception as error:
-        part.unlink(missing_ok=True)
-        raise _unreadable(place, error, wheel.file) from error
-    received = file_sha256(part)
-    if received != wheel.sha256:
-        part.unlink()
-        raise InstallError(
-            f"{place.url}/{wheel.file} is damaged: its SHA-256 is {received}, not {wheel.sha256} "
-            f"as in {INDEX}. Nothing was installed. Publish it again, or leave {place.setting} out "
-            "to build Horovod here."
+        folder.mkdir(parents=True, exist_ok=True)
+        room = tempfile.TemporaryDirectory(
+            prefix=".fetched-", dir=folder, ignore_cleanup_errors=True
         )
-    return part.replace(copy)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    with room as name:
+        yield Path(name)
+
+
+def unwritable(folder: Path, error: OSError) -> InstallError:
+    """The error of a cache that cannot be written."""
+    return InstallError(
+        f"wheels cannot be kept in {folder} ({type(error).__name__}: {error}). Free space there, "
+        "or set XDG_CACHE_HOME to a folder that this user can write to."
+    )
 
 
 def _unreadable(place: Place, error: Exception, file: str = "") -> InstallError:
-    where = f"{place.setting} {place.url}" + (f"/{file}" if file else "")
+    what = without_secrets(f"{type(error).__name__}: {error}")
+    advice = "Check the address and your access to it"
+    if isinstance(error, ImportError):
+        advice = "Install fsspec and its package for such a URL (s3fs for s3://)"
+    elif "CERTIFICATE_VERIFY_FAILED" in what:
+        advice = "Set SSL_CERT_FILE to the file with your organization's certificates"
     return InstallError(
-        f"{where} could not be read ({type(error).__name__}: {error}). Check the address and your "
-        f"access to it, or leave {place.setting} out to build Horovod here."
+        f"{place.setting} {place.shown(file)} could not be read ({what}). {advice}, or leave "
+        f"{place.setting} out to build Horovod here."
     )
 
 
@@ -137,25 +187,23 @@ def fetch(wheels: str, key: str, folder: Path) -> Path | None:
     match = re.fullmatch(r"([0-9a-f]{64})  ([\w.+-]+\.whl)\n?", pointer)
     if match is None:
         raise InstallError(
-            f"{wheels}/{key}/{_POINTER} does not name a wheel: {pointer[:100]!r}. Remove the "
-            "folder that it is in. The next install with --wheels writes it again."
+            f"{shown(wheels, f'{key}/{_POINTER}')} does not name a wheel: {pointer[:100]!r}. "
+            "Remove the folder that it is in. The next install with --wheels writes it again."
         )
     digest, name = match.groups()
     copy = folder / name
-    remedy = f"Remove {wheels}/{key}. The next install with --wheels writes it again."
+    there = shown(wheels, f"{key}/{digest}/{name}")
+    remedy = f"Remove {shown(wheels, key)}. The next install with --wheels writes it again."
     try:
         _open(wheels, f"{key}/{digest}").copy_out(name, copy)
     except Exception as error:
-        raise InstallError(
-            f"{wheels}/{key}/{digest}/{name} could not be copied ({type(error).__name__}: "
-            f"{error}). {remedy}"
-        ) from error
+        what = without_secrets(f"{type(error).__name__}: {error}")
+        raise InstallError(f"{there} could not be copied ({what}). {remedy}") from error
     received = file_sha256(copy)
     if received != digest:
         copy.unlink()
         raise InstallError(
-            f"{wheels}/{key}/{digest}/{name} is damaged: its SHA-256 is {received}. Nothing was "
-            f"installed. {remedy}"
+            f"{there} is damaged: its SHA-256 is {received}. Nothing was installed. {remedy}"
         )
     return copy
 
@@ -177,9 +225,10 @@ def publish(wheels: str, key: str, wheel: Path, say: Callable[[str], None]) -> N
         _open(wheels, f"{key}/{digest}").move_in(part, wheel.name)
         _open(wheels, key).write(_POINTER, f"{digest}  {wheel.name}\n".encode())
     except Exception as error:  # every kind of storage raises different ones
-        say(f"the wheel was not copied to {wheels}: {type(error).__name__}: {error}")
+        what = without_secrets(f"{type(error).__name__}: {error}")
+        say(f"the wheel was not copied to {shown(wheels)}: {what}")
     else:
-        say(f"copied the wheel to {wheels} for other hosts")
+        say(f"copied the wheel to {shown(wheels)} for other hosts")
     finally:
         part.unlink(missing_ok=True)
 
@@ -193,42 +242,10 @@ class _Store(Protocol):
     def copy_out(self, name: str, path: Path) -> None: ...
 
 
-class _Web:
-    """A folder on a web server, read without fsspec, which needs aiohttp for it."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def read(self, name: str) -> bytes:
-        with self._get(name) as answer:
-            data: bytes = answer.read()
-            return data
-
-    def copy_out(self, name: str, path: Path) -> None:
-        with self._get(name) as answer, path.open("wb") as file:
-            shutil.copyfileobj(answer, file)
-
-    def write(self, name: str, data: bytes) -> None:
-        raise OSError(f"{self._url}: a web server can only be read")
-
-    def move_in(self, part: Path, name: str) -> None:
-        self.write(name, b"")
-
-    def _get(self, name: str) -> Any:
-        try:
-            # The scheme is http or https: _open has looked.
-            return urllib.request.urlopen(f"{self._url}/{quote(name)}", timeout=_TIMEOUT)  # noqa: S310
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code in (404, 410):
-                raise FileNotFoundError(error.url) from error
-            raise
-
-
 def _open(wheels: str, inside: str = "") -> _Store:
+    if wheels.lower().startswith(("http://", "https://")):
+        return WebFolder(wheels, inside)
     url = "/".join([wheels.rstrip("/"), *filter(None, [inside])])
-    if url.startswith(("http://", "https://")):
-        return _Web(url)
     path = local_path(url)
     return RemoteFolder(url) if path is None else LocalFolder(path)
 

@@ -99,6 +99,8 @@ def _build_environment(plan: BuildPlan, folder: Path) -> dict[str, str]:
         **os.environ,
         **build_flags(plan),
         "PATH": toolchain.tool_path(scripts_first=plan.mpi is None or plan.mpi.package),
+        # CMake takes an empty variable for none, and would ask the compiler about this processor.
+        "HOROVOD_BUILD_ARCH_FLAGS": arch_flags() or " ",
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
         # If CMake finds ccache: its entries do not depend on the path of the temporary folder.
         "CCACHE_BASEDIR": str(folder),

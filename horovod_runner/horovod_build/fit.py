@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from horovod_runner.horovod_build import source, toolchain
 from horovod_runner.horovod_build.libraries import numbers
-from horovod_runner.horovod_build.plan import MpiChoice, python_tag
+from horovod_runner.horovod_build.plan import MpiChoice, python_tag, wanted_architectures
 from horovod_runner.horovod_build.provenance import Provenance
 
 _SHOWN = 3  # the wheels whose obstacle is told one by one
@@ -28,6 +29,8 @@ class Wish:
         machine: the processor's architecture, ``features`` its features.
         glibc: the version of the C library; empty without glibc.
         gpus: whether this machine has GPUs.
+        capabilities: the compute capabilities that kernels are wanted for (80 is 8.0); empty if
+            they are not known.
     """
 
     frameworks: tuple[toolchain.Framework, ...]
@@ -38,6 +41,7 @@ class Wish:
     features: frozenset[str]
     glibc: str
     gpus: bool
+    capabilities: tuple[int, ...] = ()
 
     @property
     def wants_gpu(self) -> bool:
@@ -57,6 +61,7 @@ def wish(
 ) -> Wish:
     """What this environment and this machine want; see :class:`Wish`."""
     kind, version = platform.libc_ver()
+    architectures = wanted_architectures() if gpus or gpu else None
     return Wish(
         frameworks=frameworks,
         gpu=gpu,
@@ -66,6 +71,7 @@ def wish(
         features=toolchain.processor_features(),
         glibc=version if kind == "glibc" else "",
         gpus=gpus,
+        capabilities=tuple(map(int, re.findall(r"\b\d{2,3}\b", architectures or ""))),
     )
 
 
@@ -121,6 +127,12 @@ def _checks(wheel: Provenance, wanted: Wish) -> Iterator[tuple[bool, str]]:
             built.release == installed,
             f"it was built for {name} {built.release}, and {installed} is installed",
         )
+        abi = here[name].cxx11_abi
+        yield (
+            built.cxx11_abi == abi or None in (built.cxx11_abi, abi),
+            f"it was built for a {name} with the {_abi(built.cxx11_abi)} C++ interface, and the "
+            f"one that is installed has the {_abi(abi)} one",
+        )
     for reason in (_gpu_obstacle(wheel, wanted), _mpi_obstacle(wheel, wanted)):
         yield not reason, reason
     yield (
@@ -131,8 +143,8 @@ def _checks(wheel: Provenance, wanted: Wish) -> Iterator[tuple[bool, str]]:
         bool(wanted.glibc) and numbers(wanted.glibc) >= numbers(wheel.glibc),
         f"it needs glibc {wheel.glibc}, and here is {wanted.glibc or 'another C library'}",
     )
-    flags = {flag.removeprefix("-m") for flag in wheel.processor_flags.split()}
-    lacking = sorted(flags - wanted.features) if wanted.machine == "x86_64" else []
+    needed = toolchain.needed_features(wheel.processor_flags)
+    lacking = sorted(needed - wanted.features) if wanted.machine == "x86_64" else []
     yield not lacking, f"this processor lacks {', '.join(lacking)}"
 
 
@@ -145,7 +157,32 @@ def _gpu_obstacle(wheel: Provenance, wanted: Wish) -> str:
         built = wheel.frameworks[framework.name].cuda
         if framework.cuda != built:
             return f"it is for CUDA {built}, and {framework.name} is for {framework.cuda or 'CPUs'}"
+    without = [gpu for gpu in wanted.capabilities if not _runs(wheel.gpu.capabilities, gpu)]
+    if without:
+        return (
+            f"it is for GPUs of compute capability {_capabilities(wheel.gpu.capabilities)}, and "
+            f"{_capabilities(without)} is wanted"
+        )
     return ""
+
+
+def _runs(built: Sequence[int], gpu: int) -> bool:
+    """Whether kernels for some compute capabilities run on a GPU.
+
+    Machine code runs on later GPUs of its generation, and Horovod's build adds PTX for the latest
+    capability, which any later GPU compiles.
+    """
+    if not built:
+        return True  # not known
+    return gpu >= max(built) or any(one // 10 == gpu // 10 and one <= gpu for one in built)
+
+
+def _capabilities(numbers: Sequence[int]) -> str:
+    return ", ".join(f"{number // 10}.{number % 10}" for number in numbers)
+
+
+def _abi(newer: bool | None) -> str:
+    return "newer" if newer else "older"
 
 
 def _mpi_obstacle(wheel: Provenance, wanted: Wish) -> str:

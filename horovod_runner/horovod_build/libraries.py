@@ -77,6 +77,8 @@ def parse(text: str) -> Needs:
             "where these libraries are not found."
         )
     levels = [newest.get("GLIBC", "2.17")]
+    if "GLIBC_ABI_DT_RELR" in text:  # relocations in a form that older loaders do not know
+        levels.append("2.36")
     for kind, known in _LIBSTDCXX.items():
         if kind in newest:
             levels.append(_level(kind, newest[kind], known))

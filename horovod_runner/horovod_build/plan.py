@@ -46,6 +46,7 @@ class BuildPlan:
         """The wheel's name in the cache: every version that the build depends on is part of it."""
         parts = [f"horovod-{source.VERSION}-{source.digest()}", sysconfig.get_config_var("SOABI")]
         parts += [f"{f.name}-{f.version}" for f in self.frameworks]
+        parts += [f"{f.name}-abi0" for f in self.frameworks if f.cxx11_abi is False]
         if self.gpu and self.nccl:
             cuda = next((f.cuda for f in self.frameworks if f.cuda), "unknown")
             architectures = self.gpu_architectures or "default"
@@ -106,7 +107,7 @@ def plan_for(
         mpi=chosen_mpi,
         cuda_home=cuda_home,
         nccl=nccl,
-        gpu_architectures=_gpu_architectures(),
+        gpu_architectures=wanted_architectures(),
     )
 
 
@@ -200,8 +201,11 @@ def arch_flags() -> str:
     return " ".join(f"-m{feature}" for feature in ("f16c", "avx", "fma") if feature in features)
 
 
-def _gpu_architectures() -> str | None:
-    """The compute capabilities of this machine's GPUs as "80,90"; None leaves Horovod's default."""
+def wanted_architectures() -> str | None:
+    """The compute capabilities to build for as "80,90"; None leaves Horovod's default.
+
+    Those of ``$HOROVOD_BUILD_CUDA_CC_LIST``, or of this machine's GPUs.
+    """
     chosen = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
     if chosen:
         return chosen
@@ -210,6 +214,7 @@ def _gpu_architectures() -> str | None:
         answer = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
-    lines = [line.strip() for line in answer.stdout.splitlines()]
-    capabilities = {line.replace(".", "") for line in lines if line}
+    # An old driver answers "[N/A]".
+    lines = re.findall(r"(?m)^\s*(\d+\.\d)\s*$", answer.stdout)
+    capabilities = {line.replace(".", "") for line in lines}
     return ",".join(sorted(capabilities)) if answer.returncode == 0 and capabilities else None

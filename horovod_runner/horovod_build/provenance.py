@@ -6,8 +6,10 @@ import re
 
 import msgspec
 
-_FILE = re.compile(r"[\w.+-]+\.whl")
+_FILE = re.compile(r"[\w.+-]{1,200}\.whl", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_VERSION = re.compile(r"\d{1,9}(\.\d{1,9})+", re.ASCII)
+_ARCHITECTURES = re.compile(r"\d{2,3}(, ?\d{2,3})*", re.ASCII)
 
 
 class BuiltFor(msgspec.Struct, frozen=True):
@@ -16,10 +18,13 @@ class BuiltFor(msgspec.Struct, frozen=True):
     Attributes:
         version: its version, with any local suffix ("2.13.0+cpu").
         cuda: the CUDA release of that framework; None for a CPU build.
+        cxx11_abi: whether torch has libstdc++'s newer names of strings and lists (PyPI's has them
+            since 2.7); None for TensorFlow, and where it is not known.
     """
 
     version: str
     cuda: str | None = None
+    cxx11_abi: bool | None = None
 
     @property
     def release(self) -> str:
@@ -39,6 +44,15 @@ class Gpu(msgspec.Struct, frozen=True):
     cuda: str
     nccl: str
     architectures: str | None
+
+    def __post_init__(self) -> None:
+        if self.architectures is not None and not _ARCHITECTURES.fullmatch(self.architectures):
+            raise ValueError(f"not a list of compute capabilities: {self.architectures!r}")
+
+    @property
+    def capabilities(self) -> tuple[int, ...]:
+        """The architectures as numbers (80, 90); empty if they are not known."""
+        return tuple(map(int, self.architectures.split(","))) if self.architectures else ()
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,3 +110,5 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
         # A record comes from elsewhere: its name must not lead out of a folder.
         if not _FILE.fullmatch(self.file) or not _SHA256.fullmatch(self.sha256):
             raise ValueError(f"not a wheel with a SHA-256 digest: {self.file!r}, {self.sha256!r}")
+        if not _VERSION.fullmatch(self.glibc):
+            raise ValueError(f"not a version of a C library: {self.glibc!r}")

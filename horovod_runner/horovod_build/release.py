@@ -79,7 +79,10 @@ def label(plan: BuildPlan) -> str:
     """The part of the version after the ``+``: what tells the wheels of one Python apart."""
     cuda = next((f.cuda for f in plan.frameworks if f.cuda), None) if plan.gpu else None
     parts = [f"cu{''.join(cuda.split('.')[:2])}" if cuda else "cpu"]
-    parts += [f"{f.name}{f.version.partition('+')[0]}" for f in plan.frameworks]
+    for framework in plan.frameworks:
+        # A nightly build's version has a dash, which would divide the name of the wheel.
+        release = re.sub(r"[^a-z0-9.]+", ".", framework.version.partition("+")[0].lower())
+        parts += [f"{framework.name}{release}"] + ["abi0"] * (framework.cxx11_abi is False)
     parts += ["mpich"] * (plan.mpi is not None)
     return ".".join([*parts, f"p{source.digest()}"])
 
@@ -103,10 +106,8 @@ def write_index(folder: Path, address: str | None = None) -> list[Provenance]:
     Raises:
         InstallError: a wheel is missing, has no record, or is not what its record says.
     """
-    records = [
-        msgspec.json.decode(path.read_bytes(), type=Provenance)
-        for path in sorted(folder.glob("*.whl.json"))
-    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    records = [_read(path) for path in sorted(folder.glob("*.whl.json"))]
     strays = {path.name for path in folder.glob("*.whl")} - {record.file for record in records}
     if strays:
         raise InstallError(f"{folder} has wheels without a record: {', '.join(sorted(strays))}")
@@ -129,6 +130,15 @@ def sha256(path: Path) -> str:
     """The SHA-256 digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read(path: Path) -> Provenance:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Provenance)
+    except ValueError as error:  # one of msgspec's, or no UTF-8
+        raise InstallError(
+            f"{path} is not a record of a wheel ({error}): build it again."
+        ) from error
 
 
 def _json(value: object) -> bytes:
@@ -211,7 +221,7 @@ def _record(
         glibc=found.glibc,
         symbols=found.symbols,
         libraries=found.libraries,
-        frameworks={f.name: BuiltFor(f.version, f.cuda) for f in plan.frameworks},
+        frameworks={f.name: BuiltFor(f.version, f.cuda, f.cxx11_abi) for f in plan.frameworks},
         gpu=gpu,
         mpich=plan.mpi.version if plan.mpi else None,
         processor_flags=arch_flags(),

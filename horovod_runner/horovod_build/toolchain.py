@@ -20,9 +20,12 @@ from pathlib import Path
 FRAMEWORKS = ("torch", "tensorflow")
 
 _PROBES = {
-    "torch": "import torch; version, cuda = torch.__version__, torch.version.cuda",
+    "torch": (
+        "import torch; version, cuda = torch.__version__, torch.version.cuda;"
+        "abi = torch.compiled_with_cxx11_abi()"
+    ),
     "tensorflow": (
-        "import tensorflow as tf; version = tf.__version__;"
+        "import tensorflow as tf; version = tf.__version__; abi = None;"
         "info = tf.sysconfig.get_build_info();"
         "cuda = info.get('cuda_version') if info.get('is_cuda_build') else None"
     ),
@@ -30,6 +33,29 @@ _PROBES = {
 _MARK = "horovod_runner:"  # before each answer of a probe: frameworks print other lines
 # The names of Horovod's functions hvd.<name>_built().
 CAPABILITIES = ("gloo", "mpi", "nccl", "cuda", "ddl", "ccl", "rocm")
+
+
+# Features that Linux names in another way than the compiler's flags, and the levels of -march=.
+_FEATURES = {
+    "sse3": "pni",
+    "sse4": "sse4_2",
+    "sse4.1": "sse4_1",
+    "sse4.2": "sse4_2",
+    "lzcnt": "abm",
+    "bmi": "bmi1",
+    "pclmul": "pclmulqdq",
+    "sha": "sha_ni",
+    "avx512vnni": "avx512_vnni",
+}
+_V2 = frozenset(("cx16", "lahf_lm", "pni", "popcnt", "sse4_1", "sse4_2", "ssse3"))
+_V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_LEVELS: dict[str, frozenset[str]] = {
+    "x86-64": frozenset(),
+    "x86-64-v2": _V2,
+    "x86-64-v3": _V3,
+    "x86-64-v4": _V4,
+}
 
 
 @dataclass(frozen=True)
@@ -57,6 +83,8 @@ class Framework:
         cuda: the CUDA version that it was built for; None for a CPU build.
         error: the last line of the import error if it does not import; None if it does.
         horovod: Horovod's library for it; None unless requested.
+        cxx11_abi: whether torch has libstdc++'s newer names of strings and lists, as all builds
+            since 2.7 have. Older ones of one version differ in it. None for TensorFlow.
     """
 
     name: str
@@ -64,6 +92,7 @@ class Framework:
     cuda: str | None = None
     error: str | None = None
     horovod: Horovod | None = None
+    cxx11_abi: bool | None = None
 
 
 def distribution_version(name: str) -> str | None:
@@ -90,7 +119,7 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
     if installed is None:
         return None
     code = f"import json; {_PROBES[name]}\n"
-    code += f"print('\\n{_MARK}' + json.dumps([version, cuda]), flush=True)\n"
+    code += f"print('\\n{_MARK}' + json.dumps([version, cuda, abi]), flush=True)\n"
     if with_horovod:
         calls = ",".join(f"'{c}': hvd.{c}_built()" for c in CAPABILITIES)
         code += f"import horovod, horovod.{name} as hvd\nbuilt = {{{calls}}}\n"
@@ -112,8 +141,8 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
         else:
             release, built = answers[1]
             horovod = Horovod(release, tuple(built))
-    version, cuda = answers[0]
-    return Framework(name, version, cuda, horovod=horovod)
+    version, cuda, abi = answers[0]
+    return Framework(name, version, cuda, horovod=horovod, cxx11_abi=abi)
 
 
 @dataclass(frozen=True)
@@ -202,6 +231,22 @@ def processor_features() -> frozenset[str]:
     """The features of this processor, as Linux names them ("avx"); empty on other architectures."""
     listed = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return frozenset(listed.group(1).split() if listed else ())
+
+
+def needed_features(flags: str) -> frozenset[str]:
+    """The features that code needs which was compiled with flags for x86 ("-mavx -mfma").
+
+    A processor that a flag names (-march=haswell) counts as a feature that no processor has.
+    """
+    needed: set[str] = set()
+    for flag in flags.split():
+        if flag.startswith("-march="):
+            name = flag.removeprefix("-march=")
+            needed |= _LEVELS.get(name, {name})
+        elif flag.startswith("-m") and "=" not in flag and not flag.startswith(("-mno-", "-m64")):
+            name = flag.removeprefix("-m")
+            needed.add(_FEATURES.get(name, name))
+    return frozenset(needed)
 
 
 def find_compiler() -> Tool | None:

@@ -6,8 +6,12 @@ import hashlib
 import io
 import os
 import shutil
+import subprocess
 import sysconfig
 import tarfile
+import threading
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +52,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     monkeypatch.setattr(toolchain, "find_nccl", lambda: results["nccl"])
     monkeypatch.setattr(toolchain, "find_system_mpi", lambda: results["system"])
     monkeypatch.setattr(toolchain, "find_mpich", lambda: results["mpich"])
-    monkeypatch.setattr(plan, "_gpu_architectures", lambda: results["architectures"])
+    monkeypatch.setattr(plan, "wanted_architectures", lambda: results["architectures"])
     return results
 
 
@@ -214,6 +218,8 @@ def test_a_cached_wheel_is_used_again(cached: Path) -> None:
     said: list[str] = []
     assert install.find_or_build_wheel(make_plan(), say=said.append) == cached
     assert "built before" in said[0]
+    # Nothing was written: the cache may be one that this user can only read.
+    assert [path.name for path in cached.parent.iterdir()] == [cached.name]
 
 
 def test_rebuild_builds_despite_a_cached_wheel(
@@ -281,6 +287,109 @@ def test_a_build_that_fails_ends_the_install(
     message = r"failed \(exit code 3\): x.cc:3: error: no such thing The whole log is .*build.log"
     with pytest.raises(InstallError, match=message):
         build.build_wheel(BuildPlan((CPU_TORCH,)), tmp_path, print)
+
+
+def test_no_flags_for_the_processor_are_not_a_question_to_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An empty variable is none for CMake, which would then add flags for this very processor.
+    monkeypatch.setenv("HOROVOD_BUILD_ARCH_FLAGS", "")
+    chosen = BuildPlan((CPU_TORCH,))
+    assert build._build_environment(chosen, tmp_path)["HOROVOD_BUILD_ARCH_FLAGS"] == " "
+    assert build.build_flags(chosen)["HOROVOD_BUILD_ARCH_FLAGS"] == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "features"),
+    [
+        ("", set()),
+        ("-mf16c  -mavx -mfma", {"f16c", "avx", "fma"}),
+        ("-O3 -m64 -mtune=native -mno-avx512f -msse4.2 -mlzcnt", {"sse4_2", "abm"}),
+        ("-march=x86-64", set()),
+        ("-march=haswell", {"haswell"}),  # no processor has it: such a wheel fits none
+    ],
+)
+def test_the_features_that_flags_need(flags: str, features: set[str]) -> None:
+    assert toolchain.needed_features(flags) == features
+
+
+def test_another_interface_of_the_same_torch_is_another_wheel() -> None:
+    plans = [
+        BuildPlan((Framework("torch", "2.4.0", cxx11_abi=abi),)) for abi in (None, True, False)
+    ]
+    assert len({chosen.key() for chosen in plans}) == 2
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A wheel, in a folder whose name pip would take apart if it were a part of a requirement."""
+    folder = tmp_path / "räder; zwei [x]"
+    folder.mkdir()
+    wheel = folder / "tiny-1.0+a-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny.py", "")
+        text = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0+a\n"
+        archive.writestr("tiny-1.0+a.dist-info/METADATA", text)
+        archive.writestr("tiny-1.0+a.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("tiny-1.0+a.dist-info/RECORD", "tiny.py,,\n")
+    return wheel
+
+
+@pytest.fixture
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder into which pip installs."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "target"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    return tmp_path / "target"
+
+
+def test_pip_installs_a_wheel_from_any_folder(tiny: Path, target: Path) -> None:
+    digest = hashlib.sha256(tiny.read_bytes()).hexdigest()
+    install.pip_install(tiny, print, sha256=digest)
+    assert (target / "tiny.py").exists()
+
+
+def test_a_wheel_that_is_exchanged_after_the_check_is_not_installed(
+    tiny: Path, target: Path
+) -> None:
+    with pytest.raises(InstallError, match="DO NOT MATCH THE HASHES"):
+        install.pip_install(tiny, print, sha256="0" * 64)
+    assert not target.exists()
+
+
+def test_without_pip_it_is_said_how_to_get_it(
+    tiny: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "find_spec", lambda _: None)
+    with pytest.raises(InstallError, match=r"pip is missing in .* python -m ensurepip"):
+        install.pip_install(tiny, print)
+
+
+def test_two_installs_into_one_environment_take_turns(
+    tiny: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, waits, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def pip(*_: object, **__: object) -> subprocess.CompletedProcess[str]:
+        if not first.is_set():
+            first.set()
+            assert waits.wait(60)
+            ended.set()
+        assert ended.is_set()
+        return subprocess.CompletedProcess([], 0)
+
+    def say(line: str) -> None:
+        assert line == "another process installs into this environment: waiting for it"
+        waits.set()
+
+    monkeypatch.setattr(subprocess, "run", pip)
+    with ThreadPoolExecutor() as threads:
+        one = threads.submit(install.pip_install, tiny, say)
+        assert first.wait(60)
+        two = threads.submit(install.pip_install, tiny, say)
+        one.result(60)
+        two.result(60)
 
 
 def greetings(*totals: float) -> list[Greeting]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import configparser
 import csv
+import errno
 import hashlib
 import io
 import re
@@ -15,6 +16,7 @@ import threading
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -29,6 +31,7 @@ import pytest
 from horovod_runner import InstallError
 from horovod_runner.commands import install
 from horovod_runner.commands.wheels import Place
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.horovod_build import fit, libraries, release, source
 from horovod_runner.horovod_build.plan import BuildPlan, python_tag
 from horovod_runner.horovod_build.provenance import BuiltFor, Gpu, Provenance
@@ -84,7 +87,9 @@ def the_record(folder: Path) -> Provenance:
 
 def take(folder: object, wanted: fit.Wish, setting: str = "--wheels") -> tuple[Any, list[str]]:
     said: list[str] = []
-    return install.find_published_wheel(Place(str(folder), setting), wanted, said.append), said
+    found = install.find_published_wheel(Place(str(folder), setting), wanted, said.append)
+    assert found is None or release.sha256(found.path) == found.sha256
+    return found and found.path, said
 
 
 def here(*frameworks: Framework) -> fit.Wish:
@@ -160,6 +165,24 @@ def test_an_index_elsewhere_leads_to_the_wheels(folder: Path) -> None:
     assert '<base href="https://example.org/releases/v1/">' in (folder / "index.html").read_text()
 
 
+def test_a_nightly_build_has_a_name_that_pip_understands() -> None:
+    nightly = Framework("tensorflow", "2.22.0-dev20260101")
+    old = Framework("torch", "2.4.0+cu121", cxx11_abi=False)
+    label = release.label(BuildPlan((nightly, old)))
+    assert label == f"cpu.tensorflow2.22.0.dev20260101.torch2.4.0.abi0.p{DIGEST}"
+
+
+def test_an_index_of_no_wheels_makes_its_folder(tmp_path: Path) -> None:
+    assert release.write_index(tmp_path / "new") == []
+    assert (tmp_path / "new" / "index.html").exists()
+
+
+def test_a_record_that_is_damaged_is_named(folder: Path) -> None:
+    (folder / "x.whl.json").write_text("{")
+    with pytest.raises(InstallError, match=r"x\.whl\.json is not a record of a wheel"):
+        release.write_index(folder)
+
+
 def test_sums_are_in_the_form_of_sha256sum(folder: Path) -> None:
     subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=folder, check=True)
 
@@ -181,6 +204,7 @@ def test_no_index_is_written_for_wheels_that_are_not_those_of_their_records(fold
         ("GLIBC_2.34 GLIBCXX_3.4.19", "2.34"),
         ("GLIBC_2.34 GLIBCXX_3.4.30 GLIBCXX_3.4.9", "2.35"),
         ("GLIBC_2.14 GLIBCXX_3.4.23 CXXABI_1.3.12", "2.31"),
+        ("GLIBC_2.14 GLIBC_ABI_DT_RELR", "2.36"),
     ],
 )
 def test_the_oldest_c_library_follows_from_the_symbols(symbols: str, glibc: str) -> None:
@@ -202,6 +226,7 @@ def test_a_wheel_that_would_not_load_elsewhere_is_not_published(text: str, messa
 
 WANTED = fit.Wish((TORCH,), None, None, "cp313", "x86_64", frozenset({"avx", "fma"}), "2.36", False)
 CUDA = Framework("torch", "2.13.0+cu130", "13.0")
+OLD_ABI = {"torch": BuiltFor("2.13.0", cxx11_abi=False)}
 
 
 def wheel(**changes: Any) -> Provenance:
@@ -259,6 +284,16 @@ GPU_WHEEL = wheel(
         ({}, {"gpus": True}, None),
         ({}, {"gpus": True, "frameworks": (CUDA,)}, "for CPUs, and one for GPUs is wanted: --cpu"),
         ({}, {"gpus": True, "frameworks": (CUDA,), "gpu": False}, None),
+        ({"processor_flags": "-march=x86-64"}, {}, None),
+        ({"processor_flags": "-march=x86-64-v3"}, {}, "lacks abm, avx2, bmi1"),
+        ({"processor_flags": "-march=native"}, {}, "lacks native"),
+        ({"frameworks": OLD_ABI}, {"frameworks": (replace(TORCH, cxx11_abi=False),)}, None),
+        ({"frameworks": OLD_ABI}, {}, None),
+        (
+            {"frameworks": OLD_ABI},
+            {"frameworks": (replace(TORCH, cxx11_abi=True),)},
+            "for a torch with the older C.. interface",
+        ),
     ],
 )
 def test_a_wheel_fits_or_the_reason_is_named(
@@ -282,6 +317,15 @@ def test_a_wheel_fits_or_the_reason_is_named(
         (
             {"gpu": True, "frameworks": (Framework("torch", "2.13.0+cu126", "12.6"),)},
             "for CUDA 13.0, and torch is for 12.6",
+        ),
+        *(
+            ({"gpu": True, "frameworks": (CUDA,), "capabilities": (gpu,)}, reason)
+            for gpu, reason in [
+                (80, None),
+                (86, None),  # of the generation of 8.0
+                (120, None),  # compiles the PTX of 9.0
+                (75, "for GPUs of compute capability 8.0, 9.0, and 7.5 is wanted"),
+            ]
         ),
     ],
 )
@@ -364,12 +408,85 @@ def test_a_place_that_cannot_be_read_is_an_error_that_names_the_setting() -> Non
         take("nonsense://x", here(), "HOROVOD_RUNNER_WHEELS")
 
 
-@pytest.mark.parametrize("change", [("horovod-0.28.1", "../horovod-0.28.1"), ('"size"', '"x"')])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("horovod-0.28.1", "../horovod-0.28.1"),
+        ('"size"', '"x"'),
+        ('"glibc": "', '"glibc": "x'),
+        ('"gpu": null', '"gpu": {"cuda": "13.0", "nccl": "2", "architectures": "8.0"}'),
+    ],
+)
 def test_an_index_that_is_none_is_an_error(folder: Path, change: tuple[str, str]) -> None:
     text = (folder / "wheels.json").read_text()
     (folder / "wheels.json").write_text(text.replace(*change))
-    with pytest.raises(InstallError, match="is not an index of wheels"):
+    with pytest.raises(InstallError, match=r"is not an index of wheels .* Another version of"):
         take(folder, here())
+
+
+@pytest.mark.parametrize("data", [b"<html>Sign in</html>", b'[{"file": "\xff"}]', b""])
+def test_a_page_that_is_no_index_is_an_error(folder: Path, data: bytes) -> None:
+    (folder / "wheels.json").write_bytes(data)
+    with pytest.raises(InstallError, match=r"is not an index of wheels .* another page"):
+        take(folder, here())
+
+
+def test_installs_at_the_same_time_do_not_share_an_unfinished_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = (folder / the_record(folder).file).read_bytes()
+    halfway, go_on = threading.Event(), threading.Event()
+
+    def copy_out(store: LocalFolder, name: str, path: Path) -> None:
+        with path.open("wb") as file:
+            file.write(data[:100])
+            file.flush()
+            if not halfway.is_set():
+                halfway.set()
+                assert go_on.wait(60)
+            file.write(data[100:])
+
+    monkeypatch.setattr(LocalFolder, "copy_out", copy_out)
+    with ThreadPoolExecutor() as threads:
+        slow = threads.submit(take, folder, here())
+        assert halfway.wait(60)
+        try:
+            quick, _ = take(folder, here())
+        finally:
+            go_on.set()
+        copy, _ = slow.result(60)
+    assert copy == quick
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_its_setting(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InstallError, match=r"cannot be kept in .*/file/.* set XDG_CACHE_HOME"):
+        take(folder, here())
+    with pytest.raises(InstallError, match=r"cannot be kept in .*/file/.* set XDG_CACHE_HOME"):
+        install.find_or_build_wheel(PLAN, say=print)
+
+
+def test_a_full_disk_is_not_a_fault_of_the_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def copy_out(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalFolder, "copy_out", copy_out)
+    with pytest.raises(InstallError, match=r"cannot be kept in .* No space left .* Free space"):
+        take(folder, here())
+
+
+def test_a_place_may_have_spaces_and_letters_of_any_language(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "räder; zwei")
+    assert take(other, here())[0].name == the_record(folder).file
+    (tmp_path / "cache" / "horovod_runner" / "wheels").rename(tmp_path / "before")
+    with served(tmp_path) as url:
+        assert take(f"{url}/räder; zwei", here())[0].name == the_record(folder).file
 
 
 @pytest.mark.parametrize(
