@@ -24,6 +24,7 @@ FRAMEWORKS: Final = frozenset(
         "torch",
         "torch._dynamo",  # torch imports it for the first optimizer; takes longer than torch itself
         "torchvision",
+        "transformers.trainer",
     }
 )
 # Variables that C libraries read when they are loaded, which Python cannot observe.

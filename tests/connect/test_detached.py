@@ -26,6 +26,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from horovod_runner.checkpoints import checkpoint
+from horovod_runner.data import Shard
 from horovod_runner.sinks import Sink
 from tests.conftest import Ranks
 from tests.connect.server import ConnectServer
@@ -66,13 +67,15 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
 
 
-def hear_while_it_lasts(ranks: Ranks, folder: Path, **options: Any) -> str:
+def hear_while_it_lasts(ranks: Ranks, folder: Path, *, saves: bool) -> str:
     """Make a run in which each rank waits until its line has been heard; returns the notices.
+
+    The ranks' reports must be there at the end.
 
     Args:
         ranks: start it.
         folder: that the test and the ranks see.
-        **options: of the run.
+        saves: whether the ranks save a checkpoint, which must be there at the end.
     """
 
     def main() -> int:
@@ -80,25 +83,37 @@ def hear_while_it_lasts(ranks: Ranks, folder: Path, **options: Any) -> str:
         log_to_driver("here")
         while not (folder / f"heard-{rank}").exists():
             threading.Event().wait(0.1)
+        for step in range(10):
+            report(loss=float(step), step=step)
+        if saves:
+            save_checkpoint({"step": 10}, 10)
         return rank
 
     ear = Ear(folder)
-    options = {"checkpoint_dir": folder / "kept", **options}
-    assert ranks.run(2, main, {"sinks": [ear], **options}) == 0
+    runner = ranks.runner(2, sinks=[ear], checkpoint_dir=folder / "kept")
+    assert runner.run(main) == 0
+    run = runner.last_run
+    assert run.metrics["loss"].to_pylist() == list(range(10))
+    assert [rank.exit_code for rank in run.ranks] == [0, 0]
+    assert [saved.load() for saved in run.checkpoints] == [{"step": 10}] * saves
     return "\n".join(ear.notices)
 
 
 @pytest.mark.places("connect", "cluster")
-def test_output_arrives_by_a_shared_folder_while_the_run_lasts(
+def test_output_and_results_arrive_by_a_shared_folder_while_the_run_lasts(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    assert f"through files in {tmp_path}/kept" in hear_while_it_lasts(ranks, tmp_path)
+    notices = hear_while_it_lasts(ranks, tmp_path, saves=True)
+    assert f"through files in {tmp_path}/kept" in notices
 
 
 @pytest.mark.places("cluster")  # a Connect server does not tell where task 0 runs
 @pytest.mark.usefixtures("unseen")
-def test_output_arrives_over_a_connection_of_the_driver(ranks: Ranks, tmp_path: Path) -> None:
-    assert "over a connection from here to 127." in hear_while_it_lasts(ranks, tmp_path)
+def test_output_and_reports_arrive_over_a_connection_of_the_driver(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    notices = hear_while_it_lasts(ranks, tmp_path, saves=False)
+    assert "over a connection from here to 127." in notices
 
 
 @pytest.mark.usefixtures("unseen")
@@ -123,19 +138,19 @@ def test_output_arrives_at_the_end_without_a_shared_folder(
 
 
 @pytest.mark.horovod
-def test_horovod_works(ranks: Ranks) -> None:
-    def main() -> float:
+def test_horovod_works_and_the_rows_of_a_dataframe_arrive(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(train: Shard) -> tuple[float, int]:
         import horovod.torch as hvd
         import torch
 
         hvd.init()
-        return float(hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum))
+        total = hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum)
+        return float(total), log_labels(train, batch_size=32)
 
-    assert ranks.run(4, main) == 10.0
-
-
-def test_the_rows_of_a_dataframe_arrive(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = ranks.run(2, log_labels, train=dataset(ranks, table()), batch_size=32)
+    total, steps = ranks.run(4, main, train=dataset(ranks, table()))
+    assert total == 10.0
     batches = labels_by_step(capsys.readouterr().out)
     assert len(batches) == 2 * steps
     assert Counter(label for labels in batches.values() for label in labels) == Counter(
@@ -221,20 +236,6 @@ def test_the_ranks_of_a_killed_driver_end_once_the_server_notices(
             driver.kill()
         assert psutil.wait_procs(processes, timeout=200)[1] == []
     sweep()
-
-
-def test_reports_and_checkpoints_arrive_by_a_shared_folder(ranks: Ranks, tmp_path: Path) -> None:
-    def main() -> None:
-        for step in range(10):
-            report(loss=float(step), step=step)
-        save_checkpoint({"step": 10}, 10)
-
-    runner = ranks.runner(2, checkpoint_dir=tmp_path)
-    runner.run(main)
-    run = runner.last_run
-    assert run.metrics["loss"].to_pylist() == list(range(10))
-    assert run.latest_checkpoint.load() == {"step": 10}
-    assert [rank.exit_code for rank in run.ranks] == [0, 0]
 
 
 @pytest.mark.usefixtures("unseen")
