@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from horovod_runner.common.arguments import did_you_mean, meant, suggest_fields
+from horovod_runner.common.text import without_password
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -329,9 +330,9 @@ class Options:
             raise ValueError(
                 f"gpus_per_rank must be 0, a fraction below 1, or a whole number, not {gpus}"
             )
-        for name, value in self.env.items():
+        for name, value in self.env.items():  # the error shows no value: it may be secret
             if not isinstance(name, str) or not isinstance(value, str):
-                raise TypeError(f"env must map str to str; {name!r} maps to {value!r}")
+                raise TypeError(f"env must map str to str; {name!r} maps to {type(value).__name__}")
         _set(self, "env", dict(self.env))
         self._check_checkpoint_dir()
         if isinstance(self.grow_after, bool) or not isinstance(self.grow_after, int | float):
@@ -344,6 +345,10 @@ class Options:
             if not isinstance(getattr(self, name), kind):
                 given = type(getattr(self, name)).__name__
                 raise TypeError(f"{name} must be a {kind.__name__}(...), not {given}")
+
+    def __repr__(self) -> str:
+        given = (f"{each.name}={getattr(self, each.name)!r}" for each in fields(self) if each.repr)
+        return without_password(f"Options({', '.join(given)})")
 
     def _check_np(self) -> None:
         np = tuple(self.np) if isinstance(self.np, list) else self.np

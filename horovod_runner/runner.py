@@ -22,6 +22,8 @@ from horovod_runner.options import (
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import EVENTS, Sink
 
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
 
 @suggest_fields(ALIASES, where_options_are)
 class HorovodRunner:
@@ -188,6 +190,8 @@ class HorovodRunner:
     def __repr__(self) -> str:
         from horovod_runner.results.card import runner_text
 
+        if not hasattr(self, "options"):  # its constructor refuses an argument: for a debugger
+            return object.__repr__(self)
         return runner_text(self.options, self.last_run)
 
     def _repr_html_(self) -> str:
@@ -230,10 +234,12 @@ def _check_arguments(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> Non
     except TypeError as error:
         name = getattr(main, "__qualname__", type(main).__name__)
         given = ", ".join(f"{each}=..." for each in kwargs)
-        unknown = next((each for each in kwargs if each not in signature.parameters), None)
-        text = "" if unknown is None else meant(unknown, signature.parameters)
+        parameters = signature.parameters
+        free = [each for each, it in parameters.items() if it.kind in _NAMED and each not in kwargs]
+        unknown = next((each for each in kwargs if each not in parameters), None)
+        text = "" if unknown is None else meant(unknown, free)
         # Without default values, which may be secrets.
-        plain = (each.replace(default=each.empty) for each in signature.parameters.values())
+        plain = (each.replace(default=each.empty) for each in parameters.values())
         names = ", ".join(map(str, plain))
         raise TypeError(
             f"main cannot be called as {name}({given}): {error}.{did_you_mean(text)} Its "

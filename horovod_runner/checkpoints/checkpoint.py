@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.checkpoints import formats
+from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.local import fresh
@@ -58,7 +59,8 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         metrics = "".join(f", {name}={value:g}" for name, value in self.metrics.items())
-        return f"Checkpoint(step={self.step}{metrics}, size={self.size}, path={self.path!r})"
+        path = without_password(repr(self.path))
+        return f"Checkpoint(step={self.step}{metrics}, size={self.size}, path={path})"
 
     def load(self) -> Any:
         """Read the state that was given to ``save_checkpoint``.

@@ -12,6 +12,7 @@ from horovod_runner import __version__
 from horovod_runner.commands import run, run_options, verify
 from horovod_runner.common.arguments import did_you_mean, meant
 from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.sinks.streams import escape_unknown_characters
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     The status of ``run`` is that of the training, see :func:`horovod_runner.commands.run.run`.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    escape_unknown_characters()
     # Arguments after the first "--" belong to the training, whatever they look like.
     split = given.index("--") if "--" in given else len(given)
     root = parser()

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _Class = TypeVar("_Class", bound=type[Any])
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
+_SHORT: Final = 40  # characters of a value that an error shows
 
 
 def meant(
@@ -24,19 +25,27 @@ def meant(
         name: what the user wrote.
         known: the names that exist.
         aliases: names that other programs or earlier versions have: each with the name here, or
-            with a text that says what to write instead.
+            with a text with a "=" that says what to write instead. A name here that is neither
+            known nor elsewhere is no suggestion: several functions may share their aliases.
         elsewhere: names that exist in another place, each with how to write it there.
     """
-    name = aliases.get(name, name)
-    if name in known:
-        return name
-    if name in elsewhere or name in aliases.values():
-        return elsewhere.get(name, name)
+
+    def written(each: str) -> str:
+        """How to write a name that exists or is an alias; otherwise empty."""
+        if each in known:
+            return each
+        target = aliases.get(each, each)
+        if target in known:
+            return target
+        return elsewhere.get(target, target if each in aliases and "=" in target else "")
+
+    if text := written(name):
+        return text
     from difflib import get_close_matches  # for errors only: every rank imports this module
 
-    for names in (known, [*elsewhere, *aliases]):
+    for names in (known, [each for each in (*elsewhere, *aliases) if written(each)]):
         for close in get_close_matches(name, names, n=1, cutoff=0.7):
-            return close if close in known else meant(close, known, aliases, elsewhere)
+            return written(close)
     return ""
 
 
@@ -83,11 +92,13 @@ def _checked(
     elsewhere: Callable[[], Mapping[str, str]],
 ) -> _Function:
     code = function.__code__
-    positional = code.co_argcount
-    known = code.co_varnames[1 : positional + code.co_kwonlyargcount]  # without self
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    known = names[1:] if names[0] == "self" else names
+    has_only_named = code.co_argcount == 1 and names[0] == "self"
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # IPython and pytest leave this frame out
         for name in kwargs:
             if name not in known:
                 text = meant(name, known, aliases, elsewhere())
@@ -96,7 +107,7 @@ def _checked(
                     f"{called}() got an unexpected keyword argument {name!r}."
                     f"{did_you_mean(text)}{listed}"
                 )
-        if positional == 1 < len(args):
+        if has_only_named and len(args) > 1:
             raise TypeError(
                 f"{called}() has only named arguments: write {called}({known[0]}={_short(args[1])})"
             )
@@ -106,4 +117,9 @@ def _checked(
 
 
 def _short(value: object) -> str:
-    return repr(value) if isinstance(value, int | float | str | tuple) else "..."
+    """A value that is short as text; of others dots."""
+    parts = value if isinstance(value, tuple) else (value,)
+    if len(parts) > 2 or not all(isinstance(part, bool | int | float | str) for part in parts):
+        return "..."
+    text = repr(value)
+    return text if len(text) <= _SHORT else "..."

@@ -1,7 +1,8 @@
-"""Rank numbers, sizes and tables as text for people."""
+"""Rank numbers, sizes and tables as text for people, without secrets."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Final
@@ -10,6 +11,20 @@ MAX_LINES: Final = 16  # a table with more ranks or hosts than this is shortened
 _LEAST_COLUMNS: Final = 40  # a narrower terminal breaks lines itself
 _MAX_NAMES: Final = 4
 _MAX_SPANS: Final = 10
+HIDDEN: Final = "***"  # in place of a secret
+_SECRET: Final = re.compile(
+    r"passw|passphrase|pwd|secret|credential|token(?!i[sz])|(?<![a-z])auth(?!or)|key", re.IGNORECASE
+)
+# How many of something; "max_tokens" is no secret.
+_COUNT: Final = re.compile(r"tokens|keys", re.IGNORECASE)
+# The user and password of a URL. A password may contain "/" or "@"; a port is none, and
+# abfss://container@account names no user.
+_USER_OF_URL: Final = re.compile(
+    r"(?<=://)(?<!abfs://)(?<!abfss://)(?<!wasb://)(?<!wasbs://)"
+    r"""(?:[^/?#\s'"]+|[^/:@\s]*:(?!\d+(?:[,/?#]|$))[^\s'"]*)(?=@)"""
+)
+_OPTION_OF_URL: Final = re.compile(r"""(?<=[?&;])([^=&;?\s'"]+)=([^&;\s'"]+)""")
+_SIGNATURE: Final = re.compile(r"sig$|signature$", re.IGNORECASE)
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
@@ -24,20 +39,39 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def is_secret(name: str, value: object) -> bool:
+    """Whether a value with a name looks like a password, a token or a key."""
+    if value is None or isinstance(value, bool) or not _SECRET.search(name):
+        return False
+    return isinstance(value, str) or not _COUNT.search(name)
+
+
+def without_password(text: str) -> str:
+    """Replace the users, passwords, tokens and signatures of URLs in a text."""
+
+    def option(match: re.Match[str]) -> str:
+        name, value = match.groups()
+        hidden = is_secret(name, value) or _SIGNATURE.search(name)
+        return f"{name}={HIDDEN if hidden else value}"
+
+    return _OPTION_OF_URL.sub(option, _USER_OF_URL.sub(HIDDEN, text))
+
+
 def broken(line: str, columns: int, indent: int = 2) -> str:
     """Break a line between words, so that it fits into a terminal; words stay in one piece.
 
     Args:
         line: the line.
         columns: width of the terminal; 0 leaves the line as it is.
-        indent: number of spaces at the begin of all lines but the first.
+        indent: number of spaces at the begin of all lines but the first; half the width at most.
     """
     if not columns or len(line) <= columns:
         return line
+    width = max(columns, _LEAST_COLUMNS)
     return textwrap.fill(
         line,
-        max(columns, _LEAST_COLUMNS),
-        subsequent_indent=" " * indent,
+        width,
+        subsequent_indent=" " * min(indent, width // 2),
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -85,7 +85,10 @@ class PackedDataset:
         return list(self._reader.columns)
 
     def __repr__(self) -> str:
-        return f"Shard({self._name}: {self.rows} rows of {', '.join(self.columns)})"
+        try:
+            return f"Shard({self._name}: {self.rows} rows of {', '.join(self.columns)})"
+        except Exception:  # outside main, or its data cannot be read: a method says why
+            return f"Shard({self._name})"
 
     def _packed(self, options: FeedOptions) -> _Packed:
         """Pack what a user asked for on this host, unless it is packed already."""

@@ -12,6 +12,8 @@ from horovod_runner.data.dataset import PackedDataset
 from horovod_runner.data.feed.feed import Feed, dicts_of
 from horovod_runner.data.feed.options import (
     ALIASES,
+    OF_LOADER,
+    OF_TF_DATASET,
     Columns,
     Dtypes,
     FeedOptions,
@@ -149,7 +151,7 @@ class Shard(PackedDataset):
         kind = gradients.WeightedFeed if weighted else Feed
         return kind(self._plan(options), torch_feed.Make(options))
 
-    @suggest_arguments(ALIASES)
+    @suggest_arguments(ALIASES, lambda: OF_LOADER)
     def to_torch_dataset(  # noqa: D417 - see batches
         self,
         columns: Columns | None = None,
@@ -191,7 +193,7 @@ class Shard(PackedDataset):
         rows = np.arange(self.rows) if whole else self._rows_for_good(options.how_last)
         return torch_feed.RowDataset(packed.store, packed.fields, rows, options)
 
-    @suggest_arguments(ALIASES)
+    @suggest_arguments(ALIASES, lambda: OF_TF_DATASET)
     def to_tf(  # noqa: D417 - see batches
         self,
         batch_size: int | None = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from horovod_runner.common.arguments import suggest_fields
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.read import listing
 from horovod_runner.data.read.readers import (
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 
 Prepared: TypeAlias = Reader | Deferred
+# Arguments of other readers.
+_ALIASES = {"schema_fields": "columns", "version_as_of": "version", "na_value": "fill_null"}
 _EXAMPLES = 16  # rows that are kept of a table, for examples
 
 
@@ -88,6 +91,7 @@ def _reading(
     }
 
 
+@suggest_fields(_ALIASES)
 class parquet(Source):  # noqa: N801 - reads as a call
     """Parquet files, which the ranks read themselves.
 
@@ -119,6 +123,7 @@ class parquet(Source):  # noqa: N801 - reads as a call
         return _checked(listing.find(self._path, **self._options))
 
 
+@suggest_fields(_ALIASES)
 class delta(Source):  # noqa: N801 - reads as a call
     """A Delta table, which the ranks read themselves; requires deltalake.
 
@@ -156,6 +161,7 @@ class delta(Source):  # noqa: N801 - reads as a call
         return _checked(delta_table.find(self._path, version=self._version, **self._options))
 
 
+@suggest_fields(_ALIASES)
 class petastorm(Source):  # noqa: N801 - reads as a call
     """A Petastorm dataset, of ``materialize_dataset`` or ``make_spark_converter``.
 

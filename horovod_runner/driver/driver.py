@@ -12,6 +12,7 @@ from threading import Event
 from typing import Any
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import LaunchError, SerializationError
@@ -148,12 +149,13 @@ class Driver:
     def _result(self, outcomes: list[Outcome], supervisor: Supervisor, reported: list[int]) -> Any:
         if supervisor.problem is not None:
             raise supervisor.problem
-        for outcome in outcomes:
-            if outcome.lost and outcome.rank >= 0:  # otherwise its problem says so
-                self._sink.notice(
-                    f"the driver lost touch with rank {outcome.rank}: its last {outcome.lost} "
-                    "batches of messages are missing here"
-                )
+        # A task that was given no rank has a problem, which says so.
+        lost = {each.rank: each.lost for each in outcomes if each.lost and each.rank >= 0}
+        if lost:
+            self._sink.notice(
+                f"the driver lost touch with {ranks_text(list(lost))}: the last "
+                f"{sum(lost.values())} batches of messages are missing here"
+            )
         if not all(outcome.ok for outcome in outcomes):
             raise failures.run_error(outcomes, reported)
         supervisor.notes.finish()

@@ -2,54 +2,99 @@
 
 from __future__ import annotations
 
+import numbers
 import reprlib
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from itertools import islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.common.text import duration_text
+from horovod_runner.common.text import HIDDEN, duration_text, is_secret, without_password
 from horovod_runner.results.live import live
 from horovod_runner.results.page.markup import Child, Html, element, join
-from horovod_runner.results.page.overview import is_secret, without_password
 from horovod_runner.sinks import panel_html
 
 if TYPE_CHECKING:
+    from horovod_runner.checkpoints.checkpoint import Checkpoint
     from horovod_runner.options import Options
     from horovod_runner.results.run import Attempt, Run
 
-_HIDDEN: Final = "***"
 _OBJECTS: Final = ("spark", "resource_profile")  # of which only the type is named
 _MAX_HOSTS: Final = 4
 _MAX_METRICS: Final = 8
 _MAX_WARNINGS: Final = 5
+_MAX_ATTEMPTS: Final = 5  # of those before the last one, whose errors may have 64 KB each
 _MAX_CHARACTERS: Final = 200
+_EXAMINED_CHARACTERS: Final = 2000  # of a text, for passwords
 _NAME: Final = "padding:.1em 1em .1em 0;text-align:left;vertical-align:top;opacity:.7"
 _VALUE: Final = "padding:.1em 0;text-align:left;overflow-wrap:anywhere;white-space:pre-line"
 
 
 class _Short(reprlib.Repr):
-    """Texts of values that may be large: of what is not plain, only the type is named."""
+    """Texts of values that may be large: of what is not plain, only the type is named.
+
+    Passwords are replaced before a text is cut: a part of one is not recognized.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.maxdict = self.maxlist = self.maxtuple = 8
         self.maxstring = 80
 
+    def repr_str(self, value: str, level: int) -> str:
+        text = without_password(value[:_EXAMINED_CHARACTERS])
+        if len(value) > _EXAMINED_CHARACTERS:
+            text = f"{text[: self.maxstring - 5]}..."
+        return super().repr_str(text, level)
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        # In its own order: sorting calls methods of the keys, and takes long if they are many.
+        if level <= 0:
+            return "{...}" if value else "{}"
+        shown = [
+            f"{self.repr1(key, level - 1)}: {self._entry(key, each, level - 1)}"
+            for key, each in islice(value.items(), self.maxdict)
+        ]
+        return f"{{{', '.join([*shown, *(['...'] if len(value) > self.maxdict else [])])}}}"
+
+    def _entry(self, key: object, value: Any, level: int) -> str:
+        if isinstance(key, str) and isinstance(value, str) and is_secret(key, value):
+            return HIDDEN
+        return self.repr1(value, level)
+
+    def repr_set(self, value: set[Any], level: int) -> str:
+        if len(value) > self.maxset:
+            return f"<{type(value).__name__} of {len(value):,} values>"
+        return super().repr_set(value, level)
+
+    def repr_frozenset(self, value: frozenset[Any], level: int) -> str:
+        if len(value) > self.maxfrozenset:
+            return f"<{type(value).__name__} of {len(value):,} values>"
+        return super().repr_frozenset(value, level)
+
     def repr_instance(self, value: Any, level: int) -> str:
-        if value is None or isinstance(value, bool | float | complex):
+        if value is None or isinstance(value, bool):
             return repr(value)
-        shape = getattr(value, "shape", None)
-        return f"<{type(value).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}>"
+        if isinstance(value, dict):  # of a kind of its own
+            return self.repr_dict(value, level)
+        if isinstance(value, numbers.Integral):  # NumPy's are numbers, too
+            return repr(int(value))
+        if isinstance(value, numbers.Real):
+            return repr(float(value))
+        shape = tuple(getattr(value, "shape", None) or ())
+        return f"<{type(value).__name__}{f' of shape {shape}' if shape else ''}>"
 
 
 def value_text(value: object) -> str:
-    """A value that ``main`` returned, in at most 200 characters; calls none of its methods."""
+    """A value that ``main`` returned, in at most 200 characters, without passwords."""
     try:
         text = _Short().repr(value)
     except Exception:  # an object whose attributes cannot be read
         text = f"<{type(value).__name__}>"
-    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
+    return _cut(text)
 
 
 def run_text(run: Run) -> str:
@@ -59,10 +104,10 @@ def run_text(run: Run) -> str:
         parts.append(f"result {run.result_text}")
     if run.latest_metrics:
         parts.append(_metrics(run))
-    if run.checkpoints:
-        parts.append(f"checkpoints: {_checkpoints(run)}")
+    if checkpoints := run.checkpoints:
+        parts.append(f"checkpoints: {_checkpoints(checkpoints)}")
     if run.status == "failed" and run.attempts:
-        parts.append(run.attempts[-1].error)
+        parts.append(_error(run.attempts[-1]))
     if run.warnings:
         parts.append(_count(len(run.warnings), "warning"))
     text = "; ".join(part for part in parts if part)
@@ -72,7 +117,10 @@ def run_text(run: Run) -> str:
 def run_html(run: Run) -> str:
     """A run for a notebook: as its panel, with what was asked for and what came out."""
     now = live(run)
-    folds = [(f"attempt {each.number}: {each.error}", _pre(each.details)) for each in _failed(run)]
+    folds = [
+        (f"attempt {each.number}: {_error(each)}", _pre(each.details))
+        for each in _failed(run)[-_MAX_ATTEMPTS:]
+    ]
     folds += [(title, Html(body)) for title, body in panel_html.folded(now)]
     return join([Html(panel_html.head(now)), _table(_facts(run)), *_folded(folds)])
 
@@ -94,6 +142,8 @@ def runner_html(options: Options, run: Run | None) -> str:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
+    if run.recorded is not None and run.status == "running":
+        yield "state", f"{_how(run)}: it had not ended"
     params = {name: value for name, value in run.params.items() if name != "np"}
     if params:
         yield "arguments", _params(params)
@@ -101,11 +151,14 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "hosts", _hosts(run)
     if run.result_text:
         yield "result", run.result_text
-    if run.checkpoints:
-        latest = run.checkpoints[-1]
-        yield "checkpoints", f"{_checkpoints(run)}, {without_password(latest.path)}"
-    for attempt in run.attempts[:-1]:
-        why = attempt.error or attempt.change or "ended"
+    if checkpoints := run.checkpoints:
+        path = without_password(checkpoints[-1].path)
+        yield "checkpoints", f"{_checkpoints(checkpoints)}, {path}"
+    before = run.attempts[:-1]
+    if len(before) > _MAX_ATTEMPTS:
+        yield "attempts", f"{len(run.attempts):,}; those before the last one:"
+    for attempt in before[-_MAX_ATTEMPTS:]:
+        why = _error(attempt) or attempt.change or "ended"
         seconds = (attempt.ended or attempt.started) - attempt.started
         yield f"attempt {attempt.number}", f"{why} (after {duration_text(seconds)})"
     if run.warnings:
@@ -116,7 +169,10 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 def _how(run: Run) -> str:
     if run.timings.end is None:
-        return run.status
+        if run.recorded is None:
+            return run.status
+        recorded = time.strftime("%F %T", time.localtime(run.recorded))
+        return f"{run.status} when this was recorded, on {recorded}"
     return f"{run.status} in {duration_text(run.timings.end - run.timings.queued)}"
 
 
@@ -144,16 +200,19 @@ def _metrics(run: Run) -> str:
     return ", ".join([*shown, *(["..."] if len(metrics) > _MAX_METRICS else [])])
 
 
-def _checkpoints(run: Run) -> str:
-    found = run.checkpoints
+def _checkpoints(found: Sequence[Checkpoint]) -> str:
     return f"{len(found)}, the latest of step {found[-1].step:,}"
 
 
 def _params(params: Mapping[str, Any]) -> str:
     return ", ".join(
-        f"{name}={_HIDDEN if is_secret(name, value) else without_password(value_text(value))}"
+        f"{name}={HIDDEN if is_secret(name, value) else value_text(value)}"
         for name, value in params.items()
     )
+
+
+def _error(attempt: Attempt) -> str:
+    return _cut(without_password(attempt.error))
 
 
 def _failed(run: Run) -> list[Attempt]:
@@ -184,16 +243,23 @@ def _default(option: Field[Any]) -> Any:
 
 def _option_text(name: str, value: Any) -> str:
     if name == "env":
-        return f"{{{', '.join(f'{key!r}: {_HIDDEN}' for key in value)}}}"
+        return f"{{{', '.join(f'{key!r}: {HIDDEN}' for key in value)}}}"
     if is_dataclass(value):
         given = ", ".join(f"{key}={text}" for key, text in _given(value))
         return f"{type(value).__name__}({given})"
     if name in ("sinks", "ship_modules"):
-        names = [getattr(each, "__name__", f"{type(each).__name__}(...)") for each in value]
+        names = [
+            each.__name__ if isinstance(each, ModuleType) else f"{type(each).__name__}(...)"
+            for each in value
+        ]
         return f"[{', '.join(names)}]"
     if isinstance(value, str | int | float | tuple | None):
         return without_password(repr(value))
     return f"<{type(value).__name__}>" if name in _OBJECTS else without_password(repr(str(value)))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
 
 
 def _count(number: int, what: str) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from horovod_runner.common.text import without_password
 from horovod_runner.results.metrics_table import Position
 from horovod_runner.results.run import Line, Run, Status
 from horovod_runner.results.slowness.profile import SPENT, Recent
@@ -147,7 +148,7 @@ class Live(msgspec.Struct):
 def live(run: Run) -> Live:
     """Say what a run is doing now. Any thread may call it while the run goes on."""
     now, attempts = time.time(), list(run.attempts)
-    until = run.timings.end or now
+    until = run.timings.end or run.recorded or now
     ranks = list(_ranks(run, attempts[-1].started if attempts else 0.0, until))
     memory = [rank.memory for rank in ranks if rank.memory is not None]
     checkpoint = run.latest_checkpoint
@@ -161,7 +162,7 @@ def live(run: Run) -> Live:
         run.where,
         run.status,
         len(attempts),
-        next((attempt.error for attempt in reversed(attempts) if attempt.error), ""),
+        without_password(next((each.error for each in reversed(attempts) if each.error), "")),
         max(0.0, until - run.timings.queued),
         len(ranks),
         _step(run, position),

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
     from horovod_runner.checkpoints.archive import Archive
-    from horovod_runner.data.feed.options import Columns
+    from horovod_runner.data.feed.options import Columns, Dtypes, PadRagged, Transform
+    from horovod_runner.data.pack.images import Image
     from horovod_runner.data.sources import Source
     from horovod_runner.scoring.outputs import OutputSpec
     from horovod_runner.wire.messages import Controller
@@ -91,9 +92,9 @@ class Attempt:
     ended: float | None = None
     resumed_from: int | None = None
     error: str = ""
-    details: str = ""
+    details: str = field(default="", repr=False)
     size: int = 0
-    hosts: list[str] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list, repr=False)
     change: str = ""
     pause: float | None = None
 
@@ -292,7 +293,10 @@ class Run:
         data: str | None = None,
         checkpoint: Checkpoint | None = None,
         registered_model_name: str | None = None,
-        **feed: Any,
+        dtypes: Dtypes | None = None,
+        pad_ragged: PadRagged | None = None,
+        images: Mapping[str, Image] | None = None,
+        transform: Transform | None = None,
     ) -> ModelInfo:
         """Log the trained model to MLflow: to the active run, or to a new one.
 
@@ -310,7 +314,10 @@ class Run:
             data: the name of the dataset among the arguments of ``run``; None: the first.
             checkpoint: the model's weights; None: :attr:`best_checkpoint`.
             registered_model_name: also register the model under this name.
-            feed: further options of the inputs: dtypes, pad_ragged, images, transform.
+            dtypes: like the arguments below, as in :func:`horovod_runner.predict`.
+            pad_ragged: for ragged columns.
+            images: for columns of images.
+            transform: called with each batch.
 
         Returns:
             What MLflow knows of the model; its ``model_uri`` leads to it.
@@ -329,7 +336,13 @@ class Run:
             build=build,
             sources=self._sources,
             data=data,
-            feed={"columns": columns, **feed},
+            feed={
+                "columns": columns,
+                "dtypes": dtypes,
+                "pad_ragged": pad_ragged,
+                "images": images,
+                "transform": transform,
+            },
             output=output,
             registered_model_name=registered_model_name,
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from horovod_runner.common.arguments import suggest_arguments
 from horovod_runner.common.by_value import by_value
 from horovod_runner.common.spark_session import quoted
-from horovod_runner.data.feed.options import Columns, Dtypes, FeedOptions, PadRagged
+from horovod_runner.data.feed.options import ALIASES, Columns, Dtypes, FeedOptions, PadRagged
 from horovod_runner.data.pack.images import Image
 from horovod_runner.data.read.staging import arrow_schema
 from horovod_runner.errors import DataError
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Observation
 
 
+_ALIASES: Final = {
+    **ALIASES,
+    **dict.fromkeys(("outputs", "output_column", "prediction_col", "result_type"), "output"),
+    **dict.fromkeys(("keep_columns", "passthrough"), "keep"),
+}
+
+
+@suggest_arguments(_ALIASES)
 def predict(
     dataframe: DataFrame,
     model: Any,
@@ -41,7 +50,7 @@ def predict(
     ragged: Sequence[str] = (),
     transform: Callable[[Any], Any] | None = None,
     postprocess: Callable[[Any], Any] | None = None,
-    on_error: OnError = "raise",
+    on_error: Literal["raise", "null"] = "raise",
     error_column: str | None = None,
     observation: Observation | None = None,
     device: str | None = None,

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import copy
+from functools import partial
 from html import escape
+from traceback import format_exception
 from types import TracebackType
 from typing import Any, Final
 
@@ -32,11 +34,29 @@ def fold_error(error: BaseException) -> None:
         error: what ``run`` is about to raise: an error of this package, or the user's exception,
             whose cause has the traceback on the rank.
     """
-    if in_notebook():
-        with suppress(AttributeError):  # of an exception without attributes
-            # IPython calls this in place of its own formatting, in the cell that shows the error.
-            shown_in: set[int] = set()
-            error._render_traceback_ = lambda: _render(error, shown_in)  # type: ignore[attr-defined]
+    # Some exceptions show themselves already.
+    if in_notebook() and not hasattr(type(error), "_render_traceback_"):
+        with suppress(Exception):  # of an exception whose attributes cannot be set
+            error._render_traceback_ = _Folded(error)  # type: ignore[attr-defined]
+
+
+class _Folded:
+    """IPython calls this in place of its own formatting, in the cell that shows the error."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        # Numbers of the cells that have the box: IPython asks twice, also for its history.
+        self._shown_in: set[int] = set()
+
+    def __call__(self) -> Any:
+        try:
+            return _render(self._error, self._shown_in)
+        except Exception:  # another IPython than the tested ones: the error is shown in any case
+            return format_exception(self._error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The error may be pickled for a process that lacks this package.
+        return partial, (format_exception, self._error)
 
 
 def _long_one(error: BaseException) -> BaseException:
@@ -50,7 +70,7 @@ def _render(error: BaseException, shown_in: set[int]) -> Any:
 
     Args:
         error: the error.
-        shown_in: numbers of the cells that have the box: IPython asks twice, also for its history.
+        shown_in: numbers of the cells that have the box.
     """
     whole = str(_long_one(error))
     shell = sys.modules["IPython"].get_ipython()
@@ -73,10 +93,18 @@ def _render(error: BaseException, shown_in: set[int]) -> Any:
 
 def until_package(traceback: TracebackType | None) -> TracebackType | None:
     """A traceback up to the call of this package; None if it begins there."""
-    if traceback is None or traceback.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
-        return None
-    inner = until_package(traceback.tb_next)
-    return TracebackType(inner, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+    users: list[TracebackType] = []
+    while traceback is not None and not _is_ours(traceback):
+        users.append(traceback)
+        traceback = traceback.tb_next
+    found = None
+    for each in reversed(users):
+        found = TracebackType(found, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return found
+
+
+def _is_ours(traceback: TracebackType) -> bool:
+    return str(traceback.tb_frame.f_globals.get("__name__")).startswith(_PACKAGE)
 
 
 @contextmanager

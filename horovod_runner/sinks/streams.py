@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 
 def write(stream: Any, text: str) -> None:
-    """Write a text and flush it. A closed stream is ignored."""
+    """Write a text and flush it. A stream that is closed, or None, is ignored.
+
+    Characters that the stream's encoding lacks are escaped.
+    """
+    if stream is None:
+        return
     try:
-        stream.write(text)
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = getattr(stream, "encoding", None) or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except (OSError, ValueError):
         return  # the terminal is gone or the stream is closed: the training must not end by that
+
+
+def escape_unknown_characters() -> None:
+    """Let ``print`` escape characters that the encoding of stdout and stderr lacks."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def is_terminal() -> bool:
@@ -34,8 +51,9 @@ def columns() -> int:
 
 def in_notebook() -> bool:
     """Whether this is a Jupyter kernel: there tqdm draws with widgets, or as text without them."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    # Without it, the module is being imported by another thread, or stands in for IPython.
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_shell is None else get_shell()
     return shell is not None and "IPKernelApp" in shell.config
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import CheckpointConfig, DataConfig, DebugConfig, HorovodRunner
+from horovod_runner import CheckpointConfig, DataConfig, DebugConfig, HorovodRunner, predict
 from horovod_runner.commands import cli
 from horovod_runner.common.arguments import meant
-from horovod_runner.data import Shard
+from horovod_runner.data import Shard, delta, packed, parquet
+from horovod_runner.data.feed import options as feed_options
 from horovod_runner.options import ALIASES, GROUPS, where_options_are
 
 
@@ -92,6 +93,91 @@ def test_a_feed_names_the_argument_that_was_meant(method: str, given: str, sugge
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "given", "suggested"),
+    [
+        ("to_torch_dataset", "batch_size", "DataLoader(dataset, batch_size=...)"),
+        ("to_torch_dataset", "prefetch_factor", "DataLoader(dataset, prefetch_factor=...)"),
+        ("to_tf", "transform_spec", "to_tf(...).map(...)"),
+        ("to_tf", "prefetch", "to_tf(...).prefetch(...)"),
+    ],
+)
+def test_an_argument_that_the_result_has_leads_there(
+    method: str, given: str, suggested: str
+) -> None:
+    assert error_of(getattr(Shard("train"), method), **{given: 1}).endswith(
+        f"{given!r}. Did you mean {suggested}?"
+    )
+
+
+@pytest.mark.parametrize("method", ["batches", "to_torch", "to_torch_dataset", "to_tf"])
+def test_a_feed_suggests_no_argument_that_it_lacks(method: str) -> None:
+    """The methods share their aliases, and not all of their arguments."""
+    known = inspect.signature(getattr(Shard, method)).parameters
+    names = {*feed_options.ALIASES, *feed_options.ALIASES.values(), "sample_wieghts", "devise"}
+    for name in names - set(known):
+        if not name.isidentifier():
+            continue
+        text = error_of(getattr(Shard("train"), method), **{name: 1})
+        _, asked, suggested = text.removesuffix("?").partition("Did you mean ")
+        if asked:
+            assert suggested in known or "(" in suggested or suggested == "last_batch='drop'"
+        else:
+            assert "Its arguments are " in text
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "suggested"),
+    [
+        (parquet, "filters", "filter"),
+        (parquet, "schema_fields", "columns"),
+        (delta, "version_as_of", "version"),
+        (packed, "data_dir", "shared_dir"),
+        (packed, "max_restarts", "HorovodRunner(max_restarts=...)"),
+        (predict, "batchsize", "batch_size"),
+        (predict, "output_column", "output"),
+    ],
+)
+def test_a_dataset_and_predict_name_the_argument_that_was_meant(
+    call: Callable[..., Any], given: str, suggested: str
+) -> None:
+    assert error_of(call, "x", **{given: 1}).endswith(f"{given!r}. Did you mean {suggested}?")
+
+
+def test_an_alias_of_a_name_that_does_not_exist_is_no_suggestion() -> None:
+    aliases = {"spec": "transform", "drop": "last='drop'"}
+    assert meant("spec", ["columns"], aliases) == ""
+    assert meant("transform", ["columns"], aliases) == ""
+    assert meant("specs", ["columns"], aliases) == ""
+    assert meant("specs", ["columns"], aliases, {"transform": "map(...)"}) == "map(...)"
+    assert meant("drop", ["columns"], aliases) == "last='drop'"
+    # A name that exists is not taken for an alias.
+    assert meant("timout", ["timeout"], {"timeout": "slot_timeout=..."}) == "timeout"
+
+
+def test_a_parameter_that_is_given_or_has_no_name_is_no_suggestion() -> None:
+    def train(data: object, /, rate: float = 0.1, **others: float) -> None:
+        del data, rate, others
+
+    def step(rate: float, *rates: float) -> None:
+        del rate, rates
+
+    runner = HorovodRunner(np=-1)
+    assert "Did you mean" not in error_of(runner.run, train, datas=1)
+    assert "Did you mean" not in error_of(runner.run, step, rate=1, rated=2)
+
+
+def test_a_long_value_is_not_repeated_in_an_error() -> None:
+    assert error_of(CheckpointConfig, "x" * 99).endswith("write CheckpointConfig(num_to_keep=...)")
+    assert error_of(HorovodRunner, (2, 8)).endswith("write HorovodRunner(np=(2, 8))")
+    assert error_of(HorovodRunner, ([1], 8)).endswith("write HorovodRunner(np=...)")
+
+
+def test_a_value_of_env_is_not_repeated_in_an_error() -> None:
+    with pytest.raises(TypeError, match=r"'TOKEN' maps to bytes$"):
+        HorovodRunner(np=1, env={"TOKEN": b"my-secret"})  # type: ignore[dict-item]
+
+
 def test_main_is_not_launched_with_a_misspelled_argument() -> None:
     def train(learning_rate: float = 0.1) -> float:
         return learning_rate
@@ -109,6 +195,7 @@ def test_main_is_not_launched_with_a_misspelled_argument() -> None:
         (["run", "-np", "4", "x.py"], "--np"),
         (["doctor", "--jsn"], "--json"),
         (["dcotor"], "doctor"),
+        (["stop", "abc", "--timout", "3"], "--timeout"),
         (["run", "x.py", "--gpu-pinning", "maks"], "mask"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
@@ -47,6 +48,19 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_a_name_that_stdout_cannot_encode_is_escaped(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding, write_through=True))
+    monkeypatch.setattr(registry, "find", lambda: ["run"])
+    monkeypatch.setattr(registry, "table", lambda runs: "entra\u00eenement")
+    assert cli.main(["ps"]) == 0
+    shown = {"ascii": r"entra\xeenement", "utf-8": "entra\u00eenement"}[encoding]
+    assert written.getvalue().decode(encoding) == f"{shown}\n"
 
 
 def test_the_report_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

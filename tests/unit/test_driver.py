@@ -10,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from horovod_runner.driver.driver import Driver
 from horovod_runner.driver.supervisor import Supervisor
@@ -229,3 +230,14 @@ def test_the_table_of_ranks_is_shown_once(run: Run) -> None:
         for task in range(2):
             run.say(task, messages.Started(task, 4711 + task))
     assert len(run.end()) == 1
+
+
+def test_messages_that_many_ranks_have_lost_are_one_notice(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.gather()
+    done = [replace(outcome, lost=3) for outcome in run._launched.outcomes()]
+    monkeypatch.setattr(run._launched, "outcomes", lambda: done)
+    assert run.end() == [
+        ("the driver lost touch with ranks 0-1: the last 6 batches of messages are missing here",)
+    ]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+from copy import deepcopy
 from traceback import extract_tb
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.errors import HangError, RankFailedError
-from horovod_runner.sinks import notebook_error
+from horovod_runner.sinks import notebook_error, streams
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks, shortened, until_package
 
 FRAMES = "\n".join(f"  | frame {number}" for number in range(40))
@@ -56,6 +61,66 @@ def test_only_in_a_notebook_errors_are_folded(
     error = user_error(TEXT)
     fold_error(error)
     assert hasattr(error, "_render_traceback_") is in_notebook
+
+
+def folded(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> BaseException:
+    monkeypatch.setattr(notebook_error, "in_notebook", lambda: True)
+    fold_error(error)
+    return error
+
+
+def test_a_folded_error_can_be_pickled_for_a_process_without_this_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error: BaseException = folded(KeyError("label"), monkeypatch)
+    data = pickle.dumps(error)
+    assert b"horovod_runner" not in data
+    again = pickle.loads(data)
+    assert again.args == ("label",)
+    assert again._render_traceback_() == ["KeyError: 'label'\n"]
+    assert deepcopy(error).args == ("label",)
+
+
+def test_an_error_that_shows_itself_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OwnError(Exception):
+        def _render_traceback_(self) -> list[str]:
+            return ["its own"]
+
+    error = folded(OwnError(), monkeypatch)
+    assert isinstance(error, OwnError)
+    assert error._render_traceback_() == ["its own"]
+
+
+def test_an_error_that_refuses_attributes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class StrictError(Exception):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise TypeError(name)
+
+    assert not hasattr(folded(StrictError(), monkeypatch), "_render_traceback_")
+
+
+def test_an_error_is_shown_where_ipython_has_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    error: Any = folded(user_error(TEXT), monkeypatch)
+    assert "frame 20" in "".join(error._render_traceback_())
+
+
+def test_a_module_in_the_place_of_ipython_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
+    assert not streams.in_notebook()
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not streams.in_notebook()
+
+
+def test_a_traceback_of_a_deep_recursion_is_cut() -> None:
+    def users(depth: int) -> None:
+        if depth:
+            users(depth - 1)
+        HorovodRunner(np=1, checkpoint_dir=3)  # type: ignore[arg-type]
+
+    with pytest.raises(TypeError) as raised:
+        users(700)
+    assert [frame.name for frame in extract_tb(until_package(raised.tb))][-1] == "users"
 
 
 def test_a_traceback_ends_at_the_users_line() -> None:

@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from horovod_runner.commands import cli
+from horovod_runner.common.text import is_secret
 from horovod_runner.results import registration, registry, saved_run
-from horovod_runner.results.page import logs, metrics, overview, ranks, scales
+from horovod_runner.results.page import logs, metrics, ranks, scales
 from horovod_runner.results.page.charts import Line as ChartLine
 from horovod_runner.results.page.charts import line_chart, time_axis
 from horovod_runner.results.page.document import page
@@ -242,11 +243,10 @@ def test_parameters_that_look_secret_are_hidden() -> None:
         "apikey",
         "auth",
     )
-    assert all(overview.is_secret(name, "x") for name in secret)
+    assert all(is_secret(name, "x") for name in secret)
     shown = {"tokenizer": "bert", "max_tokens": 512, "use_auth": True, "author": "x", "lr": 0.1}
     shown |= {"password": None}
-    assert [name for name, value in shown.items() if overview.is_secret(name, value)] == []
-    assert overview.without_password("s3://me:pw@host/x") == "s3://***@host/x"
+    assert [name for name, value in shown.items() if is_secret(name, value)] == []
     written = page(made_up_run(1, 1))
     assert "hf_hidden" not in written
     assert "<dt>max_tokens</dt><dd>512</dd>" in written

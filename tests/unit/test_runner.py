@@ -41,7 +41,7 @@ from horovod_runner.sinks.terminal import TerminalSink
         ({"np": 1, "slot_timeout": -1}, ValueError, "slot_timeout is in seconds"),
         ({"np": 1, "gpus_per_rank": 1.5}, ValueError, "gpus_per_rank"),
         ({"np": 1, "gpus_per_rank": -1}, ValueError, "gpus_per_rank"),
-        ({"np": 1, "env": {"A": 1}}, TypeError, "'A' maps to 1"),
+        ({"np": 1, "env": {"A": 1}}, TypeError, "'A' maps to int"),
         ({"np": 1, "resume": True}, ValueError, "resumes from the checkpoints in checkpoint_dir"),
         ({"np": 1, "mode": "least"}, ValueError, "'min', 'max'"),
         (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
+from horovod_runner.common.text import broken
 from horovod_runner.sinks import streams, terminal
 from horovod_runner.sinks.terminal import TerminalSink
 
@@ -56,3 +59,30 @@ def test_a_notebook_shows_notices_as_ordinary_output(
     monkeypatch.setattr(streams, "in_notebook", lambda: True)
     TerminalSink(2).notice(LONG)
     assert capsys.readouterr() == (f"HorovodRunner: {LONG}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", r"\u2713 \xe9"), ("latin-1", "\\u2713 é")]
+)
+def test_a_line_that_stdout_cannot_encode_is_escaped_and_not_lost(
+    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding=encoding)
+    monkeypatch.setattr("sys.stdout", stream)
+    TerminalSink(1).output(0, "stdout", "before\n\u2713 é\nafter\n")
+    assert written.getvalue().decode(encoding) == f"before\n{shown}\nafter\n"
+
+
+def test_a_process_without_stdout_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    monkeypatch.setattr("sys.stderr", None)
+    sink = TerminalSink(2)
+    sink.output(0, "stdout", "line\n")
+    sink.notice("notice")
+
+
+def test_a_narrow_terminal_leaves_room_beside_the_indent() -> None:
+    lines = broken("word " * 30, 40, 36).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert all(line.startswith(" " * 20 + "word word") for line in lines[1:])

@@ -35,6 +35,16 @@ ALIASES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("transform_spec", "transform_fn", "collate_fn", "map_fn"), "transform"),
     **dict.fromkeys(("prefetch_factor", "prefetch_batches", "num_prefetch"), "prefetch"),
 }
+#: Arguments that a method lacks because its result has them: how to write them there.
+OF_LOADER: Final[Mapping[str, str]] = {
+    "batch_size": "DataLoader(dataset, batch_size=...)",
+    "shuffle": "DataLoader(dataset, shuffle=...)",
+    "prefetch": "DataLoader(dataset, prefetch_factor=...)",
+}
+OF_TF_DATASET: Final[Mapping[str, str]] = {
+    "transform": "to_tf(...).map(...)",
+    "prefetch": "to_tf(...).prefetch(...)",
+}
 #: Name of the part that ``sample_weights`` adds to a batch.
 WEIGHT: Final = "weight"
 

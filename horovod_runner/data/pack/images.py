@@ -51,7 +51,7 @@ class Image:
     width: int
     mode: Literal["RGB", "GRAY"] = "RGB"
     cache: bool = False
-    layout: ImageLayout | None = None
+    layout: Literal["HWC", "CHW"] | None = None
 
     def __post_init__(self) -> None:
         if self.height < 1 or self.width < 1:

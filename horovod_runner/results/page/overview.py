@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from horovod_runner.common.text import ranks_text
+from horovod_runner.common.text import HIDDEN, is_secret, ranks_text, without_password
 from horovod_runner.results.page import scales
 from horovod_runner.results.page.charts import Part, bar, key
 from horovod_runner.results.page.markup import Html, Section, element, section, table
 from horovod_runner.results.page.view import KINDS, View
 from horovod_runner.results.run import Attempt
-
-_HIDDEN: Final = "***"
-_SECRET: Final = re.compile(
-    r"passw|passphrase|pwd|secret|credential|token(?!i[sz])|(?<![a-z])auth(?!or)|key", re.IGNORECASE
-)
-# How many of something; "max_tokens" is no secret.
-_COUNT: Final = re.compile(r"tokens|keys", re.IGNORECASE)
-_USER_OF_URL: Final = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def header(view: View) -> Html:
@@ -47,7 +38,7 @@ def header(view: View) -> Html:
         facts.append(("launches", f"{len(run.attempts)}"))
     if run.controller:
         facts.append(("controller", "MPI" if run.controller == "mpi" else "Gloo"))
-    error = run.attempts[-1].error if run.attempts else ""
+    error = without_password(run.attempts[-1].error) if run.attempts else ""
     return element(
         "header",
         element(
@@ -141,7 +132,7 @@ def _attempt(view: View, attempt: Attempt) -> Html:
     title = (
         f"Attempt {attempt.number} {how} after {scales.duration(ended - attempt.started)}{began}"
     )
-    text = attempt.details or attempt.error
+    text = without_password(attempt.details or attempt.error)
     return element(
         "div", element("h3", title), element("pre", text, tabindex="0") if text else None
     )
@@ -159,7 +150,7 @@ def checkpoints(view: View) -> Section | None:
             scales.size(each.size),
             scales.clock_time(each.saved_at),
             f"{each.attempt}",
-            f"{each.path}{'' if _exists(each.path) else ' (removed)'}",
+            f"{without_password(each.path)}{'' if _exists(each.path) else ' (removed)'}",
         ]
         for each in found
     ]
@@ -193,16 +184,4 @@ def parameters(view: View) -> Section | None:
 
 def _shown(params: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Html | str]]:
     for name, value in params:
-        yield name, _HIDDEN if is_secret(name, value) else without_password(str(value))
-
-
-def is_secret(name: str, value: object) -> bool:
-    """Whether a parameter looks like a password, a token or a key."""
-    if value is None or isinstance(value, bool) or not _SECRET.search(name):
-        return False
-    return isinstance(value, str) or not _COUNT.search(name)
-
-
-def without_password(text: str) -> str:
-    """Leave out the user and password of URLs."""
-    return _USER_OF_URL.sub(_HIDDEN, text)
+        yield name, HIDDEN if is_secret(name, value) else without_password(str(value))

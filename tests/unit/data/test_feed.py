@@ -364,6 +364,7 @@ def test_a_dict_that_is_not_a_state_is_refused(shard: Shard) -> None:
 def test_a_shard_outside_main_is_refused() -> None:
     with pytest.raises(DataError, match=r"train is one rank's part .* only inside main"):
         Shard("train").batches(8)
+    assert repr(Shard("train")) == "Shard(train)"  # for a debugger, or the last line of a cell
 
 
 def test_a_pandas_dataframe_with_objects_is_refused() -> None:
