@@ -67,7 +67,7 @@ def _nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
 
 
-def hear_while_it_lasts(ranks: Ranks, folder: Path, *, saves: bool) -> str:
+def hear_while_it_lasts(ranks: Ranks, folder: Path, *, saves: bool, **options: Any) -> str:
     """Make a run in which each rank waits until its line has been heard; returns the notices.
 
     The ranks' reports must be there at the end.
@@ -76,6 +76,7 @@ def hear_while_it_lasts(ranks: Ranks, folder: Path, *, saves: bool) -> str:
         ranks: start it.
         folder: that the test and the ranks see.
         saves: whether the ranks save a checkpoint, which must be there at the end.
+        **options: of the run.
     """
 
     def main() -> int:
@@ -90,7 +91,7 @@ def hear_while_it_lasts(ranks: Ranks, folder: Path, *, saves: bool) -> str:
         return rank
 
     ear = Ear(folder)
-    runner = ranks.runner(2, sinks=[ear], checkpoint_dir=folder / "kept")
+    runner = ranks.runner(2, **{"sinks": [ear], "checkpoint_dir": folder / "kept", **options})
     assert runner.run(main) == 0
     run = runner.last_run
     assert run.metrics["loss"].to_pylist() == list(range(10))

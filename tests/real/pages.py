@@ -6,6 +6,7 @@ Alone, this file prints what pages print: python tests/real/pages.py README.md .
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import json
 import os
@@ -83,7 +84,7 @@ def main() -> None:
     from horovod_runner import ClusterConfig
 
     # The ranks of the next page are forked from a process that has imported what they need.
-    ClusterConfig.__init__.__kwdefaults__["preload_frameworks"] = True
+    inspect.unwrap(ClusterConfig.__init__).__kwdefaults__["preload_frameworks"] = True
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # or Lightning's import sets it, too late
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         _serve()

@@ -82,7 +82,7 @@ def test_output_of_a_detached_run_arrives_through_the_store_with_credentials_fro
     monkeypatch.setenv("HOROVOD_RUNNER_DRIVER_HOST", NOWHERE)
     names = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
     env = {name: os.environ[name] for name in names}
-    notices = hear_while_it_lasts(ranks, tmp_path, checkpoint_dir=URL, env=env)
+    notices = hear_while_it_lasts(ranks, tmp_path, saves=False, checkpoint_dir=URL, env=env)
     assert f"through files in {URL}" in notices
     assert open_folder(URL).names() == []
 
