@@ -28,13 +28,17 @@ from tests.shards import as_rank, shard_of
 # One run trains all, and pytest-xdist's processes do not share runs.
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("global batch")]
 TOLERANCE = 1e-6
+# The same for any number of ranks, so that one fork server does for all of them.
+THREADS = dict.fromkeys(
+    ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
+)
 
 
 def run(size: int, main: Any, env: dict[str, str] | None = None, **arguments: Any) -> Any:
     options = grouped(
         {"preload_frameworks": True, "cpu_collectives": "gloo"}
     )  # more ranks than cores
-    return HorovodRunner(np=-size, env=env, **options).run(main, **arguments)
+    return HorovodRunner(np=-size, env={**THREADS, **(env or {})}, **options).run(main, **arguments)
 
 
 @pytest.fixture
