@@ -38,7 +38,7 @@ class ReportCallback:
     copies it to the run's ``checkpoint_dir``. ``save_total_limit=1`` keeps ``output_dir`` small.
 
     At the start of the training it checks that the Trainer has connected the ranks and divides the
-    rows among them.
+    rows among them, and at an evaluation that it divides those rows, too.
     """
 
     def __init__(self) -> None:
@@ -68,6 +68,18 @@ class ReportCallback:
                 "with TrainingArguments(use_cpu=True)"
             )
         check_rows(getattr(train_dataloader, "dataset", None))
+
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **others: Any
+    ) -> None:
+        """Check that the Trainer evaluates on all rows.
+
+        Raises:
+            DataError: the rows are one rank's part already.
+        """
+        rank = context.current()
+        if rank is not None and rank.size > 1:
+            check_rows(getattr(eval_dataloader, "dataset", None))
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import dropwhile
+from math import inf
 from statistics import median
 from typing import Final
 
@@ -181,9 +182,11 @@ def over_time(view: View) -> Section | None:
     ]
     rates = [_mean(column) for column in zip(*sums, strict=True)]
 
-    def line(index: int, factor: float, name: str = "", colour: str = "c0") -> Line:
+    def line(
+        index: int, factor: float, name: str = "", colour: str = "c0", most: float = inf
+    ) -> Line:
         points = [
-            (timeline.middle(number), None if cell is None else cell[index] / factor)
+            (timeline.middle(number), None if cell is None else min(most, cell[index] / factor))
             for number, cell in enumerate(rates)
         ]
         return Line(name, points, colour)
@@ -191,7 +194,7 @@ def over_time(view: View) -> Section | None:
     axis, marks = time_axis(timeline.seconds), view.restarts(timeline.start)
     factor, prefix = scales.scale([cell[1] for cell in rates if cell is not None])
     kinds = [
-        line(2 + number, 0.01, words, colour)
+        line(2 + number, 0.01, words, colour, most=100)  # a wait is counted where it ends
         for number, (name, words, colour) in enumerate(KINDS)
         if any(cell is not None and cell[2 + number] > 0.001 for cell in rates)
     ]

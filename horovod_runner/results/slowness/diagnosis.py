@@ -86,7 +86,8 @@ def _text(diagnosis: Diagnosis) -> Iterator[str]:
     rate = 1 / step.seconds
     yield (
         f"{diagnosis.ranks} rank{'s' * (diagnosis.ranks > 1)}, {diagnosis.steps:,} steps, "
-        f"{rate_text(rate)} steps/s. Where a step's {milliseconds(step.seconds)} go (median rank):"
+        f"{rate_text(rate)} steps/s. Where a step's {milliseconds(step.seconds)} go "
+        f"({'mean of the two ranks' if diagnosis.ranks == 2 else 'median rank'}):"
     )
     parts = [
         f"compute {milliseconds(step.compute)}",

@@ -76,7 +76,7 @@ def more_often(profile: RunProfile, rank: int, ranks: Iterable[int]) -> str:
     line = functions[function][1]
     if more < _NOT_MUCH:
         line, more = _largest_difference(mine, others)
-    return f", {more:.0%} more of its time in {line}" if more >= _NOT_MUCH else ""
+    return f"; it spends {more:.0%} more of its time in {line}" if more >= _NOT_MUCH else ""
 
 
 def _largest_difference(

@@ -25,6 +25,7 @@ _LEAST_WAIT: Final = 0.0003  # seconds; less is how ranks always differ
 _UNEXPLAINED: Final = 0.25  # of the compute, by which a rank differs without a line that says why
 _UNEVEN: Final = 0.15
 _CROWDED: Final = 0.2  # of the time, in which some thread of the host waits for a core
+_NEARLY_ALWAYS: Final = 0.9  # of the collectives
 _MOST_BLAME: Final = 0.7  # of the lateness of all ranks
 _MOST_BLAME_OF_HOST: Final = 0.85
 _LARGER: Final = 1.2  # times as many numbers in a batch
@@ -40,13 +41,15 @@ def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     cost = case.others(rank, "waiting")
     if cost < max(_LEAST_WAIT, _SLOWEST * case.typical.seconds):
         return
-    if _blame(case, [rank]) < _MOST_BLAME or case.steps[rank].waiting > cost / 2:
+    # What it has waited itself may be from the first seconds, in which everything is slow.
+    waits = case.steps[rank].waiting > cost / 2 and total.last < _NEARLY_ALWAYS * compared
+    if _blame(case, [rank]) < _MOST_BLAME or waits:
         yield from _slow_host(case)
         return
     text = (
         f"{case.named(rank)} is last in {total.last / compared:.0%} of the collectives, "
-        f"{ms(total.lateness / max(1, total.last))} after the median of the others, which wait "
-        f"{ms(cost)} in a step. "
+        f"{ms(total.lateness / max(1, total.last))} after the median of the others. They wait "
+        f"{ms(cost)} for it in a step. "
     )
     where, advice, reason = _why_slow(case, rank)
     others = [case.starved(other) for other in case.totals if other != rank]
