@@ -247,8 +247,15 @@ class Feed(Generic[T]):
             self._resume(*divmod(batches, max(1, len(self))))
 
     def state_dict(self) -> dict[str, Any]:
-        """The feed's position, in a few plain values."""
-        return {**self._plan.state, "epoch": self._epoch, "step": self._step}
+        """The feed's position, in a few plain values.
+
+        ``epoch`` and ``step`` are those of the next batch. After the last batch of an epoch that is
+        the first one of the next epoch, also before the loop over this epoch has ended.
+        """
+        epoch, step = self._epoch, self._step
+        if step == len(self):
+            epoch, step = epoch + 1, 0
+        return {**self._plan.state, "epoch": epoch, "step": step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume at the position of another feed, with any number of ranks.

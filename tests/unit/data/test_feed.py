@@ -182,6 +182,18 @@ def test_a_saved_feed_resumes_with_any_number_of_ranks(
     assert [a + b + c for a, b, c in zip(*parts, strict=True)] == rest
 
 
+def test_a_feed_that_is_saved_at_the_last_batch_of_an_epoch_resumes_with_the_next_epoch(
+    shard: Shard,
+) -> None:
+    feed = shard.batches(12, ["label"], shuffle=True, seed=5)
+    for _ in feed:
+        state = feed.state_dict()
+    assert (state["epoch"], state["step"]) == (1, 0)
+    resumed = shard.batches(12, ["label"], shuffle=True, seed=5)
+    resumed.load_state_dict(state)
+    assert epoch(resumed) == epoch(feed)
+
+
 @pytest.mark.parametrize(
     ("batch_size", "options", "message"),
     [

@@ -103,8 +103,8 @@ def test_the_rows_of_an_epoch_come_once_across_changes_of_the_number_of_ranks(
                 feed.load_state_dict(state)
         left = count
         while left:
+            epoch = together[0].state_dict()["epoch"]
             for batches in zip(*together, strict=True):
-                epoch = together[0].state_dict()["epoch"]
                 rows = [
                     row
                     for feed, batch in zip(together, batches, strict=True)
