@@ -88,9 +88,10 @@ def _early_return(
     waiting = ranks_text([outcome.rank for outcome in outcomes if not outcome.ok])
     return RankFailedError(
         f"{ranks_text([outcome.rank for outcome in returned])} returned from main while {waiting} "
-        "still waited in a collective: the ranks did not do the same number of steps. Give all "
+        "still waited in a collective: the ranks did not call the same collectives. Give all "
         "ranks the same number of batches (drop_last does not ensure that for shards of unequal "
-        "length), or call hvd.join() on the ranks that finish first.\n\n"
+        "length), or call hvd.join() on the ranks that finish first; and call no collective, nor "
+        "the training step, under a condition such as `if hvd.rank() == 0`.\n\n"
         f"{_describe(first, outcomes, reported)}",
         rank=returned[0].rank,
         host=returned[0].hostname,

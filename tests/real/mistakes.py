@@ -64,7 +64,7 @@ DATA = {
     "The batch size differs by rank": Mistake(
         "`data.to_torch(32 * (hvd.rank() + 1))`",
         "error",
-        "did not do the same number of steps",
+        "did not call the same collectives",
         "Use the same batch size on all ranks, or `global_batch`. A warning comes before.",
     ),
     "The last batch is dropped on some ranks": Mistake(
