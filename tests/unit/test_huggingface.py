@@ -40,6 +40,8 @@ def test_rows_that_are_one_ranks_part_already_are_refused() -> None:
     part = SimpleNamespace(dataset=SimpleNamespace(is_whole=False))
     with pytest.raises(DataError, match="whole=True"):
         ReportCallback().on_train_begin(connected, STATE, None, train_dataloader=part)
+    with pytest.raises(DataError, match="whole=True"):
+        ReportCallback().on_prediction_step(connected, STATE, None, eval_dataloader=part)
 
 
 def test_outside_a_run_and_on_one_rank_nothing_is_refused() -> None:
@@ -47,6 +49,7 @@ def test_outside_a_run_and_on_one_rank_nothing_is_refused() -> None:
     ReportCallback().on_train_begin(
         SimpleNamespace(world_size=1), STATE, None, train_dataloader=part
     )
+    ReportCallback().on_prediction_step(None, STATE, None, eval_dataloader=part)
     assert resume_from() is None
 
 

@@ -71,6 +71,19 @@ def test_a_slow_rank_that_waits_for_data_is_told_from_one_that_computes() -> Non
     assert "It waits 50 ms for its batch, the others 10 ms" in found.findings[0].text
 
 
+def test_one_of_two_ranks_that_waits_for_data_is_named_though_it_waited_at_the_start() -> None:
+    slow = windows(1, waits=100, waiting=0.3, data=0.4)
+    found = diagnose(run_of(windows(0, waits=40_100, waiting=0.4, data=0.01), slow))
+    (finding,) = found.findings
+    assert (finding.cause, finding.rank, finding.reason) == ("slow rank", 1, "data")
+    assert "(mean of the two ranks)" in str(found)
+
+
+def test_data_that_one_of_two_ranks_waits_for_is_not_said_of_both() -> None:
+    ranks = [windows(0, waits=50, data=0.01), windows(1, waits=60, data=0.5)]
+    assert [finding.cause for finding in diagnose(run_of(*ranks)).findings] == []
+
+
 def test_the_line_of_a_slow_rank_is_named() -> None:
     profile = run_of(windows(0, waits=40_100, waiting=0.4), windows(1, waits=100))
     calls = [
