@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.checkpoints import formats
+from horovod_runner.common.files import file_sha256
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART, Folder
@@ -145,12 +145,6 @@ def discard(folder: Folder, name: str) -> None:
         folder.remove_inside(name)
     else:
         folder.remove(name)
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def verify(path: Path, marker: Marker) -> None:

@@ -22,6 +22,7 @@ from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
 from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.files import file_sha256
 from horovod_runner.common.numbers import check_saved
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART
@@ -140,7 +141,7 @@ class Saver:
         try:
             part = (local.parent if local else self._scratch_folder()) / f"{PART}{name}"
             snapshot.write(part)
-            size, digest = part.stat().st_size, checkpoint.file_sha256(part)
+            size, digest = part.stat().st_size, file_sha256(part)
             marker = self._marker(
                 snapshot.kind, number, step, size=size, sha256=digest, metrics=metrics
             )

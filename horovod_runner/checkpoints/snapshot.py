@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 from horovod_runner.checkpoints import formats
 from horovod_runner.checkpoints.keras_copy import KerasCopier, is_keras_model
-from horovod_runner.common.temporary import unnamed_file
+from horovod_runner.common.files import unnamed_file
 from horovod_runner.wire.marker import Kind
 
 #: Values that are stored as they are.

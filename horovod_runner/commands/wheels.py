@@ -29,7 +29,7 @@ from typing import Protocol
 
 import msgspec
 
-from horovod_runner.checkpoints.checkpoint import file_sha256
+from horovod_runner.common.files import file_sha256
 from horovod_runner.errors import InstallError
 from horovod_runner.folders.folder import local_path
 from horovod_runner.folders.local import LocalFolder

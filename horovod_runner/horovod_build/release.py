@@ -26,6 +26,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from horovod_runner.common.files import file_sha256
 from horovod_runner.errors import InstallError
 from horovod_runner.horovod_build import source, toolchain
 from horovod_runner.horovod_build.build import build_flags
@@ -113,7 +114,7 @@ def write_index(folder: Path, address: str | None = None) -> list[Provenance]:
         raise InstallError(f"{folder} has wheels without a record: {', '.join(sorted(strays))}")
     for record in records:
         wheel = folder / record.file
-        received = sha256(wheel) if wheel.exists() else "missing"
+        received = file_sha256(wheel) if wheel.exists() else "missing"
         if received != record.sha256:
             raise InstallError(
                 f"{wheel} is not the wheel of its record: its SHA-256 is {received}, not "
@@ -124,12 +125,6 @@ def write_index(folder: Path, address: str | None = None) -> list[Provenance]:
     (folder / "SHA256SUMS").write_text("".join(sums), "utf-8")
     (folder / "index.html").write_text(_page(records, address), "utf-8")
     return records
-
-
-def sha256(path: Path) -> str:
-    """The SHA-256 digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path) -> Provenance:
@@ -209,7 +204,7 @@ def _record(
     return Provenance(
         file=wheel.name,
         size=wheel.stat().st_size,
-        sha256=sha256(wheel),
+        sha256=file_sha256(wheel),
         horovod=source.VERSION,
         source_sha256=source.SHA256,
         horovod_runner=runner,
@@ -236,10 +231,10 @@ def _record(
 def _patches() -> dict[str, str]:
     """The digest of each patch's file and of each file of the overlay."""
     patches = read_patches(source.PATCHES)
-    digests = {patch.name: sha256(source.PATCHES / patch.name) for patch in patches}
+    digests = {patch.name: file_sha256(source.PATCHES / patch.name) for patch in patches}
     for file in sorted(source.OVERLAY.rglob("*")):
         if file.is_file():
-            digests[f"overlay/{file.relative_to(source.OVERLAY)}"] = sha256(file)
+            digests[f"overlay/{file.relative_to(source.OVERLAY)}"] = file_sha256(file)
     return digests
 
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from horovod_runner.checkpoints.checkpoint import file_sha256
+from horovod_runner.common.files import file_sha256
 from horovod_runner.common.spark_session import is_on_this_machine, spark_context
 from horovod_runner.errors import SerializationError
 from horovod_runner.host.gpus import visible_gpus

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
-from horovod_runner.common.temporary import unnamed_file
+from horovod_runner.common.files import unnamed_file
 from horovod_runner.errors import LaunchError
 from horovod_runner.host.python_path import without_spark_core
 from horovod_runner.warm.client import ForkedGuard, ForkServer, NotForkedError

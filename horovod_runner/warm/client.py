@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from horovod_runner.common.temporary import unnamed_file
+from horovod_runner.common.files import unnamed_file
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.warm import protocol

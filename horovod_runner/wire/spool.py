@@ -11,7 +11,7 @@ from collections import deque
 from typing import IO
 
 from horovod_runner.common.descriptors import write_all
-from horovod_runner.common.temporary import unnamed_file
+from horovod_runner.common.files import unnamed_file
 from horovod_runner.wire.framing import LENGTH, frame
 
 

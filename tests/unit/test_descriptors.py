@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner.common.descriptors import write_all
-from horovod_runner.common.temporary import unnamed_file
+from horovod_runner.common.files import unnamed_file
 
 _DATA = bytes(range(256)) * 8192  # 2 MB: more than a pipe holds
 

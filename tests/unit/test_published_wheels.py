@@ -31,6 +31,7 @@ import pytest
 from horovod_runner import InstallError
 from horovod_runner.commands import install
 from horovod_runner.commands.wheels import Place
+from horovod_runner.common.files import file_sha256
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.horovod_build import fit, libraries, release, source
 from horovod_runner.horovod_build.plan import BuildPlan, python_tag
@@ -88,7 +89,7 @@ def the_record(folder: Path) -> Provenance:
 def take(folder: object, wanted: fit.Wish, setting: str = "--wheels") -> tuple[Any, list[str]]:
     said: list[str] = []
     found = install.find_published_wheel(Place(str(folder), setting), wanted, said.append)
-    assert found is None or release.sha256(found.path) == found.sha256
+    assert found is None or file_sha256(found.path) == found.sha256
     return found and found.path, said
 
 
@@ -356,7 +357,7 @@ def test_install_takes_the_published_wheel_and_keeps_it(folder: Path) -> None:
     copy, said = take(folder, here())
     assert copy.name == record.file
     assert said == [f"using {record.file} from {folder}, SHA-256 {record.sha256[:16]}... checked"]
-    assert release.sha256(copy) == record.sha256
+    assert file_sha256(copy) == record.sha256
     (folder / record.file).unlink()
     assert take(folder, here())[0] == copy
 
@@ -383,7 +384,7 @@ def test_a_copy_that_was_damaged_is_fetched_again(folder: Path) -> None:
     copy, _ = take(folder, here())
     copy.write_bytes(b"half")
     take(folder, here())
-    assert release.sha256(copy) == the_record(folder).sha256
+    assert file_sha256(copy) == the_record(folder).sha256
 
 
 def test_install_says_why_no_published_wheel_fits(folder: Path) -> None:

@@ -1,8 +1,9 @@
-"""Makes temporary files without a name."""
+"""Files without a name, and digests of files."""
 
 from __future__ import annotations
 
 import tempfile
+from pathlib import Path
 from typing import IO
 
 
@@ -19,3 +20,11 @@ def unnamed_file(purpose: str, *, buffering: int = -1) -> IO[bytes]:
         OSError: the folder for temporary files is full or missing.
     """
     return tempfile.TemporaryFile(prefix=f"horovod_runner-{purpose}-", buffering=buffering)
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    import hashlib  # here: every rank imports this module
+
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
