@@ -41,7 +41,7 @@ def slow_rank(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
     cost = case.others(rank, "waiting")
     if cost < max(_LEAST_WAIT, _SLOWEST * case.typical.seconds):
         return
-    # What it has waited itself may be from the first seconds, in which everything is slow.
+    # Its own waits may be from the first seconds of the run, when everything is slow.
     waits = case.steps[rank].waiting > cost / 2 and total.last < _NEARLY_ALWAYS * compared
     if _blame(case, [rank]) < _MOST_BLAME or waits:
         yield from _slow_host(case)
