@@ -33,12 +33,15 @@ def test_an_old_notebook_runs_as_it_is_and_then_with_what_is_new(
 
     new = shown.by("max_restarts=1, **options")
     assert instead not in new
-    assert re.findall(r"epoch (\d) of 4 ends", new) == list("1234")
-    assert re.findall(r"epoch (\d) of 4 begins", new) == list("12334")
+    # The model of epoch 2, or of epoch 1 if epoch 2's was still being written when the ranks failed.
+    ends = "".join(re.findall(r"epoch (\d) of 4 ends", new))
+    begins = "".join(re.findall(r"epoch (\d) of 4 begins", new))
+    assert (ends, begins) in [("1234", "12334"), ("12234", "123234")]
     assert "attempt 1 failed: OSError: the network is down" in new
     attempts = shown.by("runner.last_run.attempts")
     assert "attempt 1, from the start: OSError: the network is down" in attempts
-    assert "attempt 2, from step 46: finished" in attempts
+    step = 46 if ends == "1234" else 23
+    assert f"attempt 2, from step {step}: finished" in attempts
     assert percent(attempts)[0] > 90
     assert shown.is_picture("runner.last_run.plot")
     resumed = shown.by("resume=True, **options")
