@@ -12,11 +12,15 @@ gets bfloat16 and PowerSGD. Adasum is refused where there is no MPI. torch.distr
 backend "hvd". Modules of torch, Keras and Spark are patched where a mistake in training code shows
 (`checks`).
 
+While a framework is imported, Python collects no garbage: the objects that an import makes stay,
+and looking through them again and again takes an eighth of its time.
+
 Every worker imports this module. What the replacements need is imported only when they are used.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -35,6 +39,19 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 _KERAS = ("horovod.keras", "horovod.tensorflow.keras")
+# Their imports make a hundred thousand objects and more.
+_LARGE = frozenset(
+    {
+        "keras",
+        "lightning",
+        "pytorch_lightning",
+        "tensorflow",
+        "torch",
+        "torch._dynamo",
+        "transformers",
+        "transformers.trainer",
+    }
+)
 
 
 def keras_on_import() -> None:
@@ -51,6 +68,8 @@ class _Finder:
     ) -> ModuleSpec | None:
         if fullname in _PATCHES:
             return _patched_spec(_PATCHES[fullname], fullname, path, target)
+        if fullname in _LARGE:
+            return _spec(_UncollectedLoader, fullname, path, target)
         if not fullname.startswith("horovod."):
             return None
         for name in _KERAS:
@@ -71,8 +90,31 @@ class _ReplacingLoader(ReplacementLoader):
         _announce(module.__name__)
 
 
-class _PatchingLoader:
-    """Loads a module with its own loader, and patches it.
+class _OwnLoader:
+    """Loads a module with its own loader, as the classes below it do with something added.
+
+    Args:
+        loader: the module's own.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # what a reader of a spec may ask of its loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+
+
+class _PatchingLoader(_OwnLoader):
+    """Patches the loaded module.
 
     Args:
         loader: the module's own.
@@ -80,29 +122,44 @@ class _PatchingLoader:
     """
 
     def __init__(self, loader: Loader, patch: Callable[[Any], None]) -> None:
-        self._loader = loader
+        super().__init__(loader)
         self._patch = patch
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._patch(module)
+
+
+class _UncollectedLoader(_OwnLoader):
+    """Lets Python collect no garbage meanwhile."""
 
     def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._patch(module)
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            super().exec_module(module)
+        finally:
+            if collects:
+                gc.enable()
 
 
 def _patched_spec(
     patch: Callable[[Any], None], name: str, path: Sequence[str] | None, target: ModuleType | None
 ) -> ModuleSpec | None:
+    return _spec(lambda loader: _PatchingLoader(loader, patch), name, path, target)
+
+
+def _spec(
+    wrap: Callable[[Loader], Any],
+    name: str,
+    path: Sequence[str] | None,
+    target: ModuleType | None,
+) -> ModuleSpec | None:
     for finder in sys.meta_path:
         if not isinstance(finder, _Finder):
             spec = finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
-                loader: Any = _PatchingLoader(spec.loader, patch)
-                spec.loader = loader
+                spec.loader = wrap(spec.loader)
                 return spec
     return None
 

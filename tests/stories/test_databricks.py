@@ -33,7 +33,7 @@ def test_an_old_notebook_runs_as_it_is_and_then_with_what_is_new(
 
     new = shown.by("max_restarts=1, **options")
     assert instead not in new
-    # The model of epoch 2, or of epoch 1 if epoch 2's was still being written when the ranks failed.
+    # The model of epoch 2; or of epoch 1, if epoch 2's was being written when the ranks failed.
     ends = "".join(re.findall(r"epoch (\d) of 4 ends", new))
     begins = "".join(re.findall(r"epoch (\d) of 4 begins", new))
     assert (ends, begins) in [("1234", "12334"), ("12234", "123234")]
