@@ -34,6 +34,26 @@ STALL_WARN_SECONDS: Final = 60  # after which Horovod itself warns
 STALL_CHECK: Final = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 
 
+#: What a fork server may import: packages that look up nothing about a rank when they are imported,
+#: and no modules of the user's.
+FRAMEWORKS: Final = frozenset(
+    {
+        "horovod.tensorflow",
+        "horovod.torch",
+        "keras",
+        "numpy",
+        "pandas",
+        "pyarrow",
+        "scipy",
+        "sklearn",
+        "tensorflow",
+        "torch",
+        "torch._dynamo",  # torch imports it for the first optimizer; takes longer than torch itself
+        "torchvision",
+        "transformers.trainer",
+    }
+)
+
 #: Names of options in other programs (Databricks' and Spark's distributors, horovod.spark,
 #: torchrun) and in earlier versions of this package, with the names that they have here.
 ALIASES: Final[Mapping[str, str]] = {
@@ -202,6 +222,28 @@ class DataConfig:
             raise ValueError(f"disk_limit is in bytes and cannot be {self.disk_limit}")
 
 
+def _frameworks(given: object) -> bool | tuple[str, ...]:
+    """The value of ``preload_frameworks``, checked; torch brings what its optimizers import."""
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(
+            'preload_frameworks must be True, False or a list of names such as ["horovod.torch"], '
+            f"not {given!r}"
+        )
+    names = tuple(given)
+    for name in names:
+        if name not in FRAMEWORKS:
+            raise ValueError(
+                f"preload_frameworks: {name!r} cannot be imported before a run."
+                f"{did_you_mean(meant(str(name), FRAMEWORKS, {}))} It can have "
+                f"{', '.join(sorted(FRAMEWORKS))}"
+            )
+    if {"torch", "horovod.torch"} & {*names}:
+        names = tuple(dict.fromkeys((*names, "torch._dynamo")))
+    return names
+
+
 @suggest_fields(ALIASES, where_options_are)
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
@@ -225,7 +267,9 @@ class ClusterConfig:
         preload_frameworks: keep a process on each host that has imported the frameworks that
             ``main`` imported. The ranks of the next run are forked from it within milliseconds. It
             runs none of your code. It ends with the session, after ten minutes without a run, or
-            when memory is short. Linux only; not under Slurm.
+            when memory is short. Names of frameworks, such as ``["horovod.torch"]``: the first run
+            is forked too, and each host imports them once for all of its ranks. Linux only; not
+            under Slurm.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -239,7 +283,7 @@ class ClusterConfig:
     gpu_pinning: Literal["current", "mask"] = "current"
     cpu_collectives: Literal["auto", "gloo", "mpi"] = "auto"
     ship_modules: Sequence[ModuleType] = ()
-    preload_frameworks: bool = False
+    preload_frameworks: bool | Sequence[str] = False
 
     def __post_init__(self) -> None:
         _check_choices(self)
@@ -247,12 +291,10 @@ class ClusterConfig:
             raise ValueError(f"slot_timeout is in seconds and cannot be {self.slot_timeout}")
         _check_modules(self.ship_modules)
         _set(self, "ship_modules", tuple(self.ship_modules))
-        if not isinstance(self.preload_frameworks, bool):
-            kind = type(self.preload_frameworks).__name__
-            raise TypeError(f"preload_frameworks must be True or False, not {kind}")
+        _set(self, "preload_frameworks", _frameworks(self.preload_frameworks))
         if self.preload_frameworks and self.launcher == "slurm":
             raise ValueError(
-                "preload_frameworks=True keeps a process on each host for the next run, and Slurm "
+                "preload_frameworks keeps a process on each host for the next run, and Slurm "
                 "ends all processes that a step leaves behind: leave it out with launcher='slurm'"
             )
 

@@ -188,7 +188,7 @@ class Ranks:
         # What sets variables needs a fork server of its own; so does another number of threads.
         several = isinstance(size, tuple) or size > 1
         if self._warm and several and not {"env", "cpu_collectives"} & {*options}:
-            options.setdefault("preload_frameworks", True)
+            options.setdefault("preload_frameworks", ["horovod.torch"])
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.place == "cluster":
             options.setdefault("gpus_per_rank", 0)
@@ -234,19 +234,7 @@ def ranks(request: pytest.FixtureRequest, place: str) -> Ranks:
     spark = request.getfixturevalue("spark") if place in SPARKS else None
     names = {marker.name for marker in request.node.iter_markers()}
     warm = "horovod" in names and "cold" not in names and place != "slurm"
-    found = Ranks(place, spark, warm=warm)
-    if warm and not fork_servers():
-        found.run(2, _import_torch)
-    return found
-
-
-def _import_torch() -> None:
-    """What most tests with Horovod import, so that their ranks are forked with it."""
-    import horovod.torch
-    import torch
-
-    assert horovod.torch
-    torch.optim.SGD([torch.zeros(1)], 0.1)  # imports more of torch than torch does
+    return Ranks(place, spark, warm=warm)
 
 
 def own_processes(*modules: str) -> list[psutil.Process]:

@@ -144,7 +144,7 @@ def _keywords(option: Field[Any], text: str, default: object) -> dict[str, Any]:
     kind = name.partition("[")[0]
     keywords: dict[str, Any] = {}
     note = "" if default is None or kind not in _NUMBERS else f" (default: {default})"
-    if kind == "bool":
+    if kind in ("bool", "bool | Sequence"):  # a script runs once: to name frameworks gains little
         keywords["action"] = argparse.BooleanOptionalAction if default else "store_true"
     elif kind.startswith("bool | "):
         keywords = {"type": _true_or_path, "metavar": "PATH"}

@@ -65,6 +65,7 @@ class WorkerProcess:
         inherited: the variables that this process passes on; None for its own.
         mpi: whether the worker's MPI gets a socket for its startup requests.
         owner: the process whose fork server to use; None always starts a new interpreter.
+        preload: frameworks that the fork server must have imported; it is started if it lacks them.
         meanwhile: called once a second while the start waits for the fork server. An exception from
             it ends the start.
 
@@ -89,6 +90,7 @@ class WorkerProcess:
         inherited: Mapping[str, str] | None = None,
         mpi: bool = False,
         owner: int | None = None,
+        preload: Sequence[str] = (),
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         variables = {**inherited_environment(inherited), **environment}
@@ -107,6 +109,7 @@ class WorkerProcess:
             guard_process: subprocess.Popen[bytes] | ForkedGuard | None = None
             if owner is not None:
                 self.fork_server = ForkServer(owner, job.path, variables, directory)
+                self.fork_server.keep(preload)
                 try:
                     passed = [stdout, stderr, *descriptors]
                     guard_process = self.fork_server.fork(passed, meanwhile)

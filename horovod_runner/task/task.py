@@ -223,7 +223,8 @@ class _RankTask:
         """Start the worker process, forward all that it writes, and return how it ended."""
         job, setup, slot = self._job, self._setup, assignment.slot
         timeline, trace = self._timeline_file(), self._trace_path(slot.rank)
-        warm = job.options.cluster_config.preload_frameworks or bool(setup.commits)
+        preload = job.options.cluster_config.preload_frameworks
+        warm = preload or bool(setup.commits)
         with WorkerProcess(
             self._worker_job(assignment, checkpoints, trace),
             self._worker_variables(assignment, timeline),
@@ -231,6 +232,7 @@ class _RankTask:
             inherited=setup.inherited,
             mpi=assignment.controller == "mpi",
             owner=setup.owner if warm else None,
+            preload=() if isinstance(preload, bool) else preload,
             meanwhile=lambda: stay_alive(self._link),
         ) as worker:
             relay = Relay(job, assignment, self._link, worker, setup.echo)
@@ -241,7 +243,7 @@ class _RankTask:
             outcome = relay.outcome()
             if trace:
                 transfer.send_trace(trace, slot.rank, self._link)
-            keep = job.options.cluster_config.preload_frameworks or not outcome.ok
+            keep = preload is True or not outcome.ok
             if keep and worker.fork_server is not None and outcome.worker is not None:
                 worker.fork_server.keep(outcome.worker.imported)
             return outcome

@@ -31,7 +31,7 @@ from horovod_runner.wire.job_file import RUN_VARIABLE, Forking, Preparation
 
 # For a fork server that is still importing, as long as it may import: on a busy host a worker that
 # started cold meanwhile would import no faster.
-_ANSWER_SECONDS = 120.0
+_ANSWER_SECONDS = 300.0
 _IDLE_SECONDS = 600.0
 _END_SECONDS = 1.0  # for a fork server that imports nothing
 _SUPPORTED = hasattr(os, "pidfd_open")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -68,11 +68,18 @@ def listen(folder: Path, modules: Sequence[str]) -> socket.socket:
         with _short_path(folder) as short:
             listener.bind(f"{short}/{_SOCKET}")
         listener.listen(128)
-        (folder / _MODULES).write_text("\n".join(modules))
+        write_modules(folder, modules)
     except BaseException:
         listener.close()
         raise
     return listener
+
+
+def write_modules(folder: Path, modules: Iterable[str]) -> None:
+    """Say what the fork server of a folder imports, or has imported."""
+    temporary = folder / f"{_MODULES}.new"
+    temporary.write_text("\n".join(modules))
+    temporary.replace(folder / _MODULES)
 
 
 def imported_modules(folder: Path) -> list[str]:

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from horovod_runner.host.limits import memory_is_short
 from horovod_runner.host.scratch import RunFolder
+from horovod_runner.options import FRAMEWORKS
 from horovod_runner.warm import protocol
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import PMI_VARIABLE, RUN_VARIABLE, Forking, Preparation
@@ -35,7 +36,7 @@ from horovod_runner.worker.main import DESCRIPTORS, run_worker
 
 _CHECK_SECONDS = 5.0  # between two checks of the memory
 _REQUEST_SECONDS = 5.0  # for a task that has connected to send its request
-_IMPORT_SECONDS = 120.0
+_IMPORT_SECONDS = 300.0
 # Threads of libraries that handle forks themselves (jemalloc's, which comes with Arrow).
 _FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -77,6 +78,9 @@ def main(arguments: list[str]) -> int:
             sys.path[:] = plan.path
             with _ending_with(owner):
                 changes, problem = _import(plan.modules)
+            # One framework brings others: the next run may import any of them.
+            known = {*plan.modules, *(name for name in FRAMEWORKS if name in sys.modules)}
+            protocol.write_modules(folder.path, sorted(known))
             problem = problem or _unfit()
             if problem:  # restart without the frameworks, to answer all requests with the problem
                 again = job_file.command("horovod_runner.warm.server", *arguments, problem)

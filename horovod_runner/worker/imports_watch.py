@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Final
 
+from horovod_runner.options import FRAMEWORKS
 from horovod_runner.worker import environ_watch
 
-#: What a fork server may import: packages that look up nothing about a rank when they are imported,
-#: and no modules of the user's.
-FRAMEWORKS: Final = frozenset(
-    {
-        "horovod.tensorflow",
-        "horovod.torch",
-        "keras",
-        "numpy",
-        "pandas",
-        "pyarrow",
-        "scipy",
-        "sklearn",
-        "tensorflow",
-        "torch",
-        "torch._dynamo",  # torch imports it for the first optimizer; takes longer than torch itself
-        "torchvision",
-        "transformers.trainer",
-    }
-)
 # Variables that C libraries read when they are loaded, which Python cannot observe.
 _READ_BY_LIBRARIES = ("KMP_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "TF_NUM_")
 _ADVICE = "Set it with HorovodRunner(env={{{name!r}: ...}}), which comes before any import"

@@ -64,7 +64,8 @@ def run_worker(arguments: list[str], status: int | None = None) -> int:
     if profiler is not None and (problem := profiler.finish()):
         api.log_to_driver(f"HorovodRunner: this rank's profile is not complete: {problem}")
     if imports is not None:
-        outcome = outcome._replace(imported=imports.preloadable())
+        quiet = job.options.cluster_config.preload_frameworks is not True  # main's names, or none
+        outcome = outcome._replace(imported=imports.preloadable(quiet=quiet))
     # On a failed rank too: the next attempt resumes from what it has saved.
     rank.finish()
     _end_timeline()

@@ -34,7 +34,7 @@ def folder_of_models() -> None:
 
 # One number of threads for one rank and for two: all runs are forked from one fork server.
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-WARM = {"preload_frameworks": True, "env": dict.fromkeys(THREADS, "1")}
+WARM = {"preload_frameworks": ["horovod.torch"], "env": dict.fromkeys(THREADS, "1")}
 QUIET = {"verbose": 0, "use_gpu": False, "runner_options": WARM}
 
 

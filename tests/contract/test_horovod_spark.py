@@ -79,7 +79,7 @@ class InAProcess:
 def backend(num_proc: int) -> Any:
     from horovod.spark.common.backend import SparkBackend
 
-    return SparkBackend(num_proc, verbose=0, preload_frameworks=True)
+    return SparkBackend(num_proc, verbose=0, preload_frameworks=["horovod.torch"])
 
 
 def xor(spark: SparkSession, rows: int = 64) -> DataFrame:
@@ -228,7 +228,7 @@ def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_pat
         np=2,
         use_gpu=False,
         verbose=0,
-        runner_options={"preload_frameworks": True},
+        runner_options={"preload_frameworks": ["horovod.torch"]},
     ).fit(df)
     for got, wanted in zip(weights(trained), weights(doubled), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5)

@@ -127,6 +127,51 @@ def test_the_second_run_starts_warm_and_says_so(
     assert servers() == started
 
 
+@pytest.mark.places("local", "spark", "cluster")
+def test_with_names_of_frameworks_the_first_run_starts_warm_too(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = ranks.runner(4, preload_frameworks=["numpy"])
+    assert runner.run(is_warm)
+    assert "start: warm\n" in capsys.readouterr().err
+    started = servers()
+    assert len(started) == (2 if ranks.place == "cluster" else 1)
+    assert runner.run(is_warm)
+    assert servers() == started
+
+
+@pytest.mark.places("local")
+def test_only_the_named_frameworks_are_preloaded(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = ranks.runner(1, preload_frameworks=["numpy"])
+    assert not runner.run(was_preloaded, name="pandas")
+    assert not runner.run(was_preloaded, name="pandas")
+    assert ranks.run(1, was_preloaded, {"preload_frameworks": ["pandas"]}, name="pandas")
+    # What pandas brings is known to be there: no other fork server is started for it.
+    started = servers()
+    assert ranks.run(1, was_preloaded, {"preload_frameworks": ["numpy", "pandas"]}, name="numpy")
+    assert servers() == started
+    assert runner.run(set_late, name="A_SETTING")
+    assert "A_SETTING" not in capsys.readouterr().out
+
+
+@pytest.mark.places("local")
+def test_a_framework_that_cannot_be_imported_makes_the_start_cold(
+    ranks: Ranks,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "sklearn.py").write_text("import not_a_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    runner = ranks.runner(1, preload_frameworks=["sklearn"])
+    assert not runner.run(is_warm)
+    error = capsys.readouterr().err
+    assert "start: cold" in error
+    assert "the fork server cannot import sklearn: ModuleNotFoundError" in error
+
+
 @pytest.mark.places("local")
 def test_without_preload_frameworks_there_is_no_fork_server(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]

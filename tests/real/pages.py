@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
+# What the programs of the pages import.
+FRAMEWORKS = ("horovod.torch", "horovod.tensorflow", "keras", "sklearn", "transformers.trainer")
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n?)?"
     r"(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)^(?P=indent)```$",
@@ -83,8 +85,8 @@ def main() -> None:
     """Run the pages that standard input or the command line names."""
     from horovod_runner import ClusterConfig
 
-    # The ranks of the next page are forked from a process that has imported what they need.
-    inspect.unwrap(ClusterConfig.__init__).__kwdefaults__["preload_frameworks"] = True
+    # All ranks are forked from a process that has imported what they need.
+    inspect.unwrap(ClusterConfig.__init__).__kwdefaults__["preload_frameworks"] = FRAMEWORKS
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # or Lightning's import sets it, too late
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         _serve()

@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
                 print(*(name for name in mapped if name.startswith("/dev/shm/mpich")), file=file)
             return value
 
-        options = {"cpu_collectives": "mpi", "preload_frameworks": True}
+        options = {"cpu_collectives": "mpi", "preload_frameworks": ["horovod.torch"]}
         env = {"MPIR_CVAR_NUM_CLIQUES": str(HOSTS)}
         return HorovodRunner(np=-ranks, env=env, **grouped(options)).run(main_on_host)
 

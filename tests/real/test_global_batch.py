@@ -35,8 +35,10 @@ THREADS = dict.fromkeys(
 
 
 def run(size: int, main: Any, env: dict[str, str] | None = None, **arguments: Any) -> Any:
+    backend = (env or {}).get("KERAS_BACKEND")
+    frameworks = ["keras", f"horovod.{backend}"] if backend else ["horovod.torch"]
     options = grouped(
-        {"preload_frameworks": True, "cpu_collectives": "gloo"}
+        {"preload_frameworks": frameworks, "cpu_collectives": "gloo"}
     )  # more ranks than cores
     return HorovodRunner(np=-size, env={**THREADS, **(env or {})}, **options).run(main, **arguments)
 

@@ -41,8 +41,9 @@ def run(
 def runner(backend: str, **options: Any) -> HorovodRunner:
     """A runner on two ranks; all runs of a backend share one fork server."""
     env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", **options.pop("env", {})}
+    frameworks = ["keras", f"horovod.{backend}"]
     return HorovodRunner(
-        np=options.pop("np", -2), env=env, **grouped({"preload_frameworks": True, **options})
+        np=options.pop("np", -2), env=env, **grouped({"preload_frameworks": frameworks, **options})
     )
 
 

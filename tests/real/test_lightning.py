@@ -83,6 +83,9 @@ def fit_all() -> list[list[Any]]:
     return results
 
 
+WARM = ClusterConfig(preload_frameworks=["horovod.torch"])
+
+
 @cache
 def fitted() -> list[list[Any]]:
     """Run all fits in one run, because imports take most of the time."""
@@ -90,7 +93,7 @@ def fitted() -> list[list[Any]]:
         np=-2,
         progress=False,
         debug_config=DebugConfig(weight_check="epoch"),
-        cluster_config=ClusterConfig(preload_frameworks=True),
+        cluster_config=WARM,
     )
     return list(runner.run(fit_all))
 
@@ -111,11 +114,9 @@ def test_a_fit_resumes_after_a_failure() -> None:
         progress=False,
         max_restarts=1,
         checkpoint_config=CheckpointConfig(num_to_keep=None),
-        cluster_config=ClusterConfig(preload_frameworks=True),
+        cluster_config=WARM,
     )
     resumed = runner.run(fit, epochs=4, fails=True)
     assert [saved.step for saved in runner.last_run.checkpoints] == [4, 8, 12, 16]
     assert runner.last_run.metrics.to_pylist()[-1]["step"] == 16
-    assert resumed == HorovodRunner(
-        np=-2, progress=False, cluster_config=ClusterConfig(preload_frameworks=True)
-    ).run(fit, epochs=4)
+    assert resumed == HorovodRunner(np=-2, progress=False, cluster_config=WARM).run(fit, epochs=4)

@@ -26,7 +26,7 @@ ROWS, COLUMNS = 12, 20
 @cache
 def results() -> list[dict[str, Any]]:
     """The results of every rank, of one run."""
-    runner = HorovodRunner(np=-2, **grouped({"preload_frameworks": True}))
+    runner = HorovodRunner(np=-2, **grouped({"preload_frameworks": ["horovod.torch"]}))
     return list(runner.run(all_cases))
 
 

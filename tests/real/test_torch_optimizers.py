@@ -21,7 +21,7 @@ NAMES = ["Muon", "AdamW", "SGD", "Adam"]
 @cache
 def results() -> list[dict[str, Any]]:
     """The results of every rank, of one run."""
-    options = grouped({"preload_frameworks": True, "cpu_collectives": "gloo"})
+    options = grouped({"preload_frameworks": ["horovod.torch"], "cpu_collectives": "gloo"})
     runner = HorovodRunner(np=-2, **options)
     return list(runner.run(all_optimizers))
 

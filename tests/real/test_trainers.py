@@ -25,7 +25,7 @@ Runner = partial(
     HorovodRunner,
     progress=False,
     env={"OMP_NUM_THREADS": "1"},  # the same for any number of ranks, so that they are forked
-    cluster_config=ClusterConfig(preload_frameworks=True),
+    cluster_config=ClusterConfig(preload_frameworks=["horovod.torch", "transformers.trainer"]),
 )
 
 

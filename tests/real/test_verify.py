@@ -46,11 +46,11 @@ ON_CPUS = [
 
 
 class WarmCase(Case, frozen=True):
-    """A case whose ranks are forked with torch imported."""
+    """A case whose ranks are forked with their framework imported."""
 
     def runner(self, np: int, framework: str = "torch", **options: Any) -> HorovodRunner:
         if "env" not in options:  # with variables of its own, a run needs a server of its own
-            options.setdefault("preload_frameworks", True)
+            options.setdefault("preload_frameworks", [f"horovod.{framework}"])
         return super().runner(np, framework, **options)
 
 

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import CheckpointConfig, DataConfig, DebugConfig, HorovodRunner, predict
+from horovod_runner import (
+    CheckpointConfig,
+    ClusterConfig,
+    DataConfig,
+    DebugConfig,
+    HorovodRunner,
+    predict,
+)
 from horovod_runner.commands import cli
 from horovod_runner.common.arguments import meant
 from horovod_runner.data import Shard, delta, packed, parquet
@@ -222,3 +229,22 @@ def test_every_alias_leads_to_an_option_or_says_what_to_write() -> None:
     for alias in ALIASES:
         text = meant(alias, own, ALIASES)
         assert text in own or "=" in text
+
+
+def test_names_of_frameworks_are_checked_before_a_run() -> None:
+    def preloads(given: Any) -> Any:
+        return ClusterConfig(preload_frameworks=given).preload_frameworks
+
+    assert preloads(True) is True
+    assert preloads([]) == ()
+    # What torch's optimizers import takes longer than torch.
+    assert preloads(["keras", "horovod.torch"]) == ("keras", "horovod.torch", "torch._dynamo")
+    with pytest.raises(ValueError, match=r"'tensorflw' cannot be .* Did you mean tensorflow\?"):
+        preloads(["tensorflw"])
+    with pytest.raises(ValueError, match=r"'lightning' cannot be .* It can have horovod\.tensor"):
+        preloads(["lightning"])
+    for wrong in ("torch", 1, None):
+        with pytest.raises(TypeError, match=rf"or a list of names .* not {wrong!r}"):
+            preloads(wrong)
+    with pytest.raises(ValueError, match="launcher='slurm'"):
+        ClusterConfig(preload_frameworks=["torch"], launcher="slurm")
