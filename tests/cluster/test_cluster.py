@@ -174,9 +174,8 @@ def test_after_a_killed_executor_the_run_resumes_from_the_last_checkpoint(
         _wait_for_ever()
         raise AssertionError
 
-    runner = HorovodRunner(
-        np=4, cluster_config=ClusterConfig(spark=spark), gpus_per_rank=0, max_restarts=1
-    )
+    warm = ClusterConfig(spark=spark, preload_frameworks=["horovod.torch"])
+    runner = HorovodRunner(np=4, cluster_config=warm, gpus_per_rank=0, max_restarts=1)
     with contextlib.redirect_stdout(Killing()) as shown:
         step, attempt = runner.run(main)
     assert (step in (7, 8), attempt, len(shown.killed)) == (True, 2, 1)

@@ -66,7 +66,7 @@ def test_no_commit_is_lost_when_an_executor_is_killed_and_comes_back(
         max_restarts=2,
         grow_after=0.0,
         gpus_per_rank=0,
-        cluster_config=ClusterConfig(spark=spark),
+        cluster_config=ClusterConfig(spark=spark, preload_frameworks=["horovod.torch"]),
     )
     with contextlib.redirect_stdout(Killing()) as shown:
         result = runner.run(add_up, steps=60)
@@ -194,7 +194,7 @@ def test_no_step_is_lost_when_an_executor_is_decommissioned(
 
         while executors() < 2:
             time.sleep(0.1)
-        cluster = ClusterConfig(slot_timeout=120)
+        cluster = ClusterConfig(slot_timeout=120, preload_frameworks=["horovod.torch"])
         sinks = [Decommission()]
         runner = HorovodRunner(np=(2, 4), grow_after=600, cluster_config=cluster, sinks=sinks)
         sizes = runner.run(main)
