@@ -78,7 +78,11 @@ class Sessions:
         return Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="spark-")))
 
     def _start_spark(self) -> SparkSession:
-        return self._classic("local[4]", {})
+        daemon = {
+            "spark.python.daemon.module": "tests.spark_daemon",
+            "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),
+        }
+        return self._classic("local[4]", daemon)
 
     def _start_cluster(self) -> SparkSession:
         from tests.cluster.standalone import CONF, StandaloneCluster

@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 
 #: The variables that were read while they were not set.
 missed: set[str] = set()
+# The variables when the watch began: some libraries clear os.environ for a while, and restore it.
+_at_first: dict[str, str] = {}
 _callbacks: list[Callable[[str], None]] = []
 
 
@@ -29,7 +31,7 @@ class _WatchedEnviron(os._Environ[str]):
     def __setitem__(self, name: str, value: str) -> None:
         before = super().__getitem__(name) if name in [*self] else None
         super().__setitem__(name, value)
-        if value != before:
+        if value not in (before, _at_first.get(name)):
             for callback in _callbacks:
                 callback(name)
 
@@ -38,8 +40,11 @@ def watch(callback: Callable[[str], None] | None = None) -> None:
     """Watch ``os.environ`` from here on.
 
     Args:
-        callback: called with the name of each variable whose value changes.
+        callback: called with the name of each variable that gets a value which it did not have when
+            the watch began.
     """
+    _at_first.clear()
+    _at_first.update(os.environ)
     os.environ.__class__ = _WatchedEnviron
     _callbacks[:] = [] if callback is None else [callback]
 
