@@ -16,12 +16,17 @@ import sys
 import tempfile
 import time
 import traceback
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
-# What the programs of the pages import.
-FRAMEWORKS = ("horovod.torch", "horovod.tensorflow", "keras", "sklearn", "transformers.trainer")
+# What the programs of a page import, by what they say.
+FRAMEWORKS = {
+    r"\btorch\b": ("horovod.torch",),
+    r"import (keras|tensorflow)|\.keras\b": ("keras", "horovod.tensorflow"),
+    r"from transformers": ("horovod.torch", "transformers.trainer"),
+}
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n?)?"
     r"(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)^(?P=indent)```$",
@@ -73,6 +78,7 @@ def run(page: str, *, first: bool = False) -> list[str]:
 def answer(page: str, *, first: bool = False) -> dict[str, Any]:
     """Run a page in this folder, which is empty before and after it."""
     try:
+        _preload(page)
         return {"printed": run(page, first=first), "files": sorted(os.listdir())}
     except BaseException:
         return {"error": traceback.format_exc()}
@@ -81,12 +87,18 @@ def answer(page: str, *, first: bool = False) -> dict[str, Any]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def main() -> None:
-    """Run the pages that standard input or the command line names."""
+def _preload(page: str) -> None:
+    """Have the page's ranks forked from a process that has imported what they need."""
     from horovod_runner import ClusterConfig
 
-    # All ranks are forked from a process that has imported what they need.
-    inspect.unwrap(ClusterConfig.__init__).__kwdefaults__["preload_frameworks"] = FRAMEWORKS
+    code = "\n".join(block.code for block in blocks(page) if block.reason is None)
+    wanted = [names for said, names in FRAMEWORKS.items() if re.search(said, code)]
+    defaults = inspect.unwrap(ClusterConfig.__init__).__kwdefaults__
+    defaults["preload_frameworks"] = tuple(dict.fromkeys(chain.from_iterable(wanted)))
+
+
+def main() -> None:
+    """Run the pages that standard input or the command line names."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # or Lightning's import sets it, too late
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         _serve()
