@@ -101,6 +101,7 @@ def _serve(connection: Connection) -> None:
     spark.sparkContext.setLogLevel("OFF")
     while True:
         np, main, options = connection.recv()
+        options.setdefault("preload_frameworks", ["horovod.torch"])  # imported once on each host
         value, error = None, ""
         try:
             value = HorovodRunner(np=np, **grouped({"spark": spark, **options})).run(main)
