@@ -22,6 +22,7 @@ POOLS = ("local", "spark", "cluster", "slurm")
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 
 
+@pytest.mark.horovod
 @pytest.mark.places(*POOLS)
 def test_a_killed_rank_is_replaced_in_the_same_run(ranks: Ranks) -> None:
     def main(wait: bool) -> dict[str, int]:
