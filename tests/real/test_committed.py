@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import (
+    ClusterConfig,
     HorovodRunner,
     RanksChangedError,
     commit,
@@ -175,7 +176,9 @@ def test_ranks_on_three_hosts_load_the_commit_of_one(tmp_path: Path, library: st
     folders = [str(tmp_path / name) for name in "abc"]
     for folder in folders:
         os.mkdir(folder)
-    values = HorovodRunner(np=-3, progress=False).run_all(agree, folders=folders, library=library)
+    warm = ClusterConfig(preload_frameworks=[library])
+    runner = HorovodRunner(np=-3, progress=False, cluster_config=warm)
+    values = runner.run_all(agree, folders=folders, library=library)
     assert values == [[(5, {"loss": 0.5}, 499500)] * 2] * 3
 
 
@@ -276,7 +279,8 @@ def count_on(last: int) -> tuple[int, list[float]]:
 def test_a_run_goes_on_from_its_commit_after_the_rank_that_wrote_it_was_killed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runner = HorovodRunner(np=(-2, -2), progress=False, max_restarts=2)
+    warm = ClusterConfig(preload_frameworks=["horovod.torch"])
+    runner = HorovodRunner(np=(-2, -2), progress=False, max_restarts=2, cluster_config=warm)
     first, weights = runner.run(count_on, last=8)
     assert first in (5, 6)
     assert weights == [8.0, 8.0, 8.0]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import HorovodRunner
+from horovod_runner import ClusterConfig, HorovodRunner
 from horovod_runner.elastic.launcher import PooledLauncher
 
 pytestmark = pytest.mark.horovod
@@ -295,7 +295,8 @@ def test_no_row_is_lost_when_the_number_of_ranks_changes(monkeypatch: pytest.Mon
         return next(sizes)
 
     monkeypatch.setattr(PooledLauncher, "slots", slots)
-    runner = HorovodRunner(np=(-2, -3), max_restarts=1, progress=False)
+    warm = ClusterConfig(preload_frameworks=["horovod.torch"])
+    runner = HorovodRunner(np=(-2, -3), max_restarts=1, progress=False, cluster_config=warm)
     rows = 36
     result = runner.run(shrink_and_grow, rows=rows, batch=2)
     attempts = runner.last_run.attempts
