@@ -36,7 +36,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     command += ["--backend-store-uri", f"sqlite:///{folder}/store.db"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+    environment = {
+        **os.environ,
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # more processes that import MLflow
+    }
     with (
         (folder / "log").open("w+") as log,
         subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process,
