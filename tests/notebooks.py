@@ -11,6 +11,8 @@ import nbclient
 import nbformat
 import pytest
 
+from tests.preload import frameworks_of
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 
@@ -66,10 +68,16 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Shown:
     # conftest sets it; a person who opens a notebook has not.
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4)
+    # Their ranks are forked with what they import, which takes less of the time of all tests.
+    programs = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    names = frameworks_of("\n".join(programs))
+    first = f"from tests.preload import preload\npreload({names})"
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(first))
     client = nbclient.NotebookClient(
         notebook, timeout=500, kernel_name="python3", resources={"metadata": {"path": folder}}
     )
     client.execute()
+    del notebook.cells[0]
     shown = Shown(notebook)
     warned = [line for line in shown.text.splitlines() if "Warning: " in line]
     # Of createDataFrame, which the notebooks call as their readers would: Spark 4 on pandas 3.

@@ -1,12 +1,11 @@
 """The code blocks of a documentation page, and a process that runs them as a reader would.
 
-Alone, this file prints what pages print: python tests/real/pages.py README.md ...
+Alone, this file prints what pages print: PYTHONPATH=. python tests/real/pages.py README.md ...
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import io
 import json
 import os
@@ -16,17 +15,12 @@ import sys
 import tempfile
 import time
 import traceback
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.preload import frameworks_of, preload
+
 ROOT = Path(__file__).parents[2]
-# What the programs of a page import, by what they say.
-FRAMEWORKS = {
-    r"\btorch\b": ("horovod.torch",),
-    r"import (keras|tensorflow)|\.keras\b": ("keras", "horovod.tensorflow"),
-    r"from transformers": ("horovod.torch", "transformers.trainer"),
-}
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<reason>[^\n]+) -->\n\n?)?"
     r"(?P<indent> *)```(?P<kind>\w+)\n(?P<code>.*?)^(?P=indent)```$",
@@ -78,23 +72,14 @@ def run(page: str, *, first: bool = False) -> list[str]:
 def answer(page: str, *, first: bool = False) -> dict[str, Any]:
     """Run a page in this folder, which is empty before and after it."""
     try:
-        _preload(page)
+        programs = [block.code for block in blocks(page) if block.reason is None]
+        preload(frameworks_of("\n".join(programs)))
         return {"printed": run(page, first=first), "files": sorted(os.listdir())}
     except BaseException:
         return {"error": traceback.format_exc()}
     finally:
         for path in Path().iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _preload(page: str) -> None:
-    """Have the page's ranks forked from a process that has imported what they need."""
-    from horovod_runner import ClusterConfig
-
-    code = "\n".join(block.code for block in blocks(page) if block.reason is None)
-    wanted = [names for said, names in FRAMEWORKS.items() if re.search(said, code)]
-    defaults = inspect.unwrap(ClusterConfig.__init__).__kwdefaults__
-    defaults["preload_frameworks"] = tuple(dict.fromkeys(chain.from_iterable(wanted)))
 
 
 def main() -> None:
