@@ -176,10 +176,11 @@ class ForkServer:
             return ForkedGuard(int(answer), pidfds[0], status)
 
     def keep(self, imported: Sequence[str]) -> None:
-        """Make sure that there is a fork server for the next run. Failures are ignored.
+        """Make sure that there is a fork server with some frameworks. Failures are ignored.
 
         Args:
-            imported: the frameworks that this run's worker imported, in order.
+            imported: those that this run's worker has imported, or that the user has named, in
+                order; without any, nothing is started.
         """
         _started[:] = [server for server in _started if server.poll() is None]
         if not _SUPPORTED or not imported:

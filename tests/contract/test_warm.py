@@ -156,6 +156,22 @@ def test_only_the_named_frameworks_are_preloaded(
     assert "A_SETTING" not in capsys.readouterr().out
 
 
+def clear_variables_for_a_while() -> bool:
+    """As Accelerate does in Hugging Face's Trainer."""
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(before)
+    return is_warm()
+
+
+@pytest.mark.places("local")
+def test_variables_that_come_back_are_not_said_to_be_set_too_late(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ranks.run(1, clear_variables_for_a_while, {"preload_frameworks": ["numpy"]})
+    assert "too late" not in capsys.readouterr().out
+
+
 @pytest.mark.places("local")
 def test_a_framework_that_cannot_be_imported_makes_the_start_cold(
     ranks: Ranks,
