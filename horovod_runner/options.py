@@ -236,7 +236,7 @@ def _frameworks(given: object) -> bool | tuple[str, ...]:
         if name not in FRAMEWORKS:
             raise ValueError(
                 f"preload_frameworks: {name!r} cannot be imported before a run."
-                f"{did_you_mean(meant(str(name), FRAMEWORKS, {}))} It can have "
+                f"{did_you_mean(meant(str(name), FRAMEWORKS))} It can have "
                 f"{', '.join(sorted(FRAMEWORKS))}"
             )
     if {"torch", "horovod.torch"} & {*names}:

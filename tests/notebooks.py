@@ -68,7 +68,7 @@ def run(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Shown:
     # conftest sets it; a person who opens a notebook has not.
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", 4)
-    # Their ranks are forked with what they import, which takes less of the time of all tests.
+    # Imports would take most of its time: its ranks are forked from a process that has made them.
     programs = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     names = frameworks_of("\n".join(programs))
     first = f"from tests.preload import preload\npreload({names})"

@@ -111,6 +111,16 @@ def prepare(ranks: Ranks, size: int = 1, **options: Any) -> HorovodRunner:
     return runner
 
 
+def check_warm(runner: HorovodRunner, ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:
+    """The next run starts warm and says so, and the one after it uses the same fork servers."""
+    assert runner.run(is_warm)
+    assert "start: warm\n" in capsys.readouterr().err
+    started = servers()
+    assert len(started) == (2 if ranks.place == "cluster" else 1)
+    assert runner.run(is_warm)
+    assert servers() == started
+
+
 @pytest.mark.places("local", "spark", "cluster")
 def test_the_second_run_starts_warm_and_says_so(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
@@ -119,25 +129,14 @@ def test_the_second_run_starts_warm_and_says_so(
     runner = prepare(ranks, size=4)
     first = capsys.readouterr().err
     assert "start: cold on ranks 0-3 (there is no fork server yet" in first
-    assert runner.run(is_warm)
-    assert "start: warm\n" in capsys.readouterr().err
-    started = servers()
-    assert len(started) == (2 if ranks.place == "cluster" else 1)
-    assert runner.run(is_warm)
-    assert servers() == started
+    check_warm(runner, ranks, capsys)
 
 
 @pytest.mark.places("local", "spark", "cluster")
 def test_with_names_of_frameworks_the_first_run_starts_warm_too(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner = ranks.runner(4, preload_frameworks=["numpy"])
-    assert runner.run(is_warm)
-    assert "start: warm\n" in capsys.readouterr().err
-    started = servers()
-    assert len(started) == (2 if ranks.place == "cluster" else 1)
-    assert runner.run(is_warm)
-    assert servers() == started
+    check_warm(ranks.runner(4, preload_frameworks=["numpy"]), ranks, capsys)
 
 
 @pytest.mark.places("local")
@@ -148,7 +147,7 @@ def test_only_the_named_frameworks_are_preloaded(
     assert not runner.run(was_preloaded, name="pandas")
     assert not runner.run(was_preloaded, name="pandas")
     assert ranks.run(1, was_preloaded, {"preload_frameworks": ["pandas"]}, name="pandas")
-    # What pandas brings is known to be there: no other fork server is started for it.
+    # pandas has imported numpy, too, so this fork server is good for both.
     started = servers()
     assert ranks.run(1, was_preloaded, {"preload_frameworks": ["numpy", "pandas"]}, name="numpy")
     assert servers() == started

@@ -237,7 +237,7 @@ def test_names_of_frameworks_are_checked_before_a_run() -> None:
 
     assert preloads(True) is True
     assert preloads([]) == ()
-    # What torch's optimizers import takes longer than torch.
+    # torch's first optimizer imports torch._dynamo, which takes longer than torch itself.
     assert preloads(["keras", "horovod.torch"]) == ("keras", "horovod.torch", "torch._dynamo")
     with pytest.raises(ValueError, match=r"'tensorflw' cannot be .* Did you mean tensorflow\?"):
         preloads(["tensorflw"])
