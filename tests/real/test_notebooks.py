@@ -129,14 +129,17 @@ def migrate_from_horovod_spark(shown: Shown) -> None:
 def elastic(shown: Shown) -> None:
     run = shown.by("kill_at=60)")
     begun = re.findall(r"attempt (\d): (\d) ranks, from step (\d+)", run)
-    assert begun[:2] == [("1", "4", "0"), ("2", "2", begun[1][2])]
+    assert begun[0] == ("1", "4", "0")
     # The executor is killed at step 60; on a loaded machine its rank goes on for some steps.
     assert 55 <= int(begun[1][2]) < 200
     assert begun[-1][1] == "4"
     attempts = shown.by("runner.last_run.attempts").splitlines()
     assert re.match(r"attempt 1: 4 ranks; .*lost", attempts[0])
+    # Two ranks are left, unless Spark has replaced the executor before they begin.
     assert re.match(
-        r"attempt 2: 2 ranks, after a pause of \d+\.\d s; from 2 to [34] ranks", attempts[1]
+        r"attempt 2: (2 ranks, after a pause of \d+\.\d s; from 2 to [34] ranks"
+        r"|4 ranks, after a pause of \d+\.\d s; finished)",
+        attempts[1],
     )
     assert attempts[-1].endswith("finished")
     difference = re.search(r"differ by (\S+) at most", shown.by("difference = max"))
