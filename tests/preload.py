@@ -1,16 +1,30 @@
-"""Ranks that are forked with the frameworks of a program, where a cold start is not the subject."""
+"""Ranks that are forked with the frameworks of a program, where a cold start is not the subject.
+
+python tests/preload.py PROGRAM ARGUMENT... runs a Python program so, from the source of the program
+and of the scripts among its arguments.
+"""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import runpy
+import sys
 from collections.abc import Iterable
 from itertools import chain
+from pathlib import Path
+
+#: Runs a Python program whose ranks are forked: what comes before its path.
+WARM = (sys.executable, __file__)
 
 # What a program imports, by what it says.
 _FRAMEWORKS = {
     r"\btorch\b": ("horovod.torch",),
-    r"import (keras|tensorflow)|\.keras\b": ("keras", "horovod.tensorflow"),
+    r"import (keras|tensorflow)|\.keras\b": (
+        "keras",
+        f"horovod.{os.environ.get('KERAS_BACKEND', 'tensorflow')}",
+    ),
     r"from transformers": ("horovod.torch", "transformers.trainer"),
 }
 
@@ -27,3 +41,16 @@ def preload(frameworks: Iterable[str]) -> None:
 
     defaults = inspect.unwrap(ClusterConfig.__init__).__kwdefaults__
     defaults["preload_frameworks"] = tuple(frameworks)
+
+
+def main() -> None:
+    """Run the program that the command line names."""
+    sys.argv[:] = sys.argv[1:]
+    sources = [Path(word) for word in sys.argv if word == sys.argv[0] or word.endswith(".py")]
+    sys.path[0] = str(sources[0].parent)
+    preload(frameworks_of("\n".join(path.read_text() for path in sources)))
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import HorovodRunner, report
+from tests.preload import WARM
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 
@@ -44,12 +45,12 @@ def check(output: str) -> None:
 
 def test_the_example_of_tensorflow_learns_the_digits(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "digits_tensorflow.py")
-    check(start(sys.executable, script, "--np", "2", directory=tmp_path))
+    check(start(*WARM, script, "--np", "2", directory=tmp_path))
 
 
 def test_an_example_goes_on_where_it_ended_and_draws_its_losses(tmp_path: Path) -> None:
     script = str(ROOT / "examples" / "digits_torch.py")
-    command = [sys.executable, script, "--np", "-2", "--checkpoint-dir", "digits"]
+    command = [*WARM, script, "--np", "-2", "--checkpoint-dir", "digits"]
     first = start(*command, "--epochs", "10", directory=tmp_path)
     rest = start(*command, "--resume", "--plot", "loss.svg", directory=tmp_path)
     assert re.findall(r"epoch +(\d+):", rest) == ["11", "12", "13", "14", "15"]
@@ -68,7 +69,7 @@ def test_spark_submit_runs_the_same_file(tmp_path: Path) -> None:
 def test_an_example_tunes_with_optuna_over_shared_slots(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     script = str(ROOT / "examples" / "tune_optuna.py")
-    output = start(sys.executable, script, "--trials", "2", "--epochs", "5", directory=tmp_path)
+    output = start(*WARM, script, "--trials", "2", "--epochs", "5", directory=tmp_path)
     trials = re.findall(r"^trial \d: .*: (\w+) after epoch +(\d), loss \S+$", output, re.MULTILINE)
     assert trials[0] == ("complete", "5")
     assert len(trials) == 2

@@ -14,6 +14,7 @@ import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner
 from horovod_runner.elastic.launcher import PooledLauncher
+from tests.preload import WARM
 
 pytestmark = pytest.mark.horovod
 
@@ -209,7 +210,7 @@ def run(script: str, folder: Path, *arguments: str, **env: str) -> tuple[Any, st
     (folder / "events.py").write_text(EVENTS)
     (folder / "train.py").write_text(script)
     done = subprocess.run(
-        [str(Path(sys.executable).parent / "horovod-runner"), "run", *arguments, "train.py"],
+        [*WARM, str(Path(sys.executable).parent / "horovod-runner"), "run", *arguments, "train.py"],
         capture_output=True,
         text=True,
         check=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.standalone import StandaloneCluster
+from tests.preload import WARM
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,7 @@ def runs() -> list[str]:
 
 def classify(*arguments: str, exit_code: int = 0) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, SCRIPT, *arguments],
+        [*WARM, SCRIPT, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -131,7 +132,7 @@ def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
 
 def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
     with subprocess.Popen(
-        [sys.executable, SCRIPT, "--epochs", "1000"], stdout=subprocess.PIPE, text=True
+        [*WARM, SCRIPT, "--epochs", "1000"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
