@@ -21,7 +21,7 @@ from pathlib import Path
 
 import psutil
 
-from horovod_runner import HorovodRunner, log_to_driver
+from horovod_runner import ClusterConfig, HorovodRunner, log_to_driver
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.transport import ChannelAddress
 
@@ -84,7 +84,8 @@ def drive(stop: str) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, hard))
     # One cycle is one step, which leaves most of the cores to the fuzzer.
-    runner = HorovodRunner(np=-2, env={"HOROVOD_CYCLE_TIME": "10"})
+    warm = ClusterConfig(preload_frameworks=["horovod.torch"])
+    runner = HorovodRunner(np=-2, env={"HOROVOD_CYCLE_TIME": "10"}, cluster_config=warm)
     channels: list[Channel] = []
     threading.Thread(target=_announce, args=[runner, channels], daemon=True).start()
     steps = runner.run(train, stop=stop)

@@ -44,6 +44,8 @@ pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600), pytest.mark.usefixt
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "1500"))  # per socket
 OPEN = 64  # connections at a time
+WARM = ClusterConfig(preload_frameworks=["horovod.torch"])
+OVER_GLOO = dataclasses.replace(WARM, cpu_collectives="gloo")
 PATIENCE = 60.0  # seconds for an answer that takes microseconds
 # With 100,000 inputs a leak of one kilobyte per input would be 100 MB.
 MEMORY = 32 << 20
@@ -322,19 +324,18 @@ def test_a_hostile_rank_can_at_most_end_its_run(
     for seed in range(2):
         # Without the messages that end a run, it succeeds and the other rank's lines arrive.
         harmless = {"seed": seed, "excluded": ["Hello", "Failed"]}
-        HorovodRunner(np=-2).run(send_random_messages, **harmless)
+        runner = HorovodRunner(np=-2, cluster_config=WARM)
+        runner.run(send_random_messages, **harmless)
         numbers = re.findall(r"^honest (\d+)$", capsys.readouterr().out, re.MULTILINE)
         assert numbers == [str(number) for number in range(1000)]
         with contextlib.suppress(HorovodRunnerError):
-            HorovodRunner(np=-2).run(send_random_messages, seed=seed, excluded=[])
+            runner.run(send_random_messages, seed=seed, excluded=[])
         capsys.readouterr()
 
 
 def test_requests_without_the_token_do_not_harm_the_rendezvous_server(run: LiveRun) -> None:
     token, port = run.sockets.token, run.sockets.rendezvous_port
-    captured = HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(
-        start_horovod_twice
-    )
+    captured = HorovodRunner(np=-2, cluster_config=OVER_GLOO).run(start_horovod_twice)
     stream = inputs.repeat(3, INPUTS, lambda dice: inputs.request(dice, captured, token, port))
     with contextlib.ExitStack() as silent, Slow(port, captured) as slow:
         for number in range(2000):
@@ -353,9 +354,7 @@ def test_requests_with_the_token_do_not_break_the_rendezvous_server(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("horovod_runner.host.rendezvous._LONG_POLL_SECONDS", 0.01)
-    captured = HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(
-        start_horovod_twice
-    )
+    captured = HorovodRunner(np=-2, cluster_config=OVER_GLOO).run(start_horovod_twice)
     with Rendezvous("127.0.0.1", size=2) as server:
         token = server.address.partition("/")[2]
         # Horovod's requests with this server's token.

@@ -18,6 +18,10 @@ from typing import Any
 
 from tests.hosts.network import Host
 
+# These hosts are one machine: MPI would use its shared memory instead of the network. The driver
+# passes the variable on, the same for all runs: one fork server for each host serves them all.
+_NO_SHARED_MEMORY = {"UCX_TLS": "tcp"}
+
 
 class Driver:
     """A process with a Spark session; use it as a context.
@@ -43,11 +47,12 @@ class Driver:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=[descriptor],
-                env={**os.environ, "TMPDIR": str(own)},
+                env={**os.environ, **_NO_SHARED_MEMORY, "TMPDIR": str(own)},
             )
         self._connection.send(conf)
 
     def __enter__(self) -> Driver:
+        self.result()  # of the session's start
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,6 +104,7 @@ def _serve(connection: Connection) -> None:
 
     spark = SparkSession.builder.config(map=connection.recv()).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
+    connection.send((None, ""))
     while True:
         np, main, options = connection.recv()
         options.setdefault("preload_frameworks", ["horovod.torch"])  # imported once on each host

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,6 @@ def driver(start_driver: Callable[..., AbstractContextManager[Driver]]) -> Itera
         yield started
 
 
-# These hosts are one machine: MPI would use its shared memory instead of the network.
-_NO_SHARED_MEMORY = {"UCX_TLS": "tcp"}
-
-
 def meet() -> list[dict[str, Any]]:
     """What every rank observes, in the order of ranks; the ranks' ``main``."""
     import horovod.torch as hvd
@@ -146,11 +143,38 @@ def hostname() -> str:
     return socket.gethostname()
 
 
-@pytest.mark.parametrize("controller", ["auto", "gloo"])
+# First what needs another environment, then what needs another controller: the fork servers of the
+# later tests stay.
+@pytest.fixture
+def nameless(network: Network) -> Iterator[None]:
+    """No host resolves any name, not even its own."""
+    with ExitStack() as hosts:
+        for host in (network.driver, *network.workers):
+            hosts.enter_context(host.nameless())
+        yield
+
+
+@pytest.mark.usefixtures("nameless")
+def test_a_network_that_the_user_names_is_used_for_everything(driver: Driver) -> None:
+    for rank in driver.run(4, meet, env={"HOROVOD_GLOO_IFACE": "eth1"}):
+        assert rank["interfaces"] == {"eth1"}
+        assert rank["addresses"] <= {SECOND[rank["host"]]}
+        assert rank["master"] in SECOND.values()
+    error = driver.error(4, meet, env={"HOROVOD_GLOO_IFACE": "eth7"})
+    assert "HOROVOD_GLOO_IFACE=eth7" in error
+    assert "eth0, eth1" in error
+
+
+@pytest.mark.usefixtures("nameless")
+def test_no_host_needs_to_resolve_a_name(driver: Driver) -> None:
+    check(driver.run(4, meet, cpu_collectives="gloo"))
+
+
+@pytest.mark.parametrize("controller", ["gloo", "auto"])
 def test_ranks_of_a_host_are_neighbours_and_use_the_interface_towards_other_hosts(
     driver: Driver, controller: str
 ) -> None:
-    check(driver.run(4, meet, cpu_collectives=controller, env=_NO_SHARED_MEMORY))
+    check(driver.run(4, meet, cpu_collectives=controller))
 
 
 def reduce_with_ddp() -> tuple[float, str]:
@@ -175,21 +199,21 @@ def test_the_driver_may_have_a_name_that_resolves_to_loopback_on_its_own_host(
 ) -> None:
     settings = {"spark.driver.host": "driver", "spark.driver.bindAddress": "0.0.0.0"}
     with start_driver(settings) as driver:
-        assert driver.run(4, hostname) in ("host-a", "host-b")
+        where = driver.run(4, hostname, preload_frameworks=False)
+    assert where in ("host-a", "host-b")
 
 
 def test_the_error_names_a_driver_host_that_no_executor_reaches(
     start_driver: Callable[..., AbstractContextManager[Driver]],
 ) -> None:
     with start_driver({"spark.driver.host": NOWHERE}) as driver:
-        error = driver.error(4, meet, slot_timeout=1)
+        error = driver.error(4, hostname, slot_timeout=1, preload_frameworks=False)
     assert "asks for 4 slot(s)" in error
     assert f"spark.driver.host={NOWHERE}" in error
 
 
-def wait_for_a_sign() -> str:
+def wait_for_a_sign(sign: Path) -> str:
     """Say something, and wait until the test has seen it."""
-    sign = Path(os.environ["SIGN"])
     log_to_driver(f"in the middle of {sign.parent.name}")
     while not sign.exists():
         threading.Event().wait(0.1)
@@ -212,7 +236,7 @@ def test_behind_a_firewall_that_lets_only_spark_through_a_run_is_seen_while_it_l
             else:
                 rules.enter_context(network.driver.losing(ADDRESSES[host.name], others, "sport"))
         options = {"checkpoint_dir": kept} if seen_by == "folder" else {}
-        driver.start(4, wait_for_a_sign, env={"SIGN": str(sign)}, **options)
+        driver.start(4, partial(wait_for_a_sign, sign), **options)
         driver.wait_for(f"in the middle of {tmp_path.name}")
         sign.touch()
         value, error = driver.result()
@@ -224,32 +248,6 @@ def test_behind_a_firewall_that_lets_only_spark_through_a_run_is_seen_while_it_l
         assert driver.run(4, hostname) in ("host-a", "host-b")
     else:
         driver.wait_for("comes over a connection from here to 10.77.0.1")
-
-
-@pytest.fixture
-def nameless(network: Network) -> Iterator[None]:
-    """No host resolves any name, not even its own."""
-    with ExitStack() as hosts:
-        for host in (network.driver, *network.workers):
-            hosts.enter_context(host.nameless())
-        yield
-
-
-@pytest.mark.usefixtures("nameless")
-def test_no_host_needs_to_resolve_a_name(driver: Driver) -> None:
-    check(driver.run(4, meet, cpu_collectives="gloo"))
-
-
-@pytest.mark.usefixtures("nameless")
-def test_a_network_that_the_user_names_is_used_for_everything(driver: Driver) -> None:
-    env = {**_NO_SHARED_MEMORY, "HOROVOD_GLOO_IFACE": "eth1"}
-    for rank in driver.run(4, meet, env=env):
-        assert rank["interfaces"] == {"eth1"}
-        assert rank["addresses"] <= {SECOND[rank["host"]]}
-        assert rank["master"] in SECOND.values()
-    error = driver.error(4, meet, env={"HOROVOD_GLOO_IFACE": "eth7"})
-    assert "HOROVOD_GLOO_IFACE=eth7" in error
-    assert "eth0, eth1" in error
 
 
 def test_ranks_of_one_host_need_no_ipv4_network(network: Network) -> None:

@@ -75,7 +75,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_learns_on_cpus(nothing_stays: None) -> None:
-    done = classify("--workers", "2", "--epochs", "3")
+    done = classify("--workers", "2", "--epochs", "3", "--size", "16")
     assert accuracy(done.stdout) > 85
     assert done.stdout.count("on 2 CPU worker(s)") == 3
 
@@ -132,7 +132,7 @@ def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
 
 def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
     with subprocess.Popen(
-        [*WARM, SCRIPT, "--epochs", "1000"], stdout=subprocess.PIPE, text=True
+        [*WARM, SCRIPT, "--epochs", "1000", "--size", "16"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
