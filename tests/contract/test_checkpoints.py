@@ -301,12 +301,12 @@ def test_load_checkpoint_before_init_is_an_error_with_the_call_to_add(
 
 
 @pytest.mark.horovod
-@pytest.mark.parametrize("framework", ["tensorflow", "torch.distributed"])
+@pytest.mark.parametrize("framework", ["horovod.tensorflow", "torch"])
 def test_load_checkpoint_works_with_tensorflow_and_torch_distributed(
     tmp_path: Path, framework: str
 ) -> None:
     def main() -> Any:
-        if framework == "tensorflow":
+        if framework == "horovod.tensorflow":
             import horovod.tensorflow as hvd
 
             hvd.init()
@@ -320,7 +320,7 @@ def test_load_checkpoint_works_with_tensorflow_and_torch_distributed(
 
     ranks = Ranks("local")
     ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=1)
-    runner = ranks.runner(2, checkpoint_dir=tmp_path, resume=True)
+    runner = ranks.runner(2, checkpoint_dir=tmp_path, resume=True, preload_frameworks=[framework])
     runner.run(main)
     lines = [line.text for line in runner.last_run.logs if line.stream == "log"]
     assert lines == ["1 {'count': 1}"] * 2

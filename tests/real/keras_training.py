@@ -193,7 +193,7 @@ CASES: dict[str, Case] = {
         dense, lambda keras: keras.optimizers.AdamW(0.01, weight_decay=0.1), backends=ON_TORCH
     ),
     "clipnorm": Case(dense, _sgd(clipnorm=0.05), backends=ON_TORCH),
-    "global_clipnorm": Case(dense, _sgd(global_clipnorm=0.05)),
+    "global_clipnorm": Case(dense, _sgd(global_clipnorm=0.05), backends=ON_TORCH),
     "accumulation": Case(dense, _sgd(gradient_accumulation_steps=2)),
     "passes": Case(
         dense,
@@ -210,7 +210,7 @@ CASES: dict[str, Case] = {
     ),
     "embedding": Case(embedding, _adam(), data=words, unreduced=True),
     "embedding as dense": Case(embedding, _sgd(), {"sparse_as_dense": True}, data=words),
-    "frozen": Case(frozen, _adam()),
+    "frozen": Case(frozen, _adam(), backends=ON_TORCH),
     "outputs": Case(two_outputs, _adam(), data=two_targets, backends=ON_TORCH),
     "float16": Case(half, _sgd(learning_rate=0.01), plain=_scaled(2**16), data=overflowing),
     "float16 wrapped": Case(half, _scaled(2**15), plain=_scaled(2**16), data=overflowing),
@@ -222,8 +222,8 @@ CASES: dict[str, Case] = {
     ),
     "jit": Case(dense, _adam(), compile={"jit_compile": True}, backends=("tensorflow",)),
     "sum": Case(dense, _sgd(), {"op": "Sum"}, plain=_sgd(learning_rate=0.1)),
-    "predivide": Case(dense, _sgd(), {"gradient_predivide_factor": 2.0}),
-    "groups": Case(dense, _sgd(), {"groups": 2}),
+    "predivide": Case(dense, _sgd(), {"gradient_predivide_factor": 2.0}, backends=ON_TORCH),
+    "groups": Case(dense, _sgd(), {"groups": 2}, backends=ON_TORCH),
     "listed groups": Case(
         dense,
         _sgd(),
@@ -238,7 +238,14 @@ CASES: dict[str, Case] = {
         data=words,
     ),
     "batch norm": Case(synchronized, _sgd(), plain_model=normalized),
-    "fp16": Case(dense, _sgd(), {"compression": "fp16"}, tolerance=5e-3),
+    "fp16": Case(dense, _sgd(), {"compression": "fp16"}, tolerance=5e-3, backends=ON_TORCH),
+    "predivided groups in fp16": Case(
+        dense,
+        _sgd(),
+        {"gradient_predivide_factor": 2.0, "groups": 2, "compression": "fp16"},
+        tolerance=5e-3,
+        backends=("tensorflow",),
+    ),
     "bf16": Case(dense, _sgd(), {"compression": "bf16"}, tolerance=5e-2, backends=ON_TORCH),
     "bf16 embedding": Case(embedding, _adam(), {"compression": "bf16"}, data=words, tolerance=5e-2),
 }

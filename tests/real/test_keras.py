@@ -231,7 +231,8 @@ def test_a_custom_tensorflow_loop_runs_unchanged(optimizer_averages: bool) -> No
 
 
 def test_keras_2_uses_horovods_keras(capsys: pytest.CaptureFixture[str]) -> None:
-    result = run(legacy_script, env={"TF_USE_LEGACY_KERAS": "1"}, preload_frameworks=False)
+    options = {"env": {"TF_USE_LEGACY_KERAS": "1"}, "preload_frameworks": ["horovod.tensorflow"]}
+    result = run(legacy_script, **options)
     assert result["file"].endswith("horovod/tensorflow/keras/__init__.py")
     assert result["old names"] == (pytest.approx(0.05), 1)  # one variable: the number of steps
     assert equal(result["weights"])

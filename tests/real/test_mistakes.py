@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from horovod_runner import (
+    ClusterConfig,
     HangError,
     HorovodRunner,
     RankFailedError,
@@ -592,7 +593,9 @@ def fit(folder: str) -> None:
 
 
 def test_a_fit_without_a_distributed_optimizer_is_shown(tmp_path: Path, shown: Shown) -> None:
-    HorovodRunner(np=-2, env={"KERAS_BACKEND": "torch"}).run(fit, folder=str(tmp_path))
+    warm = ClusterConfig(preload_frameworks=["keras", "horovod.torch"])
+    runner = HorovodRunner(np=-2, env={"KERAS_BACKEND": "torch"}, cluster_config=warm)
+    runner.run(fit, folder=str(tmp_path))
     text = shown()
     check(text, "No `DistributedOptimizer` in Keras", "All ranks write the same file")
     assert "begins with other weights" not in text
