@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.hpc import MPIRUN, PROGRAM, ROOT, require, require_mpi, start
+from tests.preload import WARM
 
 pytestmark = [pytest.mark.horovod]
+COMMAND = str(Path(sys.executable).parent / "horovod-runner")
 
 
 def all_ok(done: subprocess.CompletedProcess[str]) -> bool:
@@ -47,7 +50,7 @@ def test_under_horovodrun() -> None:
 
 
 def test_under_horovod_runner() -> None:
-    done = start("horovod-runner", "run", PROGRAM, "--np", "-4")
+    done = start(*WARM, COMMAND, "run", PROGRAM, "--np", "-4")
     assert all_ok(done)
 
 
