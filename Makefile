@@ -185,6 +185,7 @@ $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 $(MAIN)/.ready: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(MAIN_EXTRAS)]')
 	$(MAIN)/bin/horovod-runner install $(CPU_BUILD)
+	$(MAIN)/bin/python tests/java/modules.py
 	rm -f $(MAIN)/spark.jsa
 	$(call with_java,$(MAIN)) SPARK_SUBMIT_OPTS="-XX:ArchiveClassesAtExit=$$SPARK_CLASSES -Xlog:disable" \
 		PYSPARK_PYTHON="$$PWD/$(MAIN)/bin/python" \
@@ -194,6 +195,7 @@ $(MAIN)/.ready: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 $(PETASTORM)/.ready: setup.cfg constraints/petastorm.txt $(HOROVOD_BUILD)
 	$(call environment,$(PETASTORM),$(PYTHON_PETASTORM),petastorm,--editable '.[$(PETASTORM_EXTRAS)]')
 	$(PETASTORM)/bin/horovod-runner install --frameworks torch --mpi none $(CPU_BUILD)
+	$(PETASTORM)/bin/python tests/java/modules.py
 	touch $@
 
 $(OPENMPI)/.ready: $(MAIN)/.ready

@@ -32,6 +32,10 @@ EVERYWHERE = ("local", "spark", "cluster", "connect", "slurm")
 SPARKS = ("spark", "cluster", "connect")
 #: Those that pytest-xdist gives to one of its processes: what they start is large.
 SHARED = ("cluster", "connect", "slurm", "hosts")
+_DAEMON = {
+    "spark.python.daemon.module": "tests.spark_daemon",
+    "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),
+}
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 
 
@@ -78,24 +82,20 @@ class Sessions:
         return Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="spark-")))
 
     def _start_spark(self) -> SparkSession:
-        daemon = {
-            "spark.python.daemon.module": "tests.spark_daemon",
-            "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),
-        }
-        return self._classic("local[4]", daemon)
+        return self._classic("local[4]", _DAEMON)
 
     def _start_cluster(self) -> SparkSession:
         from tests.cluster.standalone import CONF, StandaloneCluster
 
         cluster = self._open.enter_context(StandaloneCluster(self._folder()))
-        session = self._classic(cluster.master, CONF)
+        session = self._classic(cluster.master, {**CONF, **_DAEMON})
         cluster.await_executors(session)
         return session
 
     def _start_connect(self) -> SparkSession:
         from tests.connect.server import ConnectServer
 
-        server = self._open.enter_context(ConnectServer(self._folder()))
+        server = self._open.enter_context(ConnectServer(self._folder(), conf=_DAEMON))
         session = server.session()
         self._open.callback(session.stop)
         return session

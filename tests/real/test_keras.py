@@ -306,7 +306,8 @@ def test_a_fit_resumes_after_a_failure_and_reports_its_metrics(
 ) -> None:
     failing = runner("torch", max_restarts=1, num_to_keep=None, progress=False)
     epochs, iterations, weights = failing.run(fit_and_fail, epochs=4, subclassed=subclassed)
-    assert epochs == [2, 3]
+    # From the model of epoch 2; or of epoch 1, if the other was being written at the failure.
+    assert epochs in ([2, 3], [1, 2, 3])
     assert iterations == 4 * 8
     rows = failing.last_run.metrics.to_pylist()
     assert [(row["step"], row["epoch"]) for row in rows][-6:] == [
