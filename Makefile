@@ -115,7 +115,7 @@ lint: $(MAIN)/.ready
 	$(MAIN)/bin/python tests/mutants/run.py --check
 
 fast: $(MAIN)/.ready
-	$(MAIN)/bin/pytest tests/unit -n 2
+	$(MAIN)/bin/pytest tests/unit -n 3
 
 # Several tests at a time: most of them wait.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
