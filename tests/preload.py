@@ -17,6 +17,8 @@ from pathlib import Path
 
 #: Runs a Python program whose ranks are forked: what comes before its path.
 WARM = (sys.executable, __file__)
+#: A program that can follow it: this environment's ``horovod-runner``.
+COMMAND = str(Path(sys.executable).parent / "horovod-runner")
 
 # What a program imports, by what it says.
 _FRAMEWORKS = {

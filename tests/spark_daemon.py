@@ -9,13 +9,10 @@ from __future__ import annotations
 import gc
 
 import pyspark.sql.pandas.types
-import pyspark.worker
+import pyspark.worker  # noqa: F401 - for the workers, as the others
 from pyspark import daemon
 
-import horovod_runner.launchers.spark_task
-
-#: Imported for the workers.
-MODULES = (pyspark.worker, pyspark.sql.pandas.types, horovod_runner.launchers.spark_task)
+import horovod_runner.launchers.spark_task  # noqa: F401
 
 if __name__ == "__main__":
     gc.collect = lambda generation=2: 0

@@ -25,6 +25,8 @@ from horovod_runner import ClusterConfig, HorovodRunner, log_to_driver
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.transport import ChannelAddress
 
+#: Where a cold start is not the subject.
+WARM = ClusterConfig(preload_frameworks=["horovod.torch"])
 _DESCRIPTORS = 1024
 _SECONDS = 300.0  # a limit for steps that take a second or two on an idle machine
 _STEPS_BETWEEN_INITS = 100
@@ -84,8 +86,7 @@ def drive(stop: str) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, hard))
     # One cycle is one step, which leaves most of the cores to the fuzzer.
-    warm = ClusterConfig(preload_frameworks=["horovod.torch"])
-    runner = HorovodRunner(np=-2, env={"HOROVOD_CYCLE_TIME": "10"}, cluster_config=warm)
+    runner = HorovodRunner(np=-2, env={"HOROVOD_CYCLE_TIME": "10"}, cluster_config=WARM)
     channels: list[Channel] = []
     threading.Thread(target=_announce, args=[runner, channels], daemon=True).start()
     steps = runner.run(train, stop=stop)

@@ -23,7 +23,7 @@ import psutil
 import pytest
 import zmq
 
-from horovod_runner import ClusterConfig, HorovodRunner, HorovodRunnerError, log_to_driver
+from horovod_runner import HorovodRunner, HorovodRunnerError, log_to_driver
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.driver import Driver
 from horovod_runner.host.rendezvous import Rendezvous
@@ -36,7 +36,7 @@ from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker import context
 from tests.fuzz import inputs
-from tests.fuzz.live import LiveRun
+from tests.fuzz.live import WARM, LiveRun
 from tests.fuzz.relay import Relay, start_horovod_twice
 from tests.unit.test_driver import Launched
 
@@ -44,7 +44,6 @@ pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600), pytest.mark.usefixt
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "1500"))  # per socket
 OPEN = 64  # connections at a time
-WARM = ClusterConfig(preload_frameworks=["horovod.torch"])
 OVER_GLOO = dataclasses.replace(WARM, cpu_collectives="gloo")
 PATIENCE = 60.0  # seconds for an answer that takes microseconds
 # With 100,000 inputs a leak of one kilobyte per input would be 100 MB.

@@ -143,8 +143,6 @@ def hostname() -> str:
     return socket.gethostname()
 
 
-# First what needs another environment, then what needs another controller: the fork servers of the
-# later tests stay.
 @pytest.fixture
 def nameless(network: Network) -> Iterator[None]:
     """No host resolves any name, not even its own."""
@@ -154,6 +152,8 @@ def nameless(network: Network) -> Iterator[None]:
         yield
 
 
+# Another environment or another controller takes other fork servers. The tests that need one come
+# first, and those of all later tests are the same.
 @pytest.mark.usefixtures("nameless")
 def test_a_network_that_the_user_names_is_used_for_everything(driver: Driver) -> None:
     for rank in driver.run(4, meet, env={"HOROVOD_GLOO_IFACE": "eth1"}):

@@ -138,6 +138,7 @@ def main(mode: str) -> None:
 
 
 if __name__ == "__main__":
-    # A fifth of the time of importing torch is a search for garbage, and many processes import it.
+    # The ranks that do not train import torch themselves, and a fifth of that would be a search for
+    # garbage. In the others spmd.start() turns the search off meanwhile.
     gc.disable()
     main(sys.argv[1] if len(sys.argv) > 1 else "train")

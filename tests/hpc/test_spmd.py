@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.hpc import MPIRUN, PROGRAM, ROOT, require, require_mpi, start
-from tests.preload import WARM
+from tests.preload import COMMAND, WARM
 
 pytestmark = [pytest.mark.horovod]
-COMMAND = str(Path(sys.executable).parent / "horovod-runner")
 
 
 def all_ok(done: subprocess.CompletedProcess[str]) -> bool:

@@ -15,7 +15,7 @@ from py_compile import PycInvalidationMode
 
 import pyspark
 
-# What no worker of the tests imports takes most of the time.
+# No worker of the tests imports these modules, and to compile them would take most of the time.
 _UNUSED = re.compile(r"/pyspark/(examples|ml|mllib|pandas|streaming|testing)/|/tests/")
 
 

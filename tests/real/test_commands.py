@@ -17,6 +17,7 @@ from horovod_runner.commands.install import find_or_build_wheel
 from horovod_runner.horovod_build.plan import make_plan
 from horovod_runner.horovod_build.release import release, write_index
 from horovod_runner.host import software
+from tests.preload import COMMAND
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(Path(sys.executable).parent / "horovod-runner"), *arguments],
+        [COMMAND, *arguments],
         capture_output=True,
         text=True,
         check=False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner
 from horovod_runner.elastic.launcher import PooledLauncher
-from tests.preload import WARM
+from tests.preload import COMMAND, WARM
 
 pytestmark = pytest.mark.horovod
 
@@ -210,7 +209,7 @@ def run(script: str, folder: Path, *arguments: str, **env: str) -> tuple[Any, st
     (folder / "events.py").write_text(EVENTS)
     (folder / "train.py").write_text(script)
     done = subprocess.run(
-        [*WARM, str(Path(sys.executable).parent / "horovod-runner"), "run", *arguments, "train.py"],
+        [*WARM, COMMAND, "run", *arguments, "train.py"],
         capture_output=True,
         text=True,
         check=False,

@@ -18,10 +18,10 @@ import pytest
 
 from horovod_runner.results import registry
 from horovod_runner.wire import job_file
+from tests.preload import COMMAND
 
 pytestmark = pytest.mark.horovod
 
-COMMAND = str(Path(sys.executable).parent / "horovod-runner")
 SCRIPT = """
 import os, signal, sys, threading
 import helper

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from horovod_runner.verify.check import Case, missing
 from horovod_runner.verify.checks import placement
 from tests.browser import Browser, browser
 from tests.conftest import Ranks
+from tests.preload import COMMAND
 
 __all__ = ["browser"]
 
@@ -81,7 +81,7 @@ def test_gradients_can_be_reduced_on_the_cpu(ranks: Ranks) -> None:
 
 def test_the_command_runs_checks_and_writes_a_page(browser: Browser, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    command = [Path(sys.executable).parent / "horovod-runner", "verify", "--quick", "--gpus", "0"]
+    command = [COMMAND, "verify", "--quick", "--gpus", "0"]
     done = subprocess.run(
         [*command, "--only", "refused,mask,failures", "--json", "-o", page],
         capture_output=True,

@@ -16,12 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.standalone import StandaloneCluster
-from tests.preload import WARM
+from tests.preload import COMMAND, WARM
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "image_classifier.py")
-COMMAND = str(Path(sys.executable).parent / "horovod-runner")
 
 
 @pytest.fixture
