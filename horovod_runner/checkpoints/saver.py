@@ -5,6 +5,9 @@
 
 Rank 0 saves. Of a sharded checkpoint each rank writes a part, and rank 0 completes it.
 
+While a checkpoint is written, a byte of the outcome file is locked: a task that is told to end its
+rank waits for that (task/relay.py).
+
 The training waits while the state is copied. It also waits for the previous checkpoint if that is
 still being written: there is one copy at a time.
 """
@@ -13,15 +16,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
-from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
 from horovod_runner.common.files import file_sha256
 from horovod_runner.common.numbers import check_saved
 from horovod_runner.errors import CheckpointError
@@ -31,13 +34,14 @@ from horovod_runner.folders.problems import describe
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame
-from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.job_file import CHECKPOINT_BYTE, CheckpointPlan
 from horovod_runner.wire.marker import Kind, Marker, file_name
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.sharded.writer import Part, Sharder
 
 _PIECE_BYTES = 1 << 20
+_PART_SECONDS = 5.0  # for the other ranks to write their parts, before this rank may be stopped
 
 
 class Saver:
@@ -46,11 +50,15 @@ class Saver:
     Args:
         plan: where the checkpoints go.
         descriptor: of the pipe to the task, which forwards messages to the driver.
+        outcome_file: its descriptor; None where no task could end this process.
     """
 
-    def __init__(self, plan: CheckpointPlan, descriptor: int) -> None:
+    def __init__(
+        self, plan: CheckpointPlan, descriptor: int, outcome_file: int | None = None
+    ) -> None:
         self._plan = plan
         self._descriptor = descriptor
+        self._outcome_file = outcome_file
         self._copier = Copier()
         self._number = plan.next_number
         self._thread: threading.Thread | None = None
@@ -58,6 +66,7 @@ class Saver:
         self._folder = open_folder(plan.folder)
         self._direct = checkpoint.has_probe(self._folder, plan.token)
         self._kept = ExitStack()
+        self._held = ExitStack()  # the lock, while a thread writes
         self._scratch: Path | None = None
         self._sharder: Sharder | None = None
 
@@ -72,10 +81,9 @@ class Saver:
         # A call that fails takes a number, too: every rank counts the calls (worker/api.py).
         number, self._number = self._number, self._number + 1
         step, numbers = check_saved(step, metrics)
-        with self._lock:
-            self.finish()
+        with self._lock, self._unstopped() as unstopped:
             snapshot = self._copier.copy(state)
-            self._start(self._write, snapshot, step, numbers, number)
+            self._start(unstopped, self._write, snapshot, step, numbers, number)
 
     def save_sharded(
         self,
@@ -113,12 +121,32 @@ class Saver:
 
                 self._sharder = Sharder(self._plan, rank, size, sees=self._direct)
             part = self._sharder.take(state, number, step)
-            self._start(self._write_part, part, rank, step, numbers, number)
+            # Not before: a rank may wait for a lost one in take.
+            with self._unstopped() as unstopped:
+                self._start(unstopped, self._write_part, part, rank, step, numbers, number)
 
-    def _start(self, write: Callable[..., None], *args: Any) -> None:
-        self._thread = threading.Thread(
-            target=write, args=args, name="horovod_runner-saver", daemon=True
-        )
+    @contextmanager
+    def _unstopped(self) -> Iterator[ExitStack]:
+        """Wait for the previous checkpoint; then keep the task from ending this process.
+
+        The lock is released at the end of the block, or of the thread that takes it with
+        ``pop_all``.
+        """
+        self.finish()
+        with ExitStack() as stack:
+            if self._outcome_file is not None:
+                lock_byte(self._outcome_file, CHECKPOINT_BYTE)
+                stack.callback(unlock_byte, self._outcome_file, CHECKPOINT_BYTE)
+            yield stack
+
+    def _start(self, unstopped: ExitStack, write: Callable[..., None], *args: Any) -> None:
+        self._held = held = unstopped.pop_all()
+
+        def run() -> None:
+            with held:
+                write(*args)
+
+        self._thread = threading.Thread(target=run, name="horovod_runner-saver", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -163,9 +191,16 @@ class Saver:
         self, part: Part, rank: int, step: int, metrics: dict[str, float | int], number: int
     ) -> None:
         name = file_name(number, step, self._plan.token, "sharded")
+        began = time.monotonic()
         part.write(self._folder, name, self._scratch_folder)
         if rank:
             return
+        # The parts are of about the same size. A rank that takes much longer may be lost.
+        patience = max(_PART_SECONDS, 2 * (time.monotonic() - began))
+        timer = threading.Timer(patience, self._held.close)
+        timer.daemon = True
+        timer.start()
+        self._held.callback(timer.cancel)
         try:
             size, digest = part.complete(self._folder, name)
             marker = self._marker(

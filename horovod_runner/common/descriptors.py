@@ -1,15 +1,16 @@
-"""Writes all of some bytes to a file descriptor: one os.write may take only a part of them.
+"""Writes all of some bytes to a file descriptor, and locks single bytes of a file.
 
 Every rank imports this at its start: import nothing heavy here.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of ``data``, in as many calls as it takes.
+    """Write all of ``data``, in as many calls as it takes: one os.write may take only a part.
 
     Args:
         descriptor: a file or a blocking pipe.
@@ -28,3 +29,30 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = No
             written = os.pwrite(descriptor, view, offset)
             offset += written
         view = view[written:]
+
+
+def lock_byte(descriptor: int, byte: int) -> None:
+    """Wait until no other process has locked a byte of a file, and lock it for this process.
+
+    The kernel unlocks it when this process ends. Threads of a process share its locks.
+
+    Args:
+        descriptor: a file, open for writing. Other processes have it open, too.
+        byte: which one; the file may be shorter.
+    """
+    fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, byte)
+
+
+def unlock_byte(descriptor: int, byte: int) -> None:
+    """Undo :func:`lock_byte`."""
+    fcntl.lockf(descriptor, fcntl.LOCK_UN, 1, byte)
+
+
+def is_byte_locked(descriptor: int, byte: int) -> bool:
+    """Whether another process has locked a byte of a file."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except (BlockingIOError, PermissionError):
+        return True
+    unlock_byte(descriptor, byte)
+    return False

@@ -22,6 +22,10 @@ _CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their e
 _TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
 _LEAVE_SECONDS = 3.0  # for every host to end the commit at which the ranks leave
 STOP_SECONDS: Final = 10.0
+# For a rank to complete a checkpoint that it is writing, before it ends with the others; and the
+# same where the caller waits for that end.
+SAVE_SECONDS: Final = 60.0
+CALLED_OFF_SAVE_SECONDS: Final = 5.0
 _CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
 
 

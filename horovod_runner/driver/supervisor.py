@@ -13,7 +13,14 @@ from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
-from horovod_runner.driver.phases import GATHER_SECONDS, Event, Phase, State
+from horovod_runner.driver.phases import (
+    CALLED_OFF_SAVE_SECONDS,
+    GATHER_SECONDS,
+    SAVE_SECONDS,
+    Event,
+    Phase,
+    State,
+)
 from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.roster import Roster
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
@@ -195,8 +202,10 @@ class Supervisor:
         was_ending = self.phase.ending
         if not self.phase.on(event):
             return
-        if not was_ending:
-            self._send_all(messages.Stop(reason))
+        if event is Event.CALL_OFF:
+            self._send_all(messages.Stop(reason, CALLED_OFF_SAVE_SECONDS))
+        elif not was_ending:
+            self._send_all(messages.Stop(reason, SAVE_SECONDS))
         if self.phase.state is State.ABANDONED:
             self._launch.cancel()
 

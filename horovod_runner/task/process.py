@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
+from horovod_runner.common.descriptors import is_byte_locked
 from horovod_runner.common.files import unnamed_file
 from horovod_runner.errors import LaunchError
 from horovod_runner.host.python_path import without_spark_core
@@ -173,6 +174,11 @@ class WorkerProcess:
     def exit_code(self) -> int | None:
         """The worker's exit code, negative for a signal; None until it and its children ended."""
         return self._process.poll()
+
+    @property
+    def saving(self) -> bool:
+        """Whether the worker is writing a checkpoint."""
+        return is_byte_locked(self._outcome_file.fileno(), job_file.CHECKPOINT_BYTE)
 
     def outcome(self) -> WorkerOutcome | None:
         """What the worker wrote to its outcome file; None if that is not complete."""

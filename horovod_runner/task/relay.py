@@ -45,6 +45,7 @@ _MAX_WAITING = 32
 # save no time.
 _MAX_WAITING_FILE_PARTS = 2
 _ACTIVITY_SECONDS = 5.0  # between two measurements of the worker's activity
+_LOST_SECONDS = 5.0  # to complete a checkpoint without the driver
 _STACKS_SECONDS = 2.0  # until the worker's stacks begin to arrive; a tenth of it for the rest
 
 
@@ -77,6 +78,7 @@ class Relay:
         }
         self._reports_at: float | None = None  # when to read reports; None: as soon as some arrive
         self._file_parts_paused = False
+        self._end_at: float | None = None  # until then the worker may complete a checkpoint
         self._kill_at: float | None = None
         self._stopped = False
         self._problem = ""
@@ -119,9 +121,11 @@ class Relay:
             self._obey(self._wait_for_room() if self._unspooled else self._forward_ready())
             if self._link.lost and not self._problem:
                 self._problem = LOST_DRIVER
-                self._end_worker()
+                self._end_worker(_LOST_SECONDS)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._worker.kill()
+            elif self._end_at is not None and self._kill_at is None:
+                self._terminate_unless_saving()
         for descriptor in tuple(self._open):
             self._read_rest(descriptor)
         for stream in self._streams.values():
@@ -188,7 +192,7 @@ class Relay:
     def _obey(self, orders: Iterable[FromDriver]) -> None:
         for order in orders:
             if isinstance(order, messages.Stop):
-                self._end_worker()
+                self._end_worker(order.seconds)
             elif isinstance(order, messages.ShowStacks):
                 self._stacks, self._stacks_until = b"", time.monotonic() + _STACKS_SECONDS
                 self._worker.show_stacks()
@@ -197,16 +201,31 @@ class Relay:
             elif isinstance(order, messages.MpiValues) and self._mpi is not None:
                 self._keep_mpi(self._mpi.values(order.values))
 
-    def _end_worker(self) -> None:
-        if self._kill_at is None:
-            if self._worker.outcome() is None:  # otherwise the worker is about to exit by itself
-                self._stopped = True
-                self._worker.terminate()
-            self._kill_at = time.monotonic() + TERM_GRACE_SECONDS
+    def _end_worker(self, seconds: float) -> None:
+        """Have the worker ended, within some seconds if it is writing a checkpoint."""
+        end_at = time.monotonic() + seconds
+        if self._end_at is None and seconds and self._worker.saving:
+            self._queue(
+                messages.Log(
+                    self._slot.rank,
+                    f"rank {self._slot.rank} ends when the checkpoint that it is writing is "
+                    f"complete, in {seconds:g} s at most",
+                )
+            )
+        self._end_at = end_at if self._end_at is None else min(self._end_at, end_at)
+
+    def _terminate_unless_saving(self) -> None:
+        now = time.monotonic()
+        if self._end_at is None or (now < self._end_at and self._worker.saving):
+            return
+        if self._worker.outcome() is None:  # otherwise the worker is about to exit by itself
+            self._stopped = True
+            self._worker.terminate()
+        self._kill_at = now + TERM_GRACE_SECONDS
 
     def _poll_timeout(self) -> int:
         """How long to wait for something to happen, in milliseconds."""
-        has_deadline = self._kill_at is not None or self._stacks_until is not None
+        has_deadline = self._end_at is not None or self._stacks_until is not None
         soon = has_deadline or self._link.disconnected or self._worker.exit_descriptor is None
         longest = _POLL_MS if soon else _BEAT_MS
         if self._reports_at is None or self._link.waiting >= _MAX_WAITING:

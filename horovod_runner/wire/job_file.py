@@ -19,6 +19,10 @@ from horovod_runner.wire.marker import Marker
 PMI_VARIABLE: Final = "PMI_FD"
 # The files that a worker's guard removes after the worker's end.
 LEFT_VARIABLE: Final = "HOROVOD_RUNNER_LEFT"
+# The bytes of the outcome file that a worker locks while one of its processes writes to the pipe of
+# messages, and while it writes a checkpoint.
+PIPE_BYTE: Final = 0
+CHECKPOINT_BYTE: Final = 1
 # The run that a process belongs to, for results/registry.py and for people who look.
 RUN_VARIABLE: Final = "HOROVOD_RUNNER_RUN"
 

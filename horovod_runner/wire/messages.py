@@ -307,9 +307,15 @@ class ShowStacks(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """End the worker now."""
+    """End the worker.
+
+    Attributes:
+        reason: for the log.
+        seconds: how long the worker may take to complete a checkpoint that it is writing.
+    """
 
     reason: str
+    seconds: float = 0.0
 
 
 class Taken(Message, frozen=True):

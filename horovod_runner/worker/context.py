@@ -30,6 +30,7 @@ class RankContext:
         reporter: sends reports to the driver.
         checkpoints: where checkpoints go, and which ones to resume from.
         file_parts: the descriptor of the pipe that takes checkpoints to the driver's machine.
+        outcome_file: the descriptor of the outcome file; None where no task reads it.
         weight_check: whether the ranks' weights are compared after each epoch.
         start_check: whether they are compared at the first steps, and at growing intervals.
         readers: the pickled readers of the datasets, by the name of the argument; may be empty.
@@ -50,6 +51,7 @@ class RankContext:
     reporter: Reporter
     checkpoints: CheckpointPlan
     file_parts: int
+    outcome_file: int | None = None
     weight_check: bool = False
     start_check: bool = False
     readers: bytes = b""

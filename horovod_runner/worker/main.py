@@ -107,7 +107,7 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
 
     Args:
         job: the job.
-        outcome_file: a descriptor; the file also serves as a lock.
+        outcome_file: a descriptor; the file also serves as two locks.
         pipes: the descriptors of the pipes for messages, reports and checkpoints.
     """
     message_pipe, report_pipe, file_parts = pipes
@@ -119,6 +119,7 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         reporter=Reporter(job.rank, report_pipe, job.reports),
         checkpoints=job.checkpoints,
         file_parts=file_parts,
+        outcome_file=outcome_file,
         weight_check=job.options.debug_config.weight_check == "epoch",
         start_check=job.options.debug_config.weight_check is not None,
         readers=job.data,

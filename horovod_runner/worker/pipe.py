@@ -5,13 +5,13 @@ A write costs microseconds. What was written is delivered even if the worker is 
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 
-from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame
+from horovod_runner.wire.job_file import PIPE_BYTE
 
 
 class Pipe:
@@ -41,8 +41,8 @@ class Pipe:
         # Only short writes to a pipe are atomic. The lock separates threads, the lock file
         # processes (a DataLoader's workers).
         with self._lock:
-            fcntl.lockf(self._lock_file, fcntl.LOCK_EX)
+            lock_byte(self._lock_file, PIPE_BYTE)
             try:
                 write_all(self._descriptor, batch)
             finally:
-                fcntl.lockf(self._lock_file, fcntl.LOCK_UN)
+                unlock_byte(self._lock_file, PIPE_BYTE)

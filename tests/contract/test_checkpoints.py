@@ -6,6 +6,8 @@ import gc
 import os
 import resource
 import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +159,49 @@ def test_a_rank_killed_while_writing_leaves_the_earlier_checkpoint(
     assert step == 1
     assert files <= 4  # the checkpoint's two, the driver's probe, and the unfinished part
     assert len(os.listdir(tmp_path)) == 2
+
+
+def save_slowly_beside_a_failure(folder: Path, seconds: float) -> None:
+    """Rank 1 fails as soon as rank 0 has begun to write a checkpoint of step 7."""
+    from horovod_runner.checkpoints import checkpoint as files
+
+    publish, writing = files.publish, folder / "writing"
+
+    def publish_slowly(*args: Any) -> None:
+        writing.touch()
+        time.sleep(seconds)  # as in a store that takes so long
+        publish(*args)
+
+    if os.environ["HOROVOD_RANK"] == "0":
+        files.publish = publish_slowly
+        save_checkpoint({"count": 1}, step=7)
+        threading.Event().wait()  # as in a collective without rank 1
+    while not writing.exists():
+        time.sleep(0.01)
+    raise ValueError("failed beside a checkpoint")
+
+
+@pytest.mark.places("local", "spark")
+def test_a_checkpoint_that_is_being_written_when_another_rank_fails_is_completed(
+    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = ranks.runner(2)
+    with pytest.raises(ValueError, match="failed beside a checkpoint"):
+        runner.run(save_slowly_beside_a_failure, folder=tmp_path, seconds=1)
+    assert runner.last_run.latest_checkpoint.step == 7
+    assert runner.last_run.latest_checkpoint.load() == {"count": 1}
+    waits = "ends when the checkpoint that it is writing is complete, in 60 s at most"
+    assert f"rank 0 {waits}" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_takes_too_long_does_not_keep_a_failed_run_from_ending(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod_runner.driver.supervisor.SAVE_SECONDS", 0.5)
+    runner = ranks.runner(2)
+    with pytest.raises(ValueError, match="failed beside a checkpoint"):
+        runner.run(save_slowly_beside_a_failure, folder=tmp_path, seconds=600)
+    assert not runner.last_run.checkpoints
 
 
 def test_an_error_that_repeats_at_the_same_line_ends_the_run(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from horovod_runner.driver import phases
 from horovod_runner.driver.driver import Driver
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import RankFailedError
@@ -217,7 +218,7 @@ def test_a_task_that_runs_again_is_called_off_and_ends_the_run(run: Run) -> None
     run.gather()
     again = run.say(1, hello(1))
     assert messages.Stop("this run has already started") in again
-    assert messages.Stop("a rank was lost") in run.say(0)
+    assert messages.Stop("a rank was lost", phases.SAVE_SECONDS) in run.say(0)
     run._launched.end()
     error = run.result.get(timeout=_SECONDS)
     assert isinstance(error, RankFailedError)
