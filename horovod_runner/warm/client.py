@@ -136,8 +136,12 @@ class ForkServer:
             raise NotForkedError("warm starts need Linux 5.3")
         try:
             folders = self._folders(self._name())
-            if folders:
-                return self._fork(folders[0], descriptors, meanwhile)
+            for folder in folders:
+                try:
+                    return self._fork(folder, descriptors, meanwhile)
+                except OSError:  # told to end: another one has taken its place
+                    if folder == folders[-1]:
+                        raise
             if self._folders(f"{PREFIX}{self._owner}"):
                 raise NotForkedError("the fork server has other settings: another run started it")
             raise NotForkedError("there is no fork server yet: this run starts one at its end")
@@ -167,8 +171,10 @@ class ForkServer:
                     _kill_server(protocol.peer(connection)[0])  # the next run starts another one
                     raise
                 answer, pidfds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+                if not answer:
+                    raise ConnectionResetError("it has just ended")
                 if not pidfds:
-                    raise NotForkedError(answer.decode() or "the fork server has just ended")
+                    raise NotForkedError(answer.decode())
                 on_failure.callback(os.close, pidfds[0])
                 # The guard waits for this. It would end if this process had stopped waiting.
                 connection.send(protocol.GO)

@@ -25,6 +25,7 @@ import pytest
 
 from horovod_runner import CancelledError, HorovodRunner, RankFailedError
 from horovod_runner.common import liveness
+from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import registry
 from horovod_runner.warm import client, protocol
 from tests.conftest import Ranks, is_forked, own_processes
@@ -339,6 +340,15 @@ def was_preloaded(name: str) -> bool:
     preloaded = name in sys.modules
     importlib.import_module(name)
     return preloaded
+
+
+@pytest.mark.places("local")
+def test_a_fork_server_that_is_ending_does_not_hide_the_one_in_its_place(ranks: Ranks) -> None:
+    runner = prepare(ranks)
+    (folder,) = Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*")
+    name = folder.name.rpartition("-")[0]
+    with RunFolder(f"{name}-ending", folder.parents[1]):  # its socket is gone already
+        assert runner.run(is_warm)
 
 
 @pytest.mark.places("local")
