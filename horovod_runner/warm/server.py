@@ -87,7 +87,8 @@ def main(arguments: list[str]) -> int:
                 os.execv(sys.executable, again)  # noqa: S606
         descriptors = _serve(listener, owner, problem, plan.idle_seconds)
         if descriptors is None:
-            return 0
+            stack.close()
+            os._exit(0)  # the end of an interpreter with frameworks takes long
         # In a forked child: the folder and the socket belong to the fork server.
         stack.pop_all()
         folder.release()

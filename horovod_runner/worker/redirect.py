@@ -131,7 +131,12 @@ class _PatchingLoader(_OwnLoader):
 
 
 class _UncollectedLoader(_OwnLoader):
-    """Lets Python collect no garbage meanwhile."""
+    """Lets Python collect no garbage meanwhile, and never search what the first import has made.
+
+    It would search that in each full collection, and twice when the rank ends: for 1 to 2 seconds.
+    Later imports may come when there are a model and data, which must stay in sight. Keras follows
+    the import of its backend.
+    """
 
     def exec_module(self, module: ModuleType) -> None:
         collects = gc.isenabled()
@@ -140,6 +145,8 @@ class _UncollectedLoader(_OwnLoader):
             super().exec_module(module)
         finally:
             if collects:
+                if not gc.get_freeze_count() or module.__name__ == "keras":
+                    gc.freeze()
                 gc.enable()
 
 
