@@ -77,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
+    gc.freeze()  # or the end of the interpreter would search for garbage
     shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)
 
 

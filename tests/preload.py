@@ -6,6 +6,8 @@ and of the scripts among its arguments.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import inspect
 import os
 import re
@@ -51,6 +53,7 @@ def main() -> None:
     sources = [Path(word) for word in sys.argv if word == sys.argv[0] or word.endswith(".py")]
     sys.path[0] = str(sources[0].parent)
     preload(frameworks_of("\n".join(path.read_text() for path in sources)))
+    atexit.register(gc.freeze)  # or the end of the interpreter would search for garbage
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 

@@ -16,4 +16,5 @@ import horovod_runner.launchers.spark_task  # noqa: F401
 
 if __name__ == "__main__":
     gc.collect = lambda generation=2: 0
+    gc.freeze()
     daemon.manager()

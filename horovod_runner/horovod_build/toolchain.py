@@ -118,14 +118,16 @@ def find_framework(name: str, *, with_horovod: bool = False) -> Framework | None
     )
     if installed is None:
         return None
-    # A fifth of the time of an import would be a search for garbage, of which there is none.
+    # A fifth of the time of an import would be a search for garbage, of which there is none; and so
+    # would be a second at the end.
     code = f"import gc, json; gc.disable(); {_PROBES[name]}\n"
     code += f"print('\\n{_MARK}' + json.dumps([version, cuda, abi]), flush=True)\n"
     if with_horovod:
         calls = ",".join(f"'{c}': hvd.{c}_built()" for c in CAPABILITIES)
         code += f"import horovod, horovod.{name} as hvd\nbuilt = {{{calls}}}\n"
         code += "built = [name for name in built if built[name]]\n"
-        code += f"print('\\n{_MARK}' + json.dumps([horovod.__version__, built]))"
+        code += f"print('\\n{_MARK}' + json.dumps([horovod.__version__, built]))\n"
+    code += "gc.freeze()"
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     probe = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False

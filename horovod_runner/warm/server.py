@@ -177,7 +177,6 @@ def _serve(
     listener: socket.socket, owner: int, problem: str, idle_seconds: float
 ) -> list[int] | None:
     """Answer requests. Returns None at the end; in a forked child, the worker's descriptors."""
-    gc.collect()
     gc.freeze()  # the garbage collector writes to what it visits, and a child would copy it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the guards
     listener.setblocking(False)

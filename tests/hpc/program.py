@@ -7,6 +7,7 @@ The program checks its results. The last line of every rank is "rank N: ok".
 
 from __future__ import annotations
 
+import atexit
 import gc
 import sys
 import time
@@ -139,6 +140,8 @@ def main(mode: str) -> None:
 
 if __name__ == "__main__":
     # The ranks that do not train import torch themselves, and a fifth of that would be a search for
-    # garbage. In the others spmd.start() turns the search off meanwhile.
+    # garbage. In the others spmd.start() turns the search off meanwhile. At the end it would take a
+    # second.
     gc.disable()
+    atexit.register(gc.freeze)
     main(sys.argv[1] if len(sys.argv) > 1 else "train")
