@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.arguments = given[split + 1 :]
     try:
         status: int = options.command(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141  # as if SIGPIPE had ended this process
     except HorovodRunnerError as error:
         print(f"horovod-runner: {error}", file=sys.stderr)
         return 1
@@ -313,12 +318,7 @@ def _ps(options: argparse.Namespace) -> int:
     from horovod_runner.results import registry
 
     runs = registry.find()
-    if options.json:
-        print(registry.as_json(runs))
-    elif runs:
-        print(registry.table(runs))
-    else:
-        print("no runs")
+    print(registry.as_json(runs) if options.json else registry.table(runs))
     return 0
 
 

@@ -210,7 +210,7 @@ def find_one(runs: Iterable[ListedRun], start: str) -> ListedRun:
 
 
 def table(runs: Iterable[ListedRun]) -> str:
-    """Format runs as a table for people, one line per run."""
+    """Format runs as a table for people, one line per run; "no runs" if there are none."""
     rows = [["run", "main", "np", "where", "driver", "since", "processes here"]]
     for run in runs:
         entry = run.entry
@@ -222,7 +222,7 @@ def table(runs: Iterable[ListedRun]) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.began))
         driver = f"{entry.host}:{entry.pid}{gone}"
         rows.append([run.run_id, entry.main, str(entry.np), entry.where, driver, since, pids])
-    return align_columns(rows)
+    return align_columns(rows) if len(rows) > 1 else "no runs"
 
 
 def as_json(runs: Iterable[ListedRun]) -> str:

@@ -307,12 +307,7 @@ class ShowStacks(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """End the worker.
-
-    Attributes:
-        reason: for the log.
-        seconds: how long the worker may take to complete a checkpoint that it is writing.
-    """
+    """End the worker; if it is writing a checkpoint, within some seconds."""
 
     reason: str
     seconds: float = 0.0
