@@ -8,22 +8,25 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import runpy
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import pyspark
 import pytest
-import torch
 
 from tests.cluster.standalone import Place, StandaloneCluster
 
+# Without an import of torch, which takes each process of the tests seconds.
+_TORCH = runpy.run_path(str(Path(find_spec("torch").origin or "").with_name("version.py")))
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.horovod,
-    pytest.mark.skipif(bool(torch.version.cuda), reason="torch for GPUs takes minutes to pack"),
+    pytest.mark.skipif(bool(_TORCH["cuda"]), reason="torch for GPUs takes minutes to pack"),
 ]
 ROOT = Path(__file__).parents[2]
 NEEDED = ["torch", "numpy", "pandas", "pyarrow", "cloudpickle", "msgspec", "psutil", "pyzmq"]
