@@ -40,7 +40,7 @@ def install() -> None:
     """
     if _is_installed():
         return
-    loaded = [name for name in sys.modules if _is_ours(name)]
+    loaded = [name for name in list(sys.modules) if _is_ours(name)]
     if loaded:
         warnings.warn(
             f"{', '.join(loaded)} had been imported before horovod_runner.horovod_spark.install(): "

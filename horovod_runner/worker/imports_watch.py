@@ -62,4 +62,4 @@ class ImportsWatch:
 
 
 def _imported_frameworks() -> list[str]:
-    return [name for name in sys.modules if name in FRAMEWORKS]
+    return [name for name in list(sys.modules) if name in FRAMEWORKS]  # a thread may import

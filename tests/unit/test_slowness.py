@@ -328,6 +328,13 @@ def test_too_few_steps_say_so() -> None:
     assert "No steps were seen" in str(diagnose(RunProfile()))
 
 
+def test_reductions_before_the_first_step_of_an_optimizer_are_no_steps() -> None:
+    profile = RunProfile()
+    for steps in ({"reductions": 1}, {"optimizer": 20, "reductions": 21}, {"optimizer": 9}):
+        profile.add(Profile(0, 0.0, 1.0, steps=steps))
+    assert profile.steps(0) == 29
+
+
 def test_rows_are_merged_when_there_are_many() -> None:
     profile = run_of(windows(0, count=MAX_ROWS + 1, data=0.5))
     rows = profile.table()
