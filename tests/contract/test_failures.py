@@ -170,6 +170,23 @@ def test_an_exit_code_of_main_is_kept_with_the_last_lines_in_order(ranks: Ranks)
     assert [int(n) for n in re.findall(r"line (\d+)\.", str(cause))] == list(range(20))
 
 
+@pytest.mark.places("local")
+def test_a_last_line_without_its_newline_is_shown_and_is_in_the_error(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> None:
+        print("loss is nan", end="", flush=True)
+        print("giving up", end="", file=sys.stderr, flush=True)
+        os._exit(7)
+
+    cause = fail(ranks, main)
+    captured = capsys.readouterr()
+    assert "loss is nan" in captured.out
+    assert "giving up" in captured.err
+    assert "loss is nan" in str(cause)
+    assert "giving up" in str(cause)
+
+
 def test_a_rank_that_closed_its_output_still_fails_well(ranks: Ranks) -> None:
     def main() -> None:
         sys.stdout.close()

@@ -187,6 +187,19 @@ def test_each_rank_gets_its_share_of_the_cores(ranks: Ranks) -> None:
     assert ranks.run(2, environment, name="OMP_NUM_THREADS") == str(max(1, cores // 2))
 
 
+@pytest.mark.places("spark")
+def test_threads_of_all_executors_are_the_default_and_env_comes_first(ranks: Ranks) -> None:
+    assert ranks.spark is not None
+    setting = "spark.executorEnv.OMP_NUM_THREADS"
+    ranks.spark.conf.set(setting, "5")
+    try:
+        assert ranks.run(1, environment, name="OMP_NUM_THREADS") == "5"
+        options = {"env": {"OMP_NUM_THREADS": "7"}}
+        assert ranks.run(1, environment, options, name="OMP_NUM_THREADS") == "7"
+    finally:
+        ranks.spark.conf.unset(setting)
+
+
 @pytest.mark.places(*EVERYWHERE)
 def test_secrets_of_spark_stay_out_of_the_ranks(ranks: Ranks) -> None:
     names = ranks.run(1, lambda: [name for name in os.environ if "SECRET" in name])

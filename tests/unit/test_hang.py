@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from horovod_runner.common import stacks
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.driver.waits import TorchWaits
+from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.options import DebugConfig, Options
 from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import messages
+from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import Lines, Waiting, Waits, is_waits
-from horovod_runner.wire.messages import Alive, Stall
+from horovod_runner.wire.messages import Alive, Stacks, Stall
 
 MAIN = 'File "/home/me/train.py", line {line} in step'
 
@@ -191,6 +195,24 @@ def test_of_many_different_stacks_the_most_common_one_and_the_rarest_are_shown()
     assert titles[0] == "Stack of ranks 0, 4, 8, 12, 16, 20, 24, 28, 32, ... (16 in all):"
     assert titles[1:] == [f"Stack of rank {rank}:" for rank in (1, 2, 3, 5, 6, 7, 9)]
     assert shown[-1].endswith("... (41 in all) are left out: they differ from these.")
+
+
+def test_a_second_request_shows_the_stacks_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod_runner.driver.watchdog._ANSWER_SECONDS", math.inf)
+    shown: list[str] = []
+    watchdog = Watchdog(Job("1a2b", 2, Options(np=-2), b""), shown.append, lambda: None)
+    for rank in range(2):
+        watchdog.started(rank)
+    for line in (41, 57):
+        watchdog.show_stacks()
+        for rank in range(2):
+            watchdog.tick()  # shows nothing: not all ranks have answered this request
+            watchdog.handle(rank, Stacks(dump(line)))
+        watchdog.tick()
+    first, second = shown
+    assert MAIN.format(line=41) in first
+    assert MAIN.format(line=57) in second
+    assert MAIN.format(line=41) not in second
 
 
 def test_what_horovods_stall_inspector_prints_is_read_also_in_pieces() -> None:

@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import msgspec
 import pytest
 
 from horovod_runner.elastic.pool import Pool
+from horovod_runner.errors import LaunchError
 from horovod_runner.launchers.launcher import TaskLostError
 from horovod_runner.options import Options
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import FromDriver, Taken
 from horovod_runner.wire.pool import Done, Joined, Work
+from horovod_runner.wire.slots import ChannelAddress
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 class Tasks:
-    """Tasks that nobody has to end."""
+    """Tasks that nobody has to end.
+
+    Attributes:
+        ended: tells the pool that the task of a seat has gone, as a launcher does.
+    """
+
+    ended: Callable[[int, LaunchError], None]
+
+    def start(
+        self, _: ChannelAddress, ended: Callable[[int, LaunchError], None], *__: object
+    ) -> Tasks:
+        """Begin; returns itself."""
+        self.ended = ended
+        return self
 
     def close(self, served: Collection[int], seconds: float) -> None:
         """Do nothing."""
 
 
 @pytest.fixture
-def pool() -> Iterator[Pool]:
-    with Pool("127.0.0.1", 2, 60.0, lambda *_: Tasks()) as pool:
+def tasks() -> Tasks:
+    return Tasks()
+
+
+@pytest.fixture
+def pool(tasks: Tasks) -> Iterator[Pool]:
+    with Pool("127.0.0.1", 2, 60.0, tasks.start) as pool:
         yield pool
 
 
@@ -77,3 +97,22 @@ def test_members_that_have_ended_stay_when_those_that_have_not_are_given_up(
     links[1].put(Done(1, ended))
     next_of(links[1], Taken)
     join(pool, links)
+
+
+def test_a_task_that_goes_after_it_has_delivered_its_outcome_is_not_lost(
+    pool: Pool, tasks: Tasks, links: list[Link]
+) -> None:
+    join(pool, links)
+    job = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
+    launch = pool.launch(job, pool._channel.address, lambda: None)
+    ended = [Outcome(next_of(link, Work).task, exit_code=0) for link in links]
+    links[0].put(Done(1, msgspec.msgpack.encode(ended[0])))
+    next_of(links[0], Taken)
+    tasks.ended(0, LaunchError("its executor was removed"))
+    assert not launch.finished  # the other one still works
+    links[1].put(Done(1, msgspec.msgpack.encode(ended[1])))
+    next_of(links[1], Taken)
+    with pool.changed:
+        assert pool.changed.wait_for(lambda: launch.finished, timeout=20)
+    assert launch.lost == []
+    assert launch.outcomes() == ended

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -246,6 +247,23 @@ def test_files_are_noted_however_the_arguments_are_passed(noted: list[str]) -> N
     assert noted == ["file /a", "file /b", "file /c", "file /d", "file /e"]
     with pytest.raises(TypeError, match="'f'"):
         torch.save(1)
+
+
+def test_each_file_that_a_rank_writes_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Note] = []
+    rank = SimpleNamespace(rank=1, size=2, pipe=SimpleNamespace(send=sent.append))
+    monkeypatch.setattr(context, "_current", rank)
+    monkeypatch.setattr(calls.notes, "_sent", Counter())
+    torch = SimpleNamespace(save=lambda obj, f: None)
+    calls.watch_torch_save(torch)
+    for _ in range(2):
+        for file in ("/a", "/b", "/c"):
+            torch.save(1, file)
+    assert [(note.kind, note.key) for note in sent] == [
+        ("file", "/a"),
+        ("file", "/b"),
+        ("file", "/c"),
+    ]
 
 
 def test_runs_of_mlflow_that_ranks_join_or_nest_are_no_mistake(
