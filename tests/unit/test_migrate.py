@@ -703,6 +703,16 @@ LEFT = {
 
         HorovodRunner(np=2, env={"TF_USE_LEGACY_KERAS": "1"}).run(train)
         """,
+    "gpus-hidden-on-purpose": """
+        import os
+        TORCH
+
+        def train():
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+            hvd.init()
+
+        HorovodRunner(np=2).run(train)
+        """,
     "init that is called again": """
         import horovod.torch as hvd
         hvd.init()

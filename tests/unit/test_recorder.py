@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from horovod_runner.errors import RankFailedError
 from horovod_runner.results import recorder
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
+from horovod_runner.wire.messages import Report
 
 
 def test_only_the_last_lines_of_a_long_output_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +47,18 @@ def test_of_a_long_error_the_beginning_and_the_end_are_kept() -> None:
     assert details.endswith("x last")
     assert len(details) < 66_000
     assert "134,487 characters are left out" in details
+
+
+def test_the_pause_of_an_attempt_ends_with_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def report(at: float) -> None:
+        monkeypatch.setattr(recorder, "time", SimpleNamespace(time=lambda: at))
+        sink.reports([Report(0, {"loss": 0.5})])
+
+    run = Run("test", 1)
+    sink = Recorder(run)
+    # When each attempt reports; the second one fails before its first step.
+    for number, steps in enumerate([(10, 11, 12), (), (30, 31, 33), (40, 41)], 1):
+        sink.attempt(number)
+        for at in steps:
+            report(at)
+    assert [attempt.pause for attempt in run.attempts] == [None, None, 18, 7]

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from horovod_runner.profiling import loader
 from horovod_runner.profiling import sampler as sampler_module
+from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.profiling.sampler import Pace, Sampler
 
 
@@ -116,3 +118,35 @@ def test_there_are_ten_to_fifty_looks_a_second(
         clock.pass_(1.0, look_cpu / pace.seconds)
         pace.adjust()
     assert pace.seconds == seconds
+
+
+def test_a_process_of_a_dataloader_hands_over_each_look_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    much_later = threading.Event()
+
+    def monotonic() -> float:
+        """Let five seconds pass between two looks, and say when there were some writes."""
+        nonlocal now
+        now += 5.0
+        if now >= 80.0:
+            much_later.set()
+        return now
+
+    looks = SimpleNamespace(monotonic=monotonic, thread_time=lambda: 0.0)
+    monkeypatch.setattr(sampler_module, "time", looks)
+    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: now))
+    worker = SimpleNamespace(_worker_loop=much_later.wait)
+    module = SimpleNamespace(
+        DataLoader=type("DataLoader", (), {"__iter__": None}),
+        _BaseDataLoaderIter=type("_BaseDataLoaderIter", (), {"__next__": None}),
+        _utils=SimpleNamespace(worker=worker),
+    )
+    monkeypatch.setitem(sys.modules, "torch.utils.data.dataloader", module)
+    watch = LoaderWatch()
+    watch.watch()
+    worker._worker_loop()
+    watch.read()
+    assert 20e6 < watch.total <= now * 1e6
+    assert sum(watch.stacks.values()) == watch.total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -174,6 +176,26 @@ def test_a_driver_that_does_not_answer_is_not_asked_every_second() -> None:
             assert os.read(fifo, 100) == b"v"
         finally:
             os.close(fifo)
+
+
+def test_the_silence_of_a_driver_is_counted_from_the_first_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)
+    monkeypatch.setattr(top, "time", clock)
+    with listed():
+        watch = Watch()
+        problems = []
+        for _ in range(25):  # seconds, with a question at the first, 11th and 21st
+            watch.ask()
+            watch.read()
+            (found,) = watch.seen
+            problems.append(found.problem)
+            now += 1
+    assert [re.findall(r"not answered for (\d+) s", problem) for problem in problems] == [
+        [f"{seconds}"] for seconds in range(25)
+    ]
 
 
 def test_a_driver_of_another_version_is_shown_as_such() -> None:

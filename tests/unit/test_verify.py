@@ -22,6 +22,8 @@ import pytest
 from horovod_runner import GpuError
 from horovod_runner.commands import cli
 from horovod_runner.horovod_build.toolchain import Framework, Horovod
+from horovod_runner.results import saved_run
+from horovod_runner.results.run import Run
 from horovod_runner.verify import machine, registry, report, session
 from horovod_runner.verify.check import Case, Check, Needs, Reading, missing
 from horovod_runner.verify.checks import (
@@ -502,6 +504,16 @@ def test_a_check_that_fails_does_not_stop_the_others() -> None:
     assert len(killed.readings) == 1
     assert results[5].output == ""
     assert results[6].reason == "needs 9 GPUs, and 2 GPUs can be used"
+
+
+def test_the_runs_of_a_check_are_not_listed_among_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    saved_run.keep(Run("users", 1))
+    (result,) = run(check("recording"))
+    assert verdicts(result.readings) == [True]
+    assert [summary.run_id for summary in saved_run.summaries()] == ["users"]
 
 
 def test_a_check_that_takes_too_long_has_failed(
