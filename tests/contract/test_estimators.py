@@ -311,11 +311,13 @@ def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
 
 @on_classic_spark
 def test_a_training_resumes_from_its_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    """Each epoch has 3 steps, although there are rows for 7."""
     df = line(spark)
+    steps = {"train_steps_per_epoch": 3}
     folder = {"checkpoint_dir": str(tmp_path), "run_id": "one"}
-    whole = regression(epochs=3).fit(df)
-    regression(epochs=2, **folder).fit(df)
-    resumed = regression(epochs=3, resume=True, **folder).fit(df)
+    whole = regression(epochs=3, **steps).fit(df)
+    regression(epochs=2, **steps, **folder).fit(df)
+    resumed = regression(epochs=3, resume=True, **steps, **folder).fit(df)
     assert len(resumed.history["loss"]) == 3
     for got, wanted in zip(weights(resumed), weights(whole), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)

@@ -259,7 +259,7 @@ def custom_model(keras: Any) -> Any:
 
 
 def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
-    """A fit that fails in its first attempt."""
+    """A fit that fails in its first attempt; then a second fit, of two epochs."""
     import keras
 
     import horovod_runner.keras as hvd
@@ -297,7 +297,9 @@ def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
         ],
     )
     iterations = int(keras.ops.convert_to_numpy(model.optimizer.iterations))
-    return [epochs_seen, iterations, [w.tolist() for w in model.get_weights()]]
+    weights = [w.tolist() for w in model.get_weights()]
+    model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=[Fail()])
+    return [epochs_seen, iterations, weights]
 
 
 @TOGETHER["torch"]
@@ -307,7 +309,7 @@ def test_a_fit_resumes_after_a_failure_and_reports_its_metrics(
 ) -> None:
     failing = runner("torch", max_restarts=1, num_to_keep=None, progress=False)
     epochs, iterations, weights = failing.run(fit_and_fail, epochs=4, subclassed=subclassed)
-    assert epochs == [2, 3]
+    assert epochs == [2, 3, 0, 1]  # the second fit resumes nothing
     assert iterations == 4 * 8
     rows = failing.last_run.metrics.to_pylist()
     assert [(row["step"], row["epoch"]) for row in rows][-6:] == [

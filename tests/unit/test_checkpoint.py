@@ -378,3 +378,12 @@ def test_a_run_that_resumes_removes_files_of_the_crashed_run(tmp_path: Path) -> 
     with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True):
         pass
     assert sorted(os.listdir(tmp_path)) == [kept.name, marker_name(kept.name)]
+
+
+def test_a_resumed_run_that_fails_before_it_saves_resumes_from_the_same_checkpoint_again(
+    tmp_path: Path,
+) -> None:
+    earlier = publish(tmp_path, 1)
+    with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True) as archive:
+        assert archive.catch_up() == []
+        assert archive.plan(2).resume == (earlier,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from horovod_runner.sinks import progress
@@ -51,6 +53,24 @@ def test_what_rank_0_waits_for_is_shown_where_it_is_much(
         "HorovodRunner: step 7, loss=1, waits 40% for data",
         "HorovodRunner: step 7, loss=1",
         "HorovodRunner: step 7, loss=1, waits 60% for data, 40% for other ranks",
+    ]
+
+
+def test_the_pause_of_a_restart_does_not_count_as_training(
+    lines: Progress, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    for attempt, began in ((1, 1000.0), (2, 2000.0)):
+        lines.attempt(attempt)
+        for seconds, step in ((0, 100), (10, 150)):
+            clock.now = began + seconds
+            lines.reports([Report(0, {}, step=step)])
+    assert capsys.readouterr().err.splitlines() == [
+        "HorovodRunner: step 100",
+        "HorovodRunner: step 150, 5 steps/s",
+        "HorovodRunner: attempt 2, step 100",
+        "HorovodRunner: attempt 2, step 150, 5 steps/s",
     ]
 
 

@@ -438,6 +438,15 @@ def test_feeds_that_are_made_together_have_the_same_order(shard: Shard) -> None:
             assert first["label"].tolist() == second["label"].tolist()
 
 
+def test_a_feed_that_lags_behind_another_turns_no_epochs_back(shard: Shard) -> None:
+    once = shard.batches(10, ["label"], shuffle=True)
+    orders = [epoch(once) for _ in range(3)]
+    here = shard_of(TABLE)
+    ahead, behind = (here.batches(10, ["label"], shuffle=True) for _ in range(2))
+    assert [epoch(ahead), epoch(ahead), epoch(behind)] == [orders[0], orders[1], orders[0]]
+    assert epoch(here.batches(10, ["label"], shuffle=True)) == orders[2]
+
+
 def test_feeds_made_anew_go_on_after_a_loaded_state(shard: Shard) -> None:
     once = shard.batches(10, ["label"], shuffle=True)
     epoch(once)
