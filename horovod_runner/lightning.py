@@ -187,10 +187,13 @@ class ReportCallback(lightning.Callback):  # type: ignore[misc]
         self.save_steps = check_interval("save_steps", save_steps)
         self._saved = 0  # the last step that was saved: several batches may belong to one
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """As in Lightning's Callback, like the methods below."""
+        self._saved = trainer.global_step  # of the checkpoint that the training resumes from
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """As in Lightning's Callback, like the method below."""
         if self.every and (batch_idx + 1) % self.every == 0:
             _report(trainer, _total_steps(trainer))
         step = trainer.global_step

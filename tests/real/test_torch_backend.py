@@ -168,6 +168,7 @@ def test_calls_that_differ_or_wait_too_long_are_errors_with_names(ranks: Ranks) 
         different = error(dist.all_reduce, torch.ones(3 + rank))
         dist.all_reduce(total := torch.ones(1))  # the group still works
         group = dist.new_group(timeout=timedelta(milliseconds=300))
+        dist.monitored_barrier()  # the next one waits again
         late = alone = ""
         if rank == 0:
             late = error(dist.all_reduce, torch.ones(2), group=group)

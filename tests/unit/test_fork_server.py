@@ -14,6 +14,7 @@ import pytest
 from horovod_runner.driver.placement import assign
 from horovod_runner.host import gpus, limits, rank_environment
 from horovod_runner.warm import protocol, server
+from horovod_runner.warm.fingerprint import server_name
 from horovod_runner.wire.messages import Assignment, Controller
 from horovod_runner.wire.slots import Offer
 
@@ -93,6 +94,22 @@ def test_modules_that_are_not_installed_are_refused(tmp_path: Path) -> None:
         f"the imports include {tmp_path}/imported.py, which is not an installed package and may "
         "change"
     )
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "dist-packages"])
+def test_an_upgraded_package_needs_another_fork_server(tmp_path: Path, folder: str) -> None:
+    packages = tmp_path / folder
+    old = packages / "keras-3.10.0.dist-info"
+    old.mkdir(parents=True)
+    os.utime(packages, ns=(0, 0))  # long before the upgrade, whatever the clock's resolution
+
+    def name() -> str:
+        return server_name(os.getpid(), [str(packages)], {}, "/")
+
+    before = name()
+    assert name() == before
+    old.rename(packages / "keras-3.11.0.dist-info")
+    assert name() != before
 
 
 def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

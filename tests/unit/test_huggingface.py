@@ -21,6 +21,13 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_current", SimpleNamespace(rank=0, size=2))
 
 
+@pytest.fixture
+def not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch without torch.distributed."""
+    torch = SimpleNamespace(distributed=SimpleNamespace(is_available=lambda: False))
+    monkeypatch.setitem(huggingface.sys.modules, "torch", torch)
+
+
 @pytest.mark.usefixtures("rank")
 def test_a_training_whose_ranks_are_not_connected_is_refused() -> None:
     alone, connected = SimpleNamespace(world_size=1), SimpleNamespace(world_size=2)
@@ -64,6 +71,19 @@ def test_numbers_that_are_logged_are_reported(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
+@pytest.mark.usefixtures("not_connected")
+def test_a_checkpoint_has_the_latest_of_each_number_that_was_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    saved: list[dict[str, float]] = []
+    monkeypatch.setattr(huggingface, "save_checkpoint", lambda *given: saved.append(given[2]))
+    callback = ReportCallback()
+    for logs in ({"loss": 0.5}, {"eval_loss": 0.7}, {"loss": 0.4}):  # as the Trainer logs them
+        callback.on_log(None, STATE, None, logs=logs)
+    callback.on_save(SimpleNamespace(output_dir="output"), STATE, None)
+    assert saved == [{"loss": 0.4, "eval_loss": 0.7}]
+
+
 def test_other_events_of_the_trainer_are_ignored() -> None:
     callback = ReportCallback()
     assert callback.on_prediction_step(None, STATE, None, eval_dataloader=None) is None
@@ -71,16 +91,12 @@ def test_other_events_of_the_trainer_are_ignored() -> None:
         callback.other  # noqa: B018
 
 
-@pytest.mark.usefixtures("rank")
+@pytest.mark.usefixtures("rank", "not_connected")
 def test_a_part_of_a_checkpoint_is_refused_where_there_are_several_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved: list[tuple[Any, int]] = []
     monkeypatch.setattr(huggingface, "save_checkpoint", lambda *given: saved.append(given[:2]))
-    not_connected = SimpleNamespace(is_available=lambda: False)
-    monkeypatch.setitem(
-        huggingface.sys.modules, "torch", SimpleNamespace(distributed=not_connected)
-    )
     folder = tmp_path / "checkpoint-20"
     (folder / "pytorch_model_fsdp_0").mkdir(parents=True)
     arguments = SimpleNamespace(output_dir=str(tmp_path))
@@ -93,14 +109,8 @@ def test_a_part_of_a_checkpoint_is_refused_where_there_are_several_hosts(
     assert saved == [(folder, 20)]
 
 
-@pytest.mark.usefixtures("rank")
-def test_a_checkpoint_that_the_trainer_has_removed_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    not_connected = SimpleNamespace(is_available=lambda: False)
-    monkeypatch.setitem(
-        huggingface.sys.modules, "torch", SimpleNamespace(distributed=not_connected)
-    )
+@pytest.mark.usefixtures("rank", "not_connected")
+def test_a_checkpoint_that_the_trainer_has_removed_is_missed(tmp_path: Path) -> None:
     arguments = SimpleNamespace(output_dir=str(tmp_path))
     (tmp_path / "run-1" / "checkpoint-20").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"written no checkpoint to .*hyperparameter_search"):

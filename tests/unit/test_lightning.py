@@ -1,27 +1,23 @@
-"""Decisions of all ranks in Lightning, with stand-ins for Lightning, torch and Horovod."""
+"""Lightning with Horovod, with stand-ins for Lightning, torch and Horovod."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.unit.modules import load_anew
 
 
-@pytest.mark.parametrize(
-    ("true_ranks", "expected_all", "expected_any"),
-    [(0, False, False), (1, False, True), (2, True, True)],
-)
-def test_a_boolean_is_reduced_over_all_ranks_or_any_rank(
-    monkeypatch: pytest.MonkeyPatch, true_ranks: int, expected_all: bool, expected_any: bool
-) -> None:
+@pytest.fixture
+def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module horovod_runner.lightning."""
     hvd: Any = ModuleType("horovod.torch")
     hvd.Average, hvd.Sum, hvd.Max, hvd.Min = range(4)
     hvd.size = lambda: 2
-    hvd.allreduce = lambda number, name, op: {hvd.Sum: true_ranks}[op]
     torch: Any = ModuleType("torch")
     torch.Tensor = torch.tensor = int
     strategies = SimpleNamespace(ParallelStrategy=object)
@@ -36,8 +32,56 @@ def test_a_boolean_is_reduced_over_all_ranks_or_any_rank(
     }
     for name, module in replacements.items():
         monkeypatch.setitem(sys.modules, name, module)
-    module = load_anew("horovod_runner.lightning")  # other tests may import it with Lightning
-    strategy = module.HorovodStrategy.__new__(module.HorovodStrategy)
+    return load_anew("horovod_runner.lightning")  # other tests may import it with Lightning
+
+
+@pytest.mark.parametrize(
+    ("true_ranks", "expected_all", "expected_any"),
+    [(0, False, False), (1, False, True), (2, True, True)],
+)
+def test_a_boolean_is_reduced_over_all_ranks_or_any_rank(
+    lightning: Any, true_ranks: int, expected_all: bool, expected_any: bool
+) -> None:
+    hvd = lightning.hvd
+    hvd.allreduce = lambda number, name, op: {hvd.Sum: true_ranks}[op]
+    strategy = lightning.HorovodStrategy.__new__(lightning.HorovodStrategy)
     strategy._calls = 0
     assert strategy.reduce_boolean_decision(True) is expected_all
     assert strategy.reduce_boolean_decision(True, all=False) is expected_any
+
+
+class Trainer:
+    """Trains as Lightning's does with ``accumulate_grad_batches=2``."""
+
+    callback_metrics: ClassVar = {"loss": 0.5}
+    is_last_batch = False
+    current_epoch = 0
+
+    def __init__(self, global_step: int = 0) -> None:
+        self.global_step = global_step
+
+    def save_checkpoint(self, path: Path) -> None:
+        path.touch()
+
+    def train(self, callback: Any, steps: int) -> None:
+        callback.on_train_start(self, None)
+        for index in range(2 * steps):
+            self.global_step += index % 2
+            callback.on_train_batch_end(self, None, None, None, index)
+
+
+def test_a_step_of_several_batches_is_saved_once(
+    lightning: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    monkeypatch.setattr(lightning, "save_checkpoint", lambda _, step, numbers: saved.append(step))
+
+    def callback() -> Any:
+        return lightning.ReportCallback(every=0, save_every=0, save_steps=2)
+
+    Trainer().train(first := callback(), 5)
+    assert saved == [2, 4]
+    Trainer(4).train(callback(), 5)  # resumed
+    assert saved == [2, 4, 6, 8]
+    Trainer().train(first, 5)  # another training
+    assert saved == [2, 4, 6, 8, 2, 4]

@@ -57,6 +57,40 @@ def test_what_ended_processes_have_used_still_counts() -> None:
     assert processes.family(process.pid) == []
 
 
+def test_only_pages_from_a_disk_were_waited_for(tmp_path: Path) -> None:
+    script = """
+        import mmap, os, resource, sys
+        def read_from_disk(name):
+            with open(name, "wb") as file:
+                file.write(b"x" * (64 * mmap.PAGESIZE))
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            with open(name, "rb") as file:
+                pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                pages.madvise(mmap.MADV_RANDOM)
+                sum(pages[:: mmap.PAGESIZE])
+        if not os.fork():
+            read_from_disk("child")
+            os._exit(0)
+        os.wait()
+        read_from_disk("parent")
+        kept = bytearray(b"x" * (50 << 20))
+        whose = resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN
+        used = [resource.getrusage(each) for each in whose]
+        print(sum(u.ru_majflt for u in used), sum(u.ru_minflt for u in used), flush=True)
+        sys.stdin.read()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        assert process.stdout is not None
+        from_disk, allocated = map(int, process.stdout.readline().split())
+        faults = processes.use(process.pid).faults
+        process.communicate("")
+    assert from_disk <= faults < allocated
+
+
 # The host.
 
 PRESSURE = """some avg10=2.04 avg60=0.75 avg300=0.40 total=157622151
