@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -190,11 +189,8 @@ class RunProfile:
     def steps(self, rank: int) -> int:
         """How many steps a rank has counted, over all attempts."""
         with self._lock:
-            counted = Counter[str]()
-            for row in self._rows.get(rank, ()):
-                counted.update(row.steps)
-        # Not the sum of each summary's: one of the first seconds may have reductions alone.
-        return steps_of(counted)
+            # Not the sum of each summary's: one of the first seconds may have reductions alone.
+            return self._totals.get(rank, RankTotals()).step_count
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host and processes did in some seconds."""
