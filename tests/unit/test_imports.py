@@ -20,9 +20,13 @@ def framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     monkeypatch.delitem(sys.modules, "pytorch_lightning", raising=False)
     redirect.keras_on_import()
-    assert not gc.get_freeze_count()
-    yield tmp_path / "pytorch_lightning.py"
+    frozen = gc.get_freeze_count()  # by tests before this one
     gc.unfreeze()
+    yield tmp_path / "pytorch_lightning.py"
+    if frozen:
+        gc.freeze()
+    else:
+        gc.unfreeze()
 
 
 def test_no_garbage_is_collected_while_a_framework_is_imported(framework: Path) -> None:
