@@ -10,6 +10,9 @@ import torch
 
 from horovod_runner.compression.whole import WholeGradients
 
+# Numbers that are sent together. While the ranks add one piece up, the next one is on its way.
+_PIECE = 1 << 20
+
 
 class BFloat16(WholeGradients):
     """Sends gradients as bfloat16: float32's exponent and 8 bits of its fraction.
@@ -38,25 +41,41 @@ def reduce_bfloat16(
     """Sum tensors over the ranks, sent as bfloat16.
 
     Args:
-        tensors: of floating point numbers, with the same shapes on all ranks.
+        tensors: of floating point numbers, with the same shapes on all ranks. They are overwritten.
         name: of the collectives, the same on all ranks.
         size: the number of ranks that reduce.
         where: the keyword argument ``process_set`` of the collectives, or nothing.
         average: whether to divide the sums by ``size``.
 
     Returns:
-        float32 tensors of the same shapes.
+        The sums: the tensors themselves, or new ones in place of those that are not contiguous.
     """
-    flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
-    part = -(-flat.numel() // size)
-    padded = torch.nn.functional.pad(flat, (0, part * size - flat.numel()))
-    sent = padded.to(torch.bfloat16).view(torch.float16)
-    received = hvd.alltoall(sent, name=f"{name}.parts", **where).view(torch.bfloat16)
-    total = received.reshape(size, part).float().sum(0)
-    if average:
-        total /= size
-    packed = total.to(torch.bfloat16).view(torch.float16)
-    sums = hvd.allgather(packed, name=f"{name}.sums", **where)
-    whole = sums.view(torch.bfloat16).float()[: flat.numel()]
-    parts = whole.split([tensor.numel() for tensor in tensors])
-    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    counts = [tensor.numel() for tensor in tensors]
+    padding = -sum(counts) % size
+    packed = tensors[0].new_empty(sum(counts) + padding, dtype=torch.bfloat16)
+    *parts, rest = packed.split([*counts, padding])
+    for part, tensor in zip(parts, tensors, strict=True):
+        part.copy_(tensor.reshape(-1))
+    rest.zero_()
+    pieces = packed.split(-(-_PIECE // size) * size)
+    exchanges = [
+        hvd.alltoall_async(piece.view(torch.float16), name=f"{name}.parts.{number}", **where)
+        for number, piece in enumerate(pieces)
+    ]
+    gathers = []
+    for number, exchange in enumerate(exchanges):
+        received, _ = hvd.synchronize(exchange)
+        first, *others = received.view(torch.bfloat16).chunk(size)
+        total = first.float()
+        for other in others:
+            total += other
+        if average:
+            total /= size
+        own = total.to(torch.bfloat16).view(torch.float16)
+        gathers.append(hvd.allgather_async(own, name=f"{name}.sums.{number}", **where))
+    for piece, gather in zip(pieces, gathers, strict=True):
+        piece.copy_(hvd.synchronize(gather).view(torch.bfloat16))
+    targets = [tensor.contiguous() for tensor in tensors]
+    for part, target in zip(parts, targets, strict=True):
+        target.copy_(part.reshape(target.shape))
+    return targets

@@ -50,6 +50,7 @@ class PowerSGD(WholeGradients):
         self._steps = 0
         self._q: dict[str, Any] = {}
         self._errors: dict[str, Any] = {}
+        self._unused: dict[str, Any] = {}  # memory for the next step's matrices
         self._process_set: Any = hvd.global_process_set
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,11 +135,14 @@ class PowerSGD(WholeGradients):
             # A gradient that has overflowed makes all ranks skip the step, and is no error to keep.
             finite = all(bool(each.isfinite().all()) for each in (*received, *q))
             for (name, matrix), left, right in zip(matrices.items(), p, q, strict=True):
-                total = left @ right.T
+                total = _as_matrix(gradients[name])
                 if finite:
-                    self._errors[name], self._q[name] = matrix - total, right
+                    torch.mm(left, right.T, out=total)
+                    self._unused[name] = self._errors.get(name)
+                    self._errors[name], self._q[name] = matrix.sub_(total), right
                 else:
-                    total = torch.full_like(total, float("nan"))
+                    total.fill_(float("nan"))
+                    self._unused[name] = matrix
                 result[name] = total.reshape(gradients[name].shape)
         if op == hvd.Sum:
             return {name: total * process_set.size() for name, total in result.items()}
@@ -153,7 +157,7 @@ class PowerSGD(WholeGradients):
 
     def _with_error(self, name: str, gradient: Any) -> Any:
         """The gradient as a matrix, with the error of earlier steps; makes its first Q."""
-        matrix = gradient.float().reshape(gradient.shape[0], -1)
+        matrix = _as_matrix(gradient)
         if name not in self._q:
             # From the shape alone, so that it is the same on all ranks.
             generator = torch.Generator().manual_seed(matrix.shape[1])
@@ -167,4 +171,14 @@ class PowerSGD(WholeGradients):
                 f"is {list(gradient.shape)}: make a new hvd.Compression.powersgd() for each "
                 "optimizer and model"
             )
-        return matrix if error is None else matrix + error.to(matrix.device)
+        if error is None:
+            return matrix.clone()
+        unused = self._unused.pop(name, None)
+        if unused is None or unused.device != matrix.device:
+            unused = torch.empty_like(matrix)
+        return torch.add(matrix, error.to(matrix.device), out=unused)
+
+
+def _as_matrix(gradient: Any) -> Any:
+    """Its rows are those of the gradient; in the gradient's memory if that is contiguous float32."""
+    return gradient.float().contiguous().reshape(gradient.shape[0], -1)

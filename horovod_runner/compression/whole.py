@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
+import torch
+
 
 class WholeGradients:
     """A compression that reduces all gradients of an optimizer at once."""
@@ -24,7 +26,7 @@ class WholeGradients:
 
         Args:
             gradients: by the name of the parameter, in an order that is the same on all ranks;
-                tensors of floating point numbers.
+                tensors of floating point numbers, which may be overwritten.
             op: Horovod's Average or Sum.
             process_set: the ranks that reduce.
             prefix: of the names of the collectives, the same on all ranks.
@@ -110,7 +112,8 @@ def _reduce_all(optimizer: Any) -> None:
     gradients = {name: waiting[name].gradient(name) for name in names}
     compression = optimizer._compression
     prefix = f"{compression.name}.{names[0]}"
-    sums = compression.reduce(gradients, optimizer.op, optimizer.process_set, prefix)
+    with torch.no_grad():
+        sums = compression.reduce(gradients, optimizer.op, optimizer.process_set, prefix)
     for name, total in sums.items():
         waiting[name].put(total)
 

@@ -139,7 +139,7 @@ class Profiler:
                 self._rank,
                 now.wall,
                 now.time - before.time,
-                {name: n for name, n in steps.items() if n},
+                {name: n for name, n in steps.items() if now.steps[name]},
                 {name: s for name, s in spent.items() if s > 0},
                 {name: s for name, s in stages.items() if s > 0},
                 now.cells - before.cells,

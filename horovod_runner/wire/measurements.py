@@ -25,7 +25,7 @@ class Profile(Measurement, frozen=True, gc=False):
         time: the end of that time, in seconds since the Unix epoch, by the host's clock.
         seconds: its length.
         steps: how many steps were counted, by what counts them: "optimizer", "batches",
-            "reports", "reductions".
+            "reports", "reductions"; 0 for what counted earlier in the run, and not now.
         spent: seconds of the main thread: "data" (waiting for a batch), "report", "checkpoint",
             "waiting" (for other ranks, before a collective), "moving" (in a collective), "blocked"
             (in either of the two).
@@ -72,7 +72,7 @@ STEP_SOURCES: Final = ("optimizer", "batches", "reports", "reductions")
 
 def steps_of(steps: Mapping[str, int]) -> int:
     """The number of steps in a summary, by its ``steps``."""
-    return next((steps[name] for name in STEP_SOURCES if steps.get(name)), 0)
+    return next((steps[name] for name in STEP_SOURCES if name in steps), 0)
 
 
 class Machine(Measurement, frozen=True):

@@ -17,7 +17,16 @@ from tests.hpc import PROGRAM, ROOT, require_slurm, slurm
 pytestmark = [pytest.mark.horovod, pytest.mark.places("hosts")]
 _SCRIPT = """
 import horovod.torch as hvd, os, torch
+import torch.distributed as dist
+from tests.real.distributed_calls import different_results, missing_beyond_gloo
 hvd.init()
+for count in (1, 5_000, 40_000, 1_000_001):
+    numbers = torch.arange(count)
+    assert hvd.allreduce(numbers * (hvd.rank() + 1), op=hvd.Sum).equal(numbers * 10)
+dist.init_process_group("hvd")
+wrong = different_results(dist.new_group(backend="gloo")) + missing_beyond_gloo()
+assert not wrong, wrong
+dist.destroy_process_group()
 total = hvd.allreduce(torch.ones(1) * (hvd.rank() + 1), op=hvd.Sum).item()
 print("rank", hvd.rank(), "local", hvd.local_rank(), "of", hvd.local_size(), "on",
       os.uname().nodename, "by", os.environ["HOROVOD_GLOO_IFACE"], "sum", total)

@@ -72,7 +72,7 @@ def to_root(group: Any) -> list[Any]:
 
 def odd_tensors(group: Any) -> list[Any]:
     # Of three ranks' parts of the last ones, one or two have a piece of 1 MiB more than the others.
-    odd = [values(count) for count in (3_000_001, 786_433, 786_434)]
+    odd = [values(count) for count in (3_000_001, 786_433, 786_434, 40_001, 5_001)]
     tensors = [torch.empty(0), torch.tensor(3.0), *odd]
     for tensor in tensors:
         dist.all_reduce(tensor, group=group)

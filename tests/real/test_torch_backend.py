@@ -6,6 +6,7 @@ import os
 import signal
 import weakref
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,7 +34,13 @@ class PartialState:
         return "gloo", "MULTI_CPU"
 
 
-def test_every_call_gives_what_gloo_gives(ranks: Ranks) -> None:
+# MPICH's variables that make every rank, or the ranks with even numbers, a host of its own.
+@pytest.mark.parametrize(
+    ("size", "hosts"),
+    [(3, ""), (5, "MPIR_CVAR_NOLOCAL"), (4, "MPIR_CVAR_ODD_EVEN_CLIQUES")],
+    ids=["one-host", "five-hosts", "two-hosts"],
+)
+def test_every_call_gives_what_gloo_gives(ranks: Ranks, size: int, hosts: str) -> None:
     def main() -> Any:
         import horovod.torch as hvd
         import torch
@@ -41,6 +48,8 @@ def test_every_call_gives_what_gloo_gives(ranks: Ranks) -> None:
 
         from tests.real.distributed_calls import different_results, missing_beyond_gloo
 
+        if hosts:
+            os.environ[hosts] = "1"
         # Hosts with different numbers of ranks: a rank counts those that have its local rank.
         one_host = os.environ["HOROVOD_CROSS_SIZE"]
         os.environ["HOROVOD_CROSS_SIZE"] = str(2 - int(os.environ["RANK"]) % 2)
@@ -54,6 +63,12 @@ def test_every_call_gives_what_gloo_gives(ranks: Ranks) -> None:
             dist.all_reduce(tensor, group=pair)
             dist.monitored_barrier(pair)
             wrong += [] if tensor.item() == 2 else [f"a group of two has {tensor}"]
+        three = dist.new_group([0, 1, 2])  # also a host with two of them, and one with the third
+        for count in (1, 50_000, 1_000_001) if rank < 3 else ():
+            tensor = torch.arange(count) * (rank + 1)
+            dist.all_reduce(tensor, group=three)
+            expected = torch.arange(count) * 6
+            wrong += [] if tensor.equal(expected) else [f"a group of three: {count} numbers"]
         state = SimpleNamespace(PartialState=PartialState)
         torch_backend.patch_accelerate(state)
         choices = [
@@ -72,9 +87,13 @@ def test_every_call_gives_what_gloo_gives(ranks: Ranks) -> None:
         dist.init_process_group("hvd")  # again
         everything: list[Any] = [None] * size
         dist.all_gather_object(everything, (backend, wrong))
+        if hosts:  # nobody else knows their names
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                if "/mpich_shm_" in line:
+                    Path(line.split()[5]).unlink(missing_ok=True)
         return everything
 
-    assert ranks.run(3, main) == [("hvd", [])] * 3
+    assert ranks.run(size, main) == [("hvd", [])] * size
 
 
 def losses_of_one_process(steps: int) -> list[float]:

@@ -18,7 +18,7 @@ from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.results.slowness.diagnosis import diagnose
 from horovod_runner.results.slowness.lines import user_lines
 from horovod_runner.results.slowness.profile import MAX_ROWS, RunProfile
-from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, steps_of
 
 SIZE = 4
 
@@ -410,6 +410,20 @@ def test_a_profiler_sends_only_what_was_measured_since() -> None:
     assert sent[1].steps["reports"] > 0
     of_main = next(each for each in lines if each.thread == "main")
     assert of_main.total == sum(of_main.counts)
+
+
+def test_a_second_without_a_batch_has_no_steps_though_it_reports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Profile] = []
+    profiler = Profiler(3, 4, sent.append, lambda _: None)
+    profiler.finish()
+    monkeypatch.setattr(clock, "batches", clock.batches + 1)
+    profiler._summarize()
+    monkeypatch.setattr(clock, "reports", clock.reports + 2)
+    profiler._summarize()
+    assert (sent[-1].steps["batches"], sent[-1].steps["reports"]) == (0, 2)
+    assert steps_of(sent[-1].steps) == 0
 
 
 def test_a_flame_graph_has_a_box_for_each_call_as_wide_as_its_share(tmp_path: Path) -> None:

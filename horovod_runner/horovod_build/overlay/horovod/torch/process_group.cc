@@ -41,6 +41,7 @@
 #undef LOG
 #include "../common/activity.h"
 #define OMPI_SKIP_MPICXX
+#include "../common/ops/mpi_between_hosts.h"
 #include "mpi.h"
 
 namespace horovod {
@@ -55,6 +56,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using StorePointer = c10::intrusive_ptr<c10d::Store>;
 using Tensors = std::vector<Tensor>;
+namespace between_hosts = common::between_hosts;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 // How long a rank tests without a pause. Afterwards the cores are for the ranks' other threads.
@@ -67,6 +69,8 @@ constexpr int64_t kPieceBytes = 4 << 20;
 constexpr int64_t kExchangeBytes = 1 << 20;
 // From this size of a rank's part on, the ranks add the parts here; below, MPI does.
 constexpr int64_t kSmallBytes = 8 << 10;
+// How many of these a rank exchanges at a time with ranks of other hosts, because of their latency.
+constexpr int64_t kExchanges = 8;
 
 void Check(int code, const std::string& what) {
   if (code == MPI_SUCCESS) {
@@ -83,15 +87,12 @@ void Check(int code, const std::string& what) {
   C10_THROW_ERROR(DistBackendError, what + " failed in MPI: " + text + cause);
 }
 
-// Tests a request without a pause at first, then between sleeps. Returns false, with the request still
-// active, once `ends(waited)` is true.
-template <typename Ends>
-bool Patiently(MPI_Request& request, microseconds busy, const std::string& what, Ends ends) {
+// Calls `test()` until it returns true; without a pause at first, then between sleeps. Returns false once
+// `ends(waited)` is true.
+template <typename Test, typename Ends> bool Patiently(Test test, microseconds busy, Ends ends) {
   const auto start = Clock::now();
   for (;;) {
-    int done = 0;
-    Check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
-    if (done) {
+    if (test()) {
       return true;
     }
     const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - start);
@@ -102,6 +103,18 @@ bool Patiently(MPI_Request& request, microseconds busy, const std::string& what,
       std::this_thread::sleep_for(std::min(waited / 8, microseconds(1000)));
     }
   }
+}
+
+// The same for a request, which is still active if it returns false.
+template <typename Ends>
+bool Patiently(MPI_Request& request, microseconds busy, const std::string& what, Ends ends) {
+  return Patiently(
+      [&] {
+        int done = 0;
+        Check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), what);
+        return done != 0;
+      },
+      busy, ends);
 }
 
 template <typename T, typename Reduce>
@@ -324,12 +337,24 @@ std::vector<int> Offsets(const std::vector<int>& counts) {
   return found;
 }
 
+// A piece that is sent to a rank, and one that is received from another and has to be added.
+struct Exchange {
+  MPI_Request sending = MPI_REQUEST_NULL, receiving = MPI_REQUEST_NULL;
+  char *received, *target;
+  int count; // of elements to add
+};
+
 // The ranks of a group, once all of them are in the same call. Tensors are contiguous.
 struct Peers {
   MPI_Comm comm = MPI_COMM_NULL;
   int rank = 0;
   int size = 1;
   int64_t piece = kPieceBytes; // bytes of a tensor that are reduced at a time
+  // If the ranks are on several hosts: the ranks of this host, and the ranks with its local rank.
+  MPI_Comm local = MPI_COMM_NULL, cross = MPI_COMM_NULL;
+  int local_size = 1;
+  bool are_in_order = false; // the ranks of the first host have the lowest numbers, and so on
+  std::shared_ptr<between_hosts::Large> large;
   Tensor exchanged;
   bool is_awaited = true;                 // a thread waits for the call
   std::function<bool(microseconds)> ends; // whether to give up after this time
@@ -345,10 +370,16 @@ struct Peers {
 
   void Finish(const char* what, int64_t bytes, MPI_Request request) const {
     if (!Patiently(request, is_awaited ? kBusy + microseconds(bytes / 1000) : kBusy, what, ends)) {
-      C10_THROW_ERROR(DistBackendError, std::string("Timed out waiting for the data of other ranks in ") +
-                                            what + ". Connection closed by peer, or it is frozen");
+      GiveUp(what);
     }
   }
+
+  [[noreturn]] static void GiveUp(const char* what) {
+    C10_THROW_ERROR(DistBackendError, std::string("Timed out waiting for the data of other ranks in ") +
+                                          what + ". Connection closed by peer, or it is frozen");
+  }
+
+  bool AreOnSeveralHosts() const { return cross != MPI_COMM_NULL; }
 
   Tensor Temporary(at::IntArrayRef sizes, const at::TensorOptions& options) {
     kept.push_back(at::empty(sizes, options));
@@ -394,6 +425,11 @@ struct Peers {
     }
     const Buffer buffer(tensor);
     const MPI_Op operation = OperationOf(op, buffer.scalar);
+    if (AreOnSeveralHosts() && buffer.count) {
+      AllreduceBetweenHosts(buffer, operation);
+      Scale(buffer, 0, buffer.count, op);
+      return;
+    }
     InPieces(buffer, [&](char* data, int64_t from, int64_t count) {
       const int64_t bytes = count * buffer.unit;
       if (size > 1 && bytes / size >= kSmallBytes) {
@@ -406,6 +442,38 @@ struct Peers {
       });
       Scale(buffer, from, count, op);
     });
+  }
+
+  void AllreduceBetweenHosts(const Buffer& buffer, MPI_Op operation) {
+    const int64_t bytes = buffer.count * buffer.unit;
+    try {
+      if (bytes < between_hosts::SMALLEST_BYTES) {
+        auto* sums = new between_hosts::Small(buffer.data, Count(buffer.count), buffer.unit,
+                                              buffer.type, operation, comm);
+        if (!Patiently([&] { return sums->Advance(); }, kBusy, ends)) {
+          GiveUp("all_reduce");
+        }
+        delete sums; // not after an error: MPI may still write there
+        return;
+      }
+      between_hosts::Patience patience;
+      auto moved_at = Clock::now();
+      large->Allreduce(buffer.data, buffer.data, buffer.count, buffer.unit, buffer.type, operation,
+                       local, cross, [&](bool moved) {
+                         if (moved) {
+                           patience.End();
+                           moved_at = Clock::now();
+                           return;
+                         }
+                         patience.Wait();
+                         if (ends(std::chrono::duration_cast<microseconds>(Clock::now() - moved_at))) {
+                           GiveUp("all_reduce");
+                         }
+                       });
+    } catch (const std::runtime_error& error) {
+      C10_THROW_ERROR(DistBackendError, std::string("all_reduce failed in MPI: ") + error.what() +
+                                            ". Connection closed by peer, or MPI has no memory left");
+    }
   }
 
   // Each rank adds one part, and sends it to the others.
@@ -462,7 +530,7 @@ struct Peers {
   }
 
   // `out` has the parts of all ranks one after the other, and may contain `in` at its place.
-  void Allgather(const Tensor& in, const Tensor& out, const std::vector<int64_t>& elements) const {
+  void Allgather(const Tensor& in, const Tensor& out, const std::vector<int64_t>& elements) {
     const Buffer from(in), to(out);
     const int64_t units = out.numel() ? to.count / out.numel() : 1;
     std::vector<int64_t> sizes;
@@ -475,6 +543,10 @@ struct Peers {
     const bool equal = std::all_of(counts.begin(), counts.end(),
                                    [&](int count) { return count == counts[0]; });
     const auto offsets = equal ? std::vector<int>() : Offsets(counts);
+    if (equal && are_in_order && local_size > 1 && from.count) {
+      AllgatherBetweenHosts(from, to, counts[rank]);
+      return;
+    }
     const void* own = in_place ? MPI_IN_PLACE : from.data;
     Do("all_gather", to.count * to.unit, [&](MPI_Request* request) {
       if (equal) {
@@ -484,6 +556,29 @@ struct Peers {
       return MPI_Iallgatherv(own, counts[rank], from.type, to.data, counts.data(), offsets.data(),
                              to.type, comm, request);
     });
+  }
+
+  // The ranks with one local rank gather their parts; then the ranks of each host, what these have.
+  void AllgatherBetweenHosts(const Buffer& from, const Buffer& to, int count) {
+    const int hosts = size / local_size;
+    const int64_t part = count * to.unit;
+    const int local_rank = rank % local_size;
+    const Tensor gathered = Temporary({hosts * part}, at::kByte);
+    char* parts = static_cast<char*>(gathered.data_ptr());
+    Do("all_gather", hosts * part, [&](MPI_Request* request) {
+      return MPI_Iallgather(from.data, count, from.type, parts, count, to.type, cross, request);
+    });
+    std::vector<MPI_Request> requests(hosts);
+    for (int host = 0; host < hosts; ++host) {
+      char* of_host = to.data + host * local_size * part;
+      std::memmove(of_host + local_rank * part, parts + host * part, part);
+      Check(MPI_Iallgather(MPI_IN_PLACE, count, to.type, of_host, count, to.type, local,
+                           &requests[host]),
+            "all_gather");
+    }
+    for (auto request : requests) {
+      Finish("all_gather", local_size * part, request);
+    }
   }
 
   void ReduceScatter(const Tensor& in, const Tensor& out, const std::vector<int64_t>& elements,
@@ -509,38 +604,55 @@ struct Peers {
       offsets.push_back(total);
       total += count;
     }
+    const int64_t limit = AreOnSeveralHosts() ? kExchanges : 1;
     if (!exchanged.defined()) {
-      exchanged = at::empty({kExchangeBytes}, at::kByte);
+      exchanged = at::empty({kExchangeBytes * limit}, at::kByte);
     }
-    void* received = exchanged.data_ptr();
     const int64_t most = kExchangeBytes / kind.unit;
     if (own != data + offsets[rank] * kind.unit) {
       std::memmove(own, data + offsets[rank] * kind.unit, counts[rank] * kind.unit);
     }
+    std::deque<Exchange> under_way;
+    int64_t begun = 0;
+    auto finish_first = [&] {
+      const Exchange first = under_way.front();
+      under_way.pop_front();
+      if (first.count) {
+        Finish(what, kExchangeBytes, first.receiving);
+        Check(MPI_Reduce_local(first.received, first.target, first.count, kind.type, operation), what);
+      }
+      if (first.sending != MPI_REQUEST_NULL) {
+        Finish(what, kExchangeBytes, first.sending);
+      }
+    };
     for (int step = 1; step < size; ++step) {
       const int target = (rank + step) % size;
       const int source = (rank - step + size) % size;
       const int64_t length = std::max(counts[target], counts[rank]);
       for (int64_t at = 0; at < length; at += most) {
+        if (static_cast<int64_t>(under_way.size()) == limit) {
+          finish_first();
+        }
         // The two parts may have different numbers of pieces.
         const int sent = Count(std::max<int64_t>(0, std::min(most, counts[target] - at)));
         const int got = Count(std::max<int64_t>(0, std::min(most, counts[rank] - at)));
-        MPI_Request sending = MPI_REQUEST_NULL;
+        Exchange next;
+        next.count = got;
+        next.received = static_cast<char*>(exchanged.data_ptr()) + begun++ % limit * kExchangeBytes;
+        next.target = own + at * kind.unit;
+        if (got) {
+          Check(MPI_Irecv(next.received, got, kind.type, source, 0, comm, &next.receiving), what);
+        }
         if (sent) {
           Check(MPI_Isend(data + (offsets[target] + at) * kind.unit, sent, kind.type, target, 0,
-                          comm, &sending),
+                          comm, &next.sending),
                 what);
         }
-        if (got) {
-          Do(what, kExchangeBytes, [&](MPI_Request* request) {
-            return MPI_Irecv(received, got, kind.type, source, 0, comm, request);
-          });
-          Check(MPI_Reduce_local(received, own + at * kind.unit, got, kind.type, operation), what);
-        }
-        if (sent) {
-          Finish(what, kExchangeBytes, sending);
-        }
+        under_way.push_back(next);
       }
+    }
+    while (!under_way.empty()) {
+      finish_first();
     }
   }
 
@@ -667,6 +779,8 @@ struct Message {
   Clock::time_point deadline;
   MPI_Request request = MPI_REQUEST_NULL;
   Tensor sent, received, target;
+  int tag = 0;
+  bool is_from_any = false; // until the rank is known
 };
 
 // Reports calls that wait long, in the words of Horovod's stall inspector, which horovod_runner reads. A
@@ -762,6 +876,9 @@ public:
     int hosts = world.hosts;
     Check(MPI_Allreduce(MPI_IN_PLACE, &hosts, 1, MPI_INT, MPI_MAX, peers_.comm), "new_group");
     peers_.piece = kPieceBytes * std::min({hosts, peers_.size, 256}); // a count of MPI is an int
+    if (hosts > 1) {
+      FindHosts();
+    }
     // The collectives of one group of all ranks have the same numbers on all ranks.
     is_numbered_ = peers_.size == world.size && !world.has_numbered_group.exchange(true);
   }
@@ -825,6 +942,39 @@ public:
   }
 
 private:
+  // Sets the communicators of the ranks of a host, and between hosts, if the group has several.
+  void FindHosts() {
+    MPI_Comm local;
+    Check(MPI_Comm_split_type(peers_.comm, MPI_COMM_TYPE_SHARED, peers_.rank, MPI_INFO_NULL, &local),
+          "new_group");
+    int here = 1, number = 0;
+    MPI_Comm_size(local, &here);
+    MPI_Comm_rank(local, &number);
+    int sizes[] = {here, -here}; // the fewest on a host, and the most
+    Check(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_INT, MPI_MIN, peers_.comm), "new_group");
+    const bool are_alike = sizes[0] == -sizes[1];
+    if (are_alike && here == peers_.size) {
+      MPI_Comm_free(&local);
+      return;
+    }
+    if (!are_alike) { // a ring of all ranks
+      MPI_Comm_free(&local);
+      Check(MPI_Comm_dup(MPI_COMM_SELF, &local), "new_group");
+      number = 0;
+    }
+    peers_.local = local;
+    Check(MPI_Comm_split(peers_.comm, number, peers_.rank, &peers_.cross), "new_group");
+    int host = 0;
+    MPI_Comm_rank(peers_.cross, &host);
+    int is_in_order = are_alike && peers_.rank == host * here + number;
+    Check(MPI_Allreduce(MPI_IN_PLACE, &is_in_order, 1, MPI_INT, MPI_MIN, peers_.comm), "new_group");
+    peers_.are_in_order = is_in_order;
+    peers_.local_size = are_alike ? here : 1;
+    MPI_Comm_set_errhandler(peers_.local, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(peers_.cross, MPI_ERRORS_RETURN);
+    peers_.large = std::make_shared<between_hosts::Large>();
+  }
+
   bool IsOver() {
     std::lock_guard<std::mutex> lock(mutex_);
     return is_stopping_ && Clock::now() >= leave_at_;
@@ -846,6 +996,10 @@ private:
     }
     if (!failed_) {
       MPI_Comm_free(&peers_.comm);
+      if (peers_.AreOnSeveralHosts()) {
+        MPI_Comm_free(&peers_.local);
+        MPI_Comm_free(&peers_.cross);
+      }
     }
     ended_ = true;
     EndThread();
@@ -885,6 +1039,7 @@ private:
           (void)new auto(call.run); // MPI may still use its tensors
           (void)new auto(peers_.kept);
           (void)new auto(peers_.exchanged);
+          (void)new auto(peers_.large);
           SetFailed();
           throw;
         }
@@ -1005,8 +1160,27 @@ private:
     }
   }
 
+  // Looks for the rank of a message that may come from any, and begins to receive it. MPI_Irecv from
+  // MPI_ANY_SOURCE would be simpler, but MPICH 5.0.2 may never end it if the ranks are on several hosts.
+  void Match(Message& message) {
+    int found = 0;
+    MPI_Message matched;
+    Check(MPI_Improbe(MPI_ANY_SOURCE, message.tag, messages_comm_, &found, &matched,
+                      MPI_STATUS_IGNORE),
+          message.name);
+    if (found) {
+      message.is_from_any = false;
+      const Buffer buffer(message.received);
+      Check(MPI_Imrecv(buffer.data, Count(buffer.count), buffer.type, &matched, &message.request),
+            message.name);
+    }
+  }
+
   // Gives a message up. Returns true if it has been received meanwhile.
   bool Withdraw(Message& message, MPI_Status& status) {
+    if (message.is_from_any) {
+      return false;
+    }
     // A receive that stays would take the next message with its tag.
     int done = 0;
     if (message.received.defined()) {
@@ -1029,7 +1203,12 @@ private:
     MPI_Status status;
     try {
       int done = 0;
-      Check(MPI_Test(&message.request, &done, &status), message.name);
+      if (message.is_from_any) {
+        Match(message);
+      }
+      if (!message.is_from_any) {
+        Check(MPI_Test(&message.request, &done, &status), message.name);
+      }
       if (!done) {
         if (Clock::now() < message.deadline && !IsOver()) {
           return false;
@@ -1471,10 +1650,15 @@ private:
     message.received = output.flat;
     message.name = "recv of " + Text(output.flat.numel(), output.flat) + " from " + who;
     message.work = c10::make_intrusive<Work>(type, "hvd:recv", tensors, tensors);
+    message.tag = tag;
+    message.is_from_any = source == MPI_ANY_SOURCE;
     const Buffer buffer(output.flat);
-    Check(MPI_Irecv(buffer.data, Count(buffer.count), buffer.type, source, tag,
-                    engine_->messages_comm(message.name), &message.request),
-          message.name);
+    const int count = Count(buffer.count);
+    if (!message.is_from_any) {
+      Check(MPI_Irecv(buffer.data, count, buffer.type, source, tag,
+                      engine_->messages_comm(message.name), &message.request),
+            message.name);
+    }
     return Add(std::move(message));
   }
 

@@ -7,6 +7,8 @@
 // So 2 (n-1)/n of the buffer's bytes leave each of n hosts, however many ranks it has. Several pieces
 // are under way at a time: neither the latency of the network nor the additions leave it idle.
 //
+// The ranks add a small buffer up in pairs, in as few steps as there are doublings of their number.
+//
 // Additions have a fixed order, so the result is the same on all ranks and in every run.
 
 #ifndef HOROVOD_MPI_BETWEEN_HOSTS_H
@@ -14,6 +16,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -28,6 +31,8 @@ namespace between_hosts {
 
 // A smaller buffer takes as long over MPI_Allreduce, or longer.
 constexpr int64_t SMALLEST_BYTES = 256 << 10;
+// What the network could send in the time that one more step of a reduction takes.
+constexpr int64_t STEP_BYTES = 16 << 10;
 // What a rank sends to the next host in one message, and how many of these may be under way.
 constexpr int64_t LEAST_MESSAGE_BYTES = 64 << 10;
 constexpr int64_t MOST_MESSAGE_BYTES = 1 << 20;
@@ -212,66 +217,194 @@ private:
   std::chrono::steady_clock::time_point since_;
 };
 
+// A reduction of a small buffer over all ranks, in place.
+class Small {
+public:
+  Small(void* data, int count, int64_t element, MPI_Datatype type, MPI_Op op, MPI_Comm comm)
+      : data_(data), count_(count), type_(type), op_(op), comm_(comm) {
+    int size = 1;
+    Check(MPI_Comm_rank(comm, &rank_));
+    Check(MPI_Comm_size(comm, &size));
+    if (IsQuickerInPairs(count * element, size)) {
+      received_.resize(count * element);
+      PlanPairs(size);
+      Start();
+    } else {
+      requests_.emplace_back();
+      Check(MPI_Iallreduce(MPI_IN_PLACE, data, count, type, op, comm, &requests_.back()));
+    }
+  }
+
+  // Take the steps that are possible without waiting; returns whether the sums are there.
+  bool Advance() {
+    for (;;) {
+      int complete = 0;
+      Check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &complete,
+                        MPI_STATUSES_IGNORE));
+      if (!complete) {
+        return false;
+      }
+      requests_.clear();
+      if (step_ >= steps_.size()) {
+        return true;
+      }
+      if (steps_[step_].adds) {
+        Add(steps_[step_].source);
+      }
+      ++step_;
+      Start();
+    }
+  }
+
+private:
+  // What is sent to a rank and received from one, at the same time. Negative: nothing.
+  struct Step {
+    int target, source;
+    bool adds; // else what is received takes the place of the sums
+  };
+
+  // From 2 KB on MPI_Allreduce sends 2 (n-1)/n of the bytes in two steps for each doubling of n ranks.
+  // Pairs send all of them, in one step.
+  static bool IsQuickerInPairs(int64_t bytes, int size) {
+    const double steps = std::log2(size);
+    return bytes * (steps - 2.0 * (size - 1) / size) <= steps * STEP_BYTES;
+  }
+
+  // Ranks beyond a power of two first give what they have to a neighbour, and get the sums at last.
+  void PlanPairs(int size) {
+    int doubled = 1;
+    while (2 * doubled <= size) {
+      doubled *= 2;
+    }
+    const int rest = size - doubled;
+    const auto rank_of = [rest](int number) { return number < rest ? 2 * number + 1 : number + rest; };
+    const bool has_neighbour = rank_ < 2 * rest;
+    if (has_neighbour && rank_ % 2 == 0) {
+      steps_ = {{rank_ + 1, -1, false}, {-1, rank_ + 1, false}};
+      return;
+    }
+    if (has_neighbour) {
+      steps_.push_back({-1, rank_ - 1, true});
+    }
+    const int number = has_neighbour ? rank_ / 2 : rank_ - rest;
+    for (int distance = 1; distance < doubled; distance *= 2) {
+      const int other = rank_of(number ^ distance);
+      steps_.push_back({other, other, true});
+    }
+    if (has_neighbour) {
+      steps_.push_back({rank_ - 1, -1, false});
+    }
+  }
+
+  void Start() {
+    if (step_ >= steps_.size()) {
+      return;
+    }
+    const Step& step = steps_[step_];
+    if (step.source >= 0) {
+      requests_.emplace_back();
+      Check(MPI_Irecv(step.adds ? received_.data() : data_, count_, type_, step.source, 0, comm_,
+                      &requests_.back()));
+    }
+    if (step.target >= 0) {
+      requests_.emplace_back();
+      Check(MPI_Isend(data_, count_, type_, step.target, 0, comm_, &requests_.back()));
+    }
+  }
+
+  // In the order of the ranks: NaN may make a difference.
+  void Add(int source) {
+    if (source < rank_) {
+      Check(MPI_Reduce_local(received_.data(), data_, count_, type_, op_));
+    } else {
+      Check(MPI_Reduce_local(data_, received_.data(), count_, type_, op_));
+      std::memcpy(data_, received_.data(), received_.size());
+    }
+  }
+
+  void* const data_;
+  const int count_;
+  const MPI_Datatype type_;
+  const MPI_Op op_;
+  const MPI_Comm comm_;
+  int rank_ = 0;
+  std::vector<Step> steps_;
+  size_t step_ = 0;
+  std::vector<MPI_Request> requests_;
+  std::vector<uint8_t> received_;
+};
+
 // Reduce a small buffer over all ranks; `from` may be MPI_IN_PLACE.
 inline int AllreduceSmall(const void* from, void* buffer, int count, MPI_Datatype type, MPI_Op op,
                           MPI_Comm comm) {
-  MPI_Request request;
-  int code = MPI_Iallreduce(from, buffer, count, type, op, comm, &request);
+  int element = 0;
+  Check(MPI_Type_size(type, &element));
+  if (from != MPI_IN_PLACE) {
+    std::memcpy(buffer, from, static_cast<int64_t>(count) * element);
+  }
+  Small sums(buffer, count, element, type, op, comm);
   Patience patience;
-  for (int done = 0; code == MPI_SUCCESS;) {
-    code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-    if (done) {
-      break;
-    }
+  while (!sums.Advance()) {
     patience.Wait();
   }
-  return code;
+  return MPI_SUCCESS;
 }
 
-// Reduce `from` over all ranks into `buffer`, which may be the same memory. Every host must have the
-// same number of ranks.
-//
-// Only one thread of a process may call it: it keeps its memory for the next call.
+// Reductions of large buffers, one after the other. It keeps its memory for the next one.
+class Large {
+public:
+  // Reduce `from` over all ranks into `buffer`, which may be the same memory. Every host must have the
+  // same number of ranks. `wait(moved)` is called again and again, with whether anything was sent or
+  // received since; if it throws, MPI may still use all memory.
+  template <typename Wait>
+  void Allreduce(const void* from, void* buffer, int64_t count, int64_t element, MPI_Datatype type,
+                 MPI_Op op, MPI_Comm local, MPI_Comm cross, Wait wait) {
+    plan_ = {local, cross, type, op, element, 0, 0, 0, 0};
+    Check(MPI_Comm_rank(local, &plan_.local_rank));
+    Check(MPI_Comm_size(local, &plan_.local_size));
+    Check(MPI_Comm_rank(cross, &plan_.host));
+    Check(MPI_Comm_size(cross, &plan_.hosts));
+    const int64_t messages = int64_t(plan_.local_size) * plan_.hosts;
+    const int64_t bytes =
+        std::max(LEAST_MESSAGE_BYTES,
+                 std::min(MOST_MESSAGE_BYTES, count * element / (messages * PIECES_UNDER_WAY)));
+    const int64_t size = bytes / element * messages;
+    int64_t begun = 0, done = 0; // pieces
+    while (done * size < count) {
+      while (begun < done + PIECES_UNDER_WAY && begun * size < count) {
+        const int64_t place = begun * size * element;
+        pieces_[begun % PIECES_UNDER_WAY].Begin(
+            plan_, static_cast<const uint8_t*>(from) + place, static_cast<uint8_t*>(buffer) + place,
+            std::min(size, count - begun * size), static_cast<int>(begun % (1 << 15)));
+        ++begun;
+      }
+      bool moved = false;
+      for (int64_t each = done; each < begun; ++each) {
+        moved |= pieces_[each % PIECES_UNDER_WAY].Advance();
+      }
+      while (done < begun && pieces_[done % PIECES_UNDER_WAY].Done()) {
+        ++done;
+      }
+      wait(moved);
+    }
+    for (auto& piece : pieces_) {
+      piece.Trim();
+    }
+  }
+
+private:
+  Plan plan_;
+  std::vector<Piece> pieces_{static_cast<size_t>(PIECES_UNDER_WAY)};
+};
+
+// The same for Horovod's background thread, which alone may call it.
 inline void Allreduce(const void* from, void* buffer, int64_t count, int64_t element,
                       MPI_Datatype type, MPI_Op op, MPI_Comm local, MPI_Comm cross) {
   // Never freed: a process may end while this thread is in here.
-  static auto& pieces = *new std::vector<Piece>(PIECES_UNDER_WAY);
-  Plan plan = {local, cross, type, op, element, 0, 0, 0, 0};
-  Check(MPI_Comm_rank(local, &plan.local_rank));
-  Check(MPI_Comm_size(local, &plan.local_size));
-  Check(MPI_Comm_rank(cross, &plan.host));
-  Check(MPI_Comm_size(cross, &plan.hosts));
-  const int64_t messages = int64_t(plan.local_size) * plan.hosts;
-  const int64_t bytes =
-      std::max(LEAST_MESSAGE_BYTES,
-               std::min(MOST_MESSAGE_BYTES, count * element / (messages * PIECES_UNDER_WAY)));
-  const int64_t size = bytes / element * messages;
-  int64_t begun = 0, done = 0; // pieces
+  static auto& large = *new Large;
   Patience patience;
-  while (done * size < count) {
-    while (begun < done + PIECES_UNDER_WAY && begun * size < count) {
-      const int64_t place = begun * size * element;
-      pieces[begun % PIECES_UNDER_WAY].Begin(
-          plan, static_cast<const uint8_t*>(from) + place, static_cast<uint8_t*>(buffer) + place,
-          std::min(size, count - begun * size), static_cast<int>(begun % (1 << 15)));
-      ++begun;
-    }
-    bool moved = false;
-    for (int64_t each = done; each < begun; ++each) {
-      moved |= pieces[each % PIECES_UNDER_WAY].Advance();
-    }
-    while (done < begun && pieces[done % PIECES_UNDER_WAY].Done()) {
-      ++done;
-    }
-    if (moved) {
-      patience.End();
-    } else {
-      patience.Wait();
-    }
-  }
-  for (auto& piece : pieces) {
-    piece.Trim();
-  }
+  large.Allreduce(from, buffer, count, element, type, op, local, cross,
+                  [&](bool moved) { moved ? patience.End() : patience.Wait(); });
 }
 
 } // namespace between_hosts
