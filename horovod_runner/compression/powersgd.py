@@ -180,5 +180,5 @@ class PowerSGD(WholeGradients):
 
 
 def _as_matrix(gradient: Any) -> Any:
-    """Its rows are those of the gradient; in the gradient's memory if that is contiguous float32."""
+    """Its rows are those of the gradient; in its memory if that is contiguous float32."""
     return gradient.float().contiguous().reshape(gradient.shape[0], -1)

@@ -69,7 +69,7 @@ constexpr int64_t kPieceBytes = 4 << 20;
 constexpr int64_t kExchangeBytes = 1 << 20;
 // From this size of a rank's part on, the ranks add the parts here; below, MPI does.
 constexpr int64_t kSmallBytes = 8 << 10;
-// How many of these a rank exchanges at a time with ranks of other hosts, because of their latency.
+// How many of these a rank exchanges at a time if it does not exchange with one other rank alone.
 constexpr int64_t kExchanges = 8;
 
 void Check(int code, const std::string& what) {
@@ -350,7 +350,8 @@ struct Peers {
   int rank = 0;
   int size = 1;
   int64_t piece = kPieceBytes; // bytes of a tensor that are reduced at a time
-  // If the ranks are on several hosts: the ranks of this host, and the ranks with its local rank.
+  // With more than two ranks, or several hosts, large tensors go through a pipeline: through the ranks of
+  // this host, and around a ring of those with its local rank; or around a ring of all ranks.
   MPI_Comm local = MPI_COMM_NULL, cross = MPI_COMM_NULL;
   int local_size = 1;
   bool are_in_order = false; // the ranks of the first host have the lowest numbers, and so on
@@ -379,7 +380,7 @@ struct Peers {
                                           what + ". Connection closed by peer, or it is frozen");
   }
 
-  bool AreOnSeveralHosts() const { return cross != MPI_COMM_NULL; }
+  bool HasPipeline() const { return cross != MPI_COMM_NULL; }
 
   Tensor Temporary(at::IntArrayRef sizes, const at::TensorOptions& options) {
     kept.push_back(at::empty(sizes, options));
@@ -425,8 +426,8 @@ struct Peers {
     }
     const Buffer buffer(tensor);
     const MPI_Op operation = OperationOf(op, buffer.scalar);
-    if (AreOnSeveralHosts() && buffer.count) {
-      AllreduceBetweenHosts(buffer, operation);
+    if (HasPipeline() && buffer.count) {
+      AllreduceInPipeline(buffer, operation);
       Scale(buffer, 0, buffer.count, op);
       return;
     }
@@ -444,7 +445,7 @@ struct Peers {
     });
   }
 
-  void AllreduceBetweenHosts(const Buffer& buffer, MPI_Op operation) {
+  void AllreduceInPipeline(const Buffer& buffer, MPI_Op operation) {
     const int64_t bytes = buffer.count * buffer.unit;
     try {
       if (bytes < between_hosts::SMALLEST_BYTES) {
@@ -604,7 +605,7 @@ struct Peers {
       offsets.push_back(total);
       total += count;
     }
-    const int64_t limit = AreOnSeveralHosts() ? kExchanges : 1;
+    const int64_t limit = HasPipeline() ? kExchanges : 1;
     if (!exchanged.defined()) {
       exchanged = at::empty({kExchangeBytes * limit}, at::kByte);
     }
@@ -876,7 +877,7 @@ public:
     int hosts = world.hosts;
     Check(MPI_Allreduce(MPI_IN_PLACE, &hosts, 1, MPI_INT, MPI_MAX, peers_.comm), "new_group");
     peers_.piece = kPieceBytes * std::min({hosts, peers_.size, 256}); // a count of MPI is an int
-    if (hosts > 1) {
+    if (peers_.size > 2 || hosts > 1) {
       FindHosts();
     }
     // The collectives of one group of all ranks have the same numbers on all ranks.
@@ -942,7 +943,7 @@ public:
   }
 
 private:
-  // Sets the communicators of the ranks of a host, and between hosts, if the group has several.
+  // Sets the communicators of the pipeline.
   void FindHosts() {
     MPI_Comm local;
     Check(MPI_Comm_split_type(peers_.comm, MPI_COMM_TYPE_SHARED, peers_.rank, MPI_INFO_NULL, &local),
@@ -953,12 +954,14 @@ private:
     int sizes[] = {here, -here}; // the fewest on a host, and the most
     Check(MPI_Allreduce(MPI_IN_PLACE, sizes, 2, MPI_INT, MPI_MIN, peers_.comm), "new_group");
     const bool are_alike = sizes[0] == -sizes[1];
-    if (are_alike && here == peers_.size) {
+    const bool one_host = here == peers_.size;
+    if (one_host && here == 2) {
       MPI_Comm_free(&local);
       return;
     }
-    if (!are_alike) { // a ring of all ranks
+    if (one_host || !are_alike) { // a ring of all ranks
       MPI_Comm_free(&local);
+      here = 1;
       Check(MPI_Comm_dup(MPI_COMM_SELF, &local), "new_group");
       number = 0;
     }
@@ -966,10 +969,10 @@ private:
     Check(MPI_Comm_split(peers_.comm, number, peers_.rank, &peers_.cross), "new_group");
     int host = 0;
     MPI_Comm_rank(peers_.cross, &host);
-    int is_in_order = are_alike && peers_.rank == host * here + number;
+    int is_in_order = peers_.rank == host * here + number;
     Check(MPI_Allreduce(MPI_IN_PLACE, &is_in_order, 1, MPI_INT, MPI_MIN, peers_.comm), "new_group");
     peers_.are_in_order = is_in_order;
-    peers_.local_size = are_alike ? here : 1;
+    peers_.local_size = here;
     MPI_Comm_set_errhandler(peers_.local, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(peers_.cross, MPI_ERRORS_RETURN);
     peers_.large = std::make_shared<between_hosts::Large>();
@@ -996,7 +999,7 @@ private:
     }
     if (!failed_) {
       MPI_Comm_free(&peers_.comm);
-      if (peers_.AreOnSeveralHosts()) {
+      if (peers_.HasPipeline()) {
         MPI_Comm_free(&peers_.local);
         MPI_Comm_free(&peers_.cross);
       }
