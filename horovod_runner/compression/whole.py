@@ -19,6 +19,15 @@ class WholeGradients:
 
     name = ""
 
+    def begin(self, name: str, gradient: Any, process_set: Any) -> None:
+        """Begin to reduce a gradient, if that is of use before all others are there.
+
+        Args:
+            name: of the parameter.
+            gradient: as in :meth:`reduce`.
+            process_set: the ranks that reduce.
+        """
+
     def reduce(
         self, gradients: Mapping[str, Any], op: Any, process_set: Any, prefix: str
     ) -> dict[str, Any]:
@@ -66,6 +75,7 @@ class _Later:
     def __init__(self, optimizer: Any, parameter: Any) -> None:
         self._optimizer = optimizer
         self._parameter = parameter
+        self._dense: Any = None
         self._sum: Any = None
 
     def __call__(self) -> Any:
@@ -89,7 +99,9 @@ class _Later:
                     f"Compression.{kind} cannot compress the sparse gradient of {name}: set "
                     "sparse_as_dense=True, or give that parameter an optimizer without compression"
                 )
-            gradient = gradient.to_dense()
+            if self._dense is None:
+                self._dense = gradient.to_dense()
+            gradient = self._dense
         if not gradient.is_floating_point():
             raise ValueError(
                 f"Compression.{kind} cannot compress the gradient of {name}, whose type is "
@@ -131,7 +143,11 @@ def patch_optimizer(module: Any) -> None:
             return plain(self, parameter)
         if parameter.grad is None:  # other ranks may have it
             parameter.grad = parameter.data.new_zeros(parameter.shape)
-        return _Later(self, parameter), None
+        name = self._parameter_names[parameter]
+        later = _Later(self, parameter)
+        with torch.no_grad():
+            self._compression.begin(name, later.gradient(name), self.process_set)
+        return later, None
 
     kind._allreduce_grad_async = allreduce_grad_async
     plain_wrap = module.DistributedOptimizer
