@@ -668,8 +668,13 @@ struct Peers {
       }
       return Counts(elements);
     };
-    const auto sends = scaled(sent), receives = scaled(received);
+    auto sends = scaled(sent), receives = scaled(received);
     const auto send_offsets = Offsets(sends), receive_offsets = Offsets(receives);
+    if (sends[rank] == receives[rank]) { // MPI would send this rank's own part in small pieces
+      std::memmove(to.data + receive_offsets[rank] * to.unit,
+                   from.data + send_offsets[rank] * from.unit, sends[rank] * from.unit);
+      sends[rank] = receives[rank] = 0;
+    }
     Do("all_to_all", (from.count + to.count) * to.unit, [&](MPI_Request* request) {
       return MPI_Ialltoallv(from.data, sends.data(), send_offsets.data(), from.type, to.data,
                             receives.data(), receive_offsets.data(), to.type, comm, request);

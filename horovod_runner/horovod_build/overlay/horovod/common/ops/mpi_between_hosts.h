@@ -217,6 +217,30 @@ private:
   std::chrono::steady_clock::time_point since_;
 };
 
+// A blocking call of MPI that waits with patience if the ranks are on several hosts. There `start` is
+// called, the nonblocking form of `call`.
+template <typename Set, typename Blocking, typename Nonblocking>
+auto Call(const Set& process_set, Blocking call, Nonblocking start) {
+  const auto& controller = *process_set.controller;
+  const bool several_hosts = controller.GetSize() > controller.GetLocalSize();
+  return [=](auto... arguments) {
+    if (!several_hosts) {
+      return call(arguments...);
+    }
+    MPI_Request request;
+    int code = start(arguments..., &request);
+    Patience patience;
+    for (int done = 0; code == MPI_SUCCESS;) {
+      code = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+      if (done) {
+        break;
+      }
+      patience.Wait();
+    }
+    return code;
+  };
+}
+
 // A reduction of a small buffer over all ranks, in place.
 class Small {
 public:
