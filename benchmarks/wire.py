@@ -105,7 +105,8 @@ def rows_of(shape: Shape, found: dict[str, Any], title: str) -> Iterator[list[st
     """The table of one cluster, and its figures with a target."""
     links = [link for each in found.values() for link in each["links"]]
     rate = median(link["rate"] for link in links)
-    trips = math.ceil(math.log2(shape.hosts))  # out and back: the negotiation, and the sum
+    # Two exchanges for each doubling of the hosts: one for the negotiation, and one for the sum.
+    trips = math.ceil(math.log2(shape.hosts))
     round_trip = median(link["round_trip"] for link in links)
     for name in found["mpi"]["seconds"]:
         of = {system: median(each["seconds"][name]["ours"]) for system, each in found.items()}
@@ -138,7 +139,9 @@ def tables(link: Link, shape: Shape, found: dict[str, Any]) -> None:
     print(f"\n## {title}\n")
     print(
         f"Plain TCP: {median(rates):.2f} Gbit/s ({min(rates):.2f} to {max(rates):.2f}) each way at "
-        f"once; a round trip takes {median(trips):.2f} ms.\n"
+        f"once; a round trip takes {median(trips):.2f} ms. "
+        f"{median(each['busy'] for each in links):.0f}% of the cores were busy, and "
+        f"{found['mpi']['busy'][_LARGE]:.0f}% during reductions of {_LARGE}.\n"
     )
     heads = ["milliseconds", "ours, MPI", "ours, Gloo", "torch", "peer", "ours / limit", "target"]
     print(report.table([*heads, "", "bytes / needed"], list(rows_of(shape, found, title))))

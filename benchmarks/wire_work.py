@@ -32,10 +32,11 @@ def measure(
 
     Returns:
         On rank 0: the raw link's bytes per second and round trip; the seconds by size and system;
-        the bytes that left a host in one reduction, by size; the seconds of a step and the bytes
-        that left a host, by way.
+        the bytes that left a host in one reduction, by size, and the percentage of the machine's
+        cores that were busy; the seconds of a step and the bytes that left a host, by way.
     """
     import horovod.torch as hvd
+    import psutil
     import torch
     import torch.distributed
 
@@ -43,7 +44,7 @@ def measure(
     torch.distributed.init_process_group("gloo")
     links = [raw_link()]
     found: dict[str, dict[str, list[float]]] = {}
-    sent = {}
+    sent, busy = {}, {}
     for name, size in sizes.items():
         tensor = torch.zeros(size // 4)
 
@@ -55,7 +56,9 @@ def measure(
 
         systems = {"ours": ours, **({"torch": theirs} if peers else {})}
         expected = links[0]["round_trip"] + 2 * size / links[0]["rate"]
+        psutil.cpu_percent()
         found[name] = _alternate(systems, turns, max(1, min(200, round(seconds / expected))))
+        busy[name] = psutil.cpu_percent()
         sent[name] = _sent_by(ours)
     links.append(raw_link())
     ways: dict[str, list[float]] = {}
@@ -69,7 +72,7 @@ def measure(
     torch.distributed.destroy_process_group()
     if hvd.rank():
         return None
-    result = {"links": links, "seconds": found, "sent": sent, "steps": ways}
+    result = {"links": links, "seconds": found, "sent": sent, "busy": busy, "steps": ways}
     return {**result, "sent_by_steps": sent_by_steps, "size": hvd.size()}
 
 
@@ -118,7 +121,8 @@ def raw_link() -> dict[str, float]:
     Every host sends to the next one over several TCP connections, all at the same time.
 
     Returns:
-        The slowest host's bytes per second, and the round trip of a byte in seconds.
+        The slowest host's bytes per second, the round trip of a byte in seconds, and the percentage
+        of the machine's cores that were busy.
     """
     import psutil
     import torch.distributed as dist
@@ -143,7 +147,9 @@ def raw_link() -> dict[str, float]:
             result["round_trip"] = _round_trip(outgoing[0], incoming[0], hvd.cross_rank())
         dist.barrier()
         if hvd.local_rank() == 0:
+            psutil.cpu_percent()
             result["rate"] = _stream(outgoing, incoming)
+            result["busy"] = psutil.cpu_percent()
             for connection in (*outgoing, *incoming):
                 connection.close()
     results: list[Any] = [None] * hvd.size()
@@ -152,24 +158,23 @@ def raw_link() -> dict[str, float]:
     return {
         "rate": min(each["rate"] for each in leaders),
         "round_trip": leaders[0]["round_trip"],
+        "busy": leaders[0]["busy"],
     }
 
 
 def _round_trip(outgoing: socket.socket, incoming: socket.socket, host: int) -> float:
-    """The seconds until a byte comes back, on host 0; others send it back."""
-    if host == 1:
-        while incoming.recv(1) == b"a":
-            incoming.sendall(b"a")
+    """The seconds of two exchanges of a byte between hosts 0 and 1; both send, then receive."""
+    if host > 1:
         return 0.0
+    connection = outgoing if host == 0 else incoming
     times = []
-    if host == 0:
-        for _ in range(50):
-            start = time.perf_counter()
-            outgoing.sendall(b"a")
-            outgoing.recv(1)
-            times.append(time.perf_counter() - start)
-        outgoing.sendall(b"b")
-    return median(times) if times else 0.0
+    for _ in range(50):
+        start = time.perf_counter()
+        for _ in range(2):
+            connection.sendall(b"a")
+            connection.recv(1)
+        times.append(time.perf_counter() - start)
+    return median(times)
 
 
 def _stream(

@@ -43,6 +43,7 @@ def all_cases() -> list[dict[str, Any]]:
         "loss": loss_of_training(),
         "refused": {name: refusal(call) for name, call in refused().items()},
         "embedding": embedding(),
+        "large": large(),
     }
     return list(hvd.allgather_object(found))
 
@@ -174,6 +175,36 @@ def embedding() -> list[Any]:
     return list(layer.weight.tolist())
 
 
+def large() -> list[float]:
+    """Gradients that are sent during the backward pass; rank 1 has none of the second one.
+
+    Returns:
+        For each parameter the least and the greatest reduced gradient, divided by its place's.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    sizes = {"odd": (1 << 20) + 3, "of rank 0": 1 << 19, "small": 5}
+    net = torch.nn.ParameterDict({name: torch.zeros(size) for name, size in sizes.items()})
+    places = {name: torch.arange(size) % 100 + 1 for name, size in sizes.items()}
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=1.0),
+        net.named_parameters(),
+        hvd.Compression.bf16,
+        op=hvd.Sum,
+    )
+    for _ in range(2):
+        optimizer.zero_grad()
+        own = [name for name in sizes if hvd.rank() == 0 or name != "of rank 0"]
+        sum((net[name] * places[name] * (hvd.rank() + 1)).sum() for name in own).backward()
+        optimizer.step()
+    found = []
+    for name, weight in net.items():
+        factors = -weight.detach() / 2 / places[name]
+        found += [factors.min().item(), factors.max().item()]
+    return found
+
+
 def refused() -> dict[str, Callable[[], Any]]:
     import horovod.torch as hvd
     import torch
@@ -291,6 +322,11 @@ def test_bf16_averages_rounded_gradients_in_float32() -> None:
         assert (torch.as_tensor(own[name]) == rounded(total / 2)).all()
         assert (own[name] == other[name]).all()
     assert results()[1]["embedding"] == [[-0.5, -0.5], [-0.5, -0.5], [0.0, 0.0]]
+
+
+def test_bf16_sums_large_gradients_though_one_rank_has_none() -> None:
+    for result in results():
+        np.testing.assert_allclose(result["large"], [3, 3, 1, 1, 3, 3], rtol=0.01)
 
 
 def test_a_gradient_that_overflows_leaves_no_trace() -> None:

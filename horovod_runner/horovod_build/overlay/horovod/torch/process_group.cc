@@ -42,6 +42,7 @@
 #include "../common/activity.h"
 #define OMPI_SKIP_MPICXX
 #include "../common/ops/mpi_between_hosts.h"
+#include "../common/patience.h"
 #include "mpi.h"
 
 namespace horovod {
@@ -100,7 +101,7 @@ template <typename Test, typename Ends> bool Patiently(Test test, microseconds b
       if (ends(waited)) {
         return false;
       }
-      std::this_thread::sleep_for(std::min(waited / 8, microseconds(1000)));
+      common::SleepPatiently(waited, microseconds(1000));
     }
   }
 }
@@ -448,7 +449,7 @@ struct Peers {
   void AllreduceInPipeline(const Buffer& buffer, MPI_Op operation) {
     const int64_t bytes = buffer.count * buffer.unit;
     try {
-      if (bytes < between_hosts::SMALLEST_BYTES) {
+      if (!between_hosts::IsLarge(bytes, size)) {
         auto* sums = new between_hosts::Small(buffer.data, Count(buffer.count), buffer.unit,
                                               buffer.type, operation, comm);
         if (!Patiently([&] { return sums->Advance(); }, kBusy, ends)) {

@@ -25,12 +25,16 @@
 
 #include "mpi.h"
 
+#include "../patience.h"
+
 namespace horovod {
 namespace common {
 namespace between_hosts {
 
-// A smaller buffer takes as long over MPI_Allreduce, or longer.
-constexpr int64_t SMALLEST_BYTES = 256 << 10;
+// A buffer is large from this size on, and if each of the ranks' parts has so many bytes. With smaller
+// ones MPI_Allreduce takes as long, or less.
+constexpr int64_t LARGE_BYTES = 256 << 10;
+constexpr int64_t LARGE_PART_BYTES = 32 << 10;
 // What the network could send in the time that one more step of a reduction takes.
 constexpr int64_t STEP_BYTES = 16 << 10;
 // What a rank sends to the next host in one message, and how many of these may be under way.
@@ -44,6 +48,10 @@ inline void Check(int code) {
   if (code != MPI_SUCCESS) {
     throw std::runtime_error("an allreduce between hosts failed, see MPI output for details.");
   }
+}
+
+inline bool IsLarge(int64_t bytes, int ranks) {
+  return bytes >= std::max(LARGE_BYTES, ranks * LARGE_PART_BYTES);
 }
 
 // What is the same for all pieces.
@@ -207,7 +215,7 @@ public:
     if (waited < microseconds(50)) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(std::min(waited / 8, microseconds(100)));
+      SleepPatiently(waited, microseconds(50));
     }
   }
   void End() { waiting_ = false; }
