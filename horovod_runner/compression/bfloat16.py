@@ -43,7 +43,8 @@ class BFloat16(WholeGradients):
         if together := [name for name in gradients if name not in begun]:
             tensors = [gradients[name] for name in together]
             where = {"process_set": process_set}
-            all_sums.append((together, _Sums(tensors, prefix, process_set.size(), where)))
+            sums = _Sums(tensors, f"{prefix}.together", process_set.size(), where)
+            all_sums.append((together, sums))
         for _, sums in all_sums:
             sums.add(average=op == hvd.Average)
         return {
