@@ -34,7 +34,8 @@ class PartialState:
         return "gloo", "MULTI_CPU"
 
 
-# MPICH's variables that make every rank, or the ranks with even numbers, a host of its own.
+# MPICH takes each rank for a host with the first variable. With the second one it sees two hosts:
+# the ranks with even numbers, and those with odd ones.
 @pytest.mark.parametrize(
     ("size", "hosts"),
     [(3, ""), (5, "MPIR_CVAR_NOLOCAL"), (4, "MPIR_CVAR_ODD_EVEN_CLIQUES")],
