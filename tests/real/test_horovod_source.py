@@ -16,18 +16,20 @@ def test_every_patch_applies_to_the_release_and_changes_it(tmp_path: Path) -> No
         assert {file: file.read_bytes() for file in files} != before, patch.name
 
 
-def test_the_overlay_replaces_files_of_the_release_and_adds_what_patches_include(
+def test_the_overlay_replaces_files_of_the_release_and_adds_what_is_included(
     tmp_path: Path,
 ) -> None:
     root = source.fetch(tmp_path)
     files = [file for file in source.OVERLAY.rglob("*") if file.is_file()]
     there = [root / file.relative_to(source.OVERLAY) for file in files]
     patches = "".join(patch.read_text() for patch in source.PATCHES.glob("*.patch"))
+    includes = patches + "".join(file.read_text() for file in files)
     for file in there:
         added = (
-            f'+#include "{file.name}"',
+            f'#include "{file.name}"',
+            f'#include "../{file.name}"',
             f'+list(APPEND PYTORCH_SOURCES "${{PROJECT_SOURCE_DIR}}/{file.relative_to(root)}")',
         )
-        assert file.is_file() or any(each in patches for each in added), file.name
+        assert file.is_file() or any(each in includes for each in added), file.name
     source.apply_patches(root)
     assert [file.read_bytes() for file in there] == [file.read_bytes() for file in files]
