@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -36,7 +36,11 @@ from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.transport import ChannelAddress
 
 _MARK = "horovod_runner"
-_LINE_BYTES = 1 << 12  # of an outcome; srun does not mix lines
+# srun passes on what tasks print in pieces of whole lines, at most 1,024 bytes each
+# (SLURM_IO_MAX_MSG_LEN), and cuts longer lines, and what a task printed last, every 1,024 bytes.
+# Lines of a length that divides 1,024 stay whole, however the pieces of several tasks alternate.
+_LINE_BYTES = 256
+_PIECE_BYTES = 220  # of an outcome in base64; the rest is for the mark, the task and the line's end
 _FIRST_TASK_SECONDS = 120.0  # nodes may load Python from a slow file system
 _KEPT_LINES = 20
 
@@ -206,15 +210,8 @@ class SlurmLaunch:
     def _read(self) -> None:
         """Read the outcomes, and wait for srun's end."""
         assert self._process.stdout is not None  # noqa: S101
-        pieces: dict[int, list[bytes]] = {}
         with self._process.stdout as pipe:
-            for line in pipe:
-                match line.split():
-                    case [mark, task, b"."] if mark == _MARK.encode():
-                        data = base64.b64decode(b"".join(pieces.pop(int(task), [])))
-                        self._outcomes[int(task)] = msgspec.msgpack.decode(data, type=Outcome)
-                    case [mark, task, piece] if mark == _MARK.encode():
-                        pieces.setdefault(int(task), []).append(piece)
+            self._outcomes = read_outcomes(pipe)
         for thread in (self._writer, self._error_reader):
             thread.join()
         self._process.wait()
@@ -259,6 +256,31 @@ class SlurmLaunch:
             self._process.send_signal(signal.SIGTERM)
 
 
+def outcome_lines(task: int, outcome: Outcome) -> str:
+    """A task's outcome as it prints it for the driver: lines of 256 bytes, then their count."""
+    data = base64.b64encode(msgspec.msgpack.encode(outcome)).decode()
+    pieces = [data[at : at + _PIECE_BYTES] for at in range(0, len(data), _PIECE_BYTES)]
+    lines = [f"{_MARK} {task} {piece}" for piece in [*pieces, f". {len(pieces)}"]]
+    return "".join(line.ljust(_LINE_BYTES - 1) + "\n" for line in lines)
+
+
+def read_outcomes(lines: Iterable[bytes]) -> dict[int, Outcome]:
+    """The outcomes in srun's output, by task. One that did not come whole is left out."""
+    outcomes: dict[int, Outcome] = {}
+    pieces: dict[bytes, list[bytes]] = {}
+    for line in lines:
+        match line.split():
+            case [mark, task, b".", count] if mark == _MARK.encode():
+                encoded = pieces.pop(task, [])
+                if count == str(len(encoded)).encode():
+                    with suppress(ValueError, msgspec.MsgspecError):
+                        data = base64.b64decode(b"".join(encoded), validate=True)
+                        outcomes[int(task)] = msgspec.msgpack.decode(data, type=Outcome)
+            case [mark, task, piece] if mark == _MARK.encode():
+                pieces.setdefault(task, []).append(piece)
+    return outcomes
+
+
 def main(arguments: list[str]) -> int:
     """Run the rank of one Slurm task; or with a seat as argument, serve a pool."""
     task = int(os.environ["SLURM_PROCID"])
@@ -273,12 +295,7 @@ def main(arguments: list[str]) -> int:
     if arguments:
         serve(job, address, int(arguments[0]), setup)
         return 0
-    data = base64.b64encode(msgspec.msgpack.encode(run_rank(job, address, setup)))
-    out = sys.stdout
-    for start in range(0, len(data), _LINE_BYTES):
-        out.write(f"{_MARK} {task} {data[start : start + _LINE_BYTES].decode()}\n")
-    out.write(f"{_MARK} {task} .\n")
-    out.flush()
+    print(outcome_lines(task, run_rank(job, address, setup)), end="", flush=True)
     return 0
 
 

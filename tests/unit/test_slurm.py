@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import sys
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 
 from horovod_runner import ClusterConfig, DataError, HorovodRunner, LaunchError, SlotError
-from horovod_runner.launchers.slurm import SlurmLauncher
+from horovod_runner.launchers.slurm import SlurmLauncher, outcome_lines, read_outcomes
 from horovod_runner.launchers.srun import command
+from horovod_runner.wire.job import Outcome
 
 HERE = socket.gethostname().split(".")[0]
 
@@ -75,3 +77,29 @@ def test_srun_gets_the_allocations_settings(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     more = set(command(3)) - set(plain)
     assert more == {"--cpus-per-task=8", "--gpu-bind=none", "--overlap"}
+
+
+def _outcome(task: int) -> Outcome:
+    return Outcome(task=task, rank=task, tail=[f"line {number}" for number in range(task * 150)])
+
+
+def test_outcomes_are_whole_however_srun_cuts_and_mixes_what_tasks_print() -> None:
+    """srun sends at most 1,024 bytes of a task at a time, and need not end them with a line."""
+    outcomes = {task: _outcome(task) for task in range(4)}
+    printed = [outcome_lines(*each).encode() for each in outcomes.items()]
+    pieces = [
+        [text[at : at + 1024] for at in range(0, len(text), 1024)] for text in reversed(printed)
+    ]
+    assert len(pieces[0]) > len(pieces[1]) > len(pieces[2]) > len(pieces[3]) > 0
+    mixed = b"".join(
+        piece for turn in itertools.zip_longest(*pieces, fillvalue=b"") for piece in turn
+    )
+    assert read_outcomes(mixed.splitlines(keepends=True)) == outcomes
+
+
+def test_an_outcome_that_did_not_come_whole_is_left_out() -> None:
+    lines = outcome_lines(1, _outcome(1)).encode().splitlines(keepends=True)
+    other = outcome_lines(0, _outcome(0)).encode().splitlines(keepends=True)
+    assert len(lines) > 3
+    for left in (lines[1:], lines[:1] + lines[2:], lines[:-1], [lines[0][:100], *lines[1:]], []):
+        assert set(read_outcomes([b"something else\n", *left, *other])) == {0}
