@@ -33,14 +33,13 @@ from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.wire import messages
-from horovod_runner.wire.framing import frame
+from horovod_runner.wire.framing import PIECE_BYTES, frame
 from horovod_runner.wire.job_file import CHECKPOINT_BYTE, CheckpointPlan
 from horovod_runner.wire.marker import Kind, Marker, file_name
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.sharded.writer import Part, Sharder
 
-_PIECE_BYTES = 1 << 20
 _PART_SECONDS = 5.0  # for the other ranks to write their parts, before this rank may be stopped
 
 
@@ -261,7 +260,7 @@ class Saver:
     def _stream(self, path: Path, marker: Marker) -> None:
         with path.open("rb", buffering=0) as file:
             offset = 0
-            while data := file.read(_PIECE_BYTES):
+            while data := file.read(PIECE_BYTES):
                 self._send(messages.FilePart(0, marker.name, offset, data))
                 offset += len(data)
 

@@ -335,7 +335,8 @@ class Relay:
             partial.clear()
             self._leave(pipe)
             return
-        batch = bytes(partial[:end])
+        with memoryview(partial) as view:
+            batch = bytes(view[:end])
         if not _only_waits(batch):
             self._touch()
         if end:

@@ -9,12 +9,12 @@ from pathlib import Path
 from horovod_runner.errors import CheckpointError
 from horovod_runner.task.orders import receive
 from horovod_runner.wire import messages
+from horovod_runner.wire.framing import PIECE_BYTES
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.marker import Marker
 
 _FETCH_SECONDS = 60.0  # for the driver to verify a checkpoint and send a piece of it
-_PIECE_BYTES = 1 << 20
 _MAX_WAITING = 32  # pieces that the driver has not taken yet
 
 
@@ -113,7 +113,7 @@ def _send_file(path: Path, rank: int, name: str, link: Link) -> int:
     """Send a file piece by piece; returns its size."""
     offset = 0
     with path.open("rb") as file:
-        while data := file.read(_PIECE_BYTES):
+        while data := file.read(PIECE_BYTES):
             link.put(messages.FilePart(rank, name, offset, data))
             offset += len(data)
             while link.waiting >= _MAX_WAITING and not link.lost:

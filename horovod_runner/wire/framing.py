@@ -6,10 +6,14 @@ A batch is a whole number of frames, one after the other.
 from __future__ import annotations
 
 import struct
-from typing import Final
+from typing import Final, TypeVar
 
 MAX_BYTES: Final = 256 << 20
+# Of a file in one message. Two such messages fit into a worker's pipe of 1 MiB, so it writes one
+# while the other is read; and one fits into a part of the message channel.
+PIECE_BYTES: Final = (1 << 19) - (1 << 12)
 LENGTH: Final = struct.Struct("<I")
+Batch = TypeVar("Batch", bytes, memoryview)
 
 
 def frame(data: bytes) -> bytes:
@@ -35,14 +39,15 @@ def complete(data: bytes | bytearray) -> int:
     return end
 
 
-def unframe(batch: bytes) -> list[bytes]:
-    """Split a batch into its messages.
+def unframe(batch: Batch) -> list[Batch]:
+    """Split a batch into its messages; those of a memoryview are views of it, not copies.
 
     Raises:
         ValueError: the batch does not end with a whole frame.
     """
     # Batches may hold very many small messages: the loop looks nothing up twice.
-    messages, length_at, start, size = [], LENGTH.unpack_from, 0, len(batch)
+    messages: list[Batch] = []
+    length_at, start, size = LENGTH.unpack_from, 0, len(batch)
     prefix = LENGTH.size
     while start < size:
         begin = start + prefix

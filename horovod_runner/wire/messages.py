@@ -17,7 +17,7 @@ from typing import Annotated, Final, Literal, TypeVar, get_args
 import msgspec
 
 from horovod_runner.wire import measurements, pool
-from horovod_runner.wire.framing import unframe
+from horovod_runner.wire.framing import Batch, unframe
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.slots import Offer, Slot
 
@@ -372,7 +372,7 @@ def decode_from_rank(data: bytes) -> FromRank:
     return _decode(_from_rank, data)
 
 
-def decode_batch(batch: bytes) -> list[FromRank]:
+def decode_batch(batch: Batch) -> list[FromRank]:
     """Decode a batch of frames from a rank; raises as decode_from_rank and unframe do."""
     decode = _from_rank.decode
     try:
