@@ -34,9 +34,11 @@ _PROFILER_LINES = 15  # of the thread that measures a rank, in the stacks after 
 _TAIL_LINE_CHARACTERS = 2000
 _POLL_MS = 100
 _BEAT_MS = 1000
-# Reports are read at fixed intervals: a training loop that reports every step must not wake this
-# process every step. The interval is shorter when the pipe fills.
+# Reports are read at intervals: a training loop that reports every step must not wake this process
+# every step. The interval doubles while reports keep coming, since each time the driver wakes too,
+# and ranks may need all cores. It is short when the pipe fills.
 _REPORTS_SECONDS = 0.1
+_REPORTS_MOST_SECONDS = 0.5
 _REPORTS_SOON_SECONDS = 0.01
 _REPORTS_MANY_BYTES = PIPE_BYTES // 8
 # With this many batches that the driver has not taken, reports stay in their pipe.
@@ -77,6 +79,7 @@ class Relay:
             pipe: bytearray() for pipe in (worker.messages, worker.reports, worker.file_parts)
         }
         self._reports_at: float | None = None  # when to read reports; None: as soon as some arrive
+        self._reports_seconds = _REPORTS_SECONDS  # the interval
         self._file_parts_paused = False
         self._end_at: float | None = None  # until then the worker may complete a checkpoint
         self._kill_at: float | None = None
@@ -286,10 +289,12 @@ class Relay:
             self._link.flush()
         if total:
             many = total >= _REPORTS_MANY_BYTES
-            pause = _REPORTS_SOON_SECONDS if many else _REPORTS_SECONDS
+            pause = _REPORTS_SOON_SECONDS if many else self._reports_seconds
             self._reports_at = time.monotonic() + pause
+            self._reports_seconds = min(2 * pause, _REPORTS_MOST_SECONDS)
         elif self._link.waiting < _MAX_WAITING:
             self._reports_at = None  # no reports at the moment: wait for the pipe itself
+            self._reports_seconds = _REPORTS_SECONDS
             self._poller.register(pipe, zmq.POLLIN)
 
     def _read(self, descriptor: int) -> int | None:
