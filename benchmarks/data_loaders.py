@@ -238,6 +238,26 @@ def no_data_tf(task: Task) -> Figures:
     return _timed_tf(tf.data.Dataset.range(-(-task.rows // BATCH)), task)
 
 
+def gather_tf(task: Task) -> Figures:
+    """Shuffled batches that TensorFlow itself gathers, from tensors in its memory."""
+    import tensorflow as tf
+
+    matrix, labels = (tf.constant(array) for array in _raw(task))
+    count = -(-task.rows // BATCH)
+
+    def gathered(order: Any) -> tuple[Any, Any]:
+        return tf.gather(matrix, order), tf.gather(labels, order)
+
+    def shuffled(_: Any) -> Any:
+        order = tf.random.shuffle(tf.range(task.rows))
+        return tf.data.Dataset.from_tensor_slices(order).batch(BATCH)
+
+    dataset = tf.data.Dataset.range(1).flat_map(shuffled).map(gathered).prefetch(2)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(count))
+    _check((y for _, y in dataset), task.rows)
+    return _timed_tf(dataset, task)
+
+
 def _timed_tf(dataset: Any, task: Task) -> Figures:
     """Rates of a loop in Python, and of one in a graph as in ``model.fit``."""
     import tensorflow as tf
@@ -303,6 +323,20 @@ def _arrays(task: Task) -> tuple[Array, Array]:
     else:
         matrix = table["x"].combine_chunks().flatten().to_numpy().reshape(-1, _WIDTH)
     return matrix, table["label"].to_numpy()
+
+
+def decoder(task: Task) -> Figures:
+    """All images decoded one after the other by simplejpeg, from memory."""
+    import pyarrow.parquet as pq
+    import simplejpeg
+
+    images = pq.read_table(task.folder, columns=["image"])["image"].to_pylist()
+
+    def epoch() -> None:
+        for image in images:
+            simplejpeg.decode_jpeg(image, colorspace="RGB")
+
+    return _timed(epoch, task)
 
 
 def torch_loader(task: Task) -> Figures:
@@ -537,7 +571,9 @@ MEASURES: dict[str, Callable[..., Figures]] = {
         ours_first,
         ours_tf,
         no_data_tf,
+        gather_tf,
         raw_gather,
+        decoder,
         torch_loader,
         scan,
         petastorm,

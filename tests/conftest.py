@@ -261,7 +261,14 @@ def is_forked(process: psutil.Process) -> bool:
     """Whether a fork server has forked it."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
-        return parent is not None and "horovod_runner.warm.server" in parent.cmdline()
+        return parent is not None and _runs(parent, "horovod_runner.warm.server")
+    return False
+
+
+def _runs(process: psutil.Process, module: str) -> bool:
+    """Whether a process, which may end at any moment, was started with a module."""
+    with contextlib.suppress(psutil.Error):
+        return module in process.cmdline()
     return False
 
 
@@ -271,7 +278,7 @@ def _workers() -> set[int]:
     return {
         process.pid
         for process in found
-        if "horovod_runner.worker.main" in process.cmdline() or is_forked(process)
+        if _runs(process, "horovod_runner.worker.main") or is_forked(process)
     }
 
 
