@@ -161,7 +161,12 @@ def build(row: Row, python: str, folder: Path, out: Path) -> None:
         [packages] = folder.glob("lib/*/site-packages")
         environment["CUDA_HOME"] = str(stage_cuda(packages, folder / "cuda"))
         environment["HOROVOD_BUILD_CUDA_CC_LIST"] = row.entry["architectures"]
-    command = [folder / "bin" / "python", ROOT / "wheels" / "build.py", "--out", out]
+    command: list[str | Path] = [
+        folder / "bin" / "python",
+        ROOT / "wheels" / "build.py",
+        "--out",
+        out,
+    ]
     command += ["--cache", BASE / "built"]
     command += ["--frameworks", ",".join(row.frameworks)]
     command += ["--gpu"] * (row.plane == "--gpu")
@@ -200,7 +205,7 @@ def try_out(row: Row, python: str, folder: Path, out: Path) -> float:
         "HOROVOD_RUNNER_WHEELS": str(out),
     }
     write_index(out)
-    command = [folder / "bin" / "horovod-runner", "install", row.plane]
+    command: list[str | Path] = [folder / "bin" / "horovod-runner", "install", row.plane]
     command += ["--frameworks", ",".join(row.frameworks)]
     began = time.monotonic()
     done = subprocess.run(
@@ -220,7 +225,7 @@ def with_pip(folder: Path, out: Path, environment: dict[str, str]) -> None:
     python = folder / "bin" / "python"
     ask = "import importlib.metadata as m; print(m.version('horovod'))"
     version = subprocess.check_output([python, "-c", ask], text=True).strip()
-    pip = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
     pip += ["--force-reinstall", "--find-links", out / "index.html", f"horovod=={version}"]
     subprocess.run(pip, env=environment, check=True)
 
@@ -229,7 +234,8 @@ def install(row: Row, python: str, folder: Path, *packages: str) -> None:
     """Make an environment with a row's frameworks and more, in the versions of the constraints."""
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "uv"
     subprocess.run([uv, "venv", "--quiet", "--python", python, folder], check=True)
-    command = [uv, "pip", "install", "--quiet", "--python", folder / "bin" / "python"]
+    command: list[str | Path] = [uv, "pip", "install", "--quiet"]
+    command += ["--python", folder / "bin" / "python"]
     command += ["--constraint", ROOT / "constraints" / "latest.txt"]
     command += ["--excludes", ROOT / "constraints" / "excludes.txt"]
     if os.environ.get("TORCH_INDEX") and row.plane == "--cpu":
