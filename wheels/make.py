@@ -161,13 +161,8 @@ def build(row: Row, python: str, folder: Path, out: Path) -> None:
         [packages] = folder.glob("lib/*/site-packages")
         environment["CUDA_HOME"] = str(stage_cuda(packages, folder / "cuda"))
         environment["HOROVOD_BUILD_CUDA_CC_LIST"] = row.entry["architectures"]
-    command: list[str | Path] = [
-        folder / "bin" / "python",
-        ROOT / "wheels" / "build.py",
-        "--out",
-        out,
-    ]
-    command += ["--cache", BASE / "built"]
+    command: list[str | Path] = [folder / "bin" / "python", ROOT / "wheels" / "build.py"]
+    command += ["--out", out, "--cache", BASE / "built"]
     command += ["--frameworks", ",".join(row.frameworks)]
     command += ["--gpu"] * (row.plane == "--gpu")
     subprocess.run(command, env=environment, cwd=folder, check=True)
