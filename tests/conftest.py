@@ -261,11 +261,11 @@ def is_forked(process: psutil.Process) -> bool:
     """Whether a fork server has forked it."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
-        return parent is not None and _runs(parent, "horovod_runner.warm.server")
+        return parent is not None and runs(parent, "horovod_runner.warm.server")
     return False
 
 
-def _runs(process: psutil.Process, module: str) -> bool:
+def runs(process: psutil.Process, module: str) -> bool:
     """Whether a process, which may end at any moment, was started with a module."""
     with contextlib.suppress(psutil.Error):
         return module in process.cmdline()
@@ -278,7 +278,7 @@ def _workers() -> set[int]:
     return {
         process.pid
         for process in found
-        if _runs(process, "horovod_runner.worker.main") or is_forked(process)
+        if runs(process, "horovod_runner.worker.main") or is_forked(process)
     }
 
 

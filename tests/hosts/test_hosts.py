@@ -24,6 +24,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from tests.cluster.standalone import Place, StandaloneCluster
+from tests.conftest import runs
 from tests.hosts.drive import Driver
 from tests.hosts.network import ADDRESSES, NOWHERE, SECOND, Network, missing
 
@@ -324,5 +325,5 @@ def test_a_lost_host_ends_the_run_and_is_named(driver: Driver, network: Network)
     _, error = driver.result()
     assert lost.name in error
     processes = [process for host in network.workers for process in host.processes()]
-    ranks = [process for process in processes if "horovod_runner.worker.main" in process.cmdline()]
+    ranks = [process for process in processes if runs(process, "horovod_runner.worker.main")]
     assert psutil.wait_procs(ranks, timeout=15)[1] == []
