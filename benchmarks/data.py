@@ -327,8 +327,8 @@ def tf(bench: Bench) -> Iterator[Line]:
     }
     for row, kind in (("tf.data, narrow", "narrow"), ("tf.data, vec784", "vec")):
         for key, how in (("rate", "Python"), ("graph", "graph")):
-            lines = [("ours", "petastorm", None), ("ours", "tf.gather", 1.0)]
-            lines.append(("ours", "no data", None))
+            targets = {"petastorm": None, "tf.gather": 1.0, "no data": None}
+            lines = [("ours", peer, target) for peer, target in targets.items()]
             title = f"{row}, {how}"
             yield from _loaders(bench, row, kind, systems, lines, key=key, title=title)
 
