@@ -312,9 +312,10 @@ def jpeg(bench: Bench) -> Iterator[Line]:
 
 def first(bench: Bench) -> Iterator[Line]:
     """First epochs, with packing."""
-    systems = {"ours": "ours_first", "pyarrow scan": "scan"}
+    systems = {"ours": "ours_first", "by hand": "raw_first", "pyarrow scan": "scan"}
+    lines = [("ours", "by hand", 0.95), ("ours", "pyarrow scan", None)]
     for row, kind in (("first epoch, narrow", "narrow"), ("first epoch, vec784", "vec")):
-        yield from _loaders(bench, row, kind, systems, [("ours", "pyarrow scan", 0.8)])
+        yield from _loaders(bench, row, kind, systems, lines)
 
 
 def tf(bench: Bench) -> Iterator[Line]:
@@ -339,7 +340,10 @@ def frame(bench: Bench) -> Iterator[Line]:
     bench.once(row, "frame", bench.task("narrow", rows=_FRAME_ROWS), {})
     seconds = {
         name: bench.figure(row, "frame", name)
-        for name in ("ours", "files", "rows", "dropped", "empty run", "empty barrier job")
+        for name in (
+            *("ours", "files", "rows", "dropped"),
+            *("empty run", "imports", "empty barrier job"),
+        )
     }
     peers = (
         ("write.parquet and read", "files", "empty run", 0.65),

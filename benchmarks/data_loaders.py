@@ -282,26 +282,56 @@ def raw_gather(task: Task) -> Figures:
 
     It gathers sixteen batches at once, into memory that it reuses for the next sixteen.
     """
-    import torch
-
     matrix, labels = _raw(task)
-    count = 16 * BATCH
-    x_out, y_out = np.empty((count, matrix.shape[1]), matrix.dtype), np.empty(count, labels.dtype)
     random = np.random.default_rng(0)
 
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        order = random.permutation(task.rows)
-        for start in range(0, task.rows, count):
-            part = order[start : start + count]
-            x, y = x_out[: len(part)], y_out[: len(part)]
-            np.take(matrix, part, axis=0, out=x, mode="clip")
-            np.take(labels, part, out=y, mode="clip")
-            yield from zip(
-                torch.from_numpy(x).split(BATCH), torch.from_numpy(y).split(BATCH), strict=True
-            )
+    def epoch() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return _gathered(matrix, labels, random.permutation(task.rows))
 
-    _check((y.clone() for _, y in batches()), task.rows)
-    return _timed(lambda: _steps(batches()), task)
+    _check((y.clone() for _, y in epoch()), task.rows)
+    return _timed(lambda: _steps(epoch()), task)
+
+
+def _gathered(matrix: Array, labels: Array, order: Array) -> Iterator[Any]:
+    import torch
+
+    count = 16 * BATCH
+    x_out, y_out = np.empty((count, matrix.shape[1]), matrix.dtype), np.empty(count, labels.dtype)
+    for start in range(0, len(order), count):
+        part = order[start : start + count]
+        x, y = x_out[: len(part)], y_out[: len(part)]
+        np.take(matrix, part, axis=0, out=x, mode="clip")
+        np.take(labels, part, out=y, mode="clip")
+        yield from zip(
+            torch.from_numpy(x).split(BATCH), torch.from_numpy(y).split(BATCH), strict=True
+        )
+
+
+def raw_first(task: Task) -> Figures:
+    """A hand-written first epoch: all rows scanned, written to a file as a matrix, and gathered.
+
+    No loader that shuffles all rows and keeps them on disk can do less.
+    """
+    width = len(NARROW) if task.kind == "narrow" else _WIDTH
+
+    def epoch() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        with tempfile.TemporaryDirectory() as folder:
+            matrix = np.memmap(f"{folder}/matrix", np.float32, "w+", shape=(task.rows, width))
+            labels = np.memmap(f"{folder}/labels", np.int64, "w+", shape=(task.rows,))
+            start = 0
+            for *columns, label in _scanned(task):
+                end = start + len(label)
+                if task.kind == "narrow":
+                    np.stack(columns, axis=1, out=matrix[start:end])
+                else:
+                    matrix[start:end] = columns[0].reshape(-1, width)
+                labels[start:end] = label
+                start = end
+            order = np.random.default_rng(0).permutation(task.rows)
+            yield from _gathered(np.asarray(matrix), np.asarray(labels), order)
+
+    _check((y.clone() for _, y in epoch()), task.rows)
+    return _timed(lambda: _steps(epoch()), task)
 
 
 def _raw(task: Task) -> tuple[Array, Array]:
@@ -326,17 +356,40 @@ def _arrays(task: Task) -> tuple[Array, Array]:
 
 
 def decoder(task: Task) -> Figures:
-    """All images decoded one after the other by simplejpeg, from memory."""
-    import pyarrow.parquet as pq
+    """All images decoded one after the other by simplejpeg, from memory, and forgotten."""
     import simplejpeg
 
-    images = pq.read_table(task.folder, columns=["image"])["image"].to_pylist()
+    images = _encoded(task)
 
     def epoch() -> None:
         for image in images:
             simplejpeg.decode_jpeg(image, colorspace="RGB")
 
     return _timed(epoch, task)
+
+
+def decoder_batches(task: Task) -> Figures:
+    """All images decoded in a shuffled order, from memory, into batches that reuse their memory."""
+    import simplejpeg
+
+    images = _encoded(task)
+    batch = np.empty((BATCH, _PIXELS, _PIXELS, 3), np.uint8)
+    random = np.random.default_rng(0)
+
+    def epoch() -> None:
+        order = random.permutation(len(images)).tolist()
+        for start in range(0, len(order), BATCH):
+            for place, row in enumerate(order[start : start + BATCH]):
+                batch[place] = simplejpeg.decode_jpeg(images[row], colorspace="RGB")
+
+    return _timed(epoch, task)
+
+
+def _encoded(task: Task) -> list[bytes]:
+    import pyarrow.parquet as pq
+
+    found: list[bytes] = pq.read_table(task.folder, columns=["image"])["image"].to_pylist()
+    return found
 
 
 def torch_loader(task: Task) -> Figures:
@@ -573,7 +626,9 @@ MEASURES: dict[str, Callable[..., Figures]] = {
         no_data_tf,
         gather_tf,
         raw_gather,
+        raw_first,
         decoder,
+        decoder_batches,
         torch_loader,
         scan,
         petastorm,

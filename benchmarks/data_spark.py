@@ -63,6 +63,11 @@ def first_batch(train: Shard) -> tuple[int, ...]:
     return shape
 
 
+def imports() -> None:
+    """Import what a rank needs for its first batch; the ranks' ``main`` without data."""
+    import horovod_runner.data.shard  # noqa: F401
+
+
 def _array(rows: Iterator[Row]) -> Iterator[tuple[int, ...]]:
     """Read all rows of a barrier task into an array."""
     yield np.array(list(rows), np.float32)[:BATCH].shape
@@ -75,7 +80,7 @@ def _dropped(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def frame(task: Task) -> list[Figures]:
-    """Seconds from a DataFrame to the first batch on all ranks, and of no-op jobs."""
+    """Seconds from a DataFrame to the first batch on all ranks, and of parts of that."""
     from horovod_runner import ClusterConfig, HorovodRunner
     from horovod_runner.data import parquet
 
@@ -103,6 +108,7 @@ def frame(task: Task) -> list[Figures]:
             "rows": lambda: barrier(df.repartition(SIZE).rdd, _array),
             "dropped": lambda: _seconds(df.mapInArrow(_dropped, "rows long").collect),
             "empty run": lambda: _seconds(lambda: runner.run(lambda: None)),
+            "imports": lambda: _seconds(lambda: runner.run(imports)),
             "empty barrier job": lambda: barrier(numbers, lambda rows: rows),
         }
         return _take_turns(systems, task.rounds)

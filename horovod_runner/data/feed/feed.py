@@ -183,7 +183,7 @@ class Feed(Generic[T]):
             self._is_stale = False
             numbers = self._row_numbers(self._epoch, self._step)
             with Ahead(
-                numbers, self._chunk, ahead=options.prefetch, is_helped=options.transform is None
+                numbers, self._chunk, ahead=options.prefetch, is_helped=self._is_helped()
             ) as ahead:
                 while not self._is_stale and (batches := _waited_for(ahead)) is not None:
                     yield batches
@@ -195,6 +195,15 @@ class Feed(Generic[T]):
         if not self._is_open:
             self._is_open = True
             epochs.open(self._made, self._epoch, self._step, resumed=self._is_resumed)
+
+    def _is_helped(self) -> bool:
+        """Whether the thread that waits for batches makes some, too.
+
+        It cannot help a transform in Python. Two threads that decode small images stop each other
+        so often for Python's global lock that both cores decode hardly more than one.
+        """
+        fields = self._plan.fields
+        return self._plan.options.transform is None and not any(field.decodes for field in fields)
 
     def _row_numbers(self, epoch: int, step: int) -> Iterator[tuple[int, Array]]:
         steps = self._steps_of_a_chunk()
@@ -238,6 +247,7 @@ class Feed(Generic[T]):
 
     def _steps_of_a_chunk(self) -> int:
         size = sum(self._plan.store.row_bytes(name) for name in self._columns)
+        size += sum(field.decoded_bytes for field in self._plan.fields)
         size *= self.batch_rows(0)
         return int(min(max(1, _CHUNK_BYTES // max(1, size)), _MAX_CHUNK_STEPS))
 

@@ -10,11 +10,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Column, Rows
 from horovod_runner.errors import DataError
 
@@ -66,12 +67,13 @@ class Image:
         """Shape of a decoded image: (height, width, channels)."""
         return self.height, self.width, _CHANNELS[self.mode]
 
-    def decode(self, encoded: Sequence[Any], name: str) -> Array:
+    def decode(self, encoded: Sequence[Any], name: str, buffers: Buffers | None = None) -> Array:
         """Decode images, on as many threads as this rank has cores.
 
         Args:
             encoded: the bytes of the images.
             name: name of the column, for error messages.
+            buffers: memory for the pixels; None allocates new memory.
 
         Returns:
             uint8 array of shape (rows, height, width, channels).
@@ -79,23 +81,24 @@ class Image:
         Raises:
             DataError: a cell is not an image; the message names its row.
         """
-        pixels = np.empty((len(encoded), *self.shape), np.uint8)
+        pixels, shape = self._memory(len(encoded), buffers), self.shape
 
-        def work(number: int) -> None:
-            where = f"row {number} of {name!r}"
-            image = _decode(encoded[number], self.mode, where, self.shape[:2])
-            pixels[number] = self._resized(image)
+        def keep(number: int, image: Array) -> None:
+            pixels[number] = image if image.shape == shape else self._resized(image)
 
-        _on_threads(work, len(encoded))
+        _decode_all(encoded, name, _decoder(self.mode, self.height, self.width), keep)
         return pixels
 
-    def from_spark(self, cells: Sequence[Any], sizes: Array, name: str) -> Array:
+    def from_spark(
+        self, cells: Sequence[Any], sizes: Array, name: str, buffers: Buffers | None = None
+    ) -> Array:
         """Convert images in Spark's schema, whose bytes are blue, green and red as in OpenCV.
 
         Args:
             cells: the field ``data`` of each row.
             sizes: height, width and nChannels, shape (rows, 3).
             name: name of the column, for error messages.
+            buffers: memory for the pixels; None allocates new memory.
 
         Returns:
             uint8 array of shape (rows, height, width, channels).
@@ -103,9 +106,9 @@ class Image:
         Raises:
             DataError: an image has another number of bytes than its size requires.
         """
-        pixels = np.empty((len(cells), *self.shape), np.uint8)
+        pixels = self._memory(len(cells), buffers)
 
-        def work(number: int) -> None:
+        def convert(number: int) -> None:
             data, (height, width, channels) = cells[number], sizes[number].tolist()
             if len(data) != height * width * channels or channels not in (1, 3, 4):
                 raise DataError(
@@ -119,8 +122,13 @@ class Image:
                 image = (image @ np.array([0.299, 0.587, 0.114])).round()[..., None]
             pixels[number] = self._resized(np.ascontiguousarray(image, np.uint8))
 
-        _on_threads(work, len(cells))
+        _on_threads(lambda numbers: [convert(number) for number in numbers], len(cells))
         return pixels
+
+    def _memory(self, count: int, buffers: Buffers | None) -> Array:
+        if buffers is None:
+            return np.empty((count, *self.shape), np.uint8)
+        return buffers.get(count, self.shape, np.uint8)
 
     def _resized(self, image: Array) -> Array:
         if image.shape == self.shape:
@@ -154,16 +162,19 @@ def image_columns(name: str, columns: Mapping[str, Column]) -> list[str]:
     )
 
 
-def decode_rows(image: Image, name: str, rows: Mapping[str, Rows]) -> Array:
-    """Decode the images of some rows.
+def decode_rows(
+    image: Image, name: str, rows: Mapping[str, Rows], buffers: Buffers | None = None
+) -> Array:
+    """Decode the images of some rows, into memory of ``buffers`` if they are given.
 
     Returns:
         uint8 array of shape (rows, height, width, channels).
     """
     if name in rows:
-        return image.decode(rows[name].views(), name)
+        return image.decode(rows[name].views(), name, buffers)
     data, *sizes = (rows[f"{name}.{field}"] for field in _SPARK_FIELDS)
-    return image.from_spark(data.views(), np.stack([size.values for size in sizes], axis=1), name)
+    shapes = np.stack([size.values for size in sizes], axis=1)
+    return image.from_spark(data.views(), shapes, name, buffers)
 
 
 def decode_unresized(
@@ -183,70 +194,86 @@ def decode_unresized(
     pixels = np.empty((len(encoded), *shape), dtype)
     mode = "RGB" if shape[2:] == (3,) and dtype == "uint8" else None
 
-    def work(number: int) -> None:
-        where = f"row {number} of {name!r}"
-        image = _decode(encoded[number], mode, where)
+    def keep(number: int, image: Array) -> None:
         if image.shape not in {shape, (*shape, 1)}:
             raise DataError(
-                f"{where} is an image of shape {image.shape}, and the dataset's schema says "
-                f"{shape}: write the images in one size, or leave the column out"
+                f"row {number} of {name!r} is an image of shape {image.shape}, and the dataset's "
+                f"schema says {shape}: write the images in one size, or leave the column out"
             )
         pixels[number] = image.reshape(shape)
 
-    _on_threads(work, len(encoded))
+    _decode_all(encoded, name, _decoder(mode), keep)
     return pixels
 
 
-def _decode(
-    encoded: Any, mode: str | None, where: str, at_least: tuple[int, int] | None = None
-) -> Array:
-    """Decode one image to shape (height, width, channels).
+def _decode_all(
+    encoded: Sequence[Any],
+    name: str,
+    decode: Callable[[memoryview], Array],
+    keep: Callable[[int, Array], None],
+) -> None:
+    """Decode images on threads.
 
     Args:
-        encoded: its bytes.
-        mode: "RGB" or "GRAY"; None keeps the image's mode.
-        where: row and column, for error messages.
-        at_least: height and width; a JPEG may be decoded to any size that is not below.
+        encoded: their bytes.
+        name: name of the column, for error messages.
+        decode: decodes one of them.
+        keep: called with the number of each image and its pixels.
     """
-    data = memoryview(encoded)
+
+    def work(numbers: range) -> None:
+        for number in numbers:
+            try:
+                image = decode(memoryview(encoded[number]))
+            except (OSError, ValueError) as error:
+                raise DataError(
+                    f"row {number} of {name!r} is not a complete image: {error}. Leave that row "
+                    "out, or replace the image"
+                ) from error
+            keep(number, image)
+
+    _on_threads(work, len(encoded))
+
+
+def _decoder(
+    mode: str | None, min_height: int = 0, min_width: int = 0
+) -> Callable[[memoryview], Array]:
+    """What decodes an image to shape (height, width, channels).
+
+    Args:
+        mode: "RGB" or "GRAY"; None keeps the image's mode.
+        min_height: a JPEG may be decoded to any size that is not below.
+        min_width: the same.
+    """
+    by_pillow = partial(_by_pillow, mode and _PILLOW_MODES[mode])
     simplejpeg = _simplejpeg()
-    if simplejpeg is not None and mode is not None and bytes(data[:3]) == _JPEG:
-        height, width = at_least or (0, 0)
-        try:
-            pixels: Array = simplejpeg.decode_jpeg(
-                data, colorspace=mode, min_height=height, min_width=width
-            )
-        except ValueError as error:
-            raise DataError(
-                f"{where} is not a complete JPEG image: {error}. Leave that row out, or replace "
-                "the image"
-            ) from error
+    if simplejpeg is None or mode is None:
+        return by_pillow
+    sizes = {"min_height": min_height, "min_width": min_width}
+    of_jpeg = partial(simplejpeg.decode_jpeg, colorspace=mode, **sizes)
+
+    def decode(data: memoryview) -> Array:
+        pixels: Array = of_jpeg(data) if data[:3] == _JPEG else by_pillow(data)
         return pixels
-    pillow = _pillow()
-    try:
-        with pillow.open(io.BytesIO(data)) as opened:
-            image = np.asarray(opened if mode is None else opened.convert(_PILLOW_MODES[mode]))
-    except OSError as error:
-        raise DataError(
-            f"{where} is not a complete image: {error}. Leave that row out, or replace the image"
-        ) from error
+
+    return decode
+
+
+def _by_pillow(mode: str | None, data: memoryview) -> Array:
+    with _pillow().open(io.BytesIO(data)) as opened:
+        image = np.asarray(opened if mode is None else opened.convert(mode))
     return image.reshape(*image.shape[:2], -1)
 
 
-def _on_threads(work: Callable[[int], None], count: int) -> None:
-    """Call ``work`` with 0 to ``count`` - 1; decoders release Python's global lock."""
+def _on_threads(work: Callable[[range], object], count: int) -> None:
+    """Call ``work`` with the numbers 0 to ``count`` - 1; decoders release Python's global lock."""
     threads = min(_threads(), max(1, count // 8))
     if threads == 1:
-        _call_all(work, range(count))
+        work(range(count))
         return
     parts = [range(first, count, threads) for first in range(threads)]
-    for done in [_pool().submit(_call_all, work, part) for part in parts]:
+    for done in [_pool().submit(work, part) for part in parts]:
         done.result()
-
-
-def _call_all(work: Callable[[int], None], numbers: range) -> None:
-    for number in numbers:
-        work(number)
 
 
 @cache
