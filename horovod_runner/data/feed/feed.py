@@ -33,6 +33,7 @@ Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
 # One chunk is in use, one waits, and up to two are being made.
 _CHUNK_BYTES = 3 << 20
 _MAX_CHUNK_STEPS = 256
+_CHUNKS_DRAWN = 4  # whose row numbers are computed together
 _CHUNKS_READ_AHEAD = 4  # chunks whose rows are requested from disk before they are gathered
 
 
@@ -209,13 +210,15 @@ class Feed(Generic[T]):
         steps = self._steps_of_a_chunk()
         ahead = ReadAhead.of(self._plan.store, self._columns)
         drawn: deque[tuple[int, Array]] = deque()
+        place = self._plan.place
         while step < self._order.steps:
-            rows = self._order.take(epoch, step, steps, *self._plan.place, equal=self._equal)
+            rows = self._order.take(epoch, step, steps * _CHUNKS_DRAWN, *place, equal=self._equal)
             if ahead is not None:
                 ahead.request(rows.ravel())
-            drawn.append((step, rows))
+            for first in range(0, len(rows), steps):
+                drawn.append((step + first, rows[first : first + steps]))
             step += len(rows)
-            if len(drawn) > _CHUNKS_READ_AHEAD:
+            while len(drawn) > _CHUNKS_READ_AHEAD:
                 yield drawn.popleft()
         yield from drawn
 

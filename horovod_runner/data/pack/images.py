@@ -108,7 +108,7 @@ class Image:
         """
         pixels = self._memory(len(cells), buffers)
 
-        def convert(number: int) -> None:
+        def convert(number: int) -> Array:
             data, (height, width, channels) = cells[number], sizes[number].tolist()
             if len(data) != height * width * channels or channels not in (1, 3, 4):
                 raise DataError(
@@ -120,9 +120,13 @@ class Image:
             image = image[..., 2::-1] if channels >= 3 else np.repeat(image, 3, axis=2)
             if self.mode == "GRAY":  # the weights of ITU-R 601, as in Pillow
                 image = (image @ np.array([0.299, 0.587, 0.114])).round()[..., None]
-            pixels[number] = self._resized(np.ascontiguousarray(image, np.uint8))
+            return self._resized(np.ascontiguousarray(image, np.uint8))
 
-        _on_threads(lambda numbers: [convert(number) for number in numbers], len(cells))
+        def work(numbers: range) -> None:
+            for number in numbers:
+                pixels[number] = convert(number)
+
+        _on_threads(work, len(cells))
         return pixels
 
     def _memory(self, count: int, buffers: Buffers | None) -> Array:
