@@ -31,8 +31,9 @@ from horovod_runner.profiling.clock import clock
 T = TypeVar("T")
 Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
 # One chunk is in use, one waits, and up to two are being made.
-_CHUNK_BYTES = 3 << 20
-_MAX_CHUNK_STEPS = 256
+# NumPy asks for huge pages for memory of 4 MB and more.
+_CHUNK_BYTES = 5 << 20
+_MAX_CHUNK_STEPS = 160
 _CHUNKS_DRAWN = 4  # whose row numbers are computed together
 _CHUNKS_READ_AHEAD = 4  # chunks whose rows are requested from disk before they are gathered
 
