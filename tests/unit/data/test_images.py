@@ -129,6 +129,29 @@ def test_a_column_of_images_becomes_a_part_of_each_batch(
         assert seen == ROWS
 
 
+def test_a_batch_that_is_kept_does_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod_runner.data.feed.feed._CHUNK_BYTES", 1)  # one batch a chunk
+    shard = shard_with(tmp_path, monkeypatch, PNGS)
+    feed = shard.batches(1, ["n", "image"], images={"image": Image(6, 6)})
+    kept = list(feed) + list(feed)
+    for batch in kept:
+        assert batch["image"][0].tolist() == gradient(6, 6, batch["n"][0]).tolist()
+
+
+def test_batches_of_images_use_the_same_memory_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("horovod_runner.data.feed.feed._CHUNK_BYTES", 1)
+    shard = shard_with(tmp_path, monkeypatch, PNGS)
+    feed = shard.batches(1, ["image"], images={"image": Image(200, 200)})
+    places = [batch["image"].ctypes.data for _ in range(3) for batch in feed]
+    assert len(places) == 3 * ROWS
+    assert len(set(places)) <= 6
+    assert all(place % 64 == 0 for place in places)
+
+
 def test_cached_images_are_packed_once_for_each_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
