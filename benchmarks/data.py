@@ -340,13 +340,8 @@ def frame(bench: Bench) -> Iterator[Line]:
     """Time from a DataFrame to the first batch on all ranks."""
     row = "first batch of a DataFrame"
     bench.once(row, "frame", bench.task("narrow", rows=_FRAME_ROWS), {})
-    seconds = {
-        name: bench.figure(row, "frame", name)
-        for name in (
-            *("ours", "files", "rows", "dropped"),
-            *("empty run", "imports", "empty barrier job"),
-        )
-    }
+    names = ("ours", "files", "rows", "dropped", "empty run", "imports", "empty barrier job")
+    seconds = {name: bench.figure(row, "frame", name) for name in names}
     peers = (
         ("write.parquet and read", "files", "empty run", 0.65),
         ("pickled rows", "rows", "empty barrier job", None),
@@ -359,8 +354,8 @@ def frame(bench: Bench) -> Iterator[Line]:
         both = _above(seconds["ours"], seconds["empty run"]), _above(seconds[peer], seconds[empty])
         yield _compared(f"the same above an {empty}: ours / {title}", *both, _unit("s"), None)
     # Rows must reach Python once, and ranks that import what reads them must start.
-    parts = seconds["dropped"], seconds["imports"]
-    least = None if None in parts else sum(filter(None, parts))
+    dropped, imports = seconds["dropped"], seconds["imports"]
+    least = None if dropped is None or imports is None else dropped + imports
     title = "mapInArrow that keeps nothing, then a run that imports"
     yield _compared(f"{row}: ours / {title}", seconds["ours"], least, _unit("s"), ("<=", 1.3))
 

@@ -310,7 +310,7 @@ def _gathered(matrix: Array, labels: Array, order: Array) -> Iterator[Any]:
 def raw_first(task: Task) -> Figures:
     """A hand-written first epoch: all rows scanned, written to a file as a matrix, and gathered.
 
-    No loader that shuffles all rows and keeps them on disk can do less.
+    A loader that shuffles all rows and keeps them on disk has to do this work.
     """
     width = len(NARROW) if task.kind == "narrow" else _WIDTH
 

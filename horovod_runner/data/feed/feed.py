@@ -201,8 +201,8 @@ class Feed(Generic[T]):
     def _is_helped(self) -> bool:
         """Whether the thread that waits for batches makes some, too.
 
-        It cannot help a transform in Python. Two threads that decode small images stop each other
-        so often for Python's global lock that both cores decode hardly more than one.
+        A transform runs in one thread only. So does decoding: each image makes a thread wait for
+        Python's global lock, and two threads were hardly faster than one.
         """
         fields = self._plan.fields
         return self._plan.options.transform is None and not any(field.decodes for field in fields)
