@@ -19,7 +19,7 @@ from horovod_runner.folders.local import fresh
 from horovod_runner.folders.problems import describe
 from horovod_runner.folders.remote import RemoteFolder
 from horovod_runner.host.scratch import temporary_folder
-from horovod_runner.wire.marker import SUFFIXES, Marker, is_name, marker_name
+from horovod_runner.wire.marker import SUFFIXES, Marker, decode_marker, is_name, marker_name
 
 _PROBE: Final = ".seen-"
 #: Begins the names of a journal's files (driver/detached/journal.py).
@@ -94,7 +94,7 @@ def find_complete(folder: Folder) -> list[Marker]:
         if is_name(name) and marker_name(name) in names:
             # Removed meanwhile, or written by another program:
             with suppress(FileNotFoundError, msgspec.DecodeError):
-                marker = msgspec.json.decode(folder.read(marker_name(name)), type=Marker)
+                marker = decode_marker(folder.read(marker_name(name)))
                 if marker.name == name and _is_there(folder, marker):
                     markers.append(marker)
     # A rank that outlived its driver may have used a number that the next run used, too.

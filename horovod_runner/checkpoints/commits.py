@@ -78,6 +78,9 @@ class Commit(msgspec.Struct, frozen=True):
         return marker.run_id == run_id and later
 
 
+decode_commit: Final = msgspec.msgpack.Decoder(Commit).decode
+
+
 class Held(NamedTuple):
     """A commit that no process overwrites while it is held.
 
@@ -108,7 +111,7 @@ class Commits:
     def latest(self) -> Commit | None:
         """The metadata of the latest complete commit; None if there is none."""
         try:
-            commit = msgspec.msgpack.decode((self._folder / _MARKER).read_bytes(), type=Commit)
+            commit = decode_commit((self._folder / _MARKER).read_bytes())
             if commit.size <= self._path(commit.slot).stat().st_size:
                 return commit
         except (FileNotFoundError, msgspec.DecodeError):

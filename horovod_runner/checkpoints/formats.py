@@ -31,6 +31,7 @@ from horovod_runner.host.scratch import scratch_folder
 from horovod_runner.wire.marker import Kind
 
 _TREE: Final = "tree.msgpack"
+_decode_tree: Final = msgspec.msgpack.Decoder().decode
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -181,7 +182,7 @@ def _read_arrays(path: Path) -> Any:
                     return read_array(value, rest[0])[()]
             return int(value) if kind == "int" else value
 
-        return decode(msgspec.msgpack.decode(archive.read(_TREE)))
+        return decode(_decode_tree(archive.read(_TREE)))
 
 
 def _read_keras(path: Path) -> Any:

@@ -332,7 +332,7 @@ def _receive_commit(root: int, ranks: Collectives, commits: Commits | None) -> L
     from horovod_runner.checkpoints import commits as commits_
 
     count = int.from_bytes(ranks.broadcast(b"", 8, root), "little")
-    commit = msgspec.msgpack.decode(ranks.broadcast(b"", count, root), type=commits_.Commit)
+    commit = commits_.decode_commit(ranks.broadcast(b"", count, root))
     with ExitStack() as stack:
         try:
             if commits is None:

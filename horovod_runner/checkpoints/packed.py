@@ -19,6 +19,7 @@ import msgspec
 from horovod_runner.checkpoints.snapshot import is_dense, map_state
 
 _ALIGNMENT: Final = 64
+_decode_tree: Final = msgspec.msgpack.Decoder().decode
 # A block of memory: a writable buffer, such as an mmap.
 Memory = Any
 
@@ -186,7 +187,7 @@ def read(memory: Memory, tree_at: int, size: int) -> Any:
                 made = found[value]
         return made
 
-    return decode(msgspec.msgpack.decode(memory[tree_at:size]))
+    return decode(_decode_tree(memory[tree_at:size]))
 
 
 def _torch_dtype(name: str) -> Any:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
@@ -40,6 +40,7 @@ from horovod_runner.horovod_build.release import INDEX
 
 VARIABLE = "HOROVOD_RUNNER_WHEELS"
 _POINTER = "latest.sha256"
+_decode_index: Final = msgspec.json.Decoder(list[Provenance]).decode
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # of the local disk: no place is written
 
 
@@ -82,7 +83,7 @@ def published(place: Place) -> list[Provenance] | None:
     except Exception as error:  # every kind of storage raises different ones
         raise _unreadable(place, error) from error
     try:
-        return msgspec.json.decode(data, type=list[Provenance])
+        return _decode_index(data)
     except (ValueError, RecursionError) as error:  # one of msgspec's, or no UTF-8
         cause = "Another version of horovod_runner may have written it."
         if not isinstance(error, msgspec.ValidationError):

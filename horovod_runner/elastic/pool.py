@@ -10,15 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 
-import msgspec
-
 from horovod_runner.common.liveness import Liveness
 from horovod_runner.elastic.members import Member, Members
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.launchers.launcher import JobCancelledError, MemberTasks, TaskLostError
 from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
-from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.job import Job, Outcome, decode_outcome
 from horovod_runner.wire.pool import Change, Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
 
@@ -255,7 +253,7 @@ class Pool:
                 self._channel.send(seat, messages.Taken())
                 self.committed = max(self.committed, message.committed)
                 if self._members.finish(seat, message.attempt) and self._launch is not None:
-                    outcome = msgspec.msgpack.decode(message.outcome, type=Outcome)
+                    outcome = decode_outcome(message.outcome)
                     self._launch.done(outcome)
                     self.changed.notify_all()
             case messages.Alive():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 
@@ -112,3 +113,6 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"not a wheel with a SHA-256 digest: {self.file!r}, {self.sha256!r}")
         if not _VERSION.fullmatch(self.glibc):
             raise ValueError(f"not a version of a C library: {self.glibc!r}")
+
+
+decode_provenance: Final = msgspec.json.Decoder(Provenance).decode

@@ -33,7 +33,7 @@ from horovod_runner.horovod_build.build import build_flags
 from horovod_runner.horovod_build.libraries import Needs, needs
 from horovod_runner.horovod_build.patching import read_patches
 from horovod_runner.horovod_build.plan import BuildPlan, arch_flags, python_tag
-from horovod_runner.horovod_build.provenance import BuiltFor, Gpu, Provenance
+from horovod_runner.horovod_build.provenance import BuiltFor, Gpu, Provenance, decode_provenance
 
 INDEX = "wheels.json"
 _TIME = (1980, 1, 1, 0, 0, 0)  # of all files in a wheel: the same files make the same wheel
@@ -129,7 +129,7 @@ def write_index(folder: Path, address: str | None = None) -> list[Provenance]:
 
 def _read(path: Path) -> Provenance:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Provenance)
+        return decode_provenance(path.read_bytes())
     except ValueError as error:  # one of msgspec's, or no UTF-8
         raise InstallError(
             f"{path} is not a record of a wheel ({error}): build it again."

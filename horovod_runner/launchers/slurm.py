@@ -32,7 +32,7 @@ from horovod_runner.launchers.launcher import TaskLostError
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
-from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.job import Job, Outcome, decode_outcome
 from horovod_runner.wire.transport import ChannelAddress
 
 _MARK = "horovod_runner"
@@ -275,7 +275,7 @@ def read_outcomes(lines: Iterable[bytes]) -> dict[int, Outcome]:
                 if count == str(len(encoded)).encode():
                     with suppress(ValueError, msgspec.MsgspecError):
                         data = base64.b64decode(b"".join(encoded), validate=True)
-                        outcomes[int(task)] = msgspec.msgpack.decode(data, type=Outcome)
+                        outcomes[int(task)] = decode_outcome(data)
             case [mark, task, piece] if mark == _MARK.encode():
                 pieces.setdefault(task, []).append(piece)
     return outcomes

@@ -9,14 +9,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from horovod_runner.common.spark_session import conf_of, map_in_arrow, spark_context
 from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.launchers import connect
 from horovod_runner.launchers.launcher import JobCancelledError, LaunchLostError
 from horovod_runner.launchers.spark_errors import ended_by, lost_task
-from horovod_runner.wire.job import Job, Outcome
+from horovod_runner.wire.job import Job, Outcome, decode_outcome
 from horovod_runner.wire.transport import Call
 
 if TYPE_CHECKING:
@@ -117,9 +115,7 @@ class SparkLaunch:
     def _run(self) -> None:
         try:
             self._name_job()
-            self._outcomes = [
-                msgspec.msgpack.decode(bytes(row.outcome), type=Outcome) for row in self._collect()
-            ]
+            self._outcomes = [decode_outcome(bytes(row.outcome)) for row in self._collect()]
         except BaseException as error:
             self._error = error
         finally:

@@ -145,6 +145,9 @@ class Live(msgspec.Struct):
         return max(0, self.attempt - 1)
 
 
+decode_live: Final = msgspec.msgpack.Decoder(Live).decode
+
+
 def live(run: Run) -> Live:
     """Say what a run is doing now. Any thread may call it while the run goes on."""
     now, attempts = time.time(), list(run.attempts)

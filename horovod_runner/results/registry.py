@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import psutil
@@ -26,7 +27,7 @@ from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns, spans
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
-from horovod_runner.results.live import Live
+from horovod_runner.results.live import Live, decode_live
 from horovod_runner.results.run import Run
 from horovod_runner.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
@@ -69,6 +70,9 @@ class Entry(msgspec.Struct):
         return False
 
 
+_decode_entry: Final = msgspec.json.Decoder(Entry).decode
+
+
 def folder() -> Path:
     """Return the folder of the entries."""
     return state_folder() / "runs"
@@ -108,7 +112,7 @@ def find() -> list[ListedRun]:
 def entry_of(run_id: str) -> Entry | None:
     """Return the entry of a run; None if it has ended, or is not listed here."""
     with suppress(OSError, RuntimeError, msgspec.MsgspecError):
-        return msgspec.json.decode((folder() / f"{run_id}.json").read_bytes(), type=Entry)
+        return _decode_entry((folder() / f"{run_id}.json").read_bytes())
     return None
 
 
@@ -168,7 +172,7 @@ def _version(path: Path) -> tuple[int, int] | None:
 def _entries() -> Iterable[Entry]:
     for path in folder().glob("*.json"):
         with suppress(OSError, msgspec.MsgspecError):
-            yield msgspec.json.decode(path.read_bytes(), type=Entry)
+            yield _decode_entry(path.read_bytes())
 
 
 def _processes() -> dict[str, list[psutil.Process]]:
@@ -277,7 +281,7 @@ def view(run_id: str) -> Live | None:
         MsgspecError: another version of this package wrote it.
     """
     with suppress(OSError):
-        return msgspec.msgpack.decode((folder() / f"{run_id}.live").read_bytes(), type=Live)
+        return decode_live((folder() / f"{run_id}.live").read_bytes())
     return None
 
 

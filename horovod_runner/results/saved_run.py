@@ -172,11 +172,14 @@ class _End(msgspec.Struct, tag=_Saved.__struct_config__.tag):
     attempts: list[Attempt]
 
 
+_decode_end: Final = msgspec.msgpack.Decoder(_End).decode
+
+
 def end_of(run_id: str) -> tuple[Status, str] | None:
     """How a run of this user ended, and the error of its last attempt; None without a record."""
     with suppress(OSError, RuntimeError, msgspec.MsgspecError):
         data = (folder() / f"{run_id}{SUFFIX}").read_bytes()
-        end = msgspec.msgpack.decode(data, type=_End)
+        end = _decode_end(data)
         return end.status, end.attempts[-1].error if end.attempts else ""
     return None
 

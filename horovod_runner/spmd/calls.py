@@ -14,7 +14,7 @@ from horovod_runner.spmd.horovod_start import start_horovod
 from horovod_runner.spmd.peers import PeerFailedError
 from horovod_runner.spmd.session import Framework, Session, peer_error
 from horovod_runner.spmd.this_rank import describe_this_rank
-from horovod_runner.spmd.trainers import choose_trainers
+from horovod_runner.spmd.trainers import choose_trainers, decode_member
 
 _session: Session | None = None
 
@@ -68,7 +68,7 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
     session = Session(discovery.find(member, comm))
     rank = session.peers.rank
     try:
-        members = session.gather(msgspec.structs.replace(member, rank=rank))
+        members = session.gather(msgspec.structs.replace(member, rank=rank), decode_member)
         session.trainers = choose_trainers(members, ranks_per_host)
         session.trainer = next((t for t in session.trainers if t.rank == rank), None)
         start_horovod(session, framework)

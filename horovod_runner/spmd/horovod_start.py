@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from typing import Final
 
 import msgspec
 
@@ -31,6 +32,9 @@ class _Ready(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
+_decode_ready: Final = msgspec.msgpack.Decoder(_Ready).decode
+
+
 def start_horovod(session: Session, framework: Framework) -> None:
     """Start Horovod on the ranks that train; every rank of the program calls this.
 
@@ -43,7 +47,7 @@ def start_horovod(session: Session, framework: Framework) -> None:
             ready = _prepare(session, session.trainer, framework)
     except Exception as error:
         ready = _Ready(problem=f"{type(error).__name__}: {error}")
-    answers: list[_Ready] = session.gather(ready)
+    answers = session.gather(ready, _decode_ready)
     use_mpi = any(answer.use_mpi for answer in answers)
     comm = None
     if use_mpi:

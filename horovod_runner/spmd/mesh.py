@@ -15,7 +15,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import zmq
@@ -40,12 +40,18 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
     call: int
 
 
+_decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
+
+
 class _Contact(msgspec.Struct, array_like=True, frozen=True):
     """What the ranks exchange at the meeting."""
 
     member: Member
     port: int
     public_key: bytes
+
+
+_decode_contact: Final = msgspec.msgpack.Decoder(_Contact).decode
 
 
 class Mesh:
@@ -86,7 +92,7 @@ class Mesh:
         contact = _Contact(member, int(endpoint.rsplit(":", 1)[1]), self._public)
         try:
             encoded = meeting.allgather(msgspec.msgpack.encode(contact))
-            contacts = [msgspec.msgpack.decode(data, type=_Contact) for data in encoded]
+            contacts = [_decode_contact(data) for data in encoded]
             self._keys.admit(other.public_key for other in contacts)
             for other in contacts:
                 if other.member.rank != self.rank:
@@ -202,7 +208,7 @@ class Mesh:
         if self.size == 1 or not self._receiving.poll(timeout_ms):
             return False
         head_frame, value = self._receiving.recv_multipart(copy=False)
-        head = msgspec.msgpack.decode(head_frame.buffer, type=_Head)
+        head = _decode_head(head_frame.buffer)
         if head.kind == _FAILED:
             self._failure = value.bytes
             raise PeerFailedError(self._failure)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,6 +41,9 @@ class _DataInfo(msgspec.Struct, frozen=True):
 
     leaves: list[_LeafInfo] = []
     problem: str = ""
+
+
+_decode_data_info: Final = msgspec.msgpack.Decoder(_DataInfo).decode
 
 
 class Move(NamedTuple):
@@ -104,7 +107,7 @@ def redistribute(data: Any, peers: Peers, targets: Sequence[int]) -> Any:
     except Exception as error:  # sent to all ranks: they would wait for this one
         info = _DataInfo(problem=str(error) or repr(error))
     encoded = peers.allgather(msgspec.msgpack.encode(info))
-    all_infos = [msgspec.msgpack.decode(other, type=_DataInfo) for other in encoded]
+    all_infos = [_decode_data_info(other) for other in encoded]
     _check_equal(all_infos)
     results = []
     for index, (path, leaf) in enumerate(leaves):

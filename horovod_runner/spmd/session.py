@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -26,6 +26,17 @@ Framework = Literal["torch", "tensorflow", "keras"]
 _CAUSE_SECONDS = 2.0
 
 
+class _Answer(Protocol):
+    """What a rank says of itself before the training starts."""
+
+    @property
+    def problem(self) -> str:
+        """Why it cannot take part; empty if it can."""
+
+
+_Value = TypeVar("_Value", bound=_Answer)
+
+
 class _Failure(msgspec.Struct, frozen=True):
     """What a failed rank sends to the others."""
 
@@ -33,6 +44,9 @@ class _Failure(msgspec.Struct, frozen=True):
     hostname: str
     pid: int
     text: str
+
+
+_decode_failure: Final = msgspec.msgpack.Decoder(_Failure).decode
 
 
 @dataclass
@@ -61,16 +75,18 @@ class Session:
         """Whether the training runs on GPUs."""
         return self.trainers[0].device is not None
 
-    def gather(self, value: Any) -> list[Any]:
-        """Exchange a msgspec struct with a ``problem`` field; returns those of all ranks.
+    def gather(self, value: _Value, decode: Callable[[bytes], _Value]) -> list[_Value]:
+        """Exchange a value; returns those of all ranks.
+
+        Args:
+            value: a msgspec struct.
+            decode: makes such a struct of MessagePack.
 
         Raises:
             LaunchError: a rank has a problem. All ranks raise it.
         """
-        values = [
-            msgspec.msgpack.decode(data, type=type(value))
-            for data in self.peers.allgather(msgspec.msgpack.encode(value))
-        ]
+        gathered = self.peers.allgather(msgspec.msgpack.encode(value))
+        values = [decode(data) for data in gathered]
         # Each problem with the first rank that has it.
         problems = {v.problem: rank for rank, v in reversed([*enumerate(values)]) if v.problem}
         if problems:
@@ -128,7 +144,7 @@ def _add_note(error: BaseException) -> None:
 
 def peer_error(failure: bytes) -> RankFailedError:
     """Return the error to raise here for another rank's failure."""
-    failed = msgspec.msgpack.decode(failure, type=_Failure)
+    failed = _decode_failure(failure)
     return RankFailedError(
         f"rank {failed.rank} of the program, on {failed.hostname}, failed:\n{failed.text}",
         rank=failed.rank,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,9 @@ class Member(msgspec.Struct, frozen=True):
     chosen: str = ""
     default: str = ""
     problem: str = ""
+
+
+decode_member: Final = msgspec.msgpack.Decoder(Member).decode
 
 
 class Trainer(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -71,6 +71,9 @@ class Case(msgspec.Struct, frozen=True):
         if not self.on_gpus(framework):
             options.setdefault("gpus_per_rank", 0)
         return HorovodRunner(np=-np, progress=False, **grouped(options))
+
+
+decode_case: Final = msgspec.json.Decoder(Case).decode
 
 
 @dataclass(frozen=True)

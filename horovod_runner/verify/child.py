@@ -14,10 +14,11 @@ import threading
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from horovod_runner.verify.check import Case, Reading
+from horovod_runner.verify.check import Reading, decode_case
 
 
 class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
@@ -30,6 +31,9 @@ class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
 
     text: str
     details: str
+
+
+_decode_line: Final = msgspec.json.Decoder[Reading | Trouble](Reading | Trouble).decode
 
 
 def main(module: str, function: str, case: Path, readings: Path) -> int:
@@ -47,7 +51,7 @@ def main(module: str, function: str, case: Path, readings: Path) -> int:
     # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    given = msgspec.json.decode(case.read_bytes(), type=Case)
+    given = decode_case(case.read_bytes())
     with readings.open("wb", buffering=0) as file:
         try:
             for reading in getattr(import_module(module), function)(given):
@@ -71,7 +75,7 @@ def read(readings: Path) -> tuple[list[Reading], Trouble | None]:
     trouble = None
     for line in readings.read_bytes().splitlines() if readings.exists() else []:
         try:
-            each = msgspec.json.decode(line, type=Reading | Trouble)
+            each = _decode_line(line)
         except msgspec.DecodeError:  # the process was killed in the middle of a line
             break
         if isinstance(each, Reading):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 
@@ -95,6 +96,9 @@ class Live(msgspec.Struct, frozen=True):
     controller: Controller | None = None
 
 
+decode_live: Final = msgspec.msgpack.Decoder(Live).decode
+
+
 class Record(msgspec.Struct, frozen=True):
     """A run in detached mode, as the stand-in (driver/detached/stand_in.py) recorded it.
 
@@ -156,3 +160,6 @@ class Outcome(msgspec.Struct, frozen=True):
     def ok(self) -> bool:
         """Whether ``main`` returned on this rank."""
         return self.worker is not None and self.worker.ok
+
+
+decode_outcome: Final = msgspec.msgpack.Decoder(Outcome).decode

@@ -63,6 +63,9 @@ class Marker(msgspec.Struct, frozen=True, omit_defaults=True):
     metrics: dict[str, int | float] = {}
 
 
+decode_marker: Final = msgspec.json.Decoder(Marker).decode
+
+
 def file_name(number: int, step: int, run_id: str, kind: Kind) -> str:
     """A checkpoint's file name."""
     return f"checkpoint-{number:06}-step-{step}-{run_id}{SUFFIXES[kind]}"

@@ -38,6 +38,7 @@ _DIGEST_BYTES: Final = 8
 _SUFFIX: Final = ".distcp"
 # What a rank tells: the position, size and SHA-256 of each piece; or why there is none.
 _Report = str | list[tuple[int, int, bytes]]
+_decode_report: Final = msgspec.msgpack.Decoder[_Report](_Report).decode
 
 
 class _Division(NamedTuple):
@@ -259,7 +260,7 @@ class Part:
         if self.meeting is not None:
             for rank in range(1, len(self.division.plans)):
                 data = self.meeting.hear(self.number, rank)
-                reports.append(msgspec.msgpack.decode(data, type=_Report))
+                reports.append(_decode_report(data))
         pieces = {}
         problems = []
         for rank, report in enumerate(reports):

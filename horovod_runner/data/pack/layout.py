@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -95,12 +95,15 @@ class Layout(msgspec.Struct, frozen=True):
             DataError: it is missing or damaged.
         """
         try:
-            return msgspec.json.decode((folder / _LAYOUT).read_bytes(), type=Layout)
+            return _decode_layout((folder / _LAYOUT).read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise DataError(
                 f"{folder} holds no packed dataset: {error}. Something removed or damaged it "
                 "during the run"
             ) from error
+
+
+_decode_layout: Final = msgspec.json.Decoder(Layout).decode
 
 
 class Chunk(msgspec.Struct):
@@ -125,6 +128,9 @@ class UnitSizes(msgspec.Struct):
     """
 
     sizes: dict[str, int] = {}
+
+
+decode_unit_sizes: Final = msgspec.json.Decoder(UnitSizes).decode
 
 
 def pack(layout: Layout, rows: int, read: Callable[[Column], Rows]) -> Chunk:

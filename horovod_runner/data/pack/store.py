@@ -20,7 +20,7 @@ import numpy as np
 from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Column, Rows
 from horovod_runner.data.pack.file_locks import locked, make_together
-from horovod_runner.data.pack.layout import Chunk, Layout, UnitSizes
+from horovod_runner.data.pack.layout import Chunk, Layout, decode_unit_sizes
 from horovod_runner.data.pack.writer import Writer
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import check_room
@@ -145,7 +145,7 @@ class Store:
         for unit in range(len(self.layout.units)):
             path = self.folder / f"unit-{unit}.json"
             try:
-                sizes = msgspec.json.decode(path.read_bytes(), type=UnitSizes).sizes
+                sizes = decode_unit_sizes(path.read_bytes()).sizes
             except (OSError, msgspec.MsgspecError) as error:
                 raise DataError(
                     f"the packed dataset lacks {path}: {error}. Something removed or damaged it "

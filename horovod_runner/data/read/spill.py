@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import pyarrow as pa
@@ -115,6 +115,9 @@ class _Description(msgspec.Struct):
     example: bytes
 
 
+_decode_description: Final = msgspec.msgpack.Decoder(_Description).decode
+
+
 def _encoded(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -139,7 +142,7 @@ class Spilled(Deferred):
         self, rank: int, descriptions: Sequence[bytes], folder: Path
     ) -> tuple[Pieces, list[int]]:
         """This rank's rows, and the number of rows of each rank."""
-        decoded = [msgspec.msgpack.decode(encoded, type=_Description) for encoded in descriptions]
+        decoded = [_decode_description(encoded) for encoded in descriptions]
         pieces = [description.piece for description in decoded]
         whole = join(pieces, self.schema, folder)
         counts = [piece.rows for piece in pieces]

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from horovod_runner.common.spark_session import map_in_arrow
 from horovod_runner.data.pack import columns as column_types
-from horovod_runner.data.read.pieces import Piece, PieceWriter, join
+from horovod_runner.data.read.pieces import PieceWriter, decode_piece, join
 from horovod_runner.data.read.readers import Pieces
 from horovod_runner.errors import DataError
 
@@ -49,7 +49,7 @@ def stage(dataframe: DataFrame, folder: Path) -> Pieces:
     for row in map_in_arrow(numbered, write, _SCHEMA).collect():
         if row["error"]:
             raise DataError(row["error"])
-        pieces.append(msgspec.msgpack.decode(bytes(row["piece"]), type=Piece))
+        pieces.append(decode_piece(bytes(row["piece"])))
     return join(sorted(pieces, key=lambda piece: piece.number), schema, folder)
 
 

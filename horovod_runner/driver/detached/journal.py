@@ -21,7 +21,7 @@ from horovod_runner.checkpoints.checkpoint import LIVE, has_probe
 from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
 from horovod_runner.folders.folder import Folder
 from horovod_runner.folders.opening import open_folder
-from horovod_runner.wire.job import Job, Live, Record
+from horovod_runner.wire.job import Job, Live, Record, decode_live
 from horovod_runner.wire.job_file import CheckpointPlan
 
 _PERIOD_SECONDS: Final = 1.0
@@ -115,7 +115,7 @@ class JournalWriter:
         self._given.put(None)
         self._thread.join(_CLOSE_SECONDS)
         if isinstance(self._folder, ServedFolder):
-            self.unread = [_decode(data) for data in self._folder.close()]
+            self.unread = [decode_live(data) for data in self._folder.close()]
 
     def _work(self) -> None:
         while (live := self._given.get()) is not None:
@@ -208,7 +208,7 @@ class JournalReader:
     def _read_from(self, source: Source) -> bool:
         name = _name(self._plan, self._next)
         try:
-            live = _decode(source.read(name))
+            live = decode_live(source.read(name))
         except msgspec.MsgspecError:  # not all stores write a file in one step
             self._broken += 1
             if self._broken > _MOST_BROKEN:
@@ -222,7 +222,3 @@ class JournalReader:
         with suppress(Exception):
             source.remove(name)
         return True
-
-
-def _decode(data: bytes) -> Live:
-    return msgspec.msgpack.decode(data, type=Live)
