@@ -1,6 +1,6 @@
 """TensorFlow: batches as a tf.data.Dataset.
 
-    Feed --chunks of many batches--> Dataset.from_generator --split--> batches
+    Feed --chunks of many batches--> Dataset.from_generator --slices--> batches
 
 TensorFlow takes a chunk without a copy if its memory is aligned like that of
 :class:`~horovod_runner.data.pack.buffers.Buffers` (``NumpyTensorBuffer`` in its py_func.cc), and
@@ -21,8 +21,6 @@ from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.pack.columns import Array
 from horovod_runner.profiling.clock import clock
 
-# Larger batches are sliced from their chunk, without a copy; for small ones that takes longer.
-_SMALL_BYTES = 1 << 16
 _FEED = "_horovod_runner_feed"
 
 
@@ -68,14 +66,8 @@ def _in_chunks(feed: Feed[Any], signatures: Sequence[tf.TensorSpec]) -> tf.data.
         lambda: _measured(feed.chunks()),
         output_signature=tuple(tf.TensorSpec([None, *s.shape], s.dtype) for s in signatures),
     ).prefetch(1)
-    if sum(s.shape.num_elements() * s.dtype.size for s in signatures) <= _SMALL_BYTES:
-        return chunks.unbatch()
-
-    def batches(*parts: tf.Tensor) -> tf.data.Dataset:
-        numbers = tf.data.Dataset.range(tf.shape(parts[0], out_type=tf.int64)[0])
-        return numbers.map(lambda number: tuple(part[number] for part in parts))
-
-    return chunks.flat_map(batches)
+    # The slices share the chunk's memory, where they are aligned.
+    return chunks.flat_map(lambda *parts: tf.data.Dataset.from_tensor_slices(parts))
 
 
 def _measured(chunks: Iterator[list[Any]]) -> Iterator[tuple[Any, ...]]:
