@@ -26,7 +26,7 @@ from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Rows
 from horovod_runner.data.pack.store import Store
 from horovod_runner.errors import DataError
-from horovod_runner.profiling.clock import clock
+from horovod_runner.profiling.clock import cells, clock
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]
@@ -161,11 +161,14 @@ class Feed(Generic[T]):
         return 0 if self._begun else self._step
 
     def __iter__(self) -> Iterator[T]:
+        fields = self._plan.fields
+        alike = self._plan.options.transform is None and all(field.is_uniform for field in fields)
         for batches in self.chunks():
+            size = cells(batches[0]) if alike else 0
             for batch in batches:
                 self._step += 1
                 self._given = self._step
-                clock.batch(batch)
+                clock.count_batch(size if alike else cells(batch))
                 yield batch
                 if self._is_stale:
                     break

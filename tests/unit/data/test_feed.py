@@ -22,6 +22,7 @@ from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
+from horovod_runner.profiling.clock import clock
 from tests.shards import as_rank, shard_of
 
 ROWS = 100
@@ -247,6 +248,28 @@ def test_an_error_of_transform_is_raised_in_the_loop(shard: Shard) -> None:
 
     with pytest.raises(KeyError, match="no such thing"):
         list(shard.batches(50, ["label"], transform=fail))
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "numbers"),
+    [
+        ({"x": ["a", "b"], "y": "label"}, {}, 3 * 41 * 2),
+        (["ragged"], {}, 0 + 1 + 2),
+        (["ragged"], {"pad_ragged": {"ragged": 0}}, 3 * 41 * 3),
+        (["label"], {"transform": lambda batch: batch["label"][:5]}, 3 * 5),
+    ],
+    ids=["uniform", "ragged", "padded", "transformed"],
+)
+def test_the_profile_counts_the_numbers_of_the_batches_that_are_handed_over(
+    shard: Shard, columns: Any, options: dict[str, Any], numbers: int
+) -> None:
+    before = clock.batches, clock.cells
+    feed = shard.batches(41, columns, **options)
+    next(iter(feed))
+    assert clock.batches == before[0] + 1
+    before = clock.batches, clock.cells
+    assert len(list(feed)) == 3
+    assert (clock.batches - before[0], clock.cells - before[1]) == (3, numbers)
 
 
 def test_leaving_an_iteration_ends_its_thread(shard: Shard) -> None:
