@@ -212,8 +212,13 @@ CASES: dict[str, Case] = {
     "embedding as dense": Case(embedding, _sgd(), {"sparse_as_dense": True}, data=words),
     "frozen": Case(frozen, _adam(), backends=ON_TORCH),
     "outputs": Case(two_outputs, _adam(), data=two_targets, backends=ON_TORCH),
-    "float16": Case(half, _sgd(learning_rate=0.01), plain=_scaled(2**16), data=overflowing),
-    "float16 wrapped": Case(half, _scaled(2**15), plain=_scaled(2**16), data=overflowing),
+    # Gradients have 11 significant bits, and processors add up float16 in different ways.
+    "float16": Case(
+        half, _sgd(learning_rate=0.01), plain=_scaled(2**16), data=overflowing, tolerance=1e-4
+    ),
+    "float16 wrapped": Case(
+        half, _scaled(2**15), plain=_scaled(2**16), data=overflowing, tolerance=1e-4
+    ),
     "custom step": Case(custom_step, _adam(), unreduced=True),
     "eager": Case(dense, _adam(), compile={"run_eagerly": True}),
     "unbuilt": Case(unbuilt, _adam()),
