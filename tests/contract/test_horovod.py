@@ -215,7 +215,7 @@ def test_a_rank_whose_mpi_found_nobody_does_not_train_alone(ranks: Ranks) -> Non
         runner.run(main)
     # An MPI that found no job names its shared memory after its process.
     for rank in runner.last_run.ranks:
-        Path(f"/dev/shm/mpich_shm_{rank.pid:x}_0").unlink()
+        Path(f"/dev/shm/mpich_shm_{rank.pid:x}_0").unlink(missing_ok=True)
 
 
 @pytest.mark.places("local")
