@@ -193,6 +193,8 @@ class Ranks:
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.place == "cluster":
             options.setdefault("gpus_per_rank", 0)
+        # A run that hangs ends with the stacks of its ranks, before the time-out of its test.
+        options.setdefault("hang_timeout", 300)
         if self.place == "slurm":
             return HorovodRunner(np=size, **grouped({"launcher": "slurm", **options}))
         np = size
