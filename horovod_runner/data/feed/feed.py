@@ -161,8 +161,8 @@ class Feed(Generic[T]):
         return 0 if self._begun else self._step
 
     def __iter__(self) -> Iterator[T]:
-        fields = self._plan.fields
-        alike = self._plan.options.transform is None and all(field.is_uniform for field in fields)
+        # Whether the first parts, which are counted, have the same size in all batches of a chunk.
+        alike = self._plan.options.transform is None and self._plan.fields[0].is_uniform
         for batches in self.chunks():
             size = cells(batches[0]) if alike else 0
             for batch in batches:
