@@ -23,6 +23,7 @@ from horovod_runner.task.orders import LOST_DRIVER
 from horovod_runner.task.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import framing, messages
+from horovod_runner.wire.framing import FrameSplitter
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.measurements import is_waits
@@ -74,9 +75,8 @@ class Relay:
         self._link = link
         self._worker = worker
         self._unspooled: deque[bytes] = deque()  # batches that a full disk has no room for
-        # The beginning of a message whose end the worker has not written yet, by pipe.
-        self._partial = {
-            pipe: bytearray() for pipe in (worker.messages, worker.reports, worker.file_parts)
+        self._frames = {
+            pipe: FrameSplitter() for pipe in (worker.messages, worker.reports, worker.file_parts)
         }
         self._reports_at: float | None = None  # when to read reports; None: as soon as some arrive
         self._reports_seconds = _REPORTS_SECONDS  # the interval
@@ -100,7 +100,7 @@ class Relay:
             worker.stdout: LineSplitter("stdout", hold=job.size > 1),
             worker.stderr: LineSplitter("stderr", hold=job.size > 1),
         }
-        self._open = {worker.stdout, worker.stderr, worker.stacks, *self._partial}
+        self._open = {worker.stdout, worker.stderr, worker.stacks, *self._frames}
         self._mpi: MpiSocket | None = None
         if worker.pmi is not None:
             self._mpi = MpiSocket(worker.pmi, assignment, self._queue)
@@ -300,7 +300,7 @@ class Relay:
     def _read(self, descriptor: int) -> int | None:
         """Read once: the number of bytes, 0 if there are none yet, None at the end of the pipe."""
         try:
-            data = os.read(descriptor, PIPE_BYTES if descriptor in self._partial else _READ_BYTES)
+            data = os.read(descriptor, PIPE_BYTES if descriptor in self._frames else _READ_BYTES)
         except BlockingIOError:
             return 0
         if not data:
@@ -309,7 +309,7 @@ class Relay:
             self._stacks += data
             if self._stacks_until is not None:  # complete soon: faulthandler writes it in one go
                 self._stacks_until = time.monotonic() + _STACKS_SECONDS / 10
-        elif descriptor in self._partial:
+        elif descriptor in self._frames:
             self._forward(descriptor, data)
         else:
             self._print(self._streams[descriptor], data)
@@ -331,22 +331,22 @@ class Relay:
 
     def _forward(self, pipe: int, data: bytes) -> None:
         """Queue the complete messages of a pipe."""
-        partial = self._partial[pipe]
-        partial += data
         try:
-            end = framing.complete(partial)
-        except ValueError:
-            # Only a worker that overwrites its own memory writes this; its output still counts.
-            partial.clear()
-            self._leave(pipe)
+            batch = self._frames[pipe].feed(data)
+        except ValueError as error:
+            # Reading goes on: a full pipe would stop the worker.
+            rank = self._slot.rank
+            text = (
+                f"what rank {rank} reports, logs or saves is lost from here on: there is something "
+                f"else among its messages ({error}). Its code may write to a file descriptor that "
+                "it did not open, or overwrite its own memory."
+            )
+            self._queue(messages.Log(rank, text))
             return
-        with memoryview(partial) as view:
-            batch = bytes(view[:end])
+        if batch:
+            self._queue_batch(batch)
         if not _only_waits(batch):
             self._touch()
-        if end:
-            self._queue_batch(batch)
-            del partial[:end]
 
     def _print(self, stream: LineSplitter, data: bytes, *, final: bool = False) -> None:
         """Forward output, and look for stall warnings in it."""

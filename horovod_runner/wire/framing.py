@@ -39,6 +39,39 @@ def complete(data: bytes | bytearray) -> int:
     return end
 
 
+class FrameSplitter:
+    """Cuts a stream, of which pieces arrive, into whole frames.
+
+    Attributes:
+        broken: whether something else than frames has arrived; what follows it is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._partial = bytearray()  # the beginning of a frame whose end has not arrived
+        self.broken = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Add a piece; returns the batch that it completes, which may be empty.
+
+        Raises:
+            ValueError: as :func:`complete`, once; from then on every piece is dropped.
+        """
+        if self.broken:
+            return b""
+        partial = self._partial
+        partial += data
+        try:
+            end = complete(partial)
+        except ValueError:
+            self.broken = True
+            partial.clear()
+            raise
+        with memoryview(partial) as view:
+            batch = bytes(view[:end])
+        del partial[:end]
+        return batch
+
+
 def unframe(batch: Batch) -> list[Batch]:
     """Split a batch into its messages; those of a memoryview are views of it, not copies.
 

@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError
+from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError, log_to_driver, report
+from horovod_runner.worker import context
 from tests.conftest import Ranks
 from tests.control_groups import memory_limit
 
@@ -195,6 +196,25 @@ def test_a_rank_that_closed_its_output_still_fails_well(ranks: Ranks) -> None:
         raise ValueError("said in silence")
 
     assert "said in silence" in str(fail(ranks, main))
+
+
+@pytest.mark.places("local")
+def test_a_rank_that_writes_into_its_messages_pipes_is_told_and_goes_on(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> str:
+        rank = context.current()
+        assert rank is not None
+        os.write(rank.pipe._descriptor, b"\xff" * 10)
+        os.write(rank.reporter._descriptor, b"\xff" * 10)
+        for step in range(40_000):  # each pipe has room for a megabyte
+            log_to_driver("a line of some length " * 2)
+            report(loss=1.0, step=step)
+        return "done"
+
+    assert ranks.run(1, main) == "done"
+    told = "what rank 0 reports, logs or saves is lost from here on"
+    assert capsys.readouterr().out.count(told) == 2
 
 
 def test_output_that_is_no_utf8_is_told_with_marks(ranks: Ranks) -> None:

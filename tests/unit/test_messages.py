@@ -22,6 +22,22 @@ def test_a_stream_is_split_at_the_ends_of_frames(items: list[bytes], data: st.Da
     assert list(framing.unframe(stream[:end])) + list(framing.unframe(stream[end:])) == items
 
 
+@given(st.lists(st.binary(max_size=100), max_size=20), st.integers(1, 50))
+def test_pieces_of_a_stream_become_batches_of_whole_frames(items: list[bytes], size: int) -> None:
+    stream = b"".join(map(framing.frame, items))
+    splitter = framing.FrameSplitter()
+    batches = [splitter.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+    assert [item for batch in batches for item in framing.unframe(batch)] == items
+
+
+def test_what_follows_something_else_in_a_stream_is_dropped() -> None:
+    splitter = framing.FrameSplitter()
+    with pytest.raises(ValueError, match="above the limit"):
+        splitter.feed(framing.frame(b"a") + b"\xff" * 10)
+    assert splitter.broken
+    assert splitter.feed(framing.frame(b"b")) == b""
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_frames_or_raise_a_value_error(data: bytes) -> None:
     with contextlib.suppress(ValueError):
