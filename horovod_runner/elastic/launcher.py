@@ -17,6 +17,7 @@ from horovod_runner.wire.slots import ChannelAddress
 _FIRST_SECONDS = 30.0  # for tasks for which there are slots
 _LATER_SECONDS = 120.0  # for executors that a cluster has to start
 _NOTICE_SECONDS = 5.0
+_CANCEL_SECONDS = 2.0  # Spark ends jobs that are cancelled together one after another
 
 
 class PooledLauncher:
@@ -98,7 +99,8 @@ class PooledLauncher:
         with self._pool.changed:
             while True:
                 ready, now = self._pool.ready(), time.monotonic()
-                if ready >= wanted or (ready >= self._least and now >= full_until):
+                enough = ready >= wanted or (ready >= self._least and now >= full_until)
+                if enough and now - self._pool.cancelled_at >= _CANCEL_SECONDS:
                     self._first = False
                     return min(ready, self._most)
                 if now - began >= seconds and ready < self._least:

@@ -6,6 +6,7 @@ heartbeats. The thread of the run asks for members, and launches attempts on the
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -112,6 +113,7 @@ class Pool:
             is none.
         problem: why the latest task could not be started; None if all could.
         cancelled: the seats that stay empty because their Spark jobs were cancelled.
+        cancelled_at: when the latest of them was, by the monotonic clock.
     """
 
     def __init__(
@@ -136,7 +138,9 @@ class Pool:
         self._launch: PooledLaunch | None = None
         self.problem: LaunchError | None = None
         self.cancelled: dict[int, JobCancelledError] = {}
-        self._seen: set[int] = set()  # seats that have had a member
+        self.cancelled_at = -math.inf
+        self._seen: dict[int, int] = {}  # when the latest member of a seat began
+        self._gone: set[tuple[int, int]] = set()  # the same of tasks that have ended
         self._over = False
 
     def __enter__(self) -> Pool:
@@ -213,8 +217,11 @@ class Pool:
         with self.changed:
             if isinstance(error, JobCancelledError):
                 self.cancelled[seat] = error
+                self.cancelled_at = time.monotonic()
             elif seat not in self._seen:
                 self.problem = error
+            if seat in self._seen:
+                self._gone.add((seat, self._seen[seat]))
             self._lose(seat, str(error))
             self.changed.notify_all()
 
@@ -262,10 +269,14 @@ class Pool:
                 self._channel.dropped += 1
 
     def _on_joined(self, seat: int, message: Joined) -> None:
+        if (seat, message.began) in self._gone:
+            # Spark kills the process of a cancelled task some seconds after the task.
+            self._channel.send(seat, messages.Stop("its task has ended"))
+            return
         known = self._members.find(seat)
         if known is None or known.began != message.began:
             self._lose(seat, "its task was started again")
-            self._seen.add(seat)
+            self._seen[seat] = message.began
             self._liveness.returned(seat)
             self._members.join(Member(seat, message.began))
             self.changed.notify_all()

@@ -13,7 +13,7 @@ from horovod_runner.launchers.launcher import TaskLostError
 from horovod_runner.options import Options
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
-from horovod_runner.wire.messages import FromDriver, Taken
+from horovod_runner.wire.messages import FromDriver, Stop, Taken
 from horovod_runner.wire.pool import Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
 
@@ -116,3 +116,18 @@ def test_a_task_that_goes_after_it_has_delivered_its_outcome_is_not_lost(
         assert pool.changed.wait_for(lambda: launch.finished, timeout=20)
     assert launch.lost == []
     assert launch.outcomes() == ended
+
+
+def test_the_process_of_a_task_that_has_ended_is_no_member_again(
+    pool: Pool, tasks: Tasks, links: list[Link]
+) -> None:
+    join(pool, links)
+    tasks.ended(0, LaunchError("its Spark job was cancelled"))
+    links[0].put(Joined(1))
+    assert isinstance(next_of(links[0], Stop), Stop)
+    with pool.changed:
+        assert pool.ready() == 1
+    links[0].put(Joined(2))  # the task that Spark starts instead
+    links[0].flush()
+    with pool.changed:
+        assert pool.changed.wait_for(lambda: pool.ready() == 2, timeout=20)
