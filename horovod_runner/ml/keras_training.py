@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,25 @@ from horovod_runner.data.shard import Shard
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.ml.plan import Trained, TrainingPlan
 from horovod_runner.scoring.models.keras import input_names, read_model
+
+
+def set_seed(seed: int) -> None:
+    """Seed what Keras draws from: Python's random numbers, NumPy's and those of its backend.
+
+    ``keras.utils.set_random_seed`` imports TensorFlow wherever it is installed, which takes a rank
+    on torch seconds and half a gigabyte (Keras 3.15, utils/rng_utils.py).
+    """
+    import keras
+
+    if keras.backend.backend() != "torch":
+        keras.utils.set_random_seed(seed)
+        return
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def train(
@@ -41,7 +61,7 @@ def train(
     import horovod_runner.keras as hvd
 
     hvd.init()
-    keras.utils.set_random_seed(plan.seed + hvd.rank())  # ranks drop out different units
+    set_seed(plan.seed + hvd.rank())  # ranks drop out different units
     with temporary_folder("keras") as folder:
         path = Path(folder) / "model"
         path.write_bytes(model)

@@ -13,8 +13,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+#: What ``hvd.init()`` reads (horovod 0.28.1, common/operations.cc) and no import does. Their values
+#: in a run, such as that of ``hang_timeout``, are those of its ranks.
+_READ_BY_INIT: Final = frozenset(
+    {
+        "HOROVOD_AUTOTUNE",
+        "HOROVOD_AUTOTUNE_LOG",
+        "HOROVOD_CACHE_CAPACITY",
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_CPU_OPERATIONS",
+        "HOROVOD_CYCLE_TIME",
+        "HOROVOD_FUSION_THRESHOLD",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS",
+        "HOROVOD_MPI_NO_FINALIZE",
+        "HOROVOD_STALL_CHECK_DISABLE",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+        "HOROVOD_TIMELINE_MARK_CYCLES",
+    }
+)
 #: Variables that differ between ranks or between runs. A fork server has none of them.
-RANK_VARIABLES: Final = frozenset(
+RANK_VARIABLES: Final = _READ_BY_INIT | frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
         "GROUP_RANK",

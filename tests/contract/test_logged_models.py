@@ -65,9 +65,8 @@ def mlflow(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_REQUIREMENTS_INFERENCE_RAISE_ERRORS", "false")
-    mlflow.set_tracking_uri(server)
-    yield mlflow
-    mlflow.set_tracking_uri("")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    return mlflow
 
 
 @pytest.fixture

@@ -336,6 +336,26 @@ def test_other_settings_start_cold_and_replace_the_fork_server(
     assert len(servers()) == 1
 
 
+def stall_and_fusion() -> tuple[bool, list[str | None]]:
+    names = ("HOROVOD_STALL_CHECK_TIME_SECONDS", "HOROVOD_FUSION_THRESHOLD")
+    return is_warm(), [os.environ.get(name) for name in names]
+
+
+@pytest.mark.places("local")
+def test_settings_that_no_import_reads_are_those_of_the_run_and_need_no_other_fork_server(
+    ranks: Ranks,
+) -> None:
+    assert prepare(ranks).run(is_warm)
+    server = servers()
+    tuned = ranks.runner(
+        1, preload_frameworks=True, hang_timeout=12, env={"HOROVOD_FUSION_THRESHOLD": "1000"}
+    )
+    assert tuned.run(stall_and_fusion) == (True, ["2", "1000"])
+    plain = ranks.runner(1, preload_frameworks=True, hang_timeout=6)
+    assert plain.run(stall_and_fusion) == (True, ["1", None])
+    assert servers() == server
+
+
 def was_preloaded(name: str) -> bool:
     preloaded = name in sys.modules
     importlib.import_module(name)

@@ -14,6 +14,7 @@ import pytest
 
 from horovod_runner.data import Shard, evaluate
 from horovod_runner.errors import DataError
+from horovod_runner.ml.keras_training import set_seed
 
 ROWS, BATCH = 211, 32  # 3 ranks have 11, 11 and 10 rows of a step; the last step has 19 rows
 STEPS = -(-ROWS // BATCH)
@@ -280,7 +281,7 @@ def keras_training(train: Shard) -> dict[str, Any]:
     hvd.init()
     results = {}
     for name, passes in (("plain", None), ("accumulated", 2)):
-        keras.utils.set_random_seed(1)
+        set_seed(1)
         layers = [keras.Input((3,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
         model = keras.Sequential(layers)
         optimizer = keras.optimizers.SGD(0.5, momentum=0.9, gradient_accumulation_steps=passes)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy
 
+from horovod_runner.ml.keras_training import set_seed
+
 ROWS, BATCH = 32, 8
 
 
@@ -28,7 +30,7 @@ def _fit(optimizer: Any = None, rows: int = ROWS, callbacks: Any = None, **optio
 
     import horovod_runner.keras as hvd
 
-    keras.utils.set_random_seed(hvd.rank())
+    set_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
     x = numpy.random.default_rng(3 + hvd.rank()).normal(size=(rows, 4)).astype("float32")
     optimizer = hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.05))
@@ -257,7 +259,7 @@ def dropout_differs() -> list[Any]:
 
     import horovod_runner.keras as hvd
 
-    keras.utils.set_random_seed(hvd.rank())
+    set_seed(hvd.rank())
     layers = keras.layers
     model = keras.Sequential([layers.Input((4,)), layers.Dropout(0.5), layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer("sgd"), loss="mse")

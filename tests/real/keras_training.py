@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 
+from horovod_runner.ml.keras_training import set_seed
 from tests.real.keras_behaviours import BEHAVIOURS, behave
 from tests.real.keras_names import names_of
 
@@ -322,7 +323,7 @@ def _fit(case: Case, rank: int, size: int) -> dict[str, Any]:
 
     import horovod_runner.keras as hvd
 
-    keras.utils.set_random_seed(100 + rank)
+    set_seed(100 + rank)
     model = (case.model if size > 1 else case.plain_model or case.model)(keras)
     x, y, weights = (case.data or numbers)(STEPS * LOCAL * hvd.size())
     callbacks: list[Any] = []

@@ -102,6 +102,8 @@ if __name__ == "__main__":
         print("RESULT", every, flush=True)
 """
 KERAS = """
+import random
+
 import horovod.tensorflow.keras as hvd
 import keras
 import numpy as np
@@ -119,7 +121,7 @@ class Events(keras.callbacks.Callback):
 
 
 hvd.init()
-keras.utils.set_random_seed(hvd.rank())
+random.seed(hvd.rank())  # from which Keras draws its seeds
 x = np.random.default_rng(5).normal(size=(STEPS * 8, 3)).astype("float32")
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
 model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), "mse")

@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from horovod_runner import HorovodRunner, SyncError
+from horovod_runner.ml.keras_training import set_seed
 from horovod_runner.options import grouped
 from horovod_runner.worker.weights import hash_weights
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
@@ -191,7 +192,7 @@ def fit_without_broadcast(with_optimizer: bool) -> None:
     import horovod_runner.keras as hvd
 
     hvd.init()
-    keras.utils.set_random_seed(hvd.rank())
+    set_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.1)
     callbacks = [] if with_optimizer else [hvd.callbacks.ReportCallback()]
@@ -266,7 +267,7 @@ def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
     from horovod_runner import current_attempt
 
     hvd.init()
-    keras.utils.set_random_seed(hvd.rank())
+    set_seed(hvd.rank())
     if subclassed:
         model = custom_model(keras)
     else:

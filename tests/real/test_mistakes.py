@@ -29,6 +29,7 @@ from horovod_runner import (
     save_checkpoint,
 )
 from horovod_runner.data import evaluate
+from horovod_runner.ml.keras_training import set_seed
 from tests.conftest import Ranks
 from tests.real.mistakes import MISTAKES
 
@@ -583,7 +584,7 @@ def fit(folder: str) -> None:
     import horovod_runner.keras as hvd
 
     hvd.init()
-    keras.utils.set_random_seed(hvd.rank())
+    set_seed(hvd.rank())
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.ones((8, 2), np.float32) * (hvd.rank() + 1)
