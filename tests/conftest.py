@@ -25,6 +25,7 @@ import pytest
 from horovod_runner import HorovodRunner
 from horovod_runner.host import software
 from horovod_runner.options import grouped
+from horovod_runner.warm.protocol import RANK_VARIABLES
 from tests.places import PLACES, SHARED, SPARKS, Sessions
 
 if TYPE_CHECKING:
@@ -186,9 +187,11 @@ class Ranks:
             pytest.skip("Horovod was built without TensorFlow")
 
     def runner(self, size: int | tuple[int, int], **options: Any) -> HorovodRunner:
-        # What sets variables needs a fork server of its own; so does another number of threads.
+        # Variables that an import may read need a fork server of their own; so does another number
+        # of threads, or another MPI.
         several = isinstance(size, tuple) or size > 1
-        if self._warm and several and not {"env", "cpu_collectives"} & {*options}:
+        shared = {*options.get("env", {})} <= RANK_VARIABLES and "cpu_collectives" not in options
+        if self._warm and several and shared:
             options.setdefault("preload_frameworks", ["horovod.torch"])
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.place == "cluster":

@@ -14,6 +14,7 @@ import re
 import runpy
 import sys
 from collections.abc import Iterable
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -43,8 +44,10 @@ def preload(frameworks: Iterable[str]) -> None:
     """From now on, fork the ranks of this process's runs from one that has imported them."""
     from horovod_runner import ClusterConfig
 
-    defaults = inspect.unwrap(ClusterConfig.__init__).__kwdefaults__
-    defaults["preload_frameworks"] = tuple(frameworks)
+    option, chosen = "preload_frameworks", tuple(frameworks)
+    inspect.unwrap(ClusterConfig.__init__).__kwdefaults__[option] = chosen
+    # The command `horovod-runner run` gives the option itself, with this default.
+    next(each for each in fields(ClusterConfig) if each.name == option).default = chosen
 
 
 def main() -> None:
