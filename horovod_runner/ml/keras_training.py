@@ -17,8 +17,8 @@ from horovod_runner.scoring.models.keras import input_names, read_model
 def set_seed(seed: int) -> None:
     """Seed what Keras draws from: Python's random numbers, NumPy's and those of its backend.
 
-    ``keras.utils.set_random_seed`` imports TensorFlow wherever it is installed, which takes a rank
-    on torch seconds and half a gigabyte (Keras 3.15, utils/rng_utils.py).
+    ``keras.utils.set_random_seed`` imports TensorFlow wherever it is installed (Keras 3.15,
+    utils/rng_utils.py), which costs a rank on torch 3 s of a core.
     """
     import keras
 
