@@ -118,14 +118,15 @@ def default_address() -> str:
         return ""
 
 
-def hold_port(address: str) -> socket.socket:
+def hold_port() -> socket.socket:
     """Reserve a free TCP port for a server that will start later, in another process.
 
     The socket is bound but does not listen, and allows reuse. torch's TCPStore, which allows reuse
     too, can bind the same port, while the system gives it to nobody else: there is no race between
-    choosing the port and using it.
+    choosing the port and using it. It is bound to all addresses, because the store listens on all:
+    a port of one address may still be given to a server on another.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((address, 0))
+    held.bind(("", 0))
     return held

@@ -53,7 +53,7 @@ def meeting_points(task: int, address: str, size: int) -> Iterator[MeetingPoints
             server = Rendezvous(address, size)
             stack.callback(server.close)
             rendezvous = server.address
-        held = stack.enter_context(network.hold_port(address))
+        held = stack.enter_context(network.hold_port())
         yield MeetingPoints(rendezvous, held.getsockname()[1])
 
 

@@ -151,10 +151,11 @@ def test_the_route_to_a_peer_has_an_address_and_an_interface() -> None:
 
 
 def test_only_a_server_that_allows_reuse_gets_a_held_port() -> None:
-    held = network.hold_port("127.0.0.1")
+    held = network.hold_port()
     port = held.getsockname()[1]
-    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
-        stranger.bind(("127.0.0.1", port))
+    for address in ("127.0.0.1", "127.0.0.2"):
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind((address, port))
     with (
         socket.create_server(("127.0.0.1", port)) as server,  # allows reuse, as torch's does
         socket.create_connection(("127.0.0.1", port)),
