@@ -187,8 +187,8 @@ class Ranks:
             pytest.skip("Horovod was built without TensorFlow")
 
     def runner(self, size: int | tuple[int, int], **options: Any) -> HorovodRunner:
-        # Variables that an import may read need a fork server of their own; so does another number
-        # of threads, or another MPI.
+        # A run cannot share the fork server of the others if it sets variables that an import may
+        # read, or if it has another number of threads or another controller.
         several = isinstance(size, tuple) or size > 1
         shared = {*options.get("env", {})} <= RANK_VARIABLES and "cpu_collectives" not in options
         if self._warm and several and shared:

@@ -14,7 +14,6 @@ import re
 import runpy
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -47,7 +46,7 @@ def preload(frameworks: Iterable[str]) -> None:
     option, chosen = "preload_frameworks", tuple(frameworks)
     inspect.unwrap(ClusterConfig.__init__).__kwdefaults__[option] = chosen
     # The command `horovod-runner run` gives the option itself, with this default.
-    next(each for each in fields(ClusterConfig) if each.name == option).default = chosen
+    ClusterConfig.__dataclass_fields__[option].default = chosen
 
 
 def main() -> None:

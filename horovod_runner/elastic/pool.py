@@ -140,7 +140,7 @@ class Pool:
         self.cancelled: dict[int, JobCancelledError] = {}
         self.cancelled_at = -math.inf
         self._seen: dict[int, int] = {}  # when the latest member of a seat began
-        self._gone: set[tuple[int, int]] = set()  # the same of tasks that have ended
+        self._gone: set[tuple[int, int]] = set()  # tasks that have ended: seat, and when they began
         self._over = False
 
     def __enter__(self) -> Pool:

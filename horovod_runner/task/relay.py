@@ -23,7 +23,6 @@ from horovod_runner.task.orders import LOST_DRIVER
 from horovod_runner.task.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import framing, messages
-from horovod_runner.wire.framing import FrameSplitter
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.measurements import is_waits
@@ -75,9 +74,8 @@ class Relay:
         self._link = link
         self._worker = worker
         self._unspooled: deque[bytes] = deque()  # batches that a full disk has no room for
-        self._frames = {
-            pipe: FrameSplitter() for pipe in (worker.messages, worker.reports, worker.file_parts)
-        }
+        pipes = (worker.messages, worker.reports, worker.file_parts)
+        self._frames = {pipe: framing.FrameSplitter() for pipe in pipes}
         self._reports_at: float | None = None  # when to read reports; None: as soon as some arrive
         self._reports_seconds = _REPORTS_SECONDS  # the interval
         self._file_parts_paused = False

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-#: What ``hvd.init()`` reads (horovod 0.28.1, common/operations.cc) and no import does. Their values
-#: in a run, such as that of ``hang_timeout``, are those of its ranks.
+#: Variables that ``hvd.init()`` reads (horovod 0.28.1, common/operations.cc) and no import does, so
+#: that runs which differ in them can share a fork server. ``hang_timeout`` sets one of them.
 _READ_BY_INIT: Final = frozenset(
     {
         "HOROVOD_AUTOTUNE",
