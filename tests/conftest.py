@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +156,7 @@ class Ranks:
     """Starts runs in one of the places."""
 
     def __init__(
-        self, place: str, spark: SparkSession | None = None, *, warm: bool = False
+        self, place: str, spark: SparkSession | None = None, *, warm: Sequence[str] = ()
     ) -> None:
         self.place = place
         self.spark = spark
@@ -192,7 +192,7 @@ class Ranks:
         several = isinstance(size, tuple) or size > 1
         shared = {*options.get("env", {})} <= RANK_VARIABLES and "cpu_collectives" not in options
         if self._warm and several and shared:
-            options.setdefault("preload_frameworks", ["horovod.torch"])
+            options.setdefault("preload_frameworks", self._warm)
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.place == "cluster":
             options.setdefault("gpus_per_rank", 0)
@@ -238,8 +238,13 @@ def ranks(request: pytest.FixtureRequest, place: str) -> Ranks:
     if place == "slurm":
         request.getfixturevalue("allocation")
     spark = request.getfixturevalue("spark") if place in SPARKS else None
-    names = {marker.name for marker in request.node.iter_markers()}
-    warm = "horovod" in names and "cold" not in names and place != "slurm"
+    markers = {marker.name: marker for marker in request.node.iter_markers()}
+    warm: Sequence[str] = ()
+    if place != "slurm" and "cold" not in markers:
+        if "horovod" in markers:
+            warm = ("horovod.torch",)
+        elif "warm" in markers:
+            warm = markers["warm"].args
     return Ranks(place, spark, warm=warm)
 
 

@@ -10,7 +10,7 @@ import.
 ``broadcast_optimizer_state`` of ``horovod.torch``, which would change weights. Its ``Compression``
 gets bfloat16 and PowerSGD. Adasum is refused where there is no MPI. torch.distributed gets the
 backend "hvd". Modules of torch, Keras and Spark are patched where a mistake in training code shows
-(`checks`).
+(`checks`). TensorFlow's AutoGraph is kept off ``horovod.tensorflow``, which needs none.
 
 While a framework is imported, Python collects no garbage: the objects that an import makes stay,
 and looking through them again and again takes an eighth of its time.
@@ -24,6 +24,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache, wraps
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from importlib.abc import Loader
 
 _KERAS = ("horovod.keras", "horovod.tensorflow.keras")
+_PATCH_OF_TENSORFLOW = "horovod_runner.keras.distributed.horovod_tensorflow"
 # Their imports make a hundred thousand objects and more.
 _LARGE = frozenset(
     {
@@ -210,7 +212,21 @@ def _patch_tensorflow(hvd: Any) -> None:
     """Make functions accept Keras 3's variables and optimizers."""
     if _is_keras_3("horovod.tensorflow.keras"):
         # By its name: it is in a layer above this one.
-        import_module("horovod_runner.keras.distributed.horovod_tensorflow").patch(hvd)
+        import_module(_PATCH_OF_TENSORFLOW).patch(hvd)
+
+
+def _patch_tensorflow_util(util: Any) -> None:
+    """Keep AutoGraph off Horovod's functions: to translate them takes most of a first step.
+
+    They were written for graphs without it, and have no conditions on tensors.
+    """
+    tf = util.tf
+    util._make_subgraph = lambda function: tf.function(function, autograph=False)
+    # For a tf.function of the user's. TensorFlow has such rules for Keras and other packages.
+    with suppress(ImportError, AttributeError):
+        config: Any = import_module("tensorflow.python.autograph.core.config")
+        rules = map(config.DoNotConvert, ("horovod.tensorflow", _PATCH_OF_TENSORFLOW))
+        config.CONVERSION_RULES = (*config.CONVERSION_RULES, *rules)
 
 
 def _patch_sync_batch_norm(module: Any) -> None:
@@ -337,6 +353,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.tensorflow.elastic": _patch_tensorflow_elastic,
     "horovod.tensorflow.sync_batch_norm": _patch_sync_batch_norm,
     "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
+    "horovod.tensorflow.util": _patch_tensorflow_util,
     "horovod.torch.compression": _patch_torch_compression,
     "horovod.torch.functions": _patch_torch_functions,
     "horovod.torch.mpi_ops": _patch_mpi_ops,

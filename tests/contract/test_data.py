@@ -25,7 +25,11 @@ from tests.conftest import Ranks
 if TYPE_CHECKING:
     import pandas as pd
 
-pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.warm("pyarrow"),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 ROWS = 1003
 
@@ -339,7 +343,9 @@ def test_rows_that_petastorm_reads_are_spread_evenly(
 
 @pytest.mark.horovod
 @pytest.mark.places("local")
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize(
+    "framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.xdist_group("tensorflow"))]
+)
 def test_evaluate_gives_every_rank_the_mean_over_all_rows(ranks: Ranks, framework: str) -> None:
     def main(valid: Shard) -> list[list[float]]:
         columns = {"a": "a", "label": "label"}
@@ -366,7 +372,8 @@ def test_evaluate_gives_every_rank_the_mean_over_all_rows(ranks: Ranks, framewor
 
     if framework == "tensorflow":
         ranks.needs_tensorflow()
-    first, second = ranks.run(2, main, valid=dataset(ranks, table()))
+    options = {"preload_frameworks": [f"horovod.{framework}"]}
+    first, second = ranks.run(2, main, options, valid=dataset(ranks, table()))
     assert first == second
     assert first == pytest.approx([(ROWS - 1) / 2, 10 / ROWS])
 

@@ -89,14 +89,18 @@ def train_tensorflow(seed_offset: int) -> list[list[Any]]:
     return gathered
 
 
+# The import of TensorFlow takes longer than all else in its tests.
+TENSORFLOW = {"preload_frameworks": ["horovod.torch", "horovod.tensorflow"]}
+
+
 @cache
 def weights_of_one_process(train: Any) -> Any:
     return Ranks("local").run(1, train, seed_offset=0)[0]
 
 
-def check_weights(ranks: Ranks, train: Any) -> None:
+def check_weights(ranks: Ranks, train: Any, options: dict[str, Any] | None = None) -> None:
     alone = weights_of_one_process(train)
-    first, second = ranks.run(2, train, seed_offset=100)
+    first, second = ranks.run(2, train, options, seed_offset=100)
     assert first == second
     for ours, theirs in zip(first, alone, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
@@ -106,13 +110,15 @@ def test_ranks_from_different_seeds_end_with_the_weights_of_one_process(ranks: R
     check_weights(ranks, train_torch)
 
 
+@pytest.mark.xdist_group("tensorflow")
 @pytest.mark.places("local")  # on Spark: examples/digits_tensorflow.py
 def test_tensorflow_from_different_seeds_ends_with_the_weights_of_one_process(
     ranks: Ranks,
 ) -> None:
-    check_weights(ranks, train_tensorflow)
+    check_weights(ranks, train_tensorflow, TENSORFLOW)
 
 
+@pytest.mark.xdist_group("tensorflow")
 @pytest.mark.places("local")
 def test_gradients_are_averaged_where_both_frameworks_are_imported(ranks: Ranks) -> None:
     def main() -> list[list[float]]:
@@ -131,7 +137,7 @@ def test_gradients_are_averaged_where_both_frameworks_are_imported(ranks: Ranks)
         optimizer.step()
         return net.weight.tolist()
 
-    assert ranks.run(2, main) == [[-0.5, -0.5]]
+    assert ranks.run(2, main, TENSORFLOW) == [[-0.5, -0.5]]
 
 
 def test_a_test_of_weights_can_fail() -> None:

@@ -6,10 +6,30 @@ loss, the gradient is x, so a step of SGD with a rate of 1 makes the weight -x.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
+
+
+@contextmanager
+def translated() -> Iterator[list[str]]:
+    """The modules of all functions that TensorFlow's AutoGraph translates."""
+    from tensorflow.python.autograph.impl import api
+
+    modules: list[str] = []
+    plain = api._convert_actual
+
+    def convert(function: Any, *args: Any) -> Any:
+        modules.append(function.__module__)
+        return plain(function, *args)
+
+    api._convert_actual = convert
+    try:
+        yield modules
+    finally:
+        api._convert_actual = plain
 
 
 def two_weights(keras: Any) -> Any:
@@ -239,8 +259,10 @@ def tapes() -> dict[str, Any]:
     partial = hvd.PartialDistributedGradientTape
     variable = keras.Variable(numpy.float32(hvd.rank()))
     namesakes = [tf.Variable(0.0, name="same"), tf.Variable(0.0, name="same")]
-    local, others = gradients_of(partial, "get_local_and_global_gradients", local_layers=layer)
+    with translated() as modules:
+        local, others = gradients_of(partial, "get_local_and_global_gradients", local_layers=layer)
     return {
+        "translated": modules,
         "partial": numbers(gradients_of(partial, local_layers=[layer])),
         "registered": numbers(gradients_of(registered)),
         "local": [(v is sources[0], *numbers([g])) for v, g in local],

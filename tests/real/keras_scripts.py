@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy
 
+from tests.real.keras_names import translated
+
 
 def _digits(rank: int, size: int) -> tuple[Any, Any]:
     random = numpy.random.default_rng(11)
@@ -81,14 +83,16 @@ def tensorflow_script(optimizer_averages: bool) -> dict[str, Any]:
             hvd.broadcast_variables(opt.variables, root_rank=0)
         return loss
 
-    losses = [
-        float(training_step(images, labels, batch == 0))
-        for batch, (images, labels) in enumerate(batches)
-    ]
+    with translated() as modules:
+        losses = [
+            float(training_step(images, labels, batch == 0))
+            for batch, (images, labels) in enumerate(batches)
+        ]
     weights = [v.numpy() for v in (*model.trainable_variables, *opt.variables)]
     return {
         "weights": [list(ranks) for ranks in zip(*hvd.allgather_object(weights), strict=True)],
         "losses": losses,
+        "translated": modules,
     }
 
 

@@ -105,6 +105,12 @@ def test_horovods_tapes_know_local_layers_of_keras_3() -> None:
 
 
 @TOGETHER["tensorflow"]
+def test_autograph_translates_no_function_of_horovods_tapes() -> None:
+    for result in results_of("tapes", "tensorflow"):
+        assert result["translated"] == []
+
+
+@TOGETHER["tensorflow"]
 def test_no_gradient_of_a_listed_group_is_lost() -> None:
     for result in results_of("tapes", "tensorflow"):
         assert result["namesakes"] == [3.0, 6.0]  # Horovod would take them for one variable

@@ -108,6 +108,7 @@ def test_two_ranks_learn_what_one_process_learns(clip: float | None) -> None:
         assert weights == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.xdist_group("lightning")
 def test_a_fit_resumes_after_a_failure() -> None:
     runner = HorovodRunner(
         np=-2,
@@ -116,7 +117,7 @@ def test_a_fit_resumes_after_a_failure() -> None:
         checkpoint_config=CheckpointConfig(num_to_keep=None),
         cluster_config=WARM,
     )
-    resumed = runner.run(fit, epochs=4, fails=True)
-    assert [saved.step for saved in runner.last_run.checkpoints] == [4, 8, 12, 16]
-    assert runner.last_run.metrics.to_pylist()[-1]["step"] == 16
-    assert resumed == HorovodRunner(np=-2, progress=False, cluster_config=WARM).run(fit, epochs=4)
+    resumed = runner.run(fit, epochs=3, fails=True)
+    assert [saved.step for saved in runner.last_run.checkpoints] == [4, 8, 12]
+    assert runner.last_run.metrics.to_pylist()[-1]["step"] == 12
+    assert resumed == fitted()[CLIPS.index(None)][0]
