@@ -148,8 +148,10 @@ def test_models_that_mlflow_logged_are_scored(mlflow: Any, df: DataFrame) -> Non
     """A module of torch as such; another flavour through pyfunc."""
     import torch
 
+    # Without these MLflow imports what it logs in another process, to see what that takes.
+    known = {"pip_requirements": ["torch"]}
     net = torch.nn.Linear(1, 1)
-    info = mlflow.pytorch.log_model(net, name="net", serialization_format="pickle")
+    info = mlflow.pytorch.log_model(net, name="net", serialization_format="pickle", **known)
     scored = predict(df, info, {"x": ["a"]}, output="p")
     wanted = net(torch.tensor([[n / 10] for n in range(40)])).detach().numpy()[:, 0]
     got = [row.p for row in scored.orderBy("id").collect()]
@@ -159,7 +161,7 @@ def test_models_that_mlflow_logged_are_scored(mlflow: Any, df: DataFrame) -> Non
         def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
             return model_input["a"] * 2
 
-    double = mlflow.pyfunc.log_model(name="double", python_model=Double())
+    double = mlflow.pyfunc.log_model(name="double", python_model=Double(), **known)
     scored = predict(df, double.model_uri, ["a"], output="p")
     got = [row.p for row in scored.orderBy("id").collect()]
     np.testing.assert_allclose(got, [n / 5 for n in range(40)])

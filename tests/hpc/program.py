@@ -88,22 +88,21 @@ def main(mode: str) -> None:
     """Run the program; ``mode`` is "train", "two-hosts", or a failure to cause."""
     trainers = (0, 2) if mode == "two-hosts" else (0, 1)
     spmd.start("torch", ranks_per_host=1 if mode == "two-hosts" else 2)
-    import horovod.torch as hvd
-
     rank = spmd.rank()
+    trains = rank in trainers
     assert spmd.size() == 4
-    assert spmd.initialized() == hvd.is_initialized() == (rank in trainers)
+    assert spmd.initialized() == trains
     assert not spmd.is_cuda_available()
     check_mismatch(rank)
     rows = part(STARTS[rank], STARTS[rank + 1])
     if rank == 0:
         rows["names"] = rows["names"].astype("<U5")  # NumPy makes the width fit the rank's rows
     received = spmd.prepare_data(rows)
-    check(received, *(SHARES[trainers.index(rank)] if rank in trainers else (0, 0)))
+    check(received, *(SHARES[trainers.index(rank)] if trains else (0, 0)))
     if mode == "exit":
         if rank == 0:
             sys.exit(0)  # without end()
-        if spmd.initialized():
+        if trains:
             train(received["images"])
         spmd.end()
     # Rank 0 already has its share; only rows of the other ranks move.
@@ -114,7 +113,7 @@ def main(mode: str) -> None:
     try:
         if (mode, rank) == ("fail", 1):
             raise ValueError("the error of rank 1")
-        if spmd.initialized():
+        if trains:
             train(received["images"])
             time.sleep(1)  # the rest of the training; the other ranks wait in end()
     finally:
@@ -123,11 +122,13 @@ def main(mode: str) -> None:
             spmd.end()
             spmd.end()
             # A rank that waits a second uses almost no CPU time.
-            assert rank in trainers or time.process_time() - before < 0.5
+            assert trains or time.process_time() - before < 0.5
         except RankFailedError as error:
             print(f"rank {rank}: end() raised: {error}", flush=True)
             raise
     assert not spmd.initialized()
+    import horovod.torch as hvd
+
     assert not hvd.is_initialized()
     # A second training, on all ranks.
     spmd.start("torch")
@@ -139,9 +140,8 @@ def main(mode: str) -> None:
 
 
 if __name__ == "__main__":
-    # The ranks that do not train import torch themselves, and a fifth of that would be a search for
-    # garbage. In the others spmd.start() turns the search off meanwhile. At the end it would take a
-    # second.
+    # A fifth of an import of torch would be a search for garbage; spmd.start() turns it off meanwhile
+    # on the ranks that train, and two do not. At the end it would take a second.
     gc.disable()
     atexit.register(gc.freeze)
     main(sys.argv[1] if len(sys.argv) > 1 else "train")
