@@ -2,9 +2,10 @@
 
 The fork server (server.py) runs none of the user's code, so a forked worker finds what it would
 find in a new interpreter. Its name depends on everything that an import depends on: with any
-difference a worker starts cold. Each executor has at most one fork server, and so has the driver of
-local ranks. It ends with its owner (Spark's daemon of Python workers, or the driver), after a while
-without a request, or when memory is short.
+difference a worker starts cold. Each executor has at most two fork servers, and so has the driver
+of local ranks: two numbers of ranks in turn, with their numbers of threads, both start warm. A fork
+server ends with its owner (Spark's daemon of Python workers, or the driver), after a while without
+a request, or when memory is short.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from horovod_runner.wire.job_file import RUN_VARIABLE, Forking, Preparation
 # started cold meanwhile would import no faster.
 _ANSWER_SECONDS = 300.0
 _IDLE_SECONDS = 600.0
+_MOST = 2  # fork servers of an owner, each with other settings
 _END_SECONDS = 1.0  # for a fork server that imports nothing
 _SUPPORTED = hasattr(os, "pidfd_open")
 # Fork servers that this process started: their exit status has to be read.
@@ -138,7 +140,10 @@ class ForkServer:
             folders = self._folders(self._name())
             for folder in folders:
                 try:
-                    return self._fork(folder, descriptors, meanwhile)
+                    guard = self._fork(folder, descriptors, meanwhile)
+                    with suppress(OSError):
+                        os.utime(folder)  # those that were used last are kept
+                    return guard
                 except OSError:  # told to end: another one has taken its place
                     if folder == folders[-1]:
                         raise
@@ -199,7 +204,7 @@ class ForkServer:
                 self._start(name, [*before, *(new for new in imported if new not in before)])
 
     def _start(self, name: str, modules: list[str]) -> None:
-        """Start a fork server that imports some modules, in place of those of the same owner."""
+        """Start a fork server that imports some modules, in place of those with its name."""
         folder = RunFolder(f"{name}-{digest(sorted(modules))}", self._parent)
         plan = Preparation(
             self._owner,
@@ -218,7 +223,7 @@ class ForkServer:
             on_failure.enter_context(folder)
             # Listens from now on: to wait until the imports are done is shorter than to import.
             listener = on_failure.enter_context(protocol.listen(folder.path, modules))
-            self.end_others(folder.path)
+            self._end_replaced(name, folder.path)
             passed = [file.fileno(), folder.lock, listener.fileno(), unread]
             server = subprocess.Popen(
                 job_file.command(
@@ -237,12 +242,20 @@ class ForkServer:
             listener.close()
         _started.append(server)
 
-    def end_others(self, kept: Path | None) -> None:
-        """End the owner's fork servers, but for one: their memory is needed once only."""
-        for folder in self._folders(f"{PREFIX}{self._owner}"):
-            if folder != kept:
-                with suppress(OSError, ValueError), protocol.connect(folder, 1.0) as connection:
-                    connection.send(protocol.END)
+    def _end_replaced(self, name: str, started: Path) -> None:
+        """End those with the name of one that has just started, and what was unused for longest.
+
+        Args:
+            name: the name.
+            started: the folder of the new one.
+        """
+        others = [each for each in self._folders(f"{PREFIX}{self._owner}") if each != started]
+        replaced = [each for each in others if each.name.startswith(f"{name}-")]
+        _end([*replaced, *[each for each in others if each not in replaced][_MOST - 1 :]])
+
+    def end_all(self) -> None:
+        """End the owner's fork servers."""
+        _end(self._folders(f"{PREFIX}{self._owner}"))
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -265,6 +278,12 @@ class ForkServer:
         return sorted(folders, key=lambda folder: modified(str(folder)) or 0, reverse=True)
 
 
+def _end(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError, ValueError), protocol.connect(folder, 1.0) as connection:
+            connection.send(protocol.END)
+
+
 def _await_answer(connection: socket.socket, meanwhile: Callable[[], None]) -> None:
     """Wait until there is something to read.
 
@@ -283,7 +302,7 @@ def _await_answer(connection: socket.socket, meanwhile: Callable[[], None]) -> N
 def end_fork_servers(owner: int) -> None:
     """End all fork servers of an owner, also those that this process has just started."""
     server = ForkServer(owner, [], {}, None)
-    server.end_others(None)
+    server.end_all()
     for process in _started:
         try:
             process.wait(_END_SECONDS)

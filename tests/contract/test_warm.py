@@ -323,17 +323,24 @@ def test_a_forked_rank_has_the_same_variables_as_a_cold_one(ranks: Ranks) -> Non
 
 
 @pytest.mark.places("local")
-def test_other_settings_start_cold_and_replace_the_fork_server(
+def test_other_settings_start_cold_and_the_latest_two_stay_warm(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert prepare(ranks).run(is_warm)
-    (server,) = servers()
-    other = ranks.runner(1, preload_frameworks=True, env={"A_SETTING_THAT_AN_IMPORT_MAY_READ": "1"})
-    assert not other.run(is_warm)
+    def with_setting(value: str) -> HorovodRunner:
+        env = {"A_SETTING_THAT_AN_IMPORT_MAY_READ": value}
+        return ranks.runner(1, preload_frameworks=True, env=env)
+
+    first, second, third = prepare(ranks), with_setting("2"), with_setting("3")
+    assert first.run(is_warm)
+    before = servers()
+    assert not second.run(is_warm)
     assert "the fork server has other settings" in capsys.readouterr().err
-    assert other.run(is_warm)
+    (server,) = (each for each in servers() if each not in before)
+    assert [runner.run(is_warm) for runner in (second, first)] == [True, True]
+    assert not third.run(is_warm)
     assert ended([server])
-    assert len(servers()) == 1
+    assert [runner.run(is_warm) for runner in (third, first)] == [True, True]
+    assert len(servers()) == 2
 
 
 def stall_and_fusion() -> tuple[bool, list[str | None]]:
