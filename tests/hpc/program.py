@@ -140,8 +140,8 @@ def main(mode: str) -> None:
 
 
 if __name__ == "__main__":
-    # A fifth of an import of torch would be a search for garbage. spmd.start() turns it off meanwhile
-    # on the ranks that train; two do not. At the end it would take a second.
+    # A fifth of an import of torch would be a search for garbage, and at the end one would take a
+    # second. spmd.start() turns it off for its own import alone.
     gc.disable()
     atexit.register(gc.freeze)
     main(sys.argv[1] if len(sys.argv) > 1 else "train")
