@@ -131,6 +131,18 @@ def _place(item: Any) -> str:
     return str(marker.args[0]) if marker else "local"
 
 
+@pytest.fixture(autouse=True)
+def _variables_of_imports() -> Iterator[None]:
+    """Drop the variables that an import of torch or Lightning sets in this process.
+
+    The fork servers of later tests would differ by them. With the second one, an import of Keras on
+    torch asks which GPUs its process may see, so that it could not be preloaded.
+    """
+    yield
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"):
+        os.environ.pop(name, None)
+
+
 @pytest.fixture(scope="session")
 def sessions() -> Iterator[Sessions]:
     """The Spark sessions of this process."""
