@@ -135,7 +135,7 @@ def _place(item: Any) -> str:
 def _variables_of_imports() -> Iterator[None]:
     """Drop the variables that an import of torch or Lightning sets in this process.
 
-    The fork servers of later tests would differ by them. With the second one, an import of Keras on
+    The fork servers of later tests would differ by them. With Lightning's, an import of Keras on
     torch asks which GPUs its process may see, so that it could not be preloaded.
     """
     yield

@@ -91,7 +91,7 @@ def test_batches_may_be_changed_in_place(shard: Shard) -> None:
     assert first == second
 
 
-# A worker of "spawn" imports torch.
+# With "spawn" each worker imports torch for itself: one is enough.
 @pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (1, "spawn")])
 def test_a_dataloader_gets_single_rows(
     shard: Shard, monkeypatch: pytest.MonkeyPatch, workers: int, start: str | None
