@@ -122,7 +122,8 @@ def can_join() -> bool:
 
 def join() -> None:
     """Wait for all ranks; meanwhile contribute zeros to their reductions."""
-    hvd.join(torch.cuda.current_device() if hvd.nccl_built() else -1)
+    on_gpu = hvd.nccl_built() and torch.cuda.is_available()  # a rank may have none
+    hvd.join(torch.cuda.current_device() if on_gpu else -1)
 
 
 def as_tensor(value: Any) -> Any:
