@@ -79,18 +79,17 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
 	$(wildcard horovod_runner/horovod_build/patches/*.patch horovod_runner/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test environments test-main test-petastorm coverage fuzz mutants wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
 
-# The fast tests are among those of the main leg.
-test: packages
-	@$(MAKE) --jobs=2 environments
-	@$(MAKE) lint test-main test-petastorm
+# The fast tests are among those of the main leg. Downloads, the last compiler of a build and the last
+# test of a leg leave a core idle, so whatever can begin does. Builds wait for Debian's ccache and mpicxx.
+test:
+	@$(MAKE) --jobs=4 --keep-going PACKAGES=packages lint test-main test-petastorm-beside
 
-# Downloads and the last compiler of a build leave a core idle, so two are made at a time.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
 
 # What the tests under Open MPI and Slurm, in a browser and on mounted stores need of Debian's packages.
@@ -117,20 +116,25 @@ lint: $(MAIN)/.ready
 fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 3
 
-# Several tests at a time: most of them wait.
-test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready
-	$(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
+# Several tests at a time: most of them wait. A make among the tests is not a part of this one.
+test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready | $(PACKAGES)
+	unset MAKEFLAGS MFLAGS MAKELEVEL; $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
 		$(addprefix --deselect ,$(INSTALL_TESTS))
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
 ifdef PYTHON_PETASTORM
 test-petastorm: $(PETASTORM)/.ready
-	$(call with_java,$(PETASTORM)) $(PETASTORM)/bin/pytest $(PETASTORM_TESTS) \
+	unset MAKEFLAGS MFLAGS MAKELEVEL; $(call with_java,$(PETASTORM)) $(PETASTORM)/bin/pytest $(PETASTORM_TESTS) \
 		--places local,spark,cluster -k 'not (test_data and cluster)' $(TOGETHER)
 else
 test-petastorm:
 	@echo "no Python 3.11 or 3.12 here: the tests with Petastorm are left out"; test -z "$$CI"
 endif
+
+# Beside the main leg: what it prints comes in one piece.
+test-petastorm-beside: $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready)
+	@printed=$$(mktemp); $(MAKE) test-petastorm >$$printed 2>&1; status=$$?; \
+	cat $$printed; rm $$printed; exit $$status
 
 # The main leg again with what it covers of the package, in ranks and in Spark's Python workers too:
 # half as much work again.
@@ -182,8 +186,11 @@ $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(MAIN)/bin/horovod-runner install --frameworks torch $(CPU_BUILD)
 	touch $@
 
-$(MAIN)/.ready: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
+$(MAIN)/.installed: setup.cfg constraints/latest.txt
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(MAIN_EXTRAS)]')
+	touch $@
+
+$(MAIN)/.ready: $(MAIN)/.installed $(HOROVOD_BUILD) | $(PACKAGES)
 	$(MAIN)/bin/horovod-runner install $(CPU_BUILD)
 	$(MAIN)/bin/python tests/java/modules.py
 	rm -f $(MAIN)/spark.jsa
@@ -192,8 +199,11 @@ $(MAIN)/.ready: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 		$(MAIN)/bin/spark-submit --master 'local[2]' tests/java/classes.py >/dev/null 2>&1
 	touch $@
 
-$(PETASTORM)/.ready: setup.cfg constraints/petastorm.txt $(HOROVOD_BUILD)
+$(PETASTORM)/.installed: setup.cfg constraints/petastorm.txt
 	$(call environment,$(PETASTORM),$(PYTHON_PETASTORM),petastorm,--editable '.[$(PETASTORM_EXTRAS)]')
+	touch $@
+
+$(PETASTORM)/.ready: $(PETASTORM)/.installed $(HOROVOD_BUILD) | $(PACKAGES)
 	$(PETASTORM)/bin/horovod-runner install --frameworks torch --mpi none $(CPU_BUILD)
 	$(PETASTORM)/bin/python tests/java/modules.py
 	touch $@
@@ -201,7 +211,7 @@ $(PETASTORM)/.ready: setup.cfg constraints/petastorm.txt $(HOROVOD_BUILD)
 $(OPENMPI)/.ready: $(MAIN)/.ready
 	$(PYTHON) -m venv $(OPENMPI)
 	$(call beside,$(OPENMPI),$(MAIN))
-	if command -v mpicxx >/dev/null; then \
+	if command -v mpicxx >/dev/null; then HOROVOD_CMAKE="$$PWD/$(MAIN)/bin/cmake" \
 	$(OPENMPI)/bin/python -m horovod_runner.commands.cli install --frameworks torch --mpi system $(CPU_BUILD); fi
 	touch $@
 

@@ -27,6 +27,7 @@ from horovod_runner.host import software
 from horovod_runner.options import grouped
 from horovod_runner.warm.protocol import RANK_VARIABLES
 from tests.places import PLACES, SHARED, SPARKS, Sessions
+from tests.preload import preload_what_tests_import, without_what_imports_set
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 # the other processes of pytest-xdist.
 SESSION = "HOROVOD_RUNNER_TEST_SESSION"
 _LONG = {"stories", "real", "test_packed.py"}
+_BEFORE = dict(os.environ)
 faulthandler.enable()
 pytest.register_assert_rewrite("tests.notebooks")
 
@@ -72,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["XDG_STATE_HOME"] = f"{folder}/state"
     os.environ["MLFLOW_TRACKING_URI"] = f"file://{folder}/mlruns"  # MLflow's own is where we are
+    preload_what_tests_import()
     unknown = set(_allowed(config)) - set(PLACES)
     if unknown:
         raise pytest.UsageError(f"--places: {', '.join(unknown)} is none of {', '.join(PLACES)}")
@@ -133,14 +136,9 @@ def _place(item: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def _variables_of_imports() -> Iterator[None]:
-    """Drop the variables that an import of torch or Lightning sets in this process.
-
-    The fork servers of later tests would differ by them. With Lightning's, an import of Keras on
-    torch asks which GPUs its process may see, so that it could not be preloaded.
-    """
+    """Drop the variables that imports have set in this process."""
     yield
-    for name in ("TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK"):
-        os.environ.pop(name, None)
+    without_what_imports_set(_BEFORE)
 
 
 @pytest.fixture(scope="session")

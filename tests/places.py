@@ -32,7 +32,8 @@ EVERYWHERE = ("local", "spark", "cluster", "connect", "slurm")
 SPARKS = ("spark", "cluster", "connect")
 #: Those that pytest-xdist gives to one of its processes: what they start is large.
 SHARED = ("cluster", "connect", "slurm", "hosts")
-_DAEMON = {
+#: The settings of sessions that many tests share: a daemon of Python workers for tests.
+DAEMON = {
     "spark.python.daemon.module": "tests.spark_daemon",
     "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[1]),
 }
@@ -82,20 +83,20 @@ class Sessions:
         return Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="spark-")))
 
     def _start_spark(self) -> SparkSession:
-        return self._classic("local[4]", _DAEMON)
+        return self._classic("local[4]", DAEMON)
 
     def _start_cluster(self) -> SparkSession:
         from tests.cluster.standalone import CONF, StandaloneCluster
 
         cluster = self._open.enter_context(StandaloneCluster(self._folder()))
-        session = self._classic(cluster.master, {**CONF, **_DAEMON})
+        session = self._classic(cluster.master, {**CONF, **DAEMON})
         cluster.await_executors(session)
         return session
 
     def _start_connect(self) -> SparkSession:
         from tests.connect.server import ConnectServer
 
-        server = self._open.enter_context(ConnectServer(self._folder(), conf=_DAEMON))
+        server = self._open.enter_context(ConnectServer(self._folder(), conf=DAEMON))
         session = server.session()
         self._open.callback(session.stop)
         return session

@@ -13,7 +13,7 @@ import os
 import re
 import runpy
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -21,6 +21,22 @@ from pathlib import Path
 WARM = (sys.executable, __file__)
 #: A program that can follow it: this environment's ``horovod-runner``.
 COMMAND = str(Path(sys.executable).parent / "horovod-runner")
+
+#: What the modules of tests import, and so does a rank whose main is a function of one.
+OF_TESTS = ("horovod_runner.runner", "pyarrow", "pytest")
+#: What imports set: torch, Lightning, TensorFlow, h5py, OpenCV, and what brings an OpenMP.
+SET_BY_IMPORTS = (
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY",
+    "HDF5_PLUGIN_PATH",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "LD_LIBRARY_PATH",
+    "PYTORCH_NVML_BASED_CUDA_CHECK",
+    "TF2_BEHAVIOR",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TPU_ML_PLATFORM",
+    "TPU_ML_PLATFORM_VERSION",
+)
 
 # What a program imports, by what it says.
 _FRAMEWORKS = {
@@ -47,6 +63,33 @@ def preload(frameworks: Iterable[str]) -> None:
     inspect.unwrap(ClusterConfig.__init__).__kwdefaults__[option] = chosen
     # The command `horovod-runner run` gives the option itself, with this default.
     ClusterConfig.__dataclass_fields__[option].default = chosen
+
+
+def preload_what_tests_import() -> None:
+    """From now on, each fork server that this process starts imports it, too."""
+    from horovod_runner.warm.client import ForkServer
+
+    start = ForkServer._start
+
+    def _start(self: ForkServer, name: str, modules: list[str]) -> None:
+        start(self, name, [*dict.fromkeys((*modules, *OF_TESTS))])
+
+    ForkServer._start = _start  # type: ignore[method-assign]
+
+
+def without_what_imports_set(environment: Mapping[str, str]) -> None:
+    """Give these variables the values that they had, or none.
+
+    The fork servers of later runs would differ by them. With Lightning's, an import of Keras on
+    torch asks which GPUs its process may see, so that it could not be preloaded.
+
+    Args:
+        environment: this process's before the imports.
+    """
+    for name in SET_BY_IMPORTS:
+        os.environ.pop(name, None)
+        if name in environment:
+            os.environ[name] = environment[name]
 
 
 def main() -> None:

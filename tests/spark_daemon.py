@@ -13,8 +13,10 @@ import pyspark.worker  # noqa: F401 - for the workers, as the others
 from pyspark import daemon
 
 import horovod_runner.launchers.spark_task  # noqa: F401
+from tests.preload import preload_what_tests_import
 
 if __name__ == "__main__":
+    preload_what_tests_import()
     gc.collect = lambda generation=2: 0
     gc.freeze()
     daemon.manager()

@@ -73,7 +73,7 @@ def check_prerequisites(folder: Path) -> None:
         )
     if toolchain.find_tool("make", "gmake") is None:
         raise InstallError("make was not found: apt-get install make")
-    cmake = toolchain.find_tool("cmake")
+    cmake = toolchain.find_cmake()
     if cmake is None or tuple(map(int, cmake.version.split(".")[:2])) < (3, 18):
         version = f"found {cmake.version}" if cmake else "found none"
         raise InstallError(f"CMake 3.18 or later is needed, {version}: pip install 'cmake<4'")
@@ -106,6 +106,9 @@ def _build_environment(plan: BuildPlan, folder: Path) -> dict[str, str]:
         "CCACHE_BASEDIR": str(folder),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
+    # With the system's MPI its programs come first on PATH, and its CMake may be too old.
+    if cmake := toolchain.find_cmake():
+        environment["HOROVOD_CMAKE"] = cmake.path
     if plan.mpi and plan.mpi.library:
         modules = Path(sysconfig.get_path("platlib"), "horovod", "torch")
         relative = os.path.relpath(plan.mpi.library, os.path.realpath(modules))

@@ -200,7 +200,7 @@ def _record(
     if plan.gpu and plan.nccl and plan.cuda_home:
         cuda = toolchain.cuda_version(plan.cuda_home)
         gpu = Gpu(cuda, plan.nccl.version, plan.gpu_architectures)
-    cmake = toolchain.find_tool("cmake")
+    cmake = toolchain.find_cmake()
     return Provenance(
         file=wheel.name,
         size=wheel.stat().st_size,

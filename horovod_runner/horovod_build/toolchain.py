@@ -257,6 +257,11 @@ def find_compiler() -> Tool | None:
     return find_tool(*filter(None, [os.environ.get("CXX")]), "c++", "g++", "clang++")
 
 
+def find_cmake() -> Tool | None:
+    """The CMake to build with: ``$HOROVOD_CMAKE``, this environment's, or the first on PATH."""
+    return find_tool(*filter(None, [os.environ.get("HOROVOD_CMAKE")]), "cmake")
+
+
 def find_java() -> Tool | None:
     """The Java that Spark would use: from ``$JAVA_HOME``, otherwise from PATH."""
     home = os.environ.get("JAVA_HOME")

@@ -27,6 +27,7 @@ from tests.cluster.standalone import Place, StandaloneCluster
 from tests.conftest import runs
 from tests.hosts.drive import Driver
 from tests.hosts.network import ADDRESSES, NOWHERE, SECOND, Network, missing
+from tests.places import DAEMON
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod, pytest.mark.places("hosts")]
 
@@ -63,6 +64,7 @@ def start_driver(
                 "spark.executor.memory": "1g",
                 "spark.ui.enabled": "false",
                 "spark.ui.showConsoleProgress": "false",
+                **DAEMON,
                 **settings,
             }
             return Driver(network.driver, tmp_path_factory.mktemp("driver"), conf)

@@ -223,6 +223,24 @@ def computed_on_torch() -> None:
     hvd.DistributedOptimizer(_sgd()).compute_gradients(lambda: 0.0, [])
 
 
+def epochs_of_a_gpu_build() -> list[float]:
+    """Train where Horovod has NCCL and the rank has no GPU, as with ``gpus_per_rank=0``."""
+    from unittest.mock import patch
+
+    import horovod.torch
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    model = two_weights(keras)
+    model.compile(hvd.DistributedOptimizer(_sgd()), loss=lambda _, out: keras.ops.mean(out))
+    x = numpy.full((4, 1), 2.0 ** hvd.rank(), "float32")
+    average = hvd.callbacks.MetricAverageCallback()
+    with patch.object(horovod.torch, "nccl_built", lambda: True):
+        model.fit(x, x, epochs=2, verbose=0, callbacks=[average])
+    return [float(weight.numpy().item()) for weight in model.weights]
+
+
 def tapes() -> dict[str, Any]:
     """horovod.tensorflow's tapes and optimizer with a model of Keras 3."""
     import horovod.tensorflow as hvd
@@ -294,7 +312,7 @@ def names_of(backend: str) -> tuple[Callable[[], Any], ...]:
         local_layer_by_name,
         adasum,
         unregistered_process_set,
-        *(own if backend == "tensorflow" else (computed_on_torch,)),
+        *(own if backend == "tensorflow" else (computed_on_torch, epochs_of_a_gpu_build)),
     )
 
 

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.preload import frameworks_of, preload
+from tests.preload import frameworks_of, preload, without_what_imports_set
 
 ROOT = Path(__file__).parents[2]
 _BLOCK = re.compile(
@@ -71,6 +71,7 @@ def run(page: str, *, first: bool = False) -> list[str]:
 
 def answer(page: str, *, first: bool = False) -> dict[str, Any]:
     """Run a page in this folder, which is empty before and after it."""
+    environment = dict(os.environ)
     try:
         programs = [block.code for block in blocks(page) if block.reason is None]
         preload(frameworks_of("\n".join(programs)))
@@ -78,6 +79,7 @@ def answer(page: str, *, first: bool = False) -> dict[str, Any]:
     except BaseException:
         return {"error": traceback.format_exc()}
     finally:
+        without_what_imports_set(environment)
         for path in Path().iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 

@@ -95,6 +95,11 @@ def test_on_torch_compute_gradients_names_what_to_call_instead() -> None:
         assert "loss.backward()" in text
 
 
+@TOGETHER["torch"]
+def test_a_horovod_with_nccl_trains_on_ranks_without_a_gpu() -> None:
+    assert results_of("epochs_of_a_gpu_build", "torch") == [[-3.0, -3.0]] * 2
+
+
 @TOGETHER["tensorflow"]
 def test_horovods_tapes_know_local_layers_of_keras_3() -> None:
     for rank, result in enumerate(results_of("tapes", "tensorflow")):

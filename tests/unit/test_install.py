@@ -111,6 +111,27 @@ def test_the_mpich_package_is_used_if_it_is_installed(
     assert "HOROVOD_RUNNER_RPATH" not in system
 
 
+def test_the_cmake_that_was_checked_is_the_one_that_builds(
+    machine: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("old", "2.8"), ("own", "3.31")):
+        program = tmp_path / name / "cmake"
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/sh\necho cmake version {version}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "old"), prepend=":")
+    plan = make_plan(gpu=False, mpi="system")
+    environment = build._build_environment(plan, tmp_path)
+    # The system's programs come first, because mpicxx is one of them.
+    assert shutil.which("cmake", path=environment["PATH"]) == str(tmp_path / "old" / "cmake")
+    checked = toolchain.find_cmake()
+    assert checked
+    assert checked.path == environment["HOROVOD_CMAKE"] != str(tmp_path / "old" / "cmake")
+    monkeypatch.setenv("HOROVOD_CMAKE", str(tmp_path / "own" / "cmake"))
+    environment = build._build_environment(plan, tmp_path)
+    assert environment["HOROVOD_CMAKE"] == str(tmp_path / "own" / "cmake")
+
+
 @pytest.mark.parametrize(
     ("state", "arguments", "text"),
     [

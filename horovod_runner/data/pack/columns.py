@@ -196,7 +196,7 @@ def read(batch: pa.RecordBatch, column: Column, fill_null: object = None) -> Row
     array = _without_nulls(array, column, None)
     lengths = None
     if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        lengths = pc.list_value_length(array).to_numpy().astype(np.int64)
+        lengths = numbers_of(pc.list_value_length(array)).astype(np.int64)
         array = array.flatten()
     while pa.types.is_fixed_size_list(array.type):
         array = array.flatten()
@@ -291,8 +291,22 @@ def _to_numpy(array: pa.Array, column: Column) -> Array:
         array = array.view(pa.int32())
     elif pa.types.is_temporal(array.type):
         array = array.view(pa.int64())
-    numbers: Array = array.to_numpy(zero_copy_only=False)
-    return numbers.astype(column.dtype, copy=False)
+    return numbers_of(array).astype(column.dtype, copy=False)
+
+
+def numbers_of(array: pa.Array) -> Array:
+    """Numbers or booleans without nulls, as a read-only NumPy array. Booleans are copied.
+
+    Arrow's own ``to_numpy`` imports pandas, which takes half a second of the first batch.
+    """
+    if pa.types.is_boolean(array.type):
+        return numbers_of(array.cast(pa.uint8())).view(bool)
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, dtype)
+    numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    numbers.flags.writeable = False
+    return numbers
 
 
 def _read_bytes(array: pa.Array) -> Rows:
@@ -309,19 +323,19 @@ def _read_bytes(array: pa.Array) -> Rows:
 
 def _read_ml_vectors(array: pa.StructArray, column: Column) -> Rows:
     """Read Spark's vectors: dense ones have only values, sparse ones also indices and a size."""
-    dense = pc.equal(array.field("type"), 1).to_numpy(zero_copy_only=False)
+    dense = numbers_of(pc.equal(array.field("type"), 1))
     values, indices = array.field("values"), array.field("indices")
-    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy().astype(np.int64)
-    sizes = pc.fill_null(array.field("size"), 0).to_numpy().astype(np.int64)
+    lengths = numbers_of(pc.fill_null(pc.list_value_length(values), 0)).astype(np.int64)
+    sizes = numbers_of(pc.fill_null(array.field("size"), 0)).astype(np.int64)
     wide = np.where(dense, lengths, sizes)
     width = column.width if column.width > 0 else int(wide[0]) if len(wide) else 0
     _check_lengths(wide, Column(column.name, "vector", "float64", (width,)))
     matrix = np.zeros((len(array), width))
-    flat = values.flatten().to_numpy(zero_copy_only=False)
+    flat = numbers_of(values.flatten())
     row = np.repeat(np.arange(len(array)), lengths)
     of_dense = dense[row]
     matrix[dense] = flat[of_dense].reshape(-1, width)
-    matrix[row[~of_dense], indices.flatten().to_numpy(zero_copy_only=False)] = flat[~of_dense]
+    matrix[row[~of_dense], numbers_of(indices.flatten())] = flat[~of_dense]
     return Rows(matrix)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -182,3 +185,34 @@ def test_a_list_with_one_length_at_first_and_others_later_is_refused() -> None:
     with pytest.raises(DataError, match=r"of 2 and of 3 values.*ragged=\['c'\]"):
         columns.read(longer, column)
     assert columns.settle(columns.columns_of(batch.schema)["c"], batch, ["c"]).kind == "list"
+
+
+@pytest.mark.parametrize("type_", [pa.float32(), pa.int64(), pa.bool_()])
+def test_numbers_of_a_slice_are_its_own(type_: pa.DataType) -> None:
+    array = pa.array([index % 3 == 0 for index in range(100)]).cast(pa.int8()).cast(type_)
+    for part in (array, array.slice(9, 20), array.slice(3, 0), array.slice(100)):
+        numbers = columns.numbers_of(part)
+        assert numbers.tolist() == part.to_pylist()
+        assert numbers.dtype == type_.to_pandas_dtype()
+        assert not (len(part) and numbers.flags.writeable)
+
+
+def test_the_first_batch_does_not_wait_for_an_import_of_pandas(tmp_path: Path) -> None:
+    names = ["a", "b", "c", "d"]
+    arrays = [pa.array([1, 2]), pa.array([0.5, 2.0]), pa.array([True, False]), pa.array([[1], [2]])]
+    path = tmp_path / "rows.arrow"
+    with pa.OSFile(str(path), "wb") as file:
+        batch = pa.record_batch(arrays, names)
+        with pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+    code = f"""
+import sys
+import pyarrow as pa
+from horovod_runner.data.pack import columns
+batch = pa.ipc.open_file(pa.memory_map({str(path)!r})).get_batch(0)
+for column in columns.columns_of(batch.schema).values():
+    print(columns.read(batch, column).values.tolist())
+print("pandas" in sys.modules)
+"""
+    printed = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert printed.splitlines() == ["[1, 2]", "[0.5, 2.0]", "[True, False]", "[1, 2]", "False"]
