@@ -27,6 +27,8 @@ from horovod_runner.errors import DataError
 Kind = Literal["number", "vector", "list", "text", "bytes"]
 Array = npt.NDArray[Any]
 _ML_VECTOR: Final = ("type", "size", "indices", "values")
+# NumPy's names of types that Arrow names otherwise.
+_FLOATS: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def _number_dtype(type_: pa.DataType) -> str | None:
     if pa.types.is_boolean(type_):
         return "bool"
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
-        return str(np.dtype(type_.to_pandas_dtype()).name)
+        return _FLOATS.get(str(type_), str(type_))
     if pa.types.is_decimal(type_):
         return "float64"
     if pa.types.is_date(type_):
@@ -301,7 +303,7 @@ def numbers_of(array: pa.Array) -> Array:
     """
     if pa.types.is_boolean(array.type):
         return numbers_of(array.cast(pa.uint8())).view(bool)
-    dtype = np.dtype(array.type.to_pandas_dtype())
+    dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
     if not len(array):
         return np.empty(0, dtype)
     numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
