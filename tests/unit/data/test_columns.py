@@ -189,7 +189,9 @@ def test_a_list_with_one_length_at_first_and_others_later_is_refused() -> None:
 
 @pytest.mark.parametrize("type_", [pa.float32(), pa.int64(), pa.bool_()])
 def test_numbers_of_a_slice_are_its_own(type_: pa.DataType) -> None:
-    array = pa.array([index % 3 == 0 for index in range(100)]).cast(pa.int8()).cast(type_)
+    array = (
+        pa.array([index in (0, 1, 2, 9, 11) for index in range(100)]).cast(pa.int8()).cast(type_)
+    )
     for part in (array, array.slice(9, 20), array.slice(3, 0), array.slice(100)):
         numbers = columns.numbers_of(part)
         assert numbers.tolist() == part.to_pylist()
