@@ -72,6 +72,9 @@ PETASTORM_TESTS := tests/unit/data tests/contract/test_run.py tests/contract/tes
 	tests/cluster/test_packed.py $(PREDICT_TESTS) $(INSTALL_TESTS)
 TOGETHER := -n 4 --dist loadgroup
 
+# A make that a test starts is not a part of this one.
+apart := unset MAKEFLAGS MFLAGS MAKELEVEL;
+
 # A toolkit without a GPU is no reason to compile for GPUs.
 CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 
@@ -90,6 +93,7 @@ demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
 test:
 	@$(MAKE) --jobs=4 --keep-going PACKAGES=packages lint test-main test-petastorm-beside
 
+# What the tests need, without the tests.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
 
 # What the tests under Open MPI and Slurm, in a browser and on mounted stores need of Debian's packages.
@@ -116,15 +120,15 @@ lint: $(MAIN)/.ready
 fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 3
 
-# Several tests at a time: most of them wait. A make among the tests is not a part of this one.
+# Several tests at a time: most of them wait.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready | $(PACKAGES)
-	unset MAKEFLAGS MFLAGS MAKELEVEL; $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
+	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
 		$(addprefix --deselect ,$(INSTALL_TESTS))
 
 # A machine with one Python uses it for both legs, where Petastorm's packages have wheels for it.
 ifdef PYTHON_PETASTORM
 test-petastorm: $(PETASTORM)/.ready
-	unset MAKEFLAGS MFLAGS MAKELEVEL; $(call with_java,$(PETASTORM)) $(PETASTORM)/bin/pytest $(PETASTORM_TESTS) \
+	$(apart) $(call with_java,$(PETASTORM)) $(PETASTORM)/bin/pytest $(PETASTORM_TESTS) \
 		--places local,spark,cluster -k 'not (test_data and cluster)' $(TOGETHER)
 else
 test-petastorm:

@@ -158,12 +158,17 @@ def _is_ml_vector(type_: pa.DataType) -> bool:
     return pa.types.is_struct(type_) and tuple(field.name for field in type_) == _ML_VECTOR
 
 
+def _name_of(type_: pa.DataType) -> str:
+    """NumPy's name of a type of whole or floating-point numbers."""
+    return _FLOATS.get(str(type_), str(type_))
+
+
 def _number_dtype(type_: pa.DataType) -> str | None:
     """NumPy's name of the type that one number per row becomes; None if it is not a number."""
     if pa.types.is_boolean(type_):
         return "bool"
     if pa.types.is_integer(type_) or pa.types.is_floating(type_):
-        return _FLOATS.get(str(type_), str(type_))
+        return _name_of(type_)
     if pa.types.is_decimal(type_):
         return "float64"
     if pa.types.is_date(type_):
@@ -303,7 +308,7 @@ def numbers_of(array: pa.Array) -> Array:
     """
     if pa.types.is_boolean(array.type):
         return numbers_of(array.cast(pa.uint8())).view(bool)
-    dtype = np.dtype(_FLOATS.get(str(array.type), str(array.type)))
+    dtype = np.dtype(_name_of(array.type))
     if not len(array):
         return np.empty(0, dtype)
     numbers = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
