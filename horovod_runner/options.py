@@ -35,21 +35,25 @@ STALL_CHECK: Final = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 
 
 #: What a fork server may import: packages that look up nothing about a rank when they are imported,
-#: and no modules of the user's.
+#: and no modules of the user's. Lightning looks for its rank, but most of its time goes to what its
+#: metrics import: matplotlib.pyplot, scipy.signal and transformers.
 FRAMEWORKS: Final = frozenset(
     {
         "horovod.tensorflow",
         "horovod.torch",
         "keras",
+        "matplotlib.pyplot",
         "numpy",
         "pandas",
         "pyarrow",
         "scipy",
+        "scipy.signal",
         "sklearn",
         "tensorflow",
         "torch",
         "torch._dynamo",  # torch imports it for the first optimizer; takes longer than torch itself
         "torchvision",
+        "transformers",
         "transformers.trainer",
     }
 )

@@ -38,9 +38,24 @@ SET_BY_IMPORTS = (
     "TPU_ML_PLATFORM_VERSION",
 )
 
+#: What a rank that trains with Lightning imports, but for Lightning itself.
+LIGHTNING = ("horovod.torch", "matplotlib.pyplot", "scipy.signal", "transformers")
+#: The same where Keras trains in another run of the same tests: one fork server does for both.
+KERAS_AND_LIGHTNING = (*LIGHTNING, "keras", "horovod.tensorflow")
+#: Variables of ranks whose runs share a fork server: any number of ranks has as many threads, and
+#: scikit-learn sets the others in a process that imports it.
+ALIKE = {
+    "KMP_DUPLICATE_LIB_OK": "True",
+    "KMP_INIT_AT_FORK": "FALSE",
+    "OMP_NUM_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "1",
+    "TF_NUM_INTRAOP_THREADS": "1",
+}
+
 # What a program imports, by what it says.
 _FRAMEWORKS = {
     r"\btorch\b": ("horovod.torch",),
+    r"\bimport lightning\b": LIGHTNING,
     r"import (keras|tensorflow)|\.keras\b": (
         "keras",
         f"horovod.{os.environ.get('KERAS_BACKEND', 'tensorflow')}",

@@ -20,7 +20,7 @@ import pytest
 
 from horovod_runner import DataError, SerializationError, log_to_driver
 from horovod_runner.data import Shard, evaluate, packed, parquet, petastorm
-from tests.conftest import Ranks
+from tests.conftest import Ranks, own_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -378,10 +378,6 @@ def test_evaluate_gives_every_rank_the_mean_over_all_rows(ranks: Ranks, framewor
     assert first == pytest.approx([(ROWS - 1) / 2, 10 / ROWS])
 
 
-def folders() -> list[Path]:
-    return list(Path(tempfile.gettempdir()).glob("horovod_runner-*/*"))
-
-
 @pytest.mark.places("local", "spark", "cluster")
 def test_the_files_of_a_killed_rank_are_removed(ranks: Ranks) -> None:
     def main(train: Shard) -> None:
@@ -390,10 +386,10 @@ def test_the_files_of_a_killed_rank_are_removed(ranks: Ranks) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
 
-    before = folders()
+    before = own_files()
     with pytest.raises(Exception, match="SIGKILL"):
         ranks.run(2, main, train=dataset(ranks, table()))
-    assert folders() == before
+    assert own_files() == before
 
 
 @pytest.mark.places("local")

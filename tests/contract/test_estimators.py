@@ -11,6 +11,7 @@ import pytest
 from horovod_runner import DataError
 from horovod_runner.scoring import model_file
 from tests.conftest import Ranks
+from tests.preload import ALIKE, KERAS_AND_LIGHTNING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,10 +33,9 @@ def folder_of_models() -> None:
     model_file._folder()
 
 
-# One number of threads for one rank and for two: all runs are forked from one fork server.
-THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
-WARM = {"preload_frameworks": ["horovod.torch"], "env": dict.fromkeys(THREADS, "1")}
+WARM = {"preload_frameworks": ["horovod.torch"], "env": ALIKE}
 QUIET = {"verbose": 0, "use_gpu": False, "runner_options": WARM}
+WITH_KERAS_AND_LIGHTNING = {**WARM, "preload_frameworks": KERAS_AND_LIGHTNING}
 
 
 def line(spark: SparkSession, rows: int = ROWS) -> DataFrame:
@@ -250,6 +250,7 @@ def keras_regression(**params: Any) -> Any:
         "feature_cols": [["a", "b"]],
         "epochs": 20,
         **QUIET,
+        "runner_options": WITH_KERAS_AND_LIGHTNING,
     }
     return KerasEstimator(**{**given, **params})
 
@@ -302,7 +303,12 @@ def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
 
     df = line(spark)
     estimator = LightningEstimator(
-        np=2, model=Line(), feature_cols=["a", "b"], epochs=10, batch_size=16, **QUIET
+        np=2,
+        model=Line(),
+        feature_cols=["a", "b"],
+        epochs=10,
+        batch_size=16,
+        **{**QUIET, "runner_options": WITH_KERAS_AND_LIGHTNING},
     )
     model = estimator.fit(df)
     assert len(model.history["loss"]) == 10

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import pytest
 from horovod_runner import DataError
 from horovod_runner.common import replacements
 from horovod_runner.scoring import model_file
+from tests.preload import KERAS_AND_LIGHTNING
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,10 +77,10 @@ class InAProcess:
         return 1
 
 
-def backend(num_proc: int) -> Any:
+def backend(num_proc: int, frameworks: Sequence[str] = ("horovod.torch",)) -> Any:
     from horovod.spark.common.backend import SparkBackend
 
-    return SparkBackend(num_proc, verbose=0, preload_frameworks=["horovod.torch"])
+    return SparkBackend(num_proc, verbose=0, preload_frameworks=frameworks)
 
 
 def xor(spark: SparkSession, rows: int = 64) -> DataFrame:
@@ -378,7 +379,7 @@ def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path
         ]
     )
     trained = KerasEstimator(
-        backend=backend(2),
+        backend=backend(2, KERAS_AND_LIGHTNING),
         store=LocalStore(str(tmp_path)),
         model=model,
         optimizer=keras.optimizers.SGD(0.5),
@@ -456,7 +457,7 @@ def test_a_module_for_lightning_1_trains(spark: SparkSession, tmp_path: Path) ->
 
     df = xor(spark)
     given = {
-        "backend": backend(2),
+        "backend": backend(2, KERAS_AND_LIGHTNING),
         "store": Store.create(str(tmp_path / "store")),
         "model": lightning_module(),
         "input_shapes": [[-1, 2]],

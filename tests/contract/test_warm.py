@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import importlib
 import os
 import random
@@ -248,6 +249,7 @@ def traces() -> dict[str, Any]:
         "streams": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdin.read()],
         "memory": Path("/proc/self/oom_score_adj").read_text(),
         "cores": os.sched_getaffinity(0),
+        "collects garbage": gc.isenabled(),
     }
 
 

@@ -34,7 +34,8 @@ def _fit(optimizer: Any = None, rows: int = ROWS, callbacks: Any = None, **optio
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
     x = numpy.random.default_rng(3 + hvd.rank()).normal(size=(rows, 4)).astype("float32")
     optimizer = hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.05))
-    model.compile(optimizer, loss="mse")
+    # What callbacks do depends on no graph, and TensorFlow would build one for each, for seconds.
+    model.compile(optimizer, loss="mse", run_eagerly=True)
     callbacks = _collective_callbacks() if callbacks is None else callbacks
     options = {"x": x, "y": x.sum(1, keepdims=True), "batch_size": BATCH, "epochs": 2, **options}
     if "batches" in options:

@@ -12,6 +12,7 @@ import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.options import grouped
+from tests.preload import ALIKE
 from tests.real.global_batch_training import (
     COLUMNS,
     ROWS,
@@ -28,10 +29,6 @@ from tests.shards import as_rank, shard_of
 # One run trains all, and pytest-xdist's processes do not share runs.
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("global batch")]
 TOLERANCE = 1e-6
-# The same for any number of ranks, so that one fork server does for all of them.
-THREADS = dict.fromkeys(
-    ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1"
-)
 
 
 def run(size: int, main: Any, env: dict[str, str] | None = None, **arguments: Any) -> Any:
@@ -40,7 +37,7 @@ def run(size: int, main: Any, env: dict[str, str] | None = None, **arguments: An
     options = grouped(
         {"preload_frameworks": frameworks, "cpu_collectives": "gloo"}
     )  # more ranks than cores
-    return HorovodRunner(np=-size, env={**THREADS, **(env or {})}, **options).run(main, **arguments)
+    return HorovodRunner(np=-size, env={**ALIKE, **(env or {})}, **options).run(main, **arguments)
 
 
 @pytest.fixture

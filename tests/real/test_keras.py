@@ -42,7 +42,8 @@ def run(
 def runner(backend: str, **options: Any) -> HorovodRunner:
     """A runner on two ranks; all runs of a backend share one fork server."""
     env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", **options.pop("env", {})}
-    frameworks = ["keras", f"horovod.{backend}"]
+    # Keras imports TensorFlow to save a model, also on torch.
+    frameworks = ["keras", f"horovod.{backend}", "tensorflow"]
     return HorovodRunner(
         np=options.pop("np", -2), env=env, **grouped({"preload_frameworks": frameworks, **options})
     )

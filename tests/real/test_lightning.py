@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import CheckpointConfig, ClusterConfig, DebugConfig, HorovodRunner
+from tests.preload import LIGHTNING
 
 pytestmark = pytest.mark.horovod
 LOCAL, STEPS = 8, 4
@@ -83,7 +84,7 @@ def fit_all() -> list[list[Any]]:
     return results
 
 
-WARM = ClusterConfig(preload_frameworks=["horovod.torch"])
+WARM = ClusterConfig(preload_frameworks=LIGHTNING)
 
 
 @cache

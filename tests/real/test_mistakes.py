@@ -594,7 +594,8 @@ def fit(folder: str) -> None:
 
 
 def test_a_fit_without_a_distributed_optimizer_is_shown(tmp_path: Path, shown: Shown) -> None:
-    warm = ClusterConfig(preload_frameworks=["keras", "horovod.torch"])
+    # Keras imports TensorFlow to save a model, also on torch.
+    warm = ClusterConfig(preload_frameworks=["keras", "horovod.torch", "tensorflow"])
     runner = HorovodRunner(np=-2, env={"KERAS_BACKEND": "torch"}, cluster_config=warm)
     runner.run(fit, folder=str(tmp_path))
     text = shown()

@@ -19,14 +19,15 @@ import pandas as pd
 import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner
+from tests.preload import ALIKE, LIGHTNING
 
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("trainers")]
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "trainers.md"
 Runner = partial(
     HorovodRunner,
     progress=False,
-    env={"OMP_NUM_THREADS": "1"},  # the same for any number of ranks, so that they are forked
-    cluster_config=ClusterConfig(preload_frameworks=["horovod.torch", "transformers.trainer"]),
+    env=ALIKE,
+    cluster_config=ClusterConfig(preload_frameworks=[*LIGHTNING, "transformers.trainer"]),
 )
 
 
