@@ -25,7 +25,6 @@ import pytest
 from horovod_runner import HorovodRunner
 from horovod_runner.host import software
 from horovod_runner.options import grouped
-from horovod_runner.warm.protocol import RANK_VARIABLES
 from tests.places import PLACES, SHARED, SPARKS, Sessions
 from tests.preload import preload_what_tests_import, without_what_imports_set
 
@@ -197,12 +196,11 @@ class Ranks:
             pytest.skip("Horovod was built without TensorFlow")
 
     def runner(self, size: int | tuple[int, int], **options: Any) -> HorovodRunner:
-        # A run cannot share the fork server of the others if it sets variables that an import may
-        # read, or if it has another number of threads or another controller.
+        # A run that sets variables or has other threads starts a fork server of its own: for
+        # several ranks that is less to import, and for one rank it is not.
         several = isinstance(size, tuple) or size > 1
-        shared = {*options.get("env", {})} <= RANK_VARIABLES and "cpu_collectives" not in options
-        if self._warm and several and shared:
-            options.setdefault("preload_frameworks", self._warm)
+        if self._warm:
+            options.setdefault("preload_frameworks", self._warm if several else False)
         # The cluster's GPUs are simulated: only the tests about them may see them.
         if self.place == "cluster":
             options.setdefault("gpus_per_rank", 0)

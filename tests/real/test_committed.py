@@ -247,7 +247,8 @@ def test_a_fit_ends_at_the_checkpoint_at_which_the_ranks_change(
     tmp_path: Path, library: str
 ) -> None:
     pytest.importorskip(library)
-    runner = HorovodRunner(np=-1, progress=False)
+    cold = ClusterConfig(preload_frameworks=False)  # no later run would have these settings
+    runner = HorovodRunner(np=-1, progress=False, cluster_config=cold)
     ended_by = runner.run(leave_in_fit, folder=str(tmp_path), library=library)
     assert "the checkpoint of step" in ended_by
     assert runner.last_run is not None

@@ -385,7 +385,7 @@ def graphs_of_a_step() -> list[dict[str, int]]:
 
 
 def test_with_one_rank_a_step_has_the_operations_of_the_plain_optimizer() -> None:
-    plain, ours = HorovodRunner(np=-1, env={"TF_CPP_MIN_LOG_LEVEL": "2"}).run(graphs_of_a_step)
+    plain, ours = runner("tensorflow", np=-1, preload_frameworks=False).run(graphs_of_a_step)
     assert plain == ours
 
 

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("mixed precision")]
 
 @cache
 def results() -> Any:
-    return Ranks("local", warm=True).run(2, training.main)
+    return Ranks("local", warm=("horovod.torch",)).run(2, training.main)
 
 
 @pytest.mark.parametrize("name", training.CASES)

@@ -93,7 +93,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A real run, in which rank 1 is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        runner = Ranks("local", warm=True).runner(2)
+        runner = Ranks("local", warm=("horovod.torch",)).runner(2)
         runner.run(train, steps=60, api_key="not to be shown")
         assert runner.last_run is not None
         yield runner.last_run

@@ -30,7 +30,7 @@ from tests.stores import mounted
 
 @pytest.fixture
 def runs() -> Ranks:
-    return Ranks("local", warm=True)
+    return Ranks("local", warm=("horovod.torch",))
 
 
 @pytest.mark.horovod

@@ -82,7 +82,9 @@ def test_all_that_a_run_writes_arrives(volume: Path) -> None:
 
     sinks = [TensorBoardSink(volume / "logs")]
     places = {"checkpoint_dir": volume / "checkpoints", "timeline": volume / "timeline.json"}
-    runner = Ranks("local", warm=True).runner(2, **places, sinks=sinks, num_to_keep=None)
+    runner = Ranks("local", warm=("horovod.torch",)).runner(
+        2, **places, sinks=sinks, num_to_keep=None
+    )
     runner.run(main)
     run = runner.last_run
     assert run.warnings == []
@@ -100,7 +102,7 @@ def test_all_that_a_run_writes_arrives(volume: Path) -> None:
     run.trace(volume / "trace.json.gz")
     run.report(volume / "run.html")
     assert len(list((volume / "checkpoints").iterdir())) == 8
-    resumed = Ranks("local", warm=True).runner(2, **places, resume=True)
+    resumed = Ranks("local", warm=("horovod.torch",)).runner(2, **places, resume=True)
     assert resumed.run(main) == (4, b"in a folder")
 
 
