@@ -118,7 +118,7 @@ lint: $(MAIN)/.ready
 	$(MAIN)/bin/python tests/mutants/run.py --check
 
 fast: $(MAIN)/.ready
-	$(MAIN)/bin/pytest tests/unit -n 3
+	$(MAIN)/bin/pytest tests/unit -n 4 --dist worksteal
 
 # Several tests at a time: most of them wait.
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready | $(PACKAGES)

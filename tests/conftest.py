@@ -300,7 +300,17 @@ def _workers() -> set[int]:
     }
 
 
-def _await_end(pids: set[int]) -> None:
+def guards_and_ranks() -> tuple[set[int], set[int]]:
+    """The processes of ranks, in two: a guard has its rank as a child."""
+    guards = set()
+    workers = _workers()
+    for pid in workers:
+        with contextlib.suppress(psutil.Error):
+            guards.add(psutil.Process(pid).ppid())
+    return workers & guards, workers - guards
+
+
+def await_end(pids: set[int]) -> None:
     processes = []
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -367,10 +377,8 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     memory = _memory()
     yield
     gc.collect()
-    # A Connect server ends ranks only after its client has left; and where the job of a run was
-    # interrupted, the guard of a rank ends by itself, a moment after its rank.
-    if "place" in request.fixturenames and request.getfixturevalue("place") in SPARKS:
-        _await_end(_workers() - before[0])
+    if "connect" in request.node.name:  # the server ends ranks only after its client has left
+        await_end(_workers() - before[0])
     assert _workers() <= before[0]
     end = time.monotonic() + 20  # an executor's task outlasts its run by a moment
     while not (own_files() <= before[1]) and time.monotonic() < end:

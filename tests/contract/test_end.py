@@ -25,7 +25,7 @@ from horovod_runner import (
     current_attempt,
     log_to_driver,
 )
-from tests.conftest import Ranks
+from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.places import EVERYWHERE
 
 if TYPE_CHECKING:
@@ -75,11 +75,19 @@ def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
 
 @pytest.mark.places(*EVERYWHERE)
 def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
+    guards: set[int] = set()
+    up: set[int] = set()
+
     def press() -> None:
+        for found, more in zip((guards, up), guards_and_ranks(), strict=True):
+            found.update(more)
         signal.raise_signal(signal.SIGINT)
 
     with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
         ranks.run(2, wait_for_ever)
+    if ranks.place in ("spark", "cluster"):
+        assert not up & guards_and_ranks()[1]
+        await_end(guards)  # Spark has interrupted their tasks: they end by themselves
 
 
 @pytest.mark.places("spark", "cluster", "connect")
