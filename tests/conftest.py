@@ -26,7 +26,7 @@ from horovod_runner import HorovodRunner
 from horovod_runner.host import software
 from horovod_runner.options import grouped
 from tests.places import PLACES, SHARED, SPARKS, Sessions
-from tests.preload import preload_what_tests_import, without_what_imports_set
+from tests.preload import TORCH, preload_what_tests_import, without_what_imports_set
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -196,8 +196,8 @@ class Ranks:
             pytest.skip("Horovod was built without TensorFlow")
 
     def runner(self, size: int | tuple[int, int], **options: Any) -> HorovodRunner:
-        # A run that sets variables or has other threads starts a fork server of its own: for
-        # several ranks that is less to import, and for one rank it is not.
+        # Several ranks import less together if they are forked, also from a fork server that no
+        # other run uses because its variables or threads differ. One rank would gain nothing.
         several = isinstance(size, tuple) or size > 1
         if self._warm:
             options.setdefault("preload_frameworks", self._warm if several else False)
@@ -250,7 +250,7 @@ def ranks(request: pytest.FixtureRequest, place: str) -> Ranks:
     warm: Sequence[str] = ()
     if place != "slurm" and "cold" not in markers:
         if "horovod" in markers:
-            warm = ("horovod.torch",)
+            warm = TORCH
         elif "warm" in markers:
             warm = markers["warm"].args
     return Ranks(place, spark, warm=warm)

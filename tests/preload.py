@@ -38,9 +38,11 @@ SET_BY_IMPORTS = (
     "TPU_ML_PLATFORM_VERSION",
 )
 
+#: What a rank that trains with torch imports.
+TORCH = ("horovod.torch",)
 #: What a rank that trains with Lightning imports, but for Lightning itself.
-LIGHTNING = ("horovod.torch", "matplotlib.pyplot", "scipy.signal", "transformers")
-#: The same where Keras trains in another run of the same tests: one fork server does for both.
+LIGHTNING = (*TORCH, "matplotlib.pyplot", "scipy.signal", "transformers")
+#: For tests that train with Keras in one run and with Lightning in another one.
 KERAS_AND_LIGHTNING = (*LIGHTNING, "keras", "horovod.tensorflow")
 #: Variables of ranks whose runs share a fork server: any number of ranks has as many threads, and
 #: scikit-learn sets the others in a process that imports it.
@@ -54,14 +56,19 @@ ALIKE = {
 
 # What a program imports, by what it says.
 _FRAMEWORKS = {
-    r"\btorch\b": ("horovod.torch",),
+    r"\btorch\b": TORCH,
     r"\bimport lightning\b": LIGHTNING,
     r"import (keras|tensorflow)|\.keras\b": (
         "keras",
         f"horovod.{os.environ.get('KERAS_BACKEND', 'tensorflow')}",
     ),
-    r"from transformers": ("horovod.torch", "transformers.trainer"),
+    r"from transformers": (*TORCH, "transformers.trainer"),
 }
+
+
+def keras_on(backend: str) -> tuple[str, ...]:
+    """What a rank that trains with Keras imports; to save a model, TensorFlow also on torch."""
+    return ("keras", f"horovod.{backend}", "tensorflow")
 
 
 def frameworks_of(code: str) -> tuple[str, ...]:

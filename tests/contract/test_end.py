@@ -75,17 +75,16 @@ def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
 
 @pytest.mark.places(*EVERYWHERE)
 def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
-    guards: set[int] = set()
-    up: set[int] = set()
+    found: list[set[int]] = []
 
     def press() -> None:
-        for found, more in zip((guards, up), guards_and_ranks(), strict=True):
-            found.update(more)
+        found.extend(guards_and_ranks())
         signal.raise_signal(signal.SIGINT)
 
     with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
         ranks.run(2, wait_for_ever)
     if ranks.place in ("spark", "cluster"):
+        guards, up = found
         assert not up & guards_and_ranks()[1]
         await_end(guards)  # Spark has interrupted their tasks: they end by themselves
 

@@ -35,7 +35,10 @@ def folder_of_models() -> None:
 
 WARM = {"preload_frameworks": ["horovod.torch"], "env": ALIKE}
 QUIET = {"verbose": 0, "use_gpu": False, "runner_options": WARM}
-WITH_KERAS_AND_LIGHTNING = {**WARM, "preload_frameworks": KERAS_AND_LIGHTNING}
+WITH_KERAS_AND_LIGHTNING = {
+    **QUIET,
+    "runner_options": {**WARM, "preload_frameworks": KERAS_AND_LIGHTNING},
+}
 
 
 def line(spark: SparkSession, rows: int = ROWS) -> DataFrame:
@@ -249,8 +252,7 @@ def keras_regression(**params: Any) -> Any:
         "loss": "mse",
         "feature_cols": [["a", "b"]],
         "epochs": 20,
-        **QUIET,
-        "runner_options": WITH_KERAS_AND_LIGHTNING,
+        **WITH_KERAS_AND_LIGHTNING,
     }
     return KerasEstimator(**{**given, **params})
 
@@ -308,7 +310,7 @@ def test_lightning_trains_and_predicts(spark: SparkSession) -> None:
         feature_cols=["a", "b"],
         epochs=10,
         batch_size=16,
-        **{**QUIET, "runner_options": WITH_KERAS_AND_LIGHTNING},
+        **WITH_KERAS_AND_LIGHTNING,
     )
     model = estimator.fit(df)
     assert len(model.history["loss"]) == 10

@@ -17,7 +17,7 @@ import pytest
 from horovod_runner import DataError
 from horovod_runner.common import replacements
 from horovod_runner.scoring import model_file
-from tests.preload import KERAS_AND_LIGHTNING
+from tests.preload import KERAS_AND_LIGHTNING, TORCH
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +77,7 @@ class InAProcess:
         return 1
 
 
-def backend(num_proc: int, frameworks: Sequence[str] = ("horovod.torch",)) -> Any:
+def backend(num_proc: int, frameworks: Sequence[str] = TORCH) -> Any:
     from horovod.spark.common.backend import SparkBackend
 
     return SparkBackend(num_proc, verbose=0, preload_frameworks=frameworks)

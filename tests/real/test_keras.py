@@ -12,6 +12,7 @@ from horovod_runner import HorovodRunner, SyncError
 from horovod_runner.ml.keras_training import set_seed
 from horovod_runner.options import grouped
 from horovod_runner.worker.weights import hash_weights
+from tests.preload import keras_on
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
 from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
 
@@ -42,11 +43,8 @@ def run(
 def runner(backend: str, **options: Any) -> HorovodRunner:
     """A runner on two ranks; all runs of a backend share one fork server."""
     env = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", **options.pop("env", {})}
-    # Keras imports TensorFlow to save a model, also on torch.
-    frameworks = ["keras", f"horovod.{backend}", "tensorflow"]
-    return HorovodRunner(
-        np=options.pop("np", -2), env=env, **grouped({"preload_frameworks": frameworks, **options})
-    )
+    options = {"preload_frameworks": keras_on(backend), **options}
+    return HorovodRunner(np=options.pop("np", -2), env=env, **grouped(options))
 
 
 @pytest.mark.parametrize(("backend", "name"), CASES_BY_BACKEND)

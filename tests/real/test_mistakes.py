@@ -31,6 +31,7 @@ from horovod_runner import (
 from horovod_runner.data import evaluate
 from horovod_runner.ml.keras_training import set_seed
 from tests.conftest import Ranks
+from tests.preload import keras_on
 from tests.real.mistakes import MISTAKES
 
 pytestmark = [pytest.mark.horovod, pytest.mark.places("local")]
@@ -594,8 +595,7 @@ def fit(folder: str) -> None:
 
 
 def test_a_fit_without_a_distributed_optimizer_is_shown(tmp_path: Path, shown: Shown) -> None:
-    # Keras imports TensorFlow to save a model, also on torch.
-    warm = ClusterConfig(preload_frameworks=["keras", "horovod.torch", "tensorflow"])
+    warm = ClusterConfig(preload_frameworks=keras_on("torch"))
     runner = HorovodRunner(np=-2, env={"KERAS_BACKEND": "torch"}, cluster_config=warm)
     runner.run(fit, folder=str(tmp_path))
     text = shown()

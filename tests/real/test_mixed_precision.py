@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Ranks
+from tests.preload import TORCH
 from tests.real import mixed_precision_training as training
 
 # One run trains all, and pytest-xdist's processes do not share runs.
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("mixed precision")]
 
 @cache
 def results() -> Any:
-    return Ranks("local", warm=("horovod.torch",)).run(2, training.main)
+    return Ranks("local", warm=TORCH).run(2, training.main)
 
 
 @pytest.mark.parametrize("name", training.CASES)

@@ -22,6 +22,7 @@ from horovod_runner.wire.slots import RankInfo
 from tests.browser import Browser, browser
 from tests.conftest import Ranks
 from tests.made_up_runs import made_up_run
+from tests.preload import TORCH
 
 __all__ = ["browser"]
 
@@ -93,7 +94,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     """A real run, in which rank 1 is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        runner = Ranks("local", warm=("horovod.torch",)).runner(2)
+        runner = Ranks("local", warm=TORCH).runner(2)
         runner.run(train, steps=60, api_key="not to be shown")
         assert runner.last_run is not None
         yield runner.last_run

@@ -24,13 +24,14 @@ from horovod_runner.folders.opening import open_folder
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 from tests.conftest import Ranks
+from tests.preload import TORCH
 from tests.real import sharded_training as training
 from tests.stores import mounted
 
 
 @pytest.fixture
 def runs() -> Ranks:
-    return Ranks("local", warm=("horovod.torch",))
+    return Ranks("local", warm=TORCH)
 
 
 @pytest.mark.horovod

@@ -18,6 +18,7 @@ from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 from tests.conftest import Ranks
 from tests.connect.test_detached import NOWHERE, hear_while_it_lasts
+from tests.preload import TORCH
 from tests.stores.conftest import write_credentials
 from tests.stores.s3 import Server
 
@@ -141,7 +142,7 @@ def test_ranks_write_their_parts_of_a_checkpoint_to_the_store(s3: Server) -> Non
             state = {"x": torch.full((20_000,), step), "y": torch.full((20_000,), -step)}
             save_checkpoint({**state, "step": step}, step, sharded=True)
 
-    runner = Ranks("local", warm=("horovod.torch",)).runner(2, checkpoint_dir=URL, num_to_keep=1)
+    runner = Ranks("local", warm=TORCH).runner(2, checkpoint_dir=URL, num_to_keep=1)
     runner.run(main)
     run = runner.last_run
     assert [each.step for each in run.checkpoints] == [3]

@@ -26,6 +26,7 @@ from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
 from horovod_runner.wire.messages import FilePart
 from tests.conftest import Ranks
+from tests.preload import TORCH
 from tests.stores import mounted
 
 
@@ -82,9 +83,8 @@ def test_all_that_a_run_writes_arrives(volume: Path) -> None:
 
     sinks = [TensorBoardSink(volume / "logs")]
     places = {"checkpoint_dir": volume / "checkpoints", "timeline": volume / "timeline.json"}
-    runner = Ranks("local", warm=("horovod.torch",)).runner(
-        2, **places, sinks=sinks, num_to_keep=None
-    )
+    ranks = Ranks("local", warm=TORCH)
+    runner = ranks.runner(2, **places, sinks=sinks, num_to_keep=None)
     runner.run(main)
     run = runner.last_run
     assert run.warnings == []
@@ -102,8 +102,7 @@ def test_all_that_a_run_writes_arrives(volume: Path) -> None:
     run.trace(volume / "trace.json.gz")
     run.report(volume / "run.html")
     assert len(list((volume / "checkpoints").iterdir())) == 8
-    resumed = Ranks("local", warm=("horovod.torch",)).runner(2, **places, resume=True)
-    assert resumed.run(main) == (4, b"in a folder")
+    assert ranks.runner(2, **places, resume=True).run(main) == (4, b"in a folder")
 
 
 def test_pieces_of_checkpoints_and_timelines_are_written_in_one_go(volume: Path) -> None:
