@@ -258,8 +258,8 @@ class ClusterConfig:
             allocation. Slurm needs no Spark; a slot is then a task of the allocation.
         spark: the Spark session for ``np`` >= 0; None takes the active one, or creates one.
         slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits only
-            in the application's first 30 s, and on ``local[n]`` not at all. For slots that are busy
-            a run waits in any case.
+            in the first 30 s after the driver has joined the cluster, and on ``local[n]`` not at
+            all. For slots that are busy a run waits in any case.
         resource_profile: what a task of the barrier job takes (Spark's stage-level scheduling, from
             4.0 on); None takes the application's settings.
         gpu_pinning: "current" shows a rank all GPUs of its host's ranks in local_rank order and

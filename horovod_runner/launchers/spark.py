@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
-_STARTUP_SECONDS = 30.0  # for the executors of a new application to register
+_STARTUP_SECONDS = 30.0  # for the executors to register, after the driver has
 _NOTICE_SECONDS = 5.0  # between two notices that slots are missing
 _FIRST_TASK_SECONDS = 60.0
 
@@ -39,7 +40,8 @@ class SparkLauncher:
     Args:
         spark: the session.
         slot_timeout: seconds to wait for slots that a cluster may still bring up. None waits only
-            in the application's first 30 s, and on ``local[n]`` not at all.
+            in the first 30 s after the driver has joined the cluster, and on ``local[n]`` not at
+            all.
         notice: called with a line for the user.
         cancelled: ends the wait for slots when it is set.
         make_stand_in: starts the driver's stand-in in a task, if no task can reach the driver.
@@ -108,9 +110,21 @@ class SparkLauncher:
             return self._slot_timeout
         if self._is_local:
             return 0.0
-        started = conf_of(self._spark, "spark.app.startTime")
-        age = time.time() - int(started) / 1000 if started else _STARTUP_SECONDS
+        joined = self._joined()
+        age = _STARTUP_SECONDS if joined is None else time.time() - joined
         return min(_STARTUP_SECONDS, max(0.0, _STARTUP_SECONDS - age))
+
+    def _joined(self) -> float | None:
+        """When the driver joined the cluster, in seconds since 1970; None if it is not known.
+
+        The application may have begun long before: the driver unpacks ``--archives`` first. On
+        Spark Connect only that beginning is known.
+        """
+        if not self._is_connect:
+            with suppress(Exception):
+                return _joined(self._spark)
+        started = conf_of(self._spark, "spark.app.startTime")
+        return int(started) / 1000 if started else None
 
     def _count_slots(self) -> int | None:
         """How many tasks run at a time; None if Spark does not tell."""
@@ -261,11 +275,17 @@ class SparkLauncher:
         )
 
 
-def _count_slots(spark: SparkSession, profile: ResourceProfile | None) -> int | None:
-    """How many tasks the cluster runs at a time; None if Spark does not tell.
+# Spark's internals are used from here on, and in no other place of this file: no public function
+# counts slots with GPUs in mind, or tells when the driver has joined.
 
-    The only use of Spark's internals: no public function counts slots with GPUs in mind.
-    """
+
+def _joined(spark: SparkSession) -> float:
+    summary = spark.sparkContext._jsc.sc().statusStore().executorSummary("driver")
+    return int(summary.addTime().getTime()) / 1000
+
+
+def _count_slots(spark: SparkSession, profile: ResourceProfile | None) -> int | None:
+    """How many tasks the cluster runs at a time; None if Spark does not tell."""
     try:
         scala_context = spark.sparkContext._jsc.sc()
         manager = scala_context.resourceProfileManager()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import TYPE_CHECKING
 
 import pytest
 
-from horovod_runner import ClusterConfig, HorovodRunner, SlotError
+from horovod_runner import CancelledError, ClusterConfig, HorovodRunner, SlotError
 from horovod_runner.launchers import spark as spark_launcher
 from tests.conftest import Ranks
+from tests.contract.test_end import Calling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +42,26 @@ def test_the_wait_for_slots_is_announced_and_limited(
     with pytest.raises(SlotError):
         HorovodRunner(np=5, cluster_config=ClusterConfig(spark=spark, slot_timeout=8)).run(print)
     assert "waiting for slots: 4 of 5" in capsys.readouterr().err
+
+
+@pytest.mark.places("cluster")
+def test_the_first_executors_have_their_time_also_where_the_driver_joined_late(
+    spark: SparkSession, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_launcher, "_NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(spark_launcher, "_STARTUP_SECONDS", 3600.0)
+    runner = ranks.runner(1000)
+    began = spark.conf.get("spark.app.startTime")
+    # As if the driver had unpacked --archives for decades.
+    spark.conf.set("spark.app.startTime", "0")
+    try:
+        with (
+            contextlib.redirect_stderr(Calling("waiting for slots", 1, runner.cancel)),
+            pytest.raises(CancelledError),
+        ):
+            runner.run(print)
+    finally:
+        spark.conf.set("spark.app.startTime", began)
 
 
 def test_a_run_with_a_dataframe_warns_of_nothing(spark: SparkSession, ranks: Ranks) -> None:
