@@ -38,7 +38,6 @@ from horovod_runner.wire.transport import (
 )
 
 _QUEUED_BATCHES = 64  # on the driver, over all ranks; 32 MiB of a checkpoint
-_SMALL_BYTES = 1 << 16  # decoding many small messages is faster from bytes
 _ENCRYPTION_BYTES = 1 << 10  # far more than CURVE adds to a part
 _OTHER_DESCRIPTORS = 512  # Python's, Spark's and the user's
 _HANDSHAKE_FAILED = (
@@ -152,12 +151,13 @@ class Channel:
     def _take(self) -> Iterator[tuple[int, list[FromRank]]]:
         for _ in range(256):  # then return to the caller, who has other work
             try:
-                sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                # Copied: a frame of pyzmq's that is freed swallows an interrupt of that moment.
+                sender, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             try:
-                task = self._tasks[sender.bytes]
-                decoded = _decode(parts)
+                task = self._tasks[sender]
+                decoded = messages.decode_batch(b"".join(parts))
             except (KeyError, ValueError, msgspec.MsgspecError):
                 self.dropped += 1
                 continue
@@ -207,13 +207,6 @@ class Channel:
             os.close(self._wake_write)
         self._authenticator.stop()
         self._context.term()
-
-
-def _decode(parts: list[zmq.Frame]) -> list[FromRank]:
-    """The messages of a batch that came in parts. A large part that is the whole is not copied."""
-    if len(parts) == 1 and len(parts[0]) > _SMALL_BYTES:
-        return messages.decode_batch(parts[0].buffer)
-    return messages.decode_batch(b"".join(part.bytes for part in parts))
 
 
 def _make_room(size: int) -> None:
