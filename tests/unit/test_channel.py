@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -335,3 +337,50 @@ def test_a_printed_address_shows_no_keys(channel: Channel) -> None:
     text = repr(channel.address)
     for key in (channel.address.client_secret_key, channel.address.server_key):
         assert key.decode() not in text
+
+
+class InterruptError(Exception):
+    """What a signal raises in the main thread."""
+
+
+def test_no_interrupt_is_lost_while_messages_arrive(
+    channel: Channel, connect: Callable[..., Link]
+) -> None:
+    link = connect()
+    armed, handled, over = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(*_: object) -> None:
+        armed.clear()
+        handled.set()
+        raise InterruptError
+
+    def talk() -> None:
+        while not over.is_set():
+            link.put(messages.Log(0, "x"))
+            link.wait(0)
+
+    def interrupt() -> None:
+        while armed.wait() and not over.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+            handled.wait()
+            handled.clear()
+
+    before = signal.signal(signal.SIGINT, handle)
+    threads = [threading.Thread(target=each) for each in (talk, interrupt)]
+    for thread in threads:
+        thread.start()
+    lost = 0
+    for _ in range(1000):
+        try:
+            armed.set()
+            while armed.is_set():
+                collections.deque(channel.batches(0.1), maxlen=0)
+            lost += 1  # the signal came, and what it raised did not
+        except InterruptError:
+            pass
+    over.set()
+    armed.set()
+    for thread in threads:
+        thread.join()
+    signal.signal(signal.SIGINT, before)
+    assert lost == 0
