@@ -134,9 +134,12 @@ def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
         [*WARM, SCRIPT, "--epochs", "1000", "--size", "16"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "epoch  1 on 2 CPU" in line:
-                break
-        process.send_signal(signal.SIGINT)
-        assert "interrupted: all workers have ended" in process.stdout.read()
+        try:
+            for line in process.stdout:
+                if "epoch  1 on 2 CPU" in line:
+                    break
+            process.send_signal(signal.SIGINT)
+            assert "interrupted: all workers have ended" in process.stdout.read()
+        finally:
+            process.kill()  # or the end of the block would wait for one that did not end
     assert process.returncode == 130
