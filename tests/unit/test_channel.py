@@ -370,17 +370,17 @@ def test_no_interrupt_is_lost_while_messages_arrive(
     for thread in threads:
         thread.start()
     lost = 0
-    for _ in range(1000):
-        try:
-            armed.set()
-            while armed.is_set():
-                collections.deque(channel.batches(0.1), maxlen=0)
-            lost += 1  # the signal came, and what it raised did not
-        except InterruptError:
-            pass
-    over.set()
-    armed.set()
-    for thread in threads:
-        thread.join()
-    signal.signal(signal.SIGINT, before)
+    try:
+        for _ in range(1000):
+            with contextlib.suppress(InterruptError):
+                armed.set()
+                while armed.is_set():
+                    collections.deque(channel.batches(0.1), maxlen=0)
+                lost += 1  # the signal came, and what it raised did not
+    finally:
+        over.set()
+        armed.set()
+        for thread in threads:
+            thread.join()
+        signal.signal(signal.SIGINT, before)
     assert lost == 0
