@@ -7,8 +7,12 @@ Ctrl-C takes effect at once.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from threading import Event
+from types import FrameType
 from typing import Any
 
 from horovod_runner.checkpoints.archive import Archive
@@ -79,12 +83,20 @@ class Driver:
             launch = self._launcher.launch(
                 self._job, channel.address, channel.wake, self._dataframes
             )
-            supervisor = Supervisor(self._job, channel, launch, self._intake, self._cancelled)
-            self._supervisor, self._wake = supervisor, channel.wake
-            try:
-                outcomes, reported = self._supervise(channel, launch, supervisor)
-            finally:
-                self._intake.finish(None)
+            with _interrupts() as interrupted:
+                supervisor = Supervisor(
+                    self._job,
+                    channel,
+                    launch,
+                    self._intake,
+                    self._cancelled,
+                    interrupted=interrupted,
+                )
+                self._supervisor, self._wake = supervisor, channel.wake
+                try:
+                    outcomes, reported = self._supervise(channel, launch, supervisor)
+                finally:
+                    self._intake.finish(None)
             codes = {outcome.rank: outcome.exit_code for outcome in outcomes}
             self._sink.ranks(supervisor.roster.infos(codes))
         return self._result(outcomes, supervisor, reported)
@@ -175,3 +187,32 @@ class Driver:
                 f"main returned a value that cannot be loaded on the driver: {error}. A package "
                 "that the ranks have is missing or older here; return plain values or arrays."
             ) from error
+
+
+@contextmanager
+def _interrupts() -> Iterator[Event]:
+    """An event that is set once Ctrl-C has raised a KeyboardInterrupt in this thread.
+
+    The exception alone can get lost: Python prints and drops what is raised in a finalizer or in a
+    weak reference's callback, and some C code drops it in silence. It is never set outside the main
+    thread, which alone handles signals, and where SIGINT has no handler that raises.
+    """
+    interrupted = Event()
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except KeyboardInterrupt:
+            interrupted.set()
+            raise
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield interrupted
+    finally:
+        if signal.getsignal(signal.SIGINT) is handle:  # nobody has set another one since
+            signal.signal(signal.SIGINT, handler)

@@ -50,6 +50,7 @@ class Supervisor:
         launch: the launch of the tasks.
         observer: receives what the ranks send.
         cancelled: set, with a call of :meth:`Channel.wake` after it, to end the attempt.
+        interrupted: set once Ctrl-C has been pressed; None where it is not for this process.
 
     Attributes:
         phase: the state of the attempt.
@@ -60,13 +61,21 @@ class Supervisor:
     """
 
     def __init__(
-        self, job: Job, channel: Channel, launch: Launch, observer: Observer, cancelled: Flag
+        self,
+        job: Job,
+        channel: Channel,
+        launch: Launch,
+        observer: Observer,
+        cancelled: Flag,
+        *,
+        interrupted: Flag | None = None,
     ) -> None:
         self._job = job
         self._channel = channel
         self._launch = launch
         self._observer = observer
         self._cancelled = cancelled
+        self._interrupted = interrupted or Flag()
         self.phase = Phase()
         self.roster = Roster(job, observer.notice)
         self.sync = SyncCheck(job.size)
@@ -87,9 +96,12 @@ class Supervisor:
 
         Raises:
             CancelledError: another thread asked for it.
+            KeyboardInterrupt: Ctrl-C was pressed.
             HorovodRunnerError: all tasks were lost, and the launcher does not end.
         """
         while not self._launch.finished and self.phase.state is not State.OVER:
+            if self._interrupted.is_set():
+                raise KeyboardInterrupt  # the one that Ctrl-C raised got lost
             if self._cancelled.is_set() and not self.phase.ending:
                 raise CancelledError(f"run {self._job.run_id} was cancelled: all ranks are gone")
             self._step()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,21 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
         guards, up = found
         assert not up & guards_and_ranks()[1]
         await_end(guards)  # Spark has interrupted their tasks: they end by themselves
+
+
+@pytest.mark.timeout(120)  # seconds; a run that loses the interrupt never ends
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.places("local")
+def test_ctrl_c_ends_all_ranks_where_a_finalizer_drops_its_exception(ranks: Ranks) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    press = partial(signal.raise_signal, signal.SIGINT)
+
+    def free() -> None:
+        weakref.finalize({0}, press)  # at once: nobody holds the set
+
+    with contextlib.redirect_stdout(Calling("up", 2, free)), pytest.raises(KeyboardInterrupt):
+        ranks.run(2, wait_for_ever)
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 @pytest.mark.places("spark", "cluster", "connect")
