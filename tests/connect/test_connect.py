@@ -20,6 +20,7 @@ from horovod_runner.launchers import connect
 from horovod_runner.launchers import spark as spark_launcher
 from tests.conftest import Ranks
 from tests.contract.test_end import Calling, in_thread, wait_for_ever
+from tests.programs import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -182,7 +183,7 @@ def test_the_ranks_end_with_a_killed_server(ranks: Ranks, tmp_path: Path) -> Non
             """
         )
     )
-    with subprocess.Popen(
+    with Program(
         [sys.executable, str(script), str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

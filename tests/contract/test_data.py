@@ -21,6 +21,7 @@ import pytest
 from horovod_runner import DataError, SerializationError, log_to_driver
 from horovod_runner.data import Shard, evaluate, packed, parquet, petastorm
 from tests.conftest import Ranks, own_files
+from tests.programs import Program
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -408,11 +409,12 @@ def test_the_next_run_removes_the_files_of_a_killed_driver(ranks: Ranks, tmp_pat
     """)
     (tmp_path / "main.py").write_text(script)
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "main.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    command = [sys.executable, "main.py"]
+    with Program(
+        command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
     ) as driver:
         assert driver.stdout is not None
-        assert driver.stdout.readline().strip() == b"packed"
+        assert driver.stdout.readline().strip() == "packed"
         driver.kill()
         driver.wait()
     assert list(tmp_path.glob("horovod_runner-*/*/*/fixed-0"))

@@ -28,6 +28,7 @@ from horovod_runner import (
 )
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.places import EVERYWHERE
+from tests.programs import Program
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -222,7 +223,7 @@ def test_a_killed_driver_takes_its_ranks_along(ranks: Ranks, number: signal.Sign
     size = 2 if ranks.spark is not None else -2
     script = f"{session}\nfrom horovod_runner import HorovodRunner\n"
     script += f"from tests.contract.test_end import family\nHorovodRunner(np={size}).run(family)\n"
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

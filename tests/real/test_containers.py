@@ -18,6 +18,7 @@ from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.task import memory
 from tests.control_groups import cpu_quota, memory_limit
+from tests.programs import Program
 
 MIB = 1 << 20
 
@@ -117,9 +118,7 @@ def test_a_process_that_its_quota_stops_has_waited_for_most_of_the_time() -> Non
     """
     with cpu_quota(0.2) as members:
         command = [sys.executable, "-c", code, str(members)]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
+        with Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "computed\n"
             assert limits.cpu_quota(process.pid) == 0.2

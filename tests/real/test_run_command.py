@@ -19,6 +19,7 @@ import pytest
 from horovod_runner.results import registry
 from horovod_runner.wire import job_file
 from tests.preload import COMMAND
+from tests.programs import Program
 
 pytestmark = pytest.mark.horovod
 
@@ -93,7 +94,7 @@ def listed() -> list[dict[str, Any]]:
 @pytest.fixture
 def waiting(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A run whose two ranks wait for ever."""
-    with subprocess.Popen(
+    with Program(
         [COMMAND, "run", "train.py", "--np", "-2", "--", "wait"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -33,6 +33,7 @@ from horovod_runner.sinks import Sink, fan_out
 from horovod_runner.sinks.mlflow import MLflowSink
 from horovod_runner.sinks.tensorboard import TensorBoardSink
 from horovod_runner.task import machine
+from tests.programs import Program
 
 ROOT = Path(__file__).parents[2]
 
@@ -474,7 +475,7 @@ def watch(way: str, folder: Path, columns: int = 100) -> list[str]:
     )
     command = [sys.executable, str(script), way]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=env) as process:
+    with Program(command, stdin=child, stdout=child, stderr=child, env=env) as process:
         os.close(child)
         written = b""
         try:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from horovod_runner.results import registry
+from tests.programs import Program
 
 pytest.importorskip("rich")
 
@@ -57,7 +58,7 @@ def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A run whose two ranks have been measured, and train until there is a file."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "train.py"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
         measured: set[str] = set()
@@ -68,7 +69,7 @@ def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             measured |= {*re.findall(r"measured (\d)", line)}
         yield process
         (tmp_path / "enough").touch()
-        process.communicate()
+        process.communicate(timeout=100)
 
 
 def only_run() -> str:

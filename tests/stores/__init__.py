@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import Program
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,7 +42,7 @@ def mounted(backing: Path, mountpoint: Path, *options: str) -> Iterator[Path]:
     for folder in (backing, mountpoint):
         folder.mkdir(exist_ok=True)
     program = [sys.executable, "-m", "tests.stores.volume", str(backing), str(mountpoint)]
-    with subprocess.Popen([*program, *options], cwd=ROOT, stdout=subprocess.PIPE) as process:
+    with Program([*program, *options], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()  # it says that it is ready
         try:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.cluster.standalone import StandaloneCluster
 from tests.preload import COMMAND, WARM
+from tests.programs import Program
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 ROOT = Path(__file__).parents[2]
@@ -130,16 +131,13 @@ def test_cifar_10_is_read_from_its_binary_files(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_spins_all_workers_down(nothing_stays: None) -> None:
-    with subprocess.Popen(
+    with Program(
         [*WARM, SCRIPT, "--epochs", "1000", "--size", "16"], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if "epoch  1 on 2 CPU" in line:
-                    break
-            process.send_signal(signal.SIGINT)
-            assert "interrupted: all workers have ended" in process.stdout.read()
-        finally:
-            process.kill()  # or the end of the block would wait for one that did not end
+        for line in process.stdout:
+            if "epoch  1 on 2 CPU" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        assert "interrupted: all workers have ended" in process.stdout.read()
     assert process.returncode == 130

@@ -17,6 +17,7 @@ from horovod_runner.host.limits import CpuTime
 from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.task.machine import _throttled
 from horovod_runner.wire.measurements import Machine
+from tests.programs import Program
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,9 +43,7 @@ def test_what_ended_processes_have_used_still_counts() -> None:
         sys.stdin.read()
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         parent, child = processes.family(process.pid)
@@ -81,7 +80,7 @@ def test_only_pages_from_a_disk_were_waited_for(tmp_path: Path) -> None:
         sys.stdin.read()
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    with subprocess.Popen(
+    with Program(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as process:
         assert process.stdout is not None

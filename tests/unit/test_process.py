@@ -19,6 +19,7 @@ import pytest
 from horovod_runner.options import Options
 from horovod_runner.task.process import WorkerProcess, describe_exit, inherited_environment
 from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
+from tests.programs import Program
 
 
 def job(main: object, rank: int = 0, **kwargs: object) -> WorkerJob:
@@ -114,7 +115,7 @@ def test_the_workers_processes_end_with_the_task() -> None:
         """
     )
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(
+    with Program(
         command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
     ) as parent:
         assert parent.stdout is not None
@@ -271,3 +272,10 @@ def test_mpi_variables_of_an_enclosing_rank_are_withheld(monkeypatch: pytest.Mon
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMIX_NAMESPACE", "srun's")  # MPICH would abort
     assert not any(name.startswith(("PMI_", "PMIX_")) for name in inherited_environment())
+
+
+@pytest.mark.timeout(60)  # seconds; the end of the block waits for a program that nobody ends
+def test_no_program_outlives_a_test_that_fails() -> None:
+    with pytest.raises(KeyError), Program(["sleep", "1000"]) as program:
+        raise KeyError
+    assert program.returncode == -signal.SIGKILL

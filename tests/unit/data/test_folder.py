@@ -14,6 +14,7 @@ import pytest
 
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import RunFolder, check_room
+from tests.programs import Program
 
 
 def test_a_run_folder_is_private(tmp_path: Path) -> None:
@@ -50,10 +51,11 @@ with RunFolder("killed", Path(sys.argv[1])) as folder:
 
 
 def test_the_next_run_removes_the_folder_of_a_killed_process(tmp_path: Path) -> None:
-    with subprocess.Popen(
+    with Program(
         [sys.executable, "-c", HOLD, str(tmp_path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
