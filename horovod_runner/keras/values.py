@@ -128,11 +128,27 @@ def reducescatter(value: Any, name: str | None = None, op: Any = None) -> Any:
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> None:
     """Set variables on all ranks to one rank's values.
 
+    The states of random generators, which ``model.variables`` includes, stay as they are: each rank
+    draws its own dropout.
+
     Args:
         variables: variables of Keras, such as ``model.weights``.
         root_rank: the rank whose values are used.
     """
-    collectives().broadcast_variables(list(variables), root_rank)
+    weights = [variable for variable in variables if not is_seed(variable)]
+    collectives().broadcast_variables(weights, root_rank)
+
+
+def is_seed(variable: Any) -> bool:
+    """Whether a variable is the state of a Keras 3 ``SeedGenerator``.
+
+    Its name says so. Its type depends on the backend and on the release: uint32, int32 or int64.
+
+    Args:
+        variable: a variable of Keras, or the one of TensorFlow that it holds.
+    """
+    name = str(getattr(variable, "name", ""))
+    return name.rpartition("/")[2].partition(":")[0] == "seed_generator_state"
 
 
 def broadcast_global_variables(root_rank: int) -> None:

@@ -266,6 +266,7 @@ def dropout_differs() -> list[Any]:
     model.compile(hvd.DistributedOptimizer("sgd"), loss="mse")
     x = numpy.ones((BATCH, 4), "float32")
     model.fit(x, x[:, :1], verbose=0, callbacks=_collective_callbacks())
+    hvd.broadcast_variables(model.variables, 0)
     seed = model.layers[0].seed_generator.state
     state = [int(number) for number in keras.ops.convert_to_numpy(seed)]
     weights = model.get_weights()[0].tolist()

@@ -89,8 +89,10 @@ def tensorflow_script(optimizer_averages: bool) -> dict[str, Any]:
             for batch, (images, labels) in enumerate(batches)
         ]
     weights = [v.numpy() for v in (*model.trainable_variables, *opt.variables)]
+    seeds = [v.numpy().tolist() for v in model.non_trainable_variables]
     return {
         "weights": [list(ranks) for ranks in zip(*hvd.allgather_object(weights), strict=True)],
+        "seeds": hvd.allgather_object(seeds),
         "losses": losses,
         "translated": modules,
     }

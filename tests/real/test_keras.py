@@ -227,6 +227,8 @@ def test_a_script_for_horovods_keras_runs_unchanged(capsys: pytest.CaptureFixtur
 def test_a_custom_tensorflow_loop_runs_unchanged(optimizer_averages: bool) -> None:
     result = run(tensorflow_script, arguments={"optimizer_averages": optimizer_averages})
     assert all(equal(variable) for variable in result["weights"])
+    first, second = result["seeds"]  # of the dropout
+    assert first != second
     assert sum(result["losses"][-5:]) < sum(result["losses"][:5]) / 2
     # AutoGraph would translate hundreds of Horovod's functions, for most of the first step's time.
     assert {*result["translated"]} == {tensorflow_script.__module__}

@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from horovod_runner.keras.values import is_seed
+
 # The arguments of horovod.tensorflow.DistributedOptimizer after use_locking; Keras's has others.
 _ORDER = (
     *("device_dense", "device_sparse", "compression", "sparse_as_dense"),
@@ -43,11 +45,8 @@ def _patch_broadcast(hvd: Any) -> None:
     original = hvd.broadcast_variables
 
     def broadcast_variables(variables: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
-        # A model's variables include the states of Keras 3's random generators. These must differ
-        # between ranks: each rank draws its own dropout.
-        weights = [
-            variable for variable in map(_unwrapped, variables) if variable.dtype != "uint32"
-        ]
+        # A model's variables include these in Keras 3.
+        weights = [_unwrapped(variable) for variable in variables if not is_seed(variable)]
         return original(weights, root_rank, *args, **kwargs)
 
     hvd.broadcast_variables = hvd.elastic.broadcast_variables = broadcast_variables
