@@ -82,8 +82,9 @@ class ConnectServer:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
+                # A server elsewhere would not have the credentials of this process either.
                 env={
-                    **os.environ,
+                    **{name: os.environ[name] for name in os.environ if name[:4] != "AWS_"},
                     "SPARK_HOME": str(home),
                     "PYSPARK_PYTHON": sys.executable,
                     "SPARK_LOCAL_IP": "127.0.0.1",
