@@ -74,8 +74,9 @@ def new_model(compression: Any, **options: Any) -> tuple[Any, Callable[[dict[str
     def step(wanted: dict[str, Any]) -> dict[str, Any]:
         before = {name: weight.detach().clone() for name, weight in model.items()}
         optimizer.zero_grad()
-        parts = [(model[name] * torch.from_numpy(each)).sum() for name, each in wanted.items()]
-        sum(parts).backward()
+        # The gradient of what is added last is there first: the vector's, where a rank has one.
+        ordered = sorted(wanted.items(), reverse=True)
+        sum((model[name] * torch.from_numpy(each)).sum() for name, each in ordered).backward()
         optimizer.step()
         return {name: (before[name] - weight.detach()).numpy() for name, weight in model.items()}
 
@@ -281,6 +282,9 @@ def test_powersgd_sends_what_a_reference_in_numpy_sends(name: str) -> None:
         errors = [each - reduced for each in matrices]
         kept = own["states"][step]["errors"][name]
         np.testing.assert_allclose(kept, np.mean(errors, axis=0), atol=2e-5)
+        # The next step begins with what this one has found: reduced is P @ Q.T, with P.T @ P = 1.
+        found = own["states"][step]["q"][name]
+        np.testing.assert_allclose(found @ found.T, reduced.T @ reduced, atol=1e-4)
 
 
 def test_powersgd_loses_nothing_it_has_not_sent_yet() -> None:
