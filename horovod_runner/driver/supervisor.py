@@ -50,7 +50,7 @@ class Supervisor:
         launch: the launch of the tasks.
         observer: receives what the ranks send.
         cancelled: set, with a call of :meth:`Channel.wake` after it, to end the attempt.
-        interrupted: set once Ctrl-C has been pressed; None where it is not for this process.
+        interrupted: set once Ctrl-C has been pressed; None: nobody can press it here.
 
     Attributes:
         phase: the state of the attempt.

@@ -84,7 +84,7 @@ class ConnectServer:
                 cwd=self._folder,
                 # A server elsewhere would not have the credentials of this process either.
                 env={
-                    **{name: os.environ[name] for name in os.environ if name[:4] != "AWS_"},
+                    **{key: text for key, text in os.environ.items() if not key.startswith("AWS_")},
                     "SPARK_HOME": str(home),
                     "PYSPARK_PYTHON": sys.executable,
                     "SPARK_LOCAL_IP": "127.0.0.1",

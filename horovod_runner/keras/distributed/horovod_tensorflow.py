@@ -45,7 +45,7 @@ def _patch_broadcast(hvd: Any) -> None:
     original = hvd.broadcast_variables
 
     def broadcast_variables(variables: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
-        # A model's variables include these in Keras 3.
+        # Keras 3 counts the states of random generators among a model's variables.
         weights = [_unwrapped(variable) for variable in variables if not is_seed(variable)]
         return original(weights, root_rank, *args, **kwargs)
 
