@@ -27,6 +27,7 @@ from horovod_runner.host import software
 from horovod_runner.options import grouped
 from tests.places import PLACES, SHARED, SPARKS, Sessions
 from tests.preload import TORCH, preload_what_tests_import, without_what_imports_set
+from tests.suites import in_quick, quick_tests
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +47,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="local,spark",
         help=f"where the ranks of the tests may run, of {','.join(PLACES)}; or all "
         "(default: local,spark)",
+    )
+    parser.addoption(
+        "--suite",
+        choices=("quick", "all"),
+        default="all",
+        help="quick: the tests of `make test` alone, in all places; see tests/suites.py",
     )
 
 
@@ -85,7 +92,7 @@ def pytest_unconfigure() -> None:
 
 
 def _allowed(config: pytest.Config) -> list[str]:
-    given = config.getoption("places")
+    given = "all" if config.getoption("suite") == "quick" else config.getoption("places")
     return list(PLACES) if given == "all" else given.split(",")
 
 
@@ -119,9 +126,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     At the end of a session each process of pytest-xdist finishes the test that it has.
     """
     allowed = _allowed(config)
-    config.hook.pytest_deselected(items=[item for item in items if _place(item) not in allowed])
-    items[:] = [item for item in items if _place(item) in allowed]
+    chosen = [item for item in items if _place(item) in allowed]
+    if config.getoption("suite") == "quick":
+        chosen = _quick(chosen)
+    left_out = {*items} - {*chosen}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = chosen
     items.sort(key=lambda item: not _LONG & {*item.path.parts})
+
+
+def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Those of `make test`; a line of its list that names none of them is a mistake."""
+    listed = quick_tests()
+    chosen = [item for item in items if in_quick(item.nodeid, listed)]
+    named = {name for item in items for name in (item.nodeid, item.nodeid.partition("[")[0])}
+    files = {item.nodeid.partition("::")[0] for item in items}
+    unknown = [each for each in listed if each.partition("::")[0] in files and each not in named]
+    if unknown:
+        raise pytest.UsageError(f"tests/quick.txt: there is no test {', '.join(unknown)}")
+    return chosen
 
 
 def _place(item: Any) -> str:
