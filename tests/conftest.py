@@ -403,8 +403,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     if "connect" in request.node.name:  # the server ends ranks only after its client has left
         await_end(_workers() - before[0])
     assert _workers() <= before[0]
-    end = time.monotonic() + 20  # an executor's task outlasts its run by a moment
-    while not (own_files() <= before[1]) and time.monotonic() < end:
+    end = time.monotonic() + 20
+    # An executor's task outlasts its run by a moment, and so does a thread that is asking Spark.
+    while not (own_files() <= before[1] and _own_threads() <= before[2]) and time.monotonic() < end:
         time.sleep(0.1)
     assert own_files() <= before[1]
     assert _own_threads() <= before[2]

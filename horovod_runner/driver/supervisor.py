@@ -116,6 +116,8 @@ class Supervisor:
         )
         while not self._launch.finished and self.phase.state is not State.OVER:
             self._step()
+        if self._launch.finished:  # PySpark cancels the job by itself on Ctrl-C
+            self._settle()
 
     def show_stacks(self) -> None:
         """Print all ranks' Python stacks; for other threads, with a wake of the channel after."""

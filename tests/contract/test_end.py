@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -57,6 +58,15 @@ def wait_for_ever() -> None:
     threading.Event().wait()
 
 
+def wait_for_ever_and_end_late() -> None:
+    def end_late(*_: object) -> None:
+        time.sleep(1)  # libraries clean up
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end_late)
+    wait_for_ever()
+
+
 def wait_in_first_attempt() -> int:
     if current_attempt() == 1:
         wait_for_ever()
@@ -76,7 +86,8 @@ def test_cancel_from_another_thread_ends_all_ranks(ranks: Ranks) -> None:
 
 
 @pytest.mark.places(*EVERYWHERE)
-def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
+@pytest.mark.parametrize("main", [wait_for_ever, wait_for_ever_and_end_late])
+def test_ctrl_c_ends_all_ranks(ranks: Ranks, main: Callable[[], None]) -> None:
     found: list[set[int]] = []
 
     def press() -> None:
@@ -84,7 +95,7 @@ def test_ctrl_c_ends_all_ranks(ranks: Ranks) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with contextlib.redirect_stdout(Calling("up", 2, press)), pytest.raises(KeyboardInterrupt):
-        ranks.run(2, wait_for_ever)
+        ranks.run(2, main)
     if ranks.place in ("spark", "cluster"):
         guards, up = found
         assert not up & guards_and_ranks()[1]
