@@ -1,10 +1,10 @@
 # Two commands that do all of their own set-up on a fresh machine:
 #   make demo     the main job: two ranks in a Spark barrier job learn handwritten digits
-#   make test     all tests, on both dependency legs
+#   make test     lint, types, all fast tests, and of the others those that tests/quick.txt lists
 # And the inner loop:
 #   make check    lint, types, import contract and the fast tests
-# And parts of the tests: make test-main, make test-petastorm; or with the newest leg's pytest, see
-# CONTRIBUTING.md
+# And what runs at night and before a release, for an hour:
+#   make test-all all tests, on both dependency legs; or a part: make test-main, make test-petastorm
 #   make coverage the main leg again, with what it covers of the package
 #   make fuzz     the fire at a run's sockets, thirty times as long
 #   make wheels   Horovod's wheels of wheels/table.toml: for hours; ROWS=3.13-torch-cpu for one
@@ -48,7 +48,8 @@ environment = $(if $(2),,$(error no Python with venv and Python.h here that suit
 	[ -x $(1)/bin/uv ] || { $(2) -m venv $(1) && \
 	$(1)/bin/pip install --quiet --constraint constraints/$(3).txt uv; }; \
 	$(1)/bin/uv pip install --quiet --python $(1)/bin/python \
-	--constraint constraints/$(3).txt --excludes constraints/excludes.txt $(4)
+	--constraint constraints/$(3).txt --excludes constraints/excludes.txt \
+	$$(.ci/without-gpu $(1)/bin/uv $(4)) $(4)
 
 # $(call beside,FOLDER,OTHER): modules come from this folder and then from the OTHER environment.
 packages_of = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -82,35 +83,34 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
 	$(wildcard horovod_runner/horovod_build/patches/*.patch horovod_runner/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
 	@$(call with_java,$(MAIN)) $(MAIN)/bin/python examples/digits_torch.py --np 2
 
-# The fast tests are among those of the main leg. Downloads, the last compiler of a build and the last
-# test of a leg leave a core idle, so whatever can begin does. Builds wait for Debian's ccache and mpicxx.
+# Downloads, the last compiler of a build and the last test of a leg leave a core idle, so whatever can
+# begin does.
 test:
+	@$(MAKE) --jobs=4 --keep-going lint test-quick
+
+# Builds wait for Debian's ccache and mpicxx.
+test-all:
 	@$(MAKE) --jobs=4 --keep-going PACKAGES=packages lint test-main test-petastorm-beside
 
 # What the tests need, without the tests.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
 
-# What the tests under Open MPI and Slurm, in a browser and on mounted stores need of Debian's packages.
+# Debian's packages that the tests under Slurm and in a browser need, and those that all tests need.
+packages-quick:
+	@.ci/debian-packages slurm-wlm munge chromium
+
 packages:
-	@if ! (command -v mpirun && command -v srun && command -v ccache && PATH=$$PATH:/usr/sbin command -v munged && \
-	command -v fusermount3 && \
-	{ command -v chromium || command -v chromium-browser; }) >/dev/null; \
-	then if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; \
-	then apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
-		-o DPkg::Lock::Timeout=600 --no-install-recommends \
-		openmpi-bin libopenmpi-dev slurm-wlm munge ccache chromium fuse3 >/dev/null; \
-	else echo "no Open MPI, Slurm, Chromium and FUSE here (apt-get install openmpi-bin libopenmpi-dev \
-slurm-wlm munge chromium fuse3): their tests are skipped"; fi; fi
+	@.ci/debian-packages openmpi-bin libopenmpi-dev slurm-wlm munge ccache chromium fuse3
 
 check: lint fast
 
-lint: $(MAIN)/.ready
+lint: $(MAIN)/.installed
 	$(MAIN)/bin/ruff check .
 	$(MAIN)/bin/ruff format --check .
 	$(MAIN)/bin/mypy
@@ -121,6 +121,9 @@ fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 4 --dist worksteal
 
 # Several tests at a time: most of them wait.
+test-quick: $(MAIN)/.ready packages-quick
+	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --suite quick $(TOGETHER)
+
 test-main: $(MAIN)/.ready $(BODO)/.ready $(OPENMPI)/.ready | $(PACKAGES)
 	$(apart) $(call with_java,$(MAIN)) $(MAIN)/bin/pytest tests --places all $(TOGETHER) \
 		$(addprefix --deselect ,$(INSTALL_TESTS))
