@@ -143,12 +143,14 @@ test-petastorm-beside: $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready)
 	@printed=$$(mktemp); $(MAKE) test-petastorm >$$printed 2>&1; status=$$?; \
 	cat $$printed; rm $$printed; exit $$status
 
-# The main leg again with what it covers of the package, in ranks and in Spark's Python workers too:
-# half as much work again.
+# Which lines of the package each test of the main leg runs, in ranks and in Spark's Python workers
+# too, and what the quick suite has of them: half as much work again.
 coverage: $(MAIN)/.ready
-	rm -f .coverage*
-	COVERAGE_CORE=sysmon $(MAKE) test-main TOGETHER='$(TOGETHER) --cov'
-	$(MAIN)/bin/coverage report --fail-under=90
+	rm -rf .lines
+	COVERAGE_CORE=sysmon $(MAKE) test-main TOGETHER='$(TOGETHER) -p tests.lines_by_test --lines-by-test .lines'
+	$(MAIN)/bin/coverage combine --keep --data-file=.lines/.coverage .lines
+	$(MAIN)/bin/coverage report --data-file=.lines/.coverage --fail-under=90
+	$(MAIN)/bin/python -m tests.choose .lines
 
 # Thirty times as many inputs as among the other tests.
 fuzz: $(MAIN)/.ready
@@ -186,7 +188,7 @@ bench: $(MAIN)/.ready $(PETASTORM)/.ready
 	$(PETASTORM)/bin/python benchmarks/suite.py --only data
 
 clean:
-	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) .venv-wheels* .coverage* *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(MAIN) $(PETASTORM) $(BODO) $(OPENMPI) .venv-wheels* .lines *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 $(MAIN)/.demo: setup.cfg constraints/latest.txt $(HOROVOD_BUILD)
 	$(call environment,$(MAIN),$(PYTHON),latest,--editable '.[$(DEMO_EXTRAS)]')

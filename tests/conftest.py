@@ -27,7 +27,7 @@ from horovod_runner.host import software
 from horovod_runner.options import grouped
 from tests.places import PLACES, SHARED, SPARKS, Sessions
 from tests.preload import TORCH, preload_what_tests_import, without_what_imports_set
-from tests.suites import in_quick, quick_tests
+from tests.suites import NAME, in_quick, quick_tests
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,6 +113,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     The tests of a file on one Spark session use the same frameworks, which Spark's Python workers
     and the fork servers of ranks keep imported for a minute or more.
     """
+    item.stash[NAME] = item.nodeid
     place = _place(item)
     if place in SHARED:
         item.add_marker(pytest.mark.xdist_group(place))
@@ -138,9 +139,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
     """Those of `make test`; a line of its list that names none of them is a mistake."""
     listed = quick_tests()
-    chosen = [item for item in items if in_quick(item.nodeid, listed)]
-    named = {name for item in items for name in (item.nodeid, item.nodeid.partition("[")[0])}
-    files = {item.nodeid.partition("::")[0] for item in items}
+    chosen = [item for item in items if in_quick(item.stash[NAME], listed)]
+    ids = [item.stash[NAME] for item in items]
+    named = {name for each in ids for name in (each, each.partition("[")[0])}
+    files = {each.partition("::")[0] for each in ids}
     unknown = [each for each in listed if each.partition("::")[0] in files and each not in named]
     if unknown:
         raise pytest.UsageError(f"tests/quick.txt: there is no test {', '.join(unknown)}")

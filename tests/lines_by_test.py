@@ -2,14 +2,13 @@
 
     COVERAGE_CORE=sysmon pytest tests -p tests.lines_by_test --lines-by-test FOLDER
 
-Each process of pytest-xdist appends to a file of its own in FOLDER, a JSON object in each line: the
-test, its seconds, and the lines by file. What a process that outlives its test runs is counted for
-the test during which it ends. `tests/choose.py` reads the files.
+Each process of pytest-xdist writes two files there, for coverage.py and for `tests/choose.py`:
+.coverage.NAME has the lines, with the test as their context, and NAME.seconds how long each test
+took. What a process that outlives its test runs is counted for the test during which it ends.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import defaultdict
@@ -20,11 +19,15 @@ import coverage
 import pytest
 from coverage.sqldata import CoverageData
 
-ROOT = Path(__file__).parents[1]
+from tests.suites import NAME
+
+SETTINGS = str(Path(__file__).parents[1] / "setup.cfg")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--lines-by-test", metavar="FOLDER", type=Path, help=__doc__)
+    parser.addoption(
+        "--lines-by-test", metavar="FOLDER", type=Path, help="see tests/lines_by_test.py"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,46 +40,47 @@ def pytest_configure(config: pytest.Config) -> None:
 
 class _Recorder:
     def __init__(self, folder: Path) -> None:
-        worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = folder / f"{worker}.jsonl"
-        self._data = folder / worker
-        self._data.mkdir(exist_ok=True)
+        name = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+        self._parts = folder / name
+        self._parts.mkdir(parents=True, exist_ok=True)
+        self._seconds = folder / f"{name}.seconds"
+        self._lines = CoverageData(str(folder / f".coverage.{name}"))
         # Python processes that this one starts record what they run.
-        started = self._coverage(children=True)
-        started.start()
-        started.stop()
+        for_children = self._coverage()
+        for_children.start()
+        for_children.stop()
 
-    def _coverage(self, *, children: bool = False) -> coverage.Coverage:
-        made = coverage.Coverage(str(self._data / "lines"), config_file=str(ROOT / "setup.cfg"))
-        if not children:  # once is enough
-            made.set_option("run:patch", [])
-        return made
+    def _coverage(self) -> coverage.Coverage:
+        return coverage.Coverage(str(self._parts / "part"), config_file=SETTINGS)
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        # One object for each test: a second start of the same would not see known code again.
+        # One object for each test: one that starts again does not see code that it knows.
         running = self._coverage()
+        running.set_option("run:patch", [])  # done before
         begin = time.monotonic()
         running.start()
         yield
         running.stop()
         running.save()
-        seconds = time.monotonic() - begin
-        row = {"test": item.nodeid, "seconds": round(seconds, 2), "lines": self._collect()}
-        with self._file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        name = item.stash[NAME]
+        with self._seconds.open("a") as file:
+            file.write(f"{time.monotonic() - begin:.2f} {name}\n")
+        self._lines.set_context(name)
+        self._lines.add_lines(self._collect())
 
-    def _collect(self) -> dict[str, list[int]]:
+    def _collect(self) -> dict[str, set[int]]:
+        """What was written since the last test."""
         found: dict[str, set[int]] = defaultdict(set)
-        for path in self._data.glob("lines.*"):
-            data = CoverageData(basename=str(path), no_disk=False)
+        for path in self._parts.glob("part.*"):
+            data = CoverageData(str(path))
             try:
                 data.read()
-                for name in data.measured_files():
-                    found[name.rpartition("/horovod_runner/")[2]] |= {*(data.lines(name) or ())}
-                data.close()
+                for file in data.measured_files():
+                    found[file] |= {*(data.lines(file) or ())}
             except coverage.CoverageException:
                 continue  # a process is writing it, or was killed while it did
+            finally:
+                data.close()
             path.unlink(missing_ok=True)
-        return {name: sorted(lines) for name, lines in sorted(found.items()) if lines}
+        return found

@@ -6,19 +6,33 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+import pytest
+
+#: A test's id, to which pytest-xdist later adds the test's group.
+NAME = pytest.StashKey[str]()
 #: All of these are fast.
 FAST = "tests/unit/"
 LISTED = Path(__file__).parent / "quick.txt"
 
 
-def quick_tests(path: Path = LISTED) -> list[str]:
+def quick_tests(path: Path = LISTED, section: str | None = None) -> list[str]:
     """The ids of the tests that a list names, a line each.
 
-    An id without parameters stands for all of them. A line in brackets is a heading, and what
-    follows a `#` is a comment.
+    An id without parameters stands for all of them, and what follows a `#` is a comment.
+
+    Args:
+        path: the list.
+        section: the heading, in brackets there, below which to look; None: all.
     """
-    lines = [re.sub(r"(^|\s)#.*", "", line).strip() for line in path.read_text().splitlines()]
-    return [line for line in lines if line and not line.startswith("[")]
+    found = []
+    heading = ""
+    for line in path.read_text().splitlines():
+        text = re.sub(r"(^|\s)#.*", "", line).strip()
+        if text.startswith("["):
+            heading = text.strip("[]")
+        elif text and section in (None, heading):
+            found.append(text)
+    return found
 
 
 def in_quick(nodeid: str, listed: Collection[str]) -> bool:
