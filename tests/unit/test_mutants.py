@@ -1,0 +1,156 @@
+"""Mutants: patterns find code by its syntax tree."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.mutants.pattern import PatternError, replace
+
+SOURCE = '''
+LIMIT = 3
+
+class Box:
+    """A box."""
+
+    @property
+    def size(self):
+        return self._size
+
+    @size.setter
+    def size(self, value):
+        self._size = value
+
+    def add(self, item):
+        if item in self.items:
+            return False
+        elif len(self.items) >= LIMIT:
+            raise ValueError(f"{len(self.items)} items: {item!r} is too many")
+        self.items.append(item)
+        self.count += 1
+        return True
+
+    def watch(self):
+        def add(item):
+            print(item)
+            return item and self.count
+        return add
+
+def add(one, other):
+    return one + other
+'''
+
+
+def changed(old: str, *, by: str) -> str:
+    """The sample where one text is replaced by another, as `ast.unparse` writes it."""
+    assert SOURCE.count(old) == 1
+    return ast.unparse(ast.parse(SOURCE.replace(old, by)))
+
+
+def test_layout_comments_and_docstrings_play_no_role() -> None:
+    old = "if f(a, b) or None: return [a, b]"
+    text = '''
+def g(a, b):
+    """New docstring."""
+    if (  # a reason
+        f(
+            a,  # the first
+            b,
+        )
+        or (None)
+    ):
+        # another
+        return [a,
+                b]
+'''
+    assert "return [b, a]" in replace(text, "g", old, "return [b, a]")
+
+
+@pytest.mark.parametrize(
+    "old", ["one\n    + other", "(one\n+ other)", "\n    one + other  # why\n"]
+)
+def test_a_pattern_may_have_several_lines_and_comments(old: str) -> None:
+    assert replace(SOURCE, "add", old, "one") == changed("one + other", by="one")
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "by"),
+    [
+        ("add", "return one + other", "return other"),
+        ("Box::add", "item in self.items", "self.items"),
+        ("Box::watch::add", "print(item)", "pass"),
+        ("Box::watch", "print(item)", "pass"),
+        ("Box::size", "self._size = value", "self._size = 0"),
+        ("Box::size", "return self._size", "return 0"),
+        ("Box", "self.count += 1", "self.count = 1"),
+        ("", "LIMIT = 3", "LIMIT = 4"),
+    ],
+)
+def test_a_pattern_is_searched_in_a_function_a_class_or_the_module(
+    name: str, old: str, by: str
+) -> None:
+    assert replace(SOURCE, name, old, by) == changed(old, by=by)
+
+
+def test_functions_of_the_same_name_elsewhere_are_not_searched() -> None:
+    with pytest.raises(PatternError, match="occurs 0 times"):
+        replace(SOURCE, "add", "print(item)", "pass")
+
+
+def test_consecutive_statements_are_replaced_by_others() -> None:
+    old = "self.items.append(item)\nself.count += 1"
+    text = replace(SOURCE, "Box::add", old, "self.count += 2\nself.log()\nself.items.append(item)")
+    by = "self.count += 2\n        self.log()\n        self.items.append(item)"
+    assert text == changed("self.items.append(item)\n        self.count += 1", by=by)
+
+
+def test_statements_that_are_apart_are_not_found() -> None:
+    with pytest.raises(PatternError, match="occurs 0 times"):
+        replace(SOURCE, "Box::add", "self.items.append(item)\nreturn True", "pass")
+
+
+def test_pass_deletes_a_statement() -> None:
+    assert replace(SOURCE, "Box::add", "self.count += 1", "pass") == changed(
+        "self.count += 1", by="pass"
+    )
+
+
+def test_an_empty_unpacking_deletes_an_element() -> None:
+    text = replace('A = {"x", "y", "z"}', "", '"y"', "*()")
+    assert eval(text.removeprefix("A = ")) == {"x", "z"}
+
+
+def test_an_elif_is_an_if() -> None:
+    text = "if a:\n    f()\nelif b:\n    g()\n"
+    assert replace(text, "", "if b:\n    g()", "h()") == "if a:\n    f()\nelse:\n    h()"
+
+
+def test_an_expression_in_an_f_string_is_found() -> None:
+    text = replace('def f(a):\n    return f"{len(a)} of {a!r:>{width}}"\n', "f", "len(a)", "a[0]")
+    assert eval("f" + text.partition("return f")[2], {"a": [7], "width": 5}) == "7 of   [7]"
+
+
+def test_an_operand_gets_the_parentheses_that_it_needs() -> None:
+    text = replace(SOURCE, "Box::watch", "self.count", "self.count or 1")
+    assert "return item and (self.count or 1)" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "problem"),
+    [
+        ("Box::add", "self.items", "[]", "occurs 4 times"),
+        ("Box::add", "self.elements", "[]", "occurs 0 times"),
+        ("Box::remove", "self.items", "[]", "there is no Box::remove"),
+        ("add", "one + other", "(one+other)", "changes nothing"),
+        ("", "LIMIT = 3", "return", "does not compile: 'return' outside function"),
+        ("add", "one +", "one", "not Python: 'one [+]'"),
+        ("add", "one + other", "", "not Python: ''"),
+        ("add", "# a comment", "one", "not Python"),
+    ],
+)
+def test_a_pattern_that_does_not_apply_says_why(
+    name: str, old: str, new: str, problem: str
+) -> None:
+    with pytest.raises(PatternError, match=problem):
+        replace(SOURCE, name, old, new)
