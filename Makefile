@@ -115,7 +115,6 @@ lint: $(MAIN)/.installed
 	$(MAIN)/bin/ruff format --check .
 	$(MAIN)/bin/mypy
 	$(MAIN)/bin/lint-imports
-	$(MAIN)/bin/python tests/mutants/run.py --check
 
 fast: $(MAIN)/.ready
 	$(MAIN)/bin/pytest tests/unit -n 4 --dist worksteal
@@ -157,7 +156,7 @@ fuzz: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) FUZZ_INPUTS=100000 $(MAIN)/bin/pytest tests/fuzz
 
 mutants: $(MAIN)/.ready
-	$(call with_java,$(MAIN)) $(MAIN)/bin/python tests/mutants/run.py
+	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutants.run
 
 # In dist/wheels, with their index.
 wheels: $(WHEELS)/.ready

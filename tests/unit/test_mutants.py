@@ -1,12 +1,14 @@
-"""Mutants: patterns find code by its syntax tree."""
+"""Mutants: patterns find code by its syntax tree, and those that do not apply are reported."""
 
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 
 from tests.mutants.pattern import PatternError, replace
+from tests.mutants.run import Mutant, examine, in_quick_suite, named
 
 SOURCE = '''
 LIMIT = 3
@@ -40,12 +42,33 @@ class Box:
 def add(one, other):
     return one + other
 '''
+IDS = [
+    "tests/unit/test_a.py::test_fast",
+    "tests/real/test_b.py::test_run[local]",
+    "tests/real/test_b.py::test_run[spark]",
+    "tests/real/test_b.py::test_runner",
+]
 
 
 def changed(old: str, *, by: str) -> str:
     """The sample where one text is replaced by another, as `ast.unparse` writes it."""
     assert SOURCE.count(old) == 1
     return ast.unparse(ast.parse(SOURCE.replace(old, by)))
+
+
+def mutant(
+    name: str, tests: tuple[str, ...], *, where: str = "box.py::add", old: str = "one + other"
+) -> Mutant:
+    return Mutant(name, "Sums.", where, old, "one", tests)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout with one file and a list of quick tests."""
+    (tmp_path / "box.py").write_text(SOURCE)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "quick.txt").write_text("tests/real/test_b.py::test_run[local]\n")
+    return tmp_path
 
 
 def test_layout_comments_and_docstrings_play_no_role() -> None:
@@ -154,3 +177,51 @@ def test_a_pattern_that_does_not_apply_says_why(
 ) -> None:
     with pytest.raises(PatternError, match=problem):
         replace(SOURCE, name, old, new)
+
+
+def test_mutants_that_do_not_apply_are_reported_and_the_others_are_kept(tree: Path) -> None:
+    tests = ("tests/unit/test_a.py",)
+    good, problems = examine(
+        [
+            mutant("gone", tests, old="one - other"),
+            mutant("moved", tests, where="crate.py::add"),
+            mutant("fits", tests),
+        ],
+        tree,
+        IDS,
+    )
+    assert [each.name for each in good] == ["fits"]
+    assert problems == [
+        "does not apply: gone: `old` occurs 0 times (box.py::add)",
+        "does not apply: moved: there is no such file (crate.py::add)",
+    ]
+
+
+def test_tests_that_do_not_exist_are_reported_and_left_out(tree: Path) -> None:
+    there, gone = "tests/real/test_b.py::test_run[spark]", "tests/real/test_b.py::test_run[slurm]"
+    good, problems = examine([mutant("m", (gone, there)), mutant("n", ())], tree, IDS)
+    assert [each.tests for each in good] == [(there,)]
+    assert problems == [f"no such test: m: {gone}", "no such test: n: none"]
+
+
+def test_an_entry_names_a_file_a_test_or_one_of_its_parameters() -> None:
+    assert named("tests/real", IDS) == named("tests/real/test_b.py", IDS) == IDS[1:]
+    assert named("tests/real/test_b.py::test_run", IDS) == IDS[1:3]
+    assert named(IDS[1], IDS) == [IDS[1]]
+
+
+def test_a_mutant_without_a_quick_test_is_named_and_not_tried(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, spark = "tests/real/test_b.py", "tests/real/test_b.py::test_run[spark]"
+    tried = in_quick_suite(
+        [
+            mutant("unit", (spark, "tests/unit/test_a.py")),
+            mutant("whole", (whole,)),
+            mutant("slow", (spark,)),
+        ],
+        IDS,
+        tree,
+    )
+    assert [each.tests for each in tried] == [("tests/unit/test_a.py",), (whole,)]
+    assert capsys.readouterr().out == "only test-all: slow: Sums.\n"
