@@ -19,7 +19,7 @@ import coverage
 import pytest
 from coverage.sqldata import CoverageData
 
-from tests.suites import NAME
+from tests.suites import FAST, NAME
 
 SETTINGS = str(Path(__file__).parents[1] / "setup.cfg")
 
@@ -38,6 +38,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Recorder(folder.resolve()))
 
 
+def _subject(item: pytest.Item) -> str:
+    """What lines are recorded for: a test; or a file of fast ones, which all suites run."""
+    name = item.stash[NAME]
+    return name.partition("::")[0] if name.startswith(FAST) else name
+
+
 class _Recorder:
     def __init__(self, folder: Path) -> None:
         name = os.environ.get("PYTEST_XDIST_WORKER", "alone")
@@ -49,25 +55,31 @@ class _Recorder:
         for_children = self._coverage()
         for_children.start()
         for_children.stop()
+        self._running: coverage.Coverage | None = None
+        self._begin = 0.0
 
     def _coverage(self) -> coverage.Coverage:
         return coverage.Coverage(str(self._parts / "part"), config_file=SETTINGS)
 
     @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        # One object for each test: one that starts again does not see code that it knows.
-        running = self._coverage()
-        running.set_option("run:patch", [])  # done before
-        begin = time.monotonic()
-        running.start()
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Iterator[None]:
+        if self._running is None:
+            # A new object each time: one that starts again does not see code that it knows.
+            self._running = self._coverage()
+            self._running.set_option("run:patch", [])  # done before
+            self._running.start()
+            self._begin = time.monotonic()
         yield
-        running.stop()
-        running.save()
-        name = item.stash[NAME]
-        with self._seconds.open("a") as file:
-            file.write(f"{time.monotonic() - begin:.2f} {name}\n")
-        self._lines.set_context(name)
-        self._lines.add_lines(self._collect())
+        if nextitem is None or _subject(nextitem) != _subject(item):
+            self._running.stop()
+            self._running.save()
+            self._running = None
+            with self._seconds.open("a") as file:
+                file.write(f"{time.monotonic() - self._begin:.2f} {_subject(item)}\n")
+            self._lines.set_context(_subject(item))
+            self._lines.add_lines(self._collect())
 
     def _collect(self) -> dict[str, set[int]]:
         """What was written since the last test."""
