@@ -18,7 +18,7 @@ from pathlib import Path
 from coverage.sqldata import CoverageData
 
 from tests.mutants.run import Mutant, load
-from tests.suites import LISTED, in_quick, quick_tests
+from tests.suites import FAST, LISTED, in_quick, quick_tests
 
 #: A mutant noticed is worth as much as this many lines that are run for the first time.
 MUTANT_LINES = 30
@@ -52,7 +52,8 @@ def read(folder: Path, mutants: Iterable[Mutant]) -> dict[str, Test]:
     noticed_by: dict[str, set[str]] = {}
     for mutant in mutants:
         for test in mutant.tests:
-            noticed_by.setdefault(test, set()).add(mutant.name)
+            recorded = test.partition("::")[0] if test.startswith(FAST) else test
+            noticed_by.setdefault(recorded, set()).add(mutant.name)
     found = {}
     for path in folder.glob("*.seconds"):
         for row in path.read_text().splitlines():

@@ -10,6 +10,8 @@ import pytest
 
 #: A test's id, to which pytest-xdist later adds the test's group.
 NAME = pytest.StashKey[str]()
+#: What the list names and collection did not find.
+UNKNOWN = pytest.StashKey[list[str]]()
 #: All of these are fast.
 FAST = "tests/unit/"
 LISTED = Path(__file__).parent / "quick.txt"
