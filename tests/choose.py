@@ -34,7 +34,7 @@ class Test:
     mutants: frozenset[str]
 
     def worth(self, lines: set[tuple[str, int]], mutants: set[str]) -> int:
-        """What the test adds where these lines and mutants are covered."""
+        """How much the test adds to lines and mutants that are covered already."""
         return len(self.lines - lines) + MUTANT_LINES * len(self.mutants - mutants)
 
 

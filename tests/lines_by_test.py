@@ -4,7 +4,7 @@
 
 Each process of pytest-xdist writes two files there, for coverage.py and for `tests/choose.py`:
 .coverage.NAME has the lines, with the test as their context, and NAME.seconds how long each test
-took. What a process that outlives its test runs is counted for the test during which it ends.
+took. A process that outlives its test is counted for the test during which it ends.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _subject(item: pytest.Item) -> str:
-    """What lines are recorded for: a test; or a file of fast ones, which all suites run."""
+    """The context of a test's lines: its id, or for a fast test its file."""
     name = item.stash[NAME]
     return name.partition("::")[0] if name.startswith(FAST) else name
 
