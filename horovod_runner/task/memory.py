@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 import psutil
 
-from horovod_runner.host import counters, limits, processes
+from horovod_runner.host import control_groups, counters, processes
 from horovod_runner.wire.measurements import MemoryShort, MemoryUse
 from horovod_runner.wire.slots import Slot
 
@@ -105,7 +105,7 @@ class MemoryWatch:
         self._due = now + _LOOK_SECONDS
         if not _lives(self._pid):
             return None  # what it had stays known
-        left = limits.memory(self._pid)
+        left = control_groups.memory(self._pid)
         if left.limit != self._limit:  # the host's memory, or another container's limit
             self._limit = self._lowest = left.limit
             self._looks.clear()
@@ -130,9 +130,12 @@ class MemoryWatch:
             return None
         last = self._readings[-1]
         before = next(each.killed for each in self._readings if each.counter == last.counter)
-        killed = _more(limits.killed_for_memory(last.counter), before)
+        killed = _more(control_groups.killed_for_memory(last.counter), before)
         # A worker that has moved to another container since then is counted there.
-        of_host = _more(limits.killed_for_memory(limits.host_kill_counter()), last.killed_on_host)
+        of_host = _more(
+            control_groups.killed_for_memory(control_groups.host_kill_counter()),
+            last.killed_on_host,
+        )
         return msgspec.structs.replace(
             self.use, killed=killed or of_host, age=time.monotonic() - self._looks[-1][0]
         )
@@ -148,14 +151,14 @@ class MemoryWatch:
         self._first_memory = {
             pid: self._first_memory.get(pid, min(size, worker)) for pid, size in memory.items()
         }
-        counter = limits.kill_counter(self._pid)
-        killed = limits.killed_for_memory(counter)
-        on_host = limits.killed_for_memory(limits.host_kill_counter())
+        counter = control_groups.kill_counter(self._pid)
+        killed = control_groups.killed_for_memory(counter)
+        on_host = control_groups.killed_for_memory(control_groups.host_kill_counter())
         self._readings.append(_Reading(now, memory, counter, killed, on_host))
         while now - self._readings[0].time > _KEPT_SECONDS:
             self._readings.popleft()
 
-    def _used(self, left: limits.Memory) -> MemoryUse:
+    def _used(self, left: control_groups.Memory) -> MemoryUse:
         first, last = self._readings[0], self._readings[-1]
         worker = last.memory.get(self._pid, 0)
         return MemoryUse(
@@ -179,7 +182,7 @@ class _Reading(NamedTuple):
 
     Attributes:
         memory: bytes by process id.
-        counter, killed: see `limits.kill_counter`, and what it said.
+        counter, killed: see `control_groups.kill_counter`, and what it said.
         killed_on_host: the same of the whole host.
     """
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from horovod_runner.errors import DataError, HorovodRunnerError
-from horovod_runner.host import gpus, limits, rank_environment, software
+from horovod_runner.host import control_groups, gpus, rank_environment, software
 from horovod_runner.host.pmi import segments
 from horovod_runner.host.scratch import VARIABLE, RunFolder, remove_left
 from horovod_runner.task import meeting, transfer
@@ -289,7 +289,7 @@ class _RankTask:
         variables = rank_environment.worker_variables(
             slot,
             assignment,
-            limits.available_cores(),
+            control_groups.available_cores(),
             _gpu_variables(self._job, slot),
             self._setup.user_environment,
         )

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from horovod_runner.host.limits import memory_is_short
+from horovod_runner.host.control_groups import memory_is_short
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.options import FRAMEWORKS
 from horovod_runner.warm import protocol

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import HorovodRunner, RankFailedError
-from horovod_runner.host import limits
+from horovod_runner.host import control_groups
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.task import memory
@@ -121,7 +121,7 @@ def test_a_process_that_its_quota_stops_has_waited_for_most_of_the_time() -> Non
         with Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "computed\n"
-            assert limits.cpu_quota(process.pid) == 0.2
-            assert limits.cpu_time(process.pid).throttled > 0.1
+            assert control_groups.cpu_quota(process.pid) == 0.2
+            assert control_groups.cpu_time(process.pid).throttled > 0.1
             process.communicate("")
-    assert limits.cpu_quota() != 0.2
+    assert control_groups.cpu_quota() != 0.2

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner.driver.placement import assign
-from horovod_runner.host import gpus, limits, rank_environment
+from horovod_runner.host import control_groups, gpus, rank_environment
 from horovod_runner.warm import protocol, server
 from horovod_runner.warm.fingerprint import server_name
 from horovod_runner.wire.messages import Assignment, Controller
@@ -113,9 +113,9 @@ def test_an_upgraded_package_needs_another_fork_server(tmp_path: Path, folder: s
 
 
 def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not limits.memory_is_short()
-    monkeypatch.setattr(limits, "_SHORT_SHARE", 1.1)
-    assert limits.memory_is_short()
+    assert not control_groups.memory_is_short()
+    monkeypatch.setattr(control_groups, "_SHORT_SHARE", 1.1)
+    assert control_groups.memory_is_short()
 
 
 def test_a_fork_server_and_its_clients_must_belong_to_the_same_user(

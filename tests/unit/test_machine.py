@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from horovod_runner.host import counters, processes
-from horovod_runner.host.limits import CpuTime
+from horovod_runner.host.control_groups import CpuTime
 from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.task.machine import _throttled
 from horovod_runner.wire.measurements import Machine

@@ -14,7 +14,7 @@ import pytest
 
 from horovod_runner import RankFailedError
 from horovod_runner.driver.watchdog import Watchdog
-from horovod_runner.host import limits
+from horovod_runner.host import control_groups
 from horovod_runner.options import Options
 from horovod_runner.results import failures
 from horovod_runner.results.memory import warning
@@ -131,7 +131,7 @@ def test_the_growth_of_a_rank_is_that_of_its_processes(
         assert watch.look() is None
         assert watch.use is not None
         assert (watch.use.processes, watch.use.children, watch.use.grown) == (0, 0, 0)
-        assert watch.use.limit == limits.memory().limit
+        assert watch.use.limit == control_groups.memory().limit
         before = watch.use.worker
         assert before > 40 * MIB
         grows.write_bytes(b"x")
