@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from horovod_runner.limits import DEFAULTS, Limits
+
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.commits import Commits
     from horovod_runner.checkpoints.saver import Saver
@@ -37,6 +39,7 @@ class RankContext:
         pieces: see messages.Assignment.
         local_rank: its number among the ranks of this host.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
+        limits: how long it waits for each thing.
         imports: watches which frameworks are imported; None if nothing is to be preloaded.
         saver: writes checkpoints; None before the first one.
         host_commits: reads and writes commits; None before the first one.
@@ -58,6 +61,7 @@ class RankContext:
     pieces: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     local_rank: int = 0
     commits: str = ""
+    limits: Limits = DEFAULTS
     imports: ImportsWatch | None = None
     saver: Saver | None = None
     host_commits: Commits | None = None

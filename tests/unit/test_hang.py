@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from horovod_runner.common import stacks
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.driver.waits import TorchWaits
 from horovod_runner.driver.watchdog import Watchdog
-from horovod_runner.options import DebugConfig, Options
+from horovod_runner.limits import Limits
+from horovod_runner.options import ClusterConfig, DebugConfig, Options
 from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.task.stall_reader import StallReader
@@ -197,10 +196,11 @@ def test_of_many_different_stacks_the_most_common_one_and_the_rarest_are_shown()
     assert shown[-1].endswith("... (41 in all) are left out: they differ from these.")
 
 
-def test_a_second_request_shows_the_stacks_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horovod_runner.driver.watchdog._ANSWER_SECONDS", math.inf)
+def test_a_second_request_shows_the_stacks_of_now() -> None:
     shown: list[str] = []
-    watchdog = Watchdog(Job("1a2b", 2, Options(np=-2), b""), shown.append, lambda: None)
+    cluster = ClusterConfig(limits=Limits(stacks_shown=3600))
+    job = Job("1a2b", 2, Options(np=-2, cluster_config=cluster), b"")
+    watchdog = Watchdog(job, shown.append, lambda: None)
     for rank in range(2):
         watchdog.started(rank)
     for line in (41, 57):
