@@ -5,6 +5,7 @@ Every rank imports this at its start: import nothing heavy here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class RankContext:
         saver: writes checkpoints; None before the first one.
         host_commits: reads and writes commits; None before the first one.
         saved, committed: how often ``save_checkpoint`` and ``commit`` were called.
+        notes: how often something of a kind was noted, and something of a kind and key.
         resumed: whether ``load_checkpoint`` has returned a checkpoint.
     """
 
@@ -68,6 +70,7 @@ class RankContext:
     saved: int = 0
     committed: int = 0
     resumed: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
 
     def finish(self) -> None:
         """Wait until everything that ``main`` reported and saved has been sent or written."""
