@@ -79,12 +79,24 @@ class MemoryWatch:
         slot: the rank's.
         pid: its worker process.
         guard: the process that started the worker, and adopts what the worker leaves behind.
+        look_seconds: between two looks.
+        processes_seconds: between two readings of all processes.
 
     Attributes:
         use: what was seen last, while the worker lived; None before that.
     """
 
-    def __init__(self, slot: Slot, pid: int, guard: int) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        pid: int,
+        guard: int,
+        *,
+        look_seconds: float = _LOOK_SECONDS,
+        processes_seconds: float = _PROCESSES_SECONDS,
+    ) -> None:
+        self._look_seconds = look_seconds
+        self._processes_seconds = processes_seconds
         self._slot = slot
         self._pid = pid
         self._guard = guard
@@ -102,7 +114,7 @@ class MemoryWatch:
         now = time.monotonic()
         if now < self._due:
             return None
-        self._due = now + _LOOK_SECONDS
+        self._due = now + self._look_seconds
         if not _lives(self._pid):
             return None  # what it had stays known
         left = control_groups.memory(self._pid)
@@ -113,7 +125,8 @@ class MemoryWatch:
             self._lowest = min(self._lowest, self._looks[0][1])
         self._looks.append((now, left.free))
         much = left.free < (1 - _MUCH) * left.limit
-        if much or not self._readings or now - self._readings[-1].time >= _PROCESSES_SECONDS:
+        since = now - self._readings[-1].time if self._readings else float("inf")
+        if much or since >= self._processes_seconds:
             self._read(now)
         self.use = self._used(left)
         if self._warned:

@@ -8,17 +8,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from horovod_runner.host import control_groups
+from horovod_runner.host.control_groups import ControlGroups, killed_for_memory
 
 
 @pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def root(tmp_path: Path) -> Path:
     """The folder in which the kernel seems to say what this process's groups may use."""
     folder = tmp_path / "cgroup"
     folder.mkdir()
-    monkeypatch.setattr(control_groups, "_ROOT", folder)
-    monkeypatch.setattr(control_groups, "_PROC", tmp_path / "proc")
     return folder
+
+
+@pytest.fixture
+def groups(root: Path, tmp_path: Path) -> ControlGroups:
+    """Reads that folder."""
+    return ControlGroups(root, tmp_path / "proc")
 
 
 def write(root: Path, membership: str, files: dict[str, str], pid: str = "self") -> None:
@@ -71,14 +75,16 @@ V1 = "4:cpu,cpuacct:/job/7\n5:memory:/job/7\n"
 )
 def test_a_containers_cpu_quota_is_respected(
     root: Path,
+    groups: ControlGroups,
     monkeypatch: pytest.MonkeyPatch,
+    *,
     membership: str,
     files: dict[str, str],
     cores: int,
 ) -> None:
     write(root, membership, files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-    assert control_groups.available_cores() == cores
+    assert groups.available_cores() == cores
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,14 @@ def test_a_containers_cpu_quota_is_respected(
 )
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_containers_memory_may_be_short_where_the_hosts_is_not(
-    root: Path, *, limit: str, used: int, files: int, is_short: bool, version: int
+    root: Path,
+    groups: ControlGroups,
+    *,
+    limit: str,
+    used: int,
+    files: int,
+    is_short: bool,
+    version: int,
 ) -> None:
     folder, maximum, current = (
         ("pod/42", "max", "current")
@@ -104,7 +117,7 @@ def test_a_containers_memory_may_be_short_where_the_hosts_is_not(
     names = {maximum: f"{limit}\n", current: f"{used}\n", "stat": counters}
     written = {f"{folder}/memory.{name}": text for name, text in names.items()}
     write(root, V2 if version == 2 else V1, written)
-    assert control_groups.memory_is_short() == is_short
+    assert groups.memory_is_short() == is_short
 
 
 # As Linux 6.1 and 6.18 show them, without most lines.
@@ -159,48 +172,56 @@ LIMIT, USED = 300 << 20, 150_000_000
     ],
 )
 def test_a_limit_of_any_group_above_a_process_counts_and_cached_files_are_free(
-    root: Path, membership: str, files: dict[str, object], cache: int
+    root: Path, groups: ControlGroups, membership: str, files: dict[str, object], cache: int
 ) -> None:
     write(root, membership, {name: f"{value}\n" for name, value in files.items()}, pid="123")
-    assert control_groups.memory(123) == (LIMIT, LIMIT - USED + cache, True)
-    assert control_groups.memory().limit == psutil.virtual_memory().total  # of a process outside
+    assert groups.memory(123) == (LIMIT, LIMIT - USED + cache, True)
+    assert groups.memory().limit == psutil.virtual_memory().total  # of a process outside
 
 
-def test_what_a_quota_has_stopped_is_read_from_the_group_that_has_it(root: Path) -> None:
+def test_what_a_quota_has_stopped_is_read_from_the_group_that_has_it(
+    root: Path, groups: ControlGroups
+) -> None:
     stopped = "usage_usec 1210000\nnr_periods 41\nnr_throttled 40\nthrottled_usec 2790000\n"
     inner = "usage_usec 1210000\nuser_usec 1200000\nsystem_usec 10000\n"
     write(root, V2, {"pod/cpu.stat": stopped, "pod/42/cpu.stat": inner})
-    assert control_groups.cpu_time() == pytest.approx((1.21, 2.79))
-    assert control_groups.cpu_quota() is None
+    assert groups.cpu_time() == pytest.approx((1.21, 2.79))
+    assert groups.cpu_quota() is None
     old = "nr_periods 41\nnr_throttled 35\nthrottled_time 1224381156\nnr_bursts 0\nburst_time 0\n"
     write(root, V1, {"cpu,cpuacct/job/7/cpu.stat": old})
-    assert control_groups.cpu_time() == pytest.approx((0.0, 1.224381156))
+    assert groups.cpu_time() == pytest.approx((0.0, 1.224381156))
     write(root, V1, {"cpu,cpuacct/job/7/cpuacct.usage": "1200000000\n"})
-    assert control_groups.cpu_time() == pytest.approx((1.2, 1.224381156))
+    assert groups.cpu_time() == pytest.approx((1.2, 1.224381156))
 
 
-def test_killed_processes_are_those_of_the_container_or_else_of_the_host(root: Path) -> None:
+def test_killed_processes_are_those_of_the_container_or_else_of_the_host(
+    root: Path, groups: ControlGroups
+) -> None:
     write(root, V2, {"../proc/vmstat": "nr_free_pages 9\noom_kill 7\n"})
-    assert control_groups.killed_for_memory(control_groups.kill_counter()) == 7
+    assert killed_for_memory(groups.kill_counter()) == 7
     events = "low 0\nhigh 0\nmax 81\noom 1\noom_kill 2\noom_group_kill 0\n"
     write(root, V2, {"pod/42/memory.events": events})
-    assert control_groups.killed_for_memory(control_groups.kill_counter()) == 2
+    assert killed_for_memory(groups.kill_counter()) == 2
     old = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
     write(root, V1, {"memory/job/7/memory.oom_control": old})
-    counter = control_groups.kill_counter()
-    assert control_groups.killed_for_memory(counter) == 3
+    counter = groups.kill_counter()
+    assert killed_for_memory(counter) == 3
     counter.unlink()
-    assert control_groups.killed_for_memory(counter) is None
+    assert killed_for_memory(counter) is None
 
 
-def test_memory_for_files_is_bounded_by_the_smallest_limit(root: Path) -> None:
+def test_memory_for_files_is_bounded_by_the_smallest_limit(
+    root: Path, groups: ControlGroups
+) -> None:
     write(root, V2, {})
-    assert 0 < control_groups.memory_for_files() <= psutil.virtual_memory().total
+    assert 0 < groups.memory_for_files() <= psutil.virtual_memory().total
     files = {"memory.max": "1000\n", "memory.current": "1\n", "memory.stat": "inactive_file 0\n"}
     write(root, V2, {f"pod/42/{name}": text for name, text in files.items()})
-    assert control_groups.memory_for_files() == 1000
+    assert groups.memory_for_files() == 1000
 
 
-def test_a_system_without_control_groups_has_the_hosts_limits(root: Path) -> None:
-    assert control_groups.available_cores() == len(os.sched_getaffinity(0))
-    assert control_groups.memory_for_files() <= psutil.virtual_memory().total
+def test_a_system_without_control_groups_has_the_hosts_limits(
+    root: Path, groups: ControlGroups
+) -> None:
+    assert groups.available_cores() == len(os.sched_getaffinity(0))
+    assert groups.memory_for_files() <= psutil.virtual_memory().total

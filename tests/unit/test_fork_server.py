@@ -112,10 +112,9 @@ def test_an_upgraded_package_needs_another_fork_server(tmp_path: Path, folder: s
     assert name() != before
 
 
-def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_short_by_a_share_of_it() -> None:
     assert not control_groups.memory_is_short()
-    monkeypatch.setattr(control_groups, "_SHORT_SHARE", 1.1)
-    assert control_groups.memory_is_short()
+    assert control_groups.memory_is_short(1.1)
 
 
 def test_a_fork_server_and_its_clients_must_belong_to_the_same_user(

@@ -104,9 +104,7 @@ def test_a_small_container_is_not_always_short_of_memory() -> None:
 # The processes of a rank.
 
 
-def test_the_growth_of_a_rank_is_that_of_its_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_growth_of_a_rank_is_that_of_its_processes(tmp_path: Path) -> None:
     grows, ends, grown = tmp_path / "grows", tmp_path / "ends", tmp_path / "grown"
     for path in (grows, ends, grown):
         os.mkfifo(path)
@@ -123,11 +121,9 @@ def test_the_growth_of_a_rank_is_that_of_its_processes(
         kept.append(b"y" * (20 << 20))
         os.wait()
 
-    monkeypatch.setattr(memory, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(memory, "_PROCESSES_SECONDS", 0.0)
     with WorkerProcess(job(main), {}) as worker:
         assert grown.read_bytes() == b"first"
-        watch = MemoryWatch(SLOT, worker.pid, worker.guard)
+        watch = MemoryWatch(SLOT, worker.pid, worker.guard, look_seconds=0.0, processes_seconds=0.0)
         assert watch.look() is None
         assert watch.use is not None
         assert (watch.use.processes, watch.use.children, watch.use.grown) == (0, 0, 0)
