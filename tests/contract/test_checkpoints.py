@@ -40,13 +40,6 @@ def count_to(last: int, fail_at: int | None = None) -> list[int]:
     return [first, current_attempt()]
 
 
-@pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank sees the driver's folder, like on a cluster without a shared file system."""
-    write_probe = "horovod_runner.checkpoints.checkpoint.write_probe"
-    monkeypatch.setattr(write_probe, lambda folder, token: None)
-
-
 @pytest.mark.places("local", "spark", "cluster", "connect")
 def test_checkpoints_are_on_the_driver_and_exist_as_long_as_the_result(ranks: Ranks) -> None:
     def main() -> None:

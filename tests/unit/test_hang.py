@@ -11,6 +11,7 @@ from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.limits import Limits
 from horovod_runner.options import ClusterConfig, DebugConfig, Options
 from horovod_runner.profiling.clock import clock
+from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import messages
@@ -296,16 +297,20 @@ def test_ranks_that_say_a_little_later_that_they_wait_are_not_missing() -> None:
     assert watch.describe(2) == "rank 0 waits in allreduce.a for rank 1"
 
 
-def test_a_rank_that_waits_says_so_also_if_another_of_its_threads_reports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_waits_says_so_also_if_another_of_its_threads_reports() -> None:
+    waiting = Waiting("all_reduce 7")
+
+    class Stalled(FlightRecorder):
+        def waits(self, seconds: float) -> list[Waiting]:
+            return [waiting]
+
     said: list[Lines | Waits] = []
-    profiler = Profiler(1, 2, lambda _: None, said.append, stall_seconds=0.0)
+    profiler = Profiler(
+        1, 2, lambda _: None, said.append, stall_seconds=0.0, flight_recorder=Stalled()
+    )
     profiler.finish()
     said.clear()
-    waiting = Waiting("all_reduce 7")
-    monkeypatch.setattr(profiler._flight_recorder, "waits", lambda seconds: [waiting])
-    monkeypatch.setattr(clock, "reports", clock.reports + 1)
+    clock.count_report()
     profiler._summarize()
     assert said == [Waits(1, [waiting])]
 
