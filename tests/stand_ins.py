@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from horovod_runner.wire.job_file import NO_CHECKPOINTS
 from horovod_runner.worker import context
 
 
@@ -24,17 +25,18 @@ class Rank(SimpleNamespace):
         self.sent: list[Any] = []
         self.reported: list[tuple[Any, ...]] = []
         self.checkpoints_saved: list[tuple[Any, ...]] = []
-        super().__init__(
-            rank=rank,
-            size=size,
-            notes=Counter(),
-            commits="",
-            saved=0,
-            pipe=SimpleNamespace(send=self.sent.append),
-            reporter=SimpleNamespace(report=lambda *given: self.reported.append(given)),
-            saver=SimpleNamespace(save=lambda *given: self.checkpoints_saved.append(given)),
-            **attributes,
-        )
+        defaults = {
+            "local_rank": rank,
+            "notes": Counter(),
+            "checkpoints": NO_CHECKPOINTS,
+            "commits": "",
+            "host_commits": None,
+            "saved": 0,
+            "pipe": SimpleNamespace(send=self.sent.append),
+            "reporter": SimpleNamespace(report=lambda *given: self.reported.append(given)),
+            "saver": SimpleNamespace(save=lambda *given: self.checkpoints_saved.append(given)),
+        }
+        super().__init__(rank=rank, size=size, **{**defaults, **attributes})
 
 
 @contextmanager

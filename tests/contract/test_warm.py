@@ -503,6 +503,7 @@ def test_a_run_succeeds_although_no_fork_server_can_be_started(
     def no_memory(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
+    # Where no process can be started the rank itself cannot be started either.
     monkeypatch.setattr(client.ForkServer, "_start", no_memory)
     runner = ranks.runner(1, preload_frameworks=True)
     assert not runner.run(is_warm)

@@ -33,6 +33,7 @@ def container() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look twenty times as often, so that less memory needs to be filled."""
+    # No argument reaches the task of a run: nobody needs another rhythm.
     monkeypatch.setattr(memory, "_LOOK_SECONDS", 0.05)
 
 

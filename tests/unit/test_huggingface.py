@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from horovod_runner import CheckpointError, DataError, huggingface
+from horovod_runner.checkpoints import checkpoint
+from horovod_runner.checkpoints.saver import Saver
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.huggingface import ReportCallback, resume_from
+from horovod_runner.wire.job_file import CheckpointPlan
 from tests.stand_ins import Rank, as_rank
 
 STATE = SimpleNamespace(global_step=20, max_steps=40, epoch=1.25)
@@ -116,15 +122,30 @@ def test_a_checkpoint_that_the_trainer_has_removed_is_missed(tmp_path: Path) -> 
         ReportCallback().on_save(arguments, STATE, None)
 
 
-def test_a_checkpoint_of_another_training_cannot_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for state in (str(tmp_path), {"model": 1}):
-        loaded = SimpleNamespace(state=state)
-        monkeypatch.setattr(huggingface, "load_checkpoint", lambda loaded=loaded: loaded)
-        with pytest.raises(TypeError, match="not written by"):
+def test_a_checkpoint_of_another_training_cannot_be_resumed(tmp_path: Path) -> None:
+    trained = tmp_path / "checkpoint-20"
+    trained.mkdir()
+    for state in (trained, {"model": 1}):
+        with resuming(tmp_path / "kept", state), pytest.raises(TypeError, match="not written by"):
             resume_from()
-    (tmp_path / "trainer_state.json").touch()
-    loaded = SimpleNamespace(state=str(tmp_path))
-    monkeypatch.setattr(huggingface, "load_checkpoint", lambda: loaded)
-    assert resume_from() == str(tmp_path)
+    (trained / "trainer_state.json").touch()
+    with resuming(tmp_path / "kept", trained):
+        path = resume_from()
+        assert path is not None
+        assert [file.name for file in Path(path).iterdir()] == ["trainer_state.json"]
+
+
+@contextmanager
+def resuming(folder: Path, state: object) -> Iterator[None]:
+    """This process is a rank that resumes from a checkpoint with this state."""
+    folder.mkdir(exist_ok=True)
+    local, plan = LocalFolder(folder), CheckpointPlan(str(folder), "1a2b3c4d")
+    checkpoint.write_probe(local, plan.token)
+    with open(os.devnull, "wb") as pipe:
+        saver = Saver(plan, pipe.fileno())
+        saver.save(state, 20, None)
+        saver.close()
+    latest, *_ = checkpoint.find_complete(local)
+    with as_rank(0, 1, checkpoints=plan._replace(resume=(latest,))):
+        yield
+    checkpoint.remove(local, latest)
