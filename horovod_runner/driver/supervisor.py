@@ -168,7 +168,7 @@ class Supervisor:
                 missing = self.roster.missing
                 self.problem = LaunchError(
                     f"{len(missing)} of {self._job.size} tasks did not report within "
-                    f"{self._limits.all_tasks:.0f} s of the first (tasks {missing[:10]}): their "
+                    f"{self._limits.all_tasks:g} s of the first (tasks {missing[:10]}): their "
                     f"executors cannot reach the driver at {self._channel.address.host}, or start "
                     "very slowly."
                 )

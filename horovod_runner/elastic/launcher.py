@@ -114,7 +114,7 @@ class PooledLauncher:
         problem = self._pool.problem
         return SlotError(
             f"the run needs at least {self._least} slot(s), and {self.where} has {ready} after "
-            f"{seconds:.0f} s. Lower the least number of ranks, np=({max(1, ready)}, "
+            f"{seconds:g} s. Lower the least number of ranks, np=({max(1, ready)}, "
             f"{self._most}), or raise slot_timeout if executors may still come."
             + ("" if problem is None else f" Tasks that could not be started: {problem}")
             + ("" if ready else self._perhaps_unreached())

@@ -57,7 +57,7 @@ class PooledLaunch:
     def late_error(self) -> HorovodRunnerError:
         """The error to raise if no task has said Hello in time."""
         return LaunchError(
-            f"no task has reported within {self._patience:.0f} s, although the tasks are there: "
+            f"no task has reported within {self._patience:g} s, although the tasks are there: "
             "their hosts may be overloaded, or a firewall may be between them and the driver."
         )
 

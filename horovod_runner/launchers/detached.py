@@ -115,7 +115,7 @@ class Detached:
             raise errors[0]
         if not texts:
             raise LaunchError(
-                f"not all {self._job.size} tasks met within {seconds:.0f} s to run in detached "
+                f"not all {self._job.size} tasks met within {seconds:g} s to run in detached "
                 "mode, without the driver: some tasks may reach the driver, and others not. Set "
                 "HOROVOD_RUNNER_DRIVER_HOST to an address of the driver that all executors reach."
             )

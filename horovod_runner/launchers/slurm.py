@@ -224,7 +224,7 @@ class SlurmLaunch:
         """The error to raise if no task has started in time."""
         lines = "; ".join(self._last_lines) or "srun printed nothing"
         return SlotError(
-            f"np={self._size}: Slurm has started no task within {self._seconds:.0f} s ({lines}). "
+            f"np={self._size}: Slurm has started no task within {self._seconds:g} s ({lines}). "
             "Perhaps another step uses the allocation's CPUs or GPUs: end it, or raise "
             "slot_timeout to wait longer."
         )

@@ -267,7 +267,7 @@ class SparkLauncher:
 
     def _late_error(self, size: int, seconds: float) -> SlotError:
         return SlotError(
-            f"np={size}: Spark has started no task within {seconds:.0f} s. It starts all tasks of "
+            f"np={size}: Spark has started no task within {seconds:g} s. It starts all tasks of "
             f"a barrier job together: {self.where} has fewer than {size} free slots, because it is "
             "too small or because other jobs hold them. A slot is what one task takes: "
             f"{self._task_resources()}. Lower np, add executors or cores, or raise slot_timeout to "

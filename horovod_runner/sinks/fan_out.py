@@ -201,7 +201,7 @@ class _SinkThread:
                 kept = [event for event in self._events if event[0] not in _FREQUENT]
                 self._events = deque(kept)
             self._notice(
-                f"the sink {self._name} is still busy {limits.sinks:.0f} s after the end of the "
+                f"the sink {self._name} is still busy {limits.sinks:g} s after the end of the "
                 f"run: {queued - len(kept)} reports and lines are dropped. It handles the other "
                 "events for as long as this process lives. It is slower than reports arrive: "
                 "report less often"

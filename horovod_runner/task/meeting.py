@@ -124,7 +124,7 @@ def await_assignment(link: Link, address: ChannelAddress, patience: float) -> As
             link.mark_lost()
             raise CalledOffError(
                 f"the driver did not answer at {address.host}:{address.port} within "
-                f"{patience:.0f} s. The likely cause is a firewall between executors and "
+                f"{patience:g} s. The likely cause is a firewall between executors and "
                 "driver, or a wrong spark.driver.host (in detached mode, where task 0 supervises "
                 "the ranks: a firewall between the executors). Open all TCP ports between them, or "
                 "correct spark.driver.host."

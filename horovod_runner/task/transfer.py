@@ -80,7 +80,7 @@ def _await_piece(link: Link, name: str, offset: int, patience: float) -> message
                 continue
             if (message.name, message.offset) == (name, offset):
                 return message
-    problem = f"the driver sent no piece of {name} within {patience:.0f} s."
+    problem = f"the driver sent no piece of {name} within {patience:g} s."
     return messages.Fetched(name, offset, problem=problem)
 
 

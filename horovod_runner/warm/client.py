@@ -297,7 +297,7 @@ def _await_answer(
     until = time.monotonic() + patience
     while not poller.poll(1000):
         if time.monotonic() > until:
-            raise TimeoutError(f"no answer within {patience:.0f} s")
+            raise TimeoutError(f"no answer within {patience:g} s")
         meanwhile()
 
 
