@@ -109,7 +109,7 @@ def test_the_wait_for_busy_slots_is_limited_and_can_be_cancelled(
     trace = tmp_path / "trace"
     with Busy(ranks.spark, tmp_path):
         with pytest.raises(SlotError, match=r"np=2: Spark has started no task within 2 s.*np"):
-            ranks.run(2, trace.touch, limits=Limits(connect_task=2))
+            ranks.run(2, trace.touch, {"limits": Limits(connect_task=2)})
         runner = ranks.runner(2)
         run = in_thread(lambda: runner.run(trace.touch))
         while run.is_alive():
