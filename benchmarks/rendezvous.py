@@ -31,7 +31,7 @@ import report
 
 from horovod_runner.driver.placement import assign
 from horovod_runner.host import software
-from horovod_runner.host.limits import available_cores
+from horovod_runner.host.control_groups import available_cores
 from horovod_runner.host.pmi import Pmi, process_mapping, segments
 from horovod_runner.host.rank_environment import mpi_variables, worker_variables
 from horovod_runner.host.rendezvous import Rendezvous

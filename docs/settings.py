@@ -10,7 +10,7 @@ import re
 from dataclasses import MISSING, fields
 from typing import Any
 
-from horovod_runner import HorovodRunner, options
+from horovod_runner import HorovodRunner, Limits, options
 
 HEAD = """# Settings and environment variables
 
@@ -51,6 +51,25 @@ On the command line an option has its name with dashes: `--num-to-keep 5`, `--ha
 
 | name | where | default | meaning |
 |---|---|---|---|
+"""
+
+LIMITS = """
+## Time limits
+
+How long a run waits for each thing, in seconds. The defaults suit runs of one to a thousand ranks.
+Raise a limit where the network or the machines are slower than that; the command line has no flags
+for them:
+
+```python
+from horovod_runner import ClusterConfig, HorovodRunner, Limits
+
+runner = HorovodRunner(
+    np=64, cluster_config=ClusterConfig(limits=Limits(all_tasks=600, silent_task=60))
+)
+```
+
+| field of `Limits` | seconds | meaning |
+|---|---|---|
 """
 
 #: Name, where it is set, default, meaning. A test compares the names with the package's code.
@@ -227,7 +246,15 @@ Each rank also finds the variables of `torch.distributed` (`MASTER_ADDR`, `MASTE
 `LOCAL_RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`) and of Horovod (`HOROVOD_RANK`, `HOROVOD_SIZE` and
 others). They identify the rank: `env` cannot change them.
 """
-    return HEAD + "\n".join(rows) + "\n" + foot
+    return HEAD + "\n".join(rows) + "\n" + foot + LIMITS + "\n".join(_limits()) + "\n"
+
+
+def _limits() -> list[str]:
+    """The rows of the time limits."""
+    texts = _arguments(Limits)
+    return [
+        f"| `{limit.name}` | {limit.default:g} | {texts[limit.name]} |" for limit in fields(Limits)
+    ]
 
 
 if __name__ == "__main__":

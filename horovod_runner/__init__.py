@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         SyncError,
     )
     from horovod_runner.handle import RunHandle
+    from horovod_runner.limits import Limits
     from horovod_runner.options import (
         CheckpointConfig,
         ClusterConfig,
@@ -64,6 +65,7 @@ __all__ = [
     "HorovodRunnerError",
     "InstallError",
     "LaunchError",
+    "Limits",
     "PredictionError",
     "RankFailedError",
     "RanksChangedError",
@@ -88,6 +90,7 @@ _HOMES = {
     "DataConfig": "options",
     "DebugConfig": "options",
     "HorovodRunner": "runner",
+    "Limits": "limits",
     "RunHandle": "handle",
     "check_weights": "worker.api",
     "commit": "worker.api",

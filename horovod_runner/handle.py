@@ -226,7 +226,7 @@ class RunHandle:
         progress = progress_sink(live) if self._options.progress else None
         terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
         ours = [recorder, entry, terminal, *([progress] if progress is not None else [])]
-        sink = FanOut(ours, self._options.sinks, terminal.notice)
+        sink = FanOut(ours, self._options.sinks, terminal.notice, limits=job.limits)
         sink.begin(run)
         status: Status = "failed"
         try:
@@ -291,7 +291,7 @@ class RunHandle:
         if cluster.launcher == "slurm":
             from horovod_runner.launchers.slurm import SlurmLauncher
 
-            return SlurmLauncher(cluster.slot_timeout)
+            return SlurmLauncher(cluster.slot_timeout, cluster.limits)
         return SparkLauncher(
             cluster.spark or find_session(),
             cluster.slot_timeout,
@@ -299,4 +299,5 @@ class RunHandle:
             self._cancelled,
             StandIn,
             profile=cluster.resource_profile,
+            limits=cluster.limits,
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from horovod_runner.common.arguments import did_you_mean, meant, suggest_fields
 from horovod_runner.common.text import without_password
+from horovod_runner.limits import DEFAULTS, Limits
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -80,6 +81,7 @@ ALIASES: Final[Mapping[str, str]] = {
     "check_sync": "weight_check",
     "start_timeout": "slot_timeout",
     "timeout": "ClusterConfig(slot_timeout=...) or DebugConfig(hang_timeout=...)",
+    **dict.fromkeys(("timeouts", "time_limits"), "limits"),
 }
 
 
@@ -274,6 +276,7 @@ class ClusterConfig:
             when memory is short. Names of frameworks, such as ``["horovod.torch"]``: the first run
             is forked too, and each host imports them once for all of its ranks. Linux only; not
             under Slurm.
+        limits: how long a run waits for each thing, from the first task to the last message.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -288,9 +291,13 @@ class ClusterConfig:
     cpu_collectives: Literal["auto", "gloo", "mpi"] = "auto"
     ship_modules: Sequence[ModuleType] = ()
     preload_frameworks: bool | Sequence[str] = False
+    limits: Limits = DEFAULTS
 
     def __post_init__(self) -> None:
         _check_choices(self)
+        if not isinstance(self.limits, Limits):
+            kind = type(self.limits).__name__
+            raise TypeError(f"limits must be a Limits(...), not {kind}")
         if self.slot_timeout is not None and self.slot_timeout < 0:
             raise ValueError(f"slot_timeout is in seconds and cannot be {self.slot_timeout}")
         _check_modules(self.ship_modules)

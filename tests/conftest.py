@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from horovod_runner import HorovodRunner
+from horovod_runner.checkpoints import checkpoint
 from horovod_runner.host import software
 from horovod_runner.options import grouped
 from tests.places import PLACES, SHARED, SPARKS, Sessions
@@ -387,6 +388,12 @@ def _descriptors() -> Counter[str]:
 def _listening() -> int:
     connections = psutil.Process().net_connections("tcp")
     return len([c for c in connections if c.status == psutil.CONN_LISTEN])
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank sees the driver's folder of checkpoints, as without a shared file system."""
+    monkeypatch.setattr(checkpoint, "write_probe", lambda folder, token: None)
 
 
 @pytest.fixture

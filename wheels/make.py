@@ -21,9 +21,10 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 # A container that sees this folder of its host has environments of its own, as in the Makefile.
@@ -85,7 +86,8 @@ def main() -> int:
     out = options.out.resolve()
     results = {}
     for name in [] if options.index else options.rows or known:
-        results[name] = make(known[name], out)
+        row = known[name]
+        results[name] = make(row, out, find_python(row.python), Steps(build, try_out))
     for name, result in results.items():
         print(f"{name}: {result}")
     for name, why in tomllib.loads(TABLE.read_text())["left_out"].items():
@@ -107,19 +109,30 @@ def write_index(out: Path, address: str | None = None) -> list[Any]:
     return records
 
 
-def make(row: Row, out: Path) -> str:
+class Steps(NamedTuple):
+    """What is done for a wheel; each gets the row, its Python and two folders.
+
+    Attributes:
+        build: builds the wheel into the second folder.
+        try_out: installs it from there in an empty environment; returns seconds.
+    """
+
+    build: Callable[[Row, str, Path, Path], None]
+    try_out: Callable[[Row, str, Path, Path], float]
+
+
+def make(row: Row, out: Path, python: str | None, steps: Steps, work: Path = WORK) -> str:
     """Build one wheel and try it; returns a line about the result."""
-    python = find_python(row.python)
     if python is None:
         return f"left out, Python {row.python} with venv and Python.h is not on this machine"
     # The same path each time: ccache knows the framework's headers by it.
-    folder = WORK / str(row)
+    folder = work / str(row)
     shutil.rmtree(folder, ignore_errors=True)
     # Not in `out` before it was tried, and tried beside no other wheel, which might fit as well.
     staged = folder / "wheels"
     try:
-        build(row, python, folder / "build", staged)
-        seconds = try_out(row, python, folder / "empty", staged)
+        steps.build(row, python, folder / "build", staged)
+        seconds = steps.try_out(row, python, folder / "empty", staged)
         publish(staged, out)
     except subprocess.CalledProcessError as error:
         return f"failed, exit code {error.returncode}: {' '.join(map(str, error.cmd))}"
@@ -149,13 +162,19 @@ def find_python(version: str) -> str | None:
     return found.stdout.strip() or None
 
 
-def build(row: Row, python: str, folder: Path, out: Path) -> None:
-    """Build the wheel of a row in an environment of its own."""
+def build_environment(machine: str) -> dict[str, str]:
+    """The variables of a build: none that would change it and that the record would not name."""
     horovods = [name for name in os.environ if name.startswith("HOROVOD_")]
     environment = clean_environment(*FLAGS, *horovods)
-    flags = PROCESSOR_FLAGS.get(platform.machine())
+    flags = PROCESSOR_FLAGS.get(machine)
     if flags is not None:
         environment["HOROVOD_BUILD_ARCH_FLAGS"] = flags
+    return environment
+
+
+def build(row: Row, python: str, folder: Path, out: Path) -> None:
+    """Build the wheel of a row in an environment of its own."""
+    environment = build_environment(platform.machine())
     install(row, python, folder, f"{ROOT}[build,mpich]", *row.entry.get("cuda", ()))
     if "cuda" in row.entry:
         [packages] = folder.glob("lib/*/site-packages")

@@ -55,6 +55,7 @@ def load(
     commits: Commits | None = None,
     keeps: bool = False,
     into: Callable[[], Mapping[str, Any]] | None = None,
+    connect: Callable[[], Collectives] = collectives.connected,
 ) -> LoadedCheckpoint | None:
     """Load the newest of checkpoint and commit. All ranks call this.
 
@@ -66,6 +67,7 @@ def load(
         commits: those of this host; None in a run without commits.
         keeps: whether this rank keeps a commit that its host lacks: one rank of each host.
         into: returns the state that a sharded checkpoint is loaded into; None: a new one.
+        connect: returns the collectives of the ranks.
 
     Returns:
         The checkpoint; None if this training is new.
@@ -76,7 +78,7 @@ def load(
         RuntimeError: the ranks are not connected yet.
     """
     # Also in a new training: a main that calls this too early should fail now, not at a restart.
-    ranks = None if size == 1 else collectives.connected()
+    ranks = None if size == 1 else connect()
     checkpoints = _Loading(plan, rank, ranks, warn, into)
     if commits is None:
         return checkpoints.load(plan.resume, required=True)

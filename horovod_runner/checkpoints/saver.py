@@ -32,6 +32,7 @@ from horovod_runner.folders.folder import PART
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.host.scratch import RunFolder
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import PIECE_BYTES, frame
 from horovod_runner.wire.job_file import CHECKPOINT_BYTE, CheckpointPlan
@@ -39,8 +40,6 @@ from horovod_runner.wire.marker import Kind, Marker, file_name
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.sharded.writer import Part, Sharder
-
-_PART_SECONDS = 5.0  # for the other ranks to write their parts, before this rank may be stopped
 
 
 class Saver:
@@ -50,11 +49,17 @@ class Saver:
         plan: where the checkpoints go.
         descriptor: of the pipe to the task, which forwards messages to the driver.
         outcome_file: its descriptor; None where no task could end this process.
+        limits: for the other ranks.
     """
 
     def __init__(
-        self, plan: CheckpointPlan, descriptor: int, outcome_file: int | None = None
+        self,
+        plan: CheckpointPlan,
+        descriptor: int,
+        outcome_file: int | None = None,
+        limits: Limits = DEFAULTS,
     ) -> None:
+        self._limits = limits
         self._plan = plan
         self._descriptor = descriptor
         self._outcome_file = outcome_file
@@ -118,7 +123,7 @@ class Saver:
             if self._sharder is None:
                 from horovod_runner.checkpoints.sharded.writer import Sharder
 
-                self._sharder = Sharder(self._plan, rank, size, sees=self._direct)
+                self._sharder = Sharder(self._plan, rank, size, self._limits, sees=self._direct)
             part = self._sharder.take(state, number, step)
             # Not before: a rank may wait for a lost one in take.
             with self._unstopped() as unstopped:
@@ -195,7 +200,7 @@ class Saver:
         if rank:
             return
         # The parts are of about the same size. A rank that takes much longer may be lost.
-        patience = max(_PART_SECONDS, 2 * (time.monotonic() - began))
+        patience = max(self._limits.checkpoint_parts, 2 * (time.monotonic() - began))
         timer = threading.Timer(patience, self._held.close)
         timer.daemon = True
         timer.start()

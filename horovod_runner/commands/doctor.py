@@ -23,7 +23,7 @@ from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.trial import Check, new_removed, try_folder
 from horovod_runner.horovod_build import toolchain
-from horovod_runner.host import gpus, limits, software
+from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.launchers.sessions import open_session
 from horovod_runner.options import ClusterConfig
 from horovod_runner.runner import HorovodRunner
@@ -62,7 +62,7 @@ def examine(master: str | None = None) -> Iterator[Finding]:
     yield Finding("horovod_runner", "ok", __version__)
     yield Finding("system", "ok", platform.platform())
     yield Finding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
-    yield Finding("cores", "ok", str(limits.available_cores()))
+    yield Finding("cores", "ok", str(control_groups.available_cores()))
     spark = toolchain.distribution_version("pyspark")
     yield _java(needed=spark is not None)
     yield _package("pyspark", spark)

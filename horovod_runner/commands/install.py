@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from horovod_runner.commands import wheels
 from horovod_runner.commands.wheels import Place
@@ -35,6 +35,9 @@ from horovod_runner.horovod_build.plan import (
 )
 from horovod_runner.horovod_build.toolchain import Framework
 from horovod_runner.host.gpus import visible_gpus
+
+if TYPE_CHECKING:
+    from horovod_runner.commands.hello import Greeting
 
 
 def install(
@@ -160,6 +163,7 @@ def find_or_build_wheel(
     rebuild: bool = False,
     shared: str | None = None,
     say: Callable[[str], None],
+    build: Callable[[BuildPlan, Path, Callable[[str], None]], Path] = build_wheel,
 ) -> Path:
     """Get the wheel of a plan: from this user's cache, from a shared folder, or by a build.
 
@@ -170,6 +174,7 @@ def find_or_build_wheel(
             :mod:`horovod_runner.commands.wheels`. A wheel that is built here is copied to it. None
             means no shared folder.
         say: called with each line of progress.
+        build: builds a wheel, given the plan, the folder for it, and ``say``.
 
     Raises:
         InstallError: the cache cannot be written, the shared folder cannot be read or has a
@@ -198,7 +203,7 @@ def find_or_build_wheel(
                     there = wheels.shown(shared, plan.key())
                     say(f"using the wheel that another host built: {there}")
                     return copy.replace(shelf / copy.name)
-        wheel = build_wheel(plan, shelf, say)
+        wheel = build(plan, shelf, say)
         if shared:
             wheels.publish(shared, plan.key(), wheel, say)
         return wheel
@@ -242,8 +247,17 @@ def _alone(say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-def prove(frameworks: Sequence[Framework], say: Callable[[str], None]) -> None:
+def prove(
+    frameworks: Sequence[Framework],
+    say: Callable[[str], None],
+    reduce: Callable[[str, int], list[Greeting]] | None = None,
+) -> None:
     """Allreduce a tensor over two ranks with each framework.
+
+    Args:
+        frameworks: those that Horovod was built for.
+        say: called with a line for each framework.
+        reduce: see :func:`horovod_runner.commands.hello.hello`; None: that function.
 
     Raises:
         InstallError: a rank has a wrong sum.
@@ -251,7 +265,7 @@ def prove(frameworks: Sequence[Framework], say: Callable[[str], None]) -> None:
     from horovod_runner.commands.hello import expected_total, hello
 
     for framework in frameworks:
-        ranks = hello(framework.name, np=-2)
+        ranks = (reduce or hello)(framework.name, -2)
         total = expected_total(ranks)
         wrong = [rank for rank in ranks if rank.total != total]
         if wrong:

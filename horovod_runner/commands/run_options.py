@@ -17,7 +17,7 @@ from horovod_runner.common.arguments import did_you_mean, meant
 from horovod_runner.runner import HorovodRunner
 
 # Objects of Python, and what the command finds out by itself.
-_LEFT_OUT = {"np", "sinks", "spark", "resource_profile", "launcher", *options.GROUPS}
+_LEFT_OUT = {"np", "sinks", "spark", "resource_profile", "launcher", "limits", *options.GROUPS}
 #: What differs from Python: whoever runs a script wants to see what it prints.
 DEFAULTS: Final = {"driver_log_verbosity": "all"}
 # The classes of options, each with the class whose docstring describes them.

@@ -58,13 +58,29 @@ class Watch:
 
     Args:
         run: the id of a run, or the start of it; None: all runs.
+        find: returns the runs of this machine.
+        once_seconds: how long :meth:`once` waits for answers.
+        quiet_seconds: from when on a driver without an answer is called so.
+        clock: the time in seconds since 1970.
 
     Raises:
         HorovodRunnerError: no run has such an id, or several have.
     """
 
-    def __init__(self, run: str | None = None) -> None:
-        self._only = None if run is None else registry.find_one(registry.find(), run).run_id
+    def __init__(
+        self,
+        run: str | None = None,
+        *,
+        find: Callable[[], list[ListedRun]] = registry.find,
+        once_seconds: float = _ONCE_SECONDS,
+        quiet_seconds: float = _QUIET_SECONDS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._find = find
+        self._once_seconds = once_seconds
+        self._quiet_seconds = quiet_seconds
+        self._clock = clock
+        self._only = None if run is None else registry.find_one(find(), run).run_id
         self._listed: list[ListedRun] = []
         self._list_at = 0.0
         self._asked: dict[str, float] = {}
@@ -76,7 +92,7 @@ class Watch:
         """Ask all drivers what their runs are doing now."""
         if time.monotonic() >= self._list_at:
             self._list()
-        now = time.time()
+        now = self._clock()
         for run_id in [listed.run_id for listed in self._listed if listed.alive]:
             if run_id in self._since and now - self._asked[run_id] < _AGAIN_SECONDS:
                 continue
@@ -88,7 +104,7 @@ class Watch:
 
     def _list(self) -> None:
         began = time.monotonic()
-        self._listed = [run for run in registry.find() if self._only in (None, run.run_id)]
+        self._listed = [run for run in self._find() if self._only in (None, run.run_id)]
         now = time.monotonic()
         self._list_at = now + _LIST_SHARE * (now - began)
         alive = {listed.run_id for listed in self._listed if listed.alive}
@@ -112,7 +128,7 @@ class Watch:
 
     def once(self) -> list[Seen]:
         """Ask all drivers once, wait for their answers for some seconds, and return the runs."""
-        deadline = time.monotonic() + _ONCE_SECONDS
+        deadline = time.monotonic() + self._once_seconds
         self.ask()
         while not (self.read() and self._list_at) and time.monotonic() < deadline:
             time.sleep(_TICK_SECONDS / 2)
@@ -163,8 +179,8 @@ class Watch:
         since = self._since.get(run_id)
         if since is None:
             return "" if run_id in self._views else "does not listen: its run begins or ends now"
-        waited = time.time() - since
-        return _why_silent(pid, waited) if waited >= _QUIET_SECONDS else ""
+        waited = self._clock() - since
+        return _why_silent(pid, waited) if waited >= self._quiet_seconds else ""
 
 
 def _why_silent(pid: int, seconds: float) -> str:

@@ -6,14 +6,20 @@ suspended has not ticked meanwhile, and blames nobody.
 
 from __future__ import annotations
 
-_LOST_TICKS = 12  # a network can be down for that long
-_SUSPECT_TICKS = 4  # after a broken connection: a live task reconnects at once
+import math
 
 
 class Liveness:
-    """Counts for how many ticks tasks have been silent; a live one sends something every tick."""
+    """Counts for how many ticks tasks have been silent; a live one sends something every tick.
 
-    def __init__(self) -> None:
+    Args:
+        silent: a task is lost when it has been silent for so many ticks.
+        suspect: the same after a broken connection.
+    """
+
+    def __init__(self, silent: float, suspect: float) -> None:
+        self._silent = silent
+        self._suspect = math.ceil(suspect)
         self._silence: dict[int, int] = {}
         self._left: set[int] = set()
         self._look_in = 0
@@ -35,7 +41,7 @@ class Liveness:
 
     def suspect(self) -> None:
         """Record a broken connection: a task that is silent from now on is soon counted as lost."""
-        self._look_in = self._look_in or _SUSPECT_TICKS
+        self._look_in = self._look_in or self._suspect
 
     @property
     def suspicious(self) -> bool:
@@ -54,10 +60,10 @@ class Liveness:
 
     def tick(self) -> list[int]:
         """Count one tick; returns the tasks that are lost with it and no longer expected."""
-        limit = _LOST_TICKS
+        limit = self._silent
         if self._look_in:
             self._look_in -= 1
-            limit = limit if self._look_in else _SUSPECT_TICKS
+            limit = limit if self._look_in else self._suspect
         for task in self._silence:
             self._silence[task] += 1
         lost = [task for task, ticks in self._silence.items() if ticks >= limit]

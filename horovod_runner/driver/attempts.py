@@ -31,7 +31,6 @@ from horovod_runner.wire.job import Job
 
 _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 60.0
-_SLOT_SECONDS = 60.0  # for an executor or a host that is to come back
 # Another attempt would fail in the same way.
 _FINAL = (
     CancelledError,
@@ -130,7 +129,7 @@ def _resized(job: Job, launcher: Launcher) -> Job:
     Raises:
         SlotError: there are too few slots.
     """
-    return replace(job, size=launcher.slots(job.size, _SLOT_SECONDS))
+    return replace(job, size=launcher.slots(job.size, job.limits.returning_slots))
 
 
 def _latest(archive: Archive, committed: int) -> str:

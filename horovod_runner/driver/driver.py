@@ -62,7 +62,7 @@ class Driver:
         self._sink = sink
         self._cancelled = cancelled
         self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
-        self._intake = Intake(sink, archive, self._traces, job.checkpoints)
+        self._intake = Intake(sink, archive, self._traces, job.checkpoints, job.limits)
         self._wake: Callable[[], None] = lambda: None
         self._supervisor: Supervisor | None = None
 
@@ -79,7 +79,8 @@ class Driver:
             GpuError: a host has too few GPUs.
             SerializationError: a value cannot be loaded here.
         """
-        with Channel(self._launcher.channel_host, self._job.size) as channel, self._traces:
+        host, job = self._launcher.channel_host, self._job
+        with Channel(host, job.size, job.limits) as channel, self._traces:
             launch = self._launcher.launch(
                 self._job, channel.address, channel.wake, self._dataframes
             )

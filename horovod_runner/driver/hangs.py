@@ -15,10 +15,9 @@ from typing import Literal
 
 from horovod_runner.common import stacks
 from horovod_runner.common.text import ranks_text
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.messages import Alive, Stall
 
-_IDLE_WARN_SECONDS = 300.0  # a download can be quiet for minutes
-_ANSWER_SECONDS = 3.0
 _SLACK_SECONDS = 2.0
 _SHOWN_TENSORS = 3
 
@@ -47,12 +46,14 @@ class HangWatch:
     Args:
         timeout: seconds without progress after which the run ends; None for never.
         check: seconds between two inspections; Horovod's stall inspector has the same setting.
+        limits: for an idle rank, and for stacks that were requested.
     """
 
-    def __init__(self, timeout: float | None, check: float) -> None:
+    def __init__(self, timeout: float | None, check: float, limits: Limits = DEFAULTS) -> None:
         self._timeout = timeout
         self._check = check
-        share = _IDLE_WARN_SECONDS if timeout is None else min(_IDLE_WARN_SECONDS, timeout / 2)
+        self._answer = limits.stacks_of_hang
+        share = limits.idle_rank if timeout is None else min(limits.idle_rank, timeout / 2)
         self._idle_limit = max(check, share)
         self._ranks: dict[int, _Rank] = {}
         self._stalls: dict[str, tuple[Stall, float]] = {}
@@ -135,7 +136,7 @@ class HangWatch:
         # A stopped process does not answer.
         known = self._ranks.values()
         answered = all(rank.stack is not None or rank.activity.frozen for rank in known)
-        if not answered and now - looked < _ANSWER_SECONDS:
+        if not answered and now - looked < self._answer:
             return None
         self._looked = None
         if self._warned:

@@ -12,6 +12,7 @@ from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
+from horovod_runner.limits import Limits
 from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
 from horovod_runner.results.run import TraceFile
 from horovod_runner.results.trace.arrivals import Arrivals
@@ -96,14 +97,21 @@ class Intake:
         archive: takes the checkpoints and the timeline; None where there is no place for them.
         traces: takes the files of frameworks' profilers.
         plan: where the journal is, if the tasks do without the driver.
+        limits: for that journal.
 
     Attributes:
         problem: why the stand-in has ended the run; None if it has not.
     """
 
     def __init__(
-        self, sink: Sink, archive: Archive | None, traces: Arrivals, plan: CheckpointPlan
+        self,
+        sink: Sink,
+        archive: Archive | None,
+        traces: Arrivals,
+        plan: CheckpointPlan,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._sink = sink
         self._archive = archive
         self._traces = traces
@@ -139,8 +147,8 @@ class Intake:
             if self._plan.folder:
                 sources.append(open_folder(self._plan.folder))
             if task_0 is not None:
-                sources.append(CalledFolder(*task_0))
-            self._journal = JournalReader(self._plan, sources, wake)
+                sources.append(CalledFolder(*task_0, self._limits))
+            self._journal = JournalReader(self._plan, sources, wake, limits=self._limits)
 
     def say_detached(self) -> None:
         source = None if self._journal is None else self._journal.source

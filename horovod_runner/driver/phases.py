@@ -16,17 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-GATHER_SECONDS: Final = 120.0  # between the first task's hello and the last one's
-_SILENT_SECONDS = 25.0  # a Python worker may start slowly
-_CAUSE_SECONDS = 2.0  # survivors may report before the rank that caused their errors
-_TOGETHER_SECONDS = 0.2  # for ranks that fail in the same way, to name them together
-_LEAVE_SECONDS = 3.0  # for every host to end the commit at which the ranks leave
-STOP_SECONDS: Final = 10.0
-# For a rank to complete a checkpoint that it is writing, before it ends with the others; and the
-# same where the caller waits for that end.
-SAVE_SECONDS: Final = 60.0
-CALLED_OFF_SAVE_SECONDS: Final = 5.0
-_CANCEL_SECONDS = 10.0  # for Spark to end a job that it was asked to
+from horovod_runner.limits import Limits
 
 
 class State(Enum):
@@ -70,12 +60,13 @@ class Row(NamedTuple):
 
     Attributes:
         waits_for: in words.
-        seconds: how long it may last; None without limit, or by the launcher's own limit.
+        limit: the field of :class:`Limits` that says how long it may last; None without limit, or
+            by the launcher's own limit.
         then: the next state, by event. Other events change nothing.
     """
 
     waits_for: str
-    seconds: float | None
+    limit: str | None
     then: Mapping[Event, State]
 
 
@@ -100,7 +91,7 @@ TABLE: Final[Mapping[State, Row]] = {
     ),
     State.SILENT: Row(
         "a task to report after all, or the end of a launch that does without the driver",
-        _SILENT_SECONDS,  # then the user is told; the state lasts on
+        "detached_sign",  # then the user is told; the state lasts on
         {
             Event.HELLO: State.GATHERING,
             Event.TIMEOUT: State.SILENT,
@@ -110,7 +101,7 @@ TABLE: Final[Mapping[State, Row]] = {
     ),
     State.GATHERING: Row(
         "all tasks to report",
-        GATHER_SECONDS,
+        "all_tasks",
         {
             Event.PLACED: State.RUNNING,
             Event.UNREACHABLE: State.DETACHED,
@@ -138,7 +129,7 @@ TABLE: Final[Mapping[State, Row]] = {
     ),
     State.AWAITING_CAUSE: Row(
         "the rank whose end other ranks have noticed",
-        _CAUSE_SECONDS,
+        "cause",
         {
             Event.FAILURE: State.FAILING,
             Event.CHANGE: State.LEAVING,
@@ -150,7 +141,7 @@ TABLE: Final[Mapping[State, Row]] = {
     ),
     State.FAILING: Row(
         "other ranks that fail in the same way",
-        _TOGETHER_SECONDS,
+        "other_failures",
         {
             Event.FAILURE: State.FAILING,
             Event.PROBLEM: State.STOPPING,
@@ -162,7 +153,7 @@ TABLE: Final[Mapping[State, Row]] = {
     ),
     State.LEAVING: Row(
         "all ranks to leave at their commits: those of another host may still write it",
-        _LEAVE_SECONDS,
+        "leaving",
         {
             Event.PROBLEM: State.STOPPING,
             Event.TIMEOUT: State.STOPPING,
@@ -178,17 +169,17 @@ TABLE: Final[Mapping[State, Row]] = {
     ),
     State.CALLED_OFF: Row(
         "the ranks to end, as the caller wants",
-        STOP_SECONDS,
+        "ranks_end",
         {Event.TIMEOUT: State.ABANDONED, **_ENDING},
     ),
     State.ABANDONED: Row(
         "the launcher to end the tasks by force",
-        _CANCEL_SECONDS,
+        "launch_end",
         {Event.TIMEOUT: State.OVER, Event.LAUNCH_ENDED: State.SETTLING},
     ),
     State.SETTLING: Row(
         "the last messages of tasks that outlive their launch",
-        STOP_SECONDS,
+        "last_messages",
         {Event.ALL_LEFT: State.OVER, Event.TIMEOUT: State.OVER},
     ),
     State.OVER: Row("nothing", None, {}),
@@ -204,10 +195,12 @@ class Phase:
     """The state of one attempt, and until when it may last.
 
     Args:
+        limits: how long the states may last.
         clock: the current time in seconds.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits = limits
         self._clock = clock
         self.state = State.STARTING
         #: The moment by which the state has to end; None without limit.
@@ -224,8 +217,13 @@ class Phase:
         if target is None:
             return False
         self.state = target
-        self.extend(TABLE[target].seconds if seconds is None else seconds)
+        self.extend(self._limit(target) if seconds is None else seconds)
         return True
+
+    def _limit(self, state: State) -> float | None:
+        """How long a state may last, by the table and the limits of the run."""
+        name = TABLE[state].limit
+        return None if name is None else getattr(self._limits, name)
 
     def extend(self, seconds: float | None) -> None:
         """Let the state last so long from now on; None: without limit."""

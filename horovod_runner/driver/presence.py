@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from horovod_runner.common.liveness import Liveness
 from horovod_runner.launchers.launcher import Launch
+from horovod_runner.limits import Limits
 from horovod_runner.wire.channel import Channel
 
 
@@ -15,18 +16,20 @@ class Presence:
     Args:
         channel: connects the tasks to this process.
         launch: the launch of the tasks.
+        limits: say when a silent task is lost.
 
     Attributes:
         lost: the tasks that are lost.
     """
 
-    def __init__(self, channel: Channel, launch: Launch) -> None:
+    def __init__(self, channel: Channel, launch: Launch, limits: Limits) -> None:
         self._channel = channel
         self._launch = launch
-        self._liveness = Liveness()
+        self._limits = limits
         self.lost: set[int] = set()
         self._ended = 0  # tasks that have sent their last message
         self._unexplained = 0  # broken connections of tasks that had not
+        self.restart()
 
     def heard(self, task: int) -> None:
         """Record a message from a task."""
@@ -45,7 +48,7 @@ class Presence:
 
     def restart(self) -> None:
         """Expect no task until it sends something again."""
-        self._liveness = Liveness()
+        self._liveness = Liveness(self._limits.silent_task, self._limits.reconnect_task)
 
     @property
     def suspicious(self) -> bool:

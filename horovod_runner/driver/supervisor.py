@@ -13,14 +13,7 @@ from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
-from horovod_runner.driver.phases import (
-    CALLED_OFF_SAVE_SECONDS,
-    GATHER_SECONDS,
-    SAVE_SECONDS,
-    Event,
-    Phase,
-    State,
-)
+from horovod_runner.driver.phases import Event, Phase, State
 from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.roster import Roster
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
@@ -71,19 +64,20 @@ class Supervisor:
         interrupted: Flag | None = None,
     ) -> None:
         self._job = job
+        self._limits = job.limits
         self._channel = channel
         self._launch = launch
         self._observer = observer
         self._cancelled = cancelled
         self._interrupted = interrupted or Flag()
-        self.phase = Phase()
+        self.phase = Phase(job.limits)
         self.roster = Roster(job, observer.notice)
         self.sync = SyncCheck(job.size)
-        self.notes = NoteCheck(job.size, self.roster.host_of, observer.notice)
+        self.notes = NoteCheck(job.size, self.roster.host_of, observer.notice, limits=job.limits)
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
-        self._presence = Presence(channel, launch)
+        self._presence = Presence(channel, launch, job.limits)
         self._watchdog = Watchdog(
             job, observer.notice, lambda: self._send_all(messages.ShowStacks())
         )
@@ -176,9 +170,9 @@ class Supervisor:
                 missing = self.roster.missing
                 self.problem = LaunchError(
                     f"{len(missing)} of {self._job.size} tasks did not report within "
-                    f"{GATHER_SECONDS:.0f} s of the first (tasks {missing[:10]}): their executors "
-                    f"cannot reach the driver at {self._channel.address.host}, or start very "
-                    "slowly."
+                    f"{self._limits.all_tasks:g} s of the first (tasks {missing[:10]}): their "
+                    f"executors cannot reach the driver at {self._channel.address.host}, or start "
+                    "very slowly."
                 )
                 self._end(Event.TIMEOUT, "some tasks did not report")
                 self._launch.cancel()
@@ -217,9 +211,9 @@ class Supervisor:
         if not self.phase.on(event):
             return
         if event is Event.CALL_OFF:
-            self._send_all(messages.Stop(reason, CALLED_OFF_SAVE_SECONDS))
+            self._send_all(messages.Stop(reason, self._limits.saving_cancelled))
         elif not was_ending:
-            self._send_all(messages.Stop(reason, SAVE_SECONDS))
+            self._send_all(messages.Stop(reason, self._limits.saving))
         if self.phase.state is State.ABANDONED:
             self._launch.cancel()
 
@@ -339,7 +333,7 @@ class Supervisor:
             self._channel.send(task, messages.Welcome())
             # Tasks that first write rows to disk may take longer.
             waited = time.monotonic() - self._launched_at if hello.pieces else 0.0
-            self.phase.on(Event.HELLO, GATHER_SECONDS + 4 * waited)
+            self.phase.on(Event.HELLO, self._limits.all_tasks + 4 * waited)
             if self.roster.complete and self.phase.state is State.GATHERING:
                 self._place()
 

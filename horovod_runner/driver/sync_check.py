@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import SyncError
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 
 _MOST_WAITING = 100
 _MOST_KEYS = 1000
 _MOST_NOTES = 1000  # of a rank, with one kind and key
-_BEHIND_SECONDS = 60.0  # ranks that train together are not so far apart
 _ON_PURPOSE = "If each rank is to train a model of its own, set DebugConfig(weight_check=None)."
 
 
@@ -112,6 +112,7 @@ class NoteCheck:
         host_of: the host of a rank; empty if it is not known.
         warn: shows a text to the user.
         clock: returns the time in seconds.
+        limits: say when a rank is late to read a feed.
     """
 
     def __init__(
@@ -120,7 +121,10 @@ class NoteCheck:
         host_of: Callable[[int], str],
         warn: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        limits: Limits = DEFAULTS,
     ) -> None:
+        self._late = limits.late_feed
         self._clock = clock
         self._size = size
         self._host_of = host_of
@@ -195,7 +199,7 @@ class NoteCheck:
         notes = self._notes.get(("feed", f"{name}\n{before}"))
         if notes is None or len(notes.counts) == self._size or note.rank not in notes.counts:
             return
-        if self._clock() - notes.since > _BEHIND_SECONDS:
+        if self._clock() - notes.since > self._late:
             self._warn_of_ranks_without(notes)
 
     def _warn_of_ranks_without(self, notes: _Notes) -> None:

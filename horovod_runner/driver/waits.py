@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.measurements import Waits
 from horovod_runner.wire.messages import Stall
 
@@ -16,7 +17,6 @@ from horovod_runner.wire.messages import Stall
 _ROOTED: Final = frozenset(
     ("broadcast", "_broadcast_oop", "gather", "reduce", "_reduce_oop", "scatter")
 )
-_GATHER_SECONDS: Final = 1.5  # ranks that wait in the same collective say so within a second
 
 
 class TorchWaits:
@@ -25,11 +25,13 @@ class TorchWaits:
     Args:
         size: the number of ranks.
         seconds: for how long a message counts; ranks repeat it while they wait.
+        limits: say how long a message waits for those of other ranks.
     """
 
-    def __init__(self, size: int, seconds: float) -> None:
+    def __init__(self, size: int, seconds: float, limits: Limits = DEFAULTS) -> None:
         self._size = size
         self._seconds = seconds
+        self._gather = limits.same_warning
         self._said: dict[int, tuple[Waits, float]] = {}
         self._due: float | None = None
 
@@ -37,7 +39,7 @@ class TorchWaits:
         """Record what a rank says."""
         self._said[rank] = message, now
         if self._due is None:
-            self._due = now + _GATHER_SECONDS
+            self._due = now + self._gather
 
     def news(self, now: float) -> list[Stall] | None:
         """All stalls, once after each message when those of other ranks have come; else None."""

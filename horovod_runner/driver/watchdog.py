@@ -20,9 +20,6 @@ from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import MemoryShort, Waits
 
-_ANSWER_SECONDS = 4.0
-_GATHER_SECONDS = 1.5  # for the warnings of a host's ranks, which look once a second
-
 
 class Watchdog:
     """Watches the ranks of one attempt for hangs.
@@ -38,8 +35,9 @@ class Watchdog:
         self._timeout = job.options.debug_config.hang_timeout
         self._notice = notice
         self._ask = ask
-        self._hang = HangWatch(self._timeout, job.stall_seconds)
-        self._waits = TorchWaits(job.size, stall_lifetime(job.stall_seconds))
+        self._limits = job.limits
+        self._hang = HangWatch(self._timeout, job.stall_seconds, job.limits)
+        self._waits = TorchWaits(job.size, stall_lifetime(job.stall_seconds), job.limits)
         self._running: set[int] = set()
         self._stacks: dict[int, str] = {}
         self._show_at: float | None = None
@@ -71,7 +69,7 @@ class Watchdog:
                 self._hang.shown(rank, message.text)
                 self._stacks[rank] = message.text
             case MemoryShort():
-                begun = (now + _GATHER_SECONDS, dict[int, MemoryShort]())
+                begun = (now + self._limits.same_warning, dict[int, MemoryShort]())
                 self._shortages.setdefault(message.host, begun)[1][rank] = message
 
     def show_shortages(self, now: float = math.inf) -> None:
@@ -84,7 +82,7 @@ class Watchdog:
     def show_stacks(self) -> None:
         """Request all ranks' stacks, to print them."""
         self._stacks.clear()
-        self._show_at = time.monotonic() + _ANSWER_SECONDS
+        self._show_at = time.monotonic() + self._limits.stacks_shown
         self._ask()
 
     def tick(self) -> HangError | None:

@@ -14,11 +14,6 @@ from horovod_runner.launchers.launcher import PoolKeeper
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.slots import ChannelAddress
 
-_FIRST_SECONDS = 30.0  # for tasks for which there are slots
-_LATER_SECONDS = 120.0  # for executors that a cluster has to start
-_NOTICE_SECONDS = 5.0
-_CANCEL_SECONDS = 2.0  # Spark ends jobs that are cancelled together one after another
-
 
 class PooledLauncher:
     """Launches attempts on the tasks of a pool; a context, which starts and ends them.
@@ -57,8 +52,9 @@ class PooledLauncher:
         self._notice = notice
         self._cancelled = cancelled
         self._first = True
+        self._limits = job.limits
         start = partial(launcher.launch_members, job, most)
-        self._pool = Pool(launcher.channel_host, most, grow_after, start)
+        self._pool = Pool(launcher.channel_host, most, grow_after, start, job.limits)
 
     def __enter__(self) -> PooledLauncher:
         self._pool.__enter__()
@@ -88,19 +84,19 @@ class PooledLauncher:
             LaunchError: tasks could not be started, or their Spark jobs were cancelled.
             CancelledError: the run was cancelled.
         """
-        began = time.monotonic()
-        wanted, seconds = self._least, max(patience, self._slot_timeout or _LATER_SECONDS)
+        began, limits = time.monotonic(), self._limits
+        wanted, seconds = self._least, max(patience, self._slot_timeout or limits.pool_slots)
         if self._first:
             expected = self._launcher.expected_tasks()
             wanted = self._most if self._slot_timeout or expected is None else expected
             wanted = min(self._most, max(self._least, wanted))
-        full_until = began + (self._slot_timeout or _FIRST_SECONDS)
+        full_until = began + (self._slot_timeout or limits.pool_tasks)
         noticed = began
         with self._pool.changed:
             while True:
                 ready, now = self._pool.ready(), time.monotonic()
                 enough = ready >= wanted or (ready >= self._least and now >= full_until)
-                if enough and now - self._pool.cancelled_at >= _CANCEL_SECONDS:
+                if enough and now - self._pool.cancelled_at >= limits.cancelled_tasks:
                     self._first = False
                     return min(ready, self._most)
                 if now - began >= seconds and ready < self._least:
@@ -109,7 +105,7 @@ class PooledLauncher:
                     raise cancelled
                 if self._cancelled.is_set():
                     raise CancelledError("the run was cancelled while it waited for slots")
-                if now - noticed > _NOTICE_SECONDS:
+                if now - noticed > limits.slot_notice:
                     noticed = now
                     self._notice(f"waiting for slots: {ready} of {wanted}")
                 self._pool.changed.wait(0.2)
@@ -118,7 +114,7 @@ class PooledLauncher:
         problem = self._pool.problem
         return SlotError(
             f"the run needs at least {self._least} slot(s), and {self.where} has {ready} after "
-            f"{seconds:.0f} s. Lower the least number of ranks, np=({max(1, ready)}, "
+            f"{seconds:g} s. Lower the least number of ranks, np=({max(1, ready)}, "
             f"{self._most}), or raise slot_timeout if executors may still come."
             + ("" if problem is None else f" Tasks that could not be started: {problem}")
             + ("" if ready else self._perhaps_unreached())

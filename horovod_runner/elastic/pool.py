@@ -15,6 +15,7 @@ from horovod_runner.common.liveness import Liveness
 from horovod_runner.elastic.members import Member, Members
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.launchers.launcher import JobCancelledError, MemberTasks, TaskLostError
+from horovod_runner.limits import Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome, decode_outcome
@@ -22,8 +23,6 @@ from horovod_runner.wire.pool import Change, Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
 
 _TICK_SECONDS = 1.0
-_STOP_SECONDS = 10.0
-_HELLO_SECONDS = 60.0
 
 
 class PooledLaunch:
@@ -33,6 +32,7 @@ class PooledLaunch:
         seats: the seat of each task.
         wake: called when something has changed.
         give_up: called with the seats of members that the pool is to do without.
+        patience: seconds to wait for the first task to report.
     """
 
     running = False
@@ -43,19 +43,21 @@ class PooledLaunch:
         seats: Mapping[int, int],
         wake: Callable[[], None],
         give_up: Callable[[Collection[int]], None],
+        patience: float,
     ) -> None:
+        self._patience = patience
         self._seats = dict(seats)
         self._wake = wake
         self._give_up = give_up
         self._outcomes: dict[int, Outcome] = {}
         self._reasons: dict[int, str] = {}
-        self.expected: float | None = time.monotonic() + _HELLO_SECONDS
+        self.expected: float | None = time.monotonic() + patience
 
     @property
     def late_error(self) -> HorovodRunnerError:
         """The error to raise if no task has said Hello in time."""
         return LaunchError(
-            f"no task has reported within {_HELLO_SECONDS:.0f} s, although the tasks are there: "
+            f"no task has reported within {self._patience:g} s, although the tasks are there: "
             "their hosts may be overloaded, or a firewall may be between them and the driver."
         )
 
@@ -106,6 +108,7 @@ class Pool:
         grow_after: see :class:`~horovod_runner.elastic.members.Members`.
         launch: starts the tasks, given the channel's address and a function to call with the seat
             and the error of a task that could not be kept, and one for a task that is to leave.
+        limits: of the run.
 
     Attributes:
         changed: notified when a member has come, gone, or waits again.
@@ -125,14 +128,16 @@ class Pool:
             [ChannelAddress, Callable[[int, LaunchError], None], Callable[[int, str], None]],
             MemberTasks,
         ],
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._host = host
         self._most = most
         self._start_tasks = launch
         self.changed = threading.Condition()
         self.committed = -1
         self._members = Members(most, grow_after)
-        self._liveness = Liveness()
+        self._liveness = Liveness(limits.silent_task, limits.reconnect_task)
         self._broken = 0
         self._orders: dict[int, Work] = {}
         self._launch: PooledLaunch | None = None
@@ -144,7 +149,7 @@ class Pool:
         self._over = False
 
     def __enter__(self) -> Pool:
-        self._channel = Channel(self._host, self._most)
+        self._channel = Channel(self._host, self._most, self._limits)
         try:
             self._tasks = self._start_tasks(self._channel.address, self._ended, self._leave)
         except BaseException:
@@ -159,7 +164,7 @@ class Pool:
             self._over = True
         self._channel.wake()
         self._thread.join()
-        self._tasks.close(self._members.seats, _STOP_SECONDS)
+        self._tasks.close(self._members.seats, self._limits.pool_end)
         self._channel.close()
 
     def ready(self) -> int:
@@ -191,7 +196,7 @@ class Pool:
                 )
             chosen = self._members.start(job.attempt, job.size)
             seats = {task: member.seat for task, member in enumerate(chosen)}
-            self._launch = PooledLaunch(seats, wake, self._give_up)
+            self._launch = PooledLaunch(seats, wake, self._give_up, self._limits.pool_report)
             self._orders = {
                 seat: Work(task, job.size, job.attempt, job.checkpoints, address)
                 for task, seat in seats.items()

@@ -8,7 +8,7 @@ import shutil
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.client import HTTPMessage, IncompleteRead
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 _T = TypeVar("_T")
 TIMEOUT: Final = 60  # seconds without an answer
-PAUSES: Final = (1.0, 3.0)  # seconds before each further try
+_PAUSES: Final = (1.0, 3.0)
 _BUSY: Final = (429, 500, 502, 503, 504)
 _IN_A_PATH: Final = "/%!$&'()*+,;=:@~"  # what quote leaves: an escape in the URL stays one
 _USER: Final = re.compile(r"(?<=://)[^/\s?#]*(?=@)")
@@ -29,11 +29,17 @@ class WebFolder:
     A user and password in the URL (``https://user:token@host/``) are sent as basic authentication,
     to that host alone. A query (``?signature``) is sent with each file.
 
+    Args:
+        url: the folder's.
+        inside: a folder below it.
+        pauses: seconds before each further try.
+
     Raises:
         ValueError: the URL is malformed.
     """
 
-    def __init__(self, url: str, inside: str = "") -> None:
+    def __init__(self, url: str, inside: str = "", *, pauses: Sequence[float] = _PAUSES) -> None:
+        self._pauses = pauses
         parts = urlsplit(url)
         user, at, host = parts.netloc.rpartition("@")
         self._authorization = _basic(user) if at else None
@@ -49,7 +55,7 @@ class WebFolder:
                 data: bytes = answer.read()
                 return data
 
-        return _retried(read)
+        return self._retried(read)
 
     def copy_out(self, name: str, path: Path) -> None:
         """Copy a file to a local path. Raises FileNotFoundError."""
@@ -62,7 +68,7 @@ class WebFolder:
                 if whole and file.tell() != int(whole):
                     raise ConnectionError(f"{file.tell()} of {whole} bytes of {name} arrived")
 
-        _retried(copy)
+        self._retried(copy)
 
     def write(self, name: str, data: bytes) -> None:
         """Raise OSError."""
@@ -71,6 +77,17 @@ class WebFolder:
     def move_in(self, part: Path, name: str) -> None:
         """Raise OSError."""
         self.write(name, b"")
+
+    def _retried(self, action: Callable[[], _T]) -> _T:
+        """Act; again after a pause if the server is busy or the connection broke."""
+        for pause in self._pauses:
+            try:
+                return action()
+            except Exception as error:
+                if not _passing(error):
+                    raise
+            time.sleep(pause)
+        return action()
 
     def _get(self, name: str) -> Any:
         url = urlunsplit(self._parts._replace(path=f"{self._folder}/{quote(name)}"))
@@ -121,18 +138,6 @@ def without_secrets(text: str) -> str:
 
 def _basic(user: str) -> str:
     return f"Basic {base64.b64encode(unquote(user).encode()).decode()}"
-
-
-def _retried(action: Callable[[], _T]) -> _T:
-    """Act; again after a pause if the server is busy or the connection broke."""
-    for pause in PAUSES:
-        try:
-            return action()
-        except Exception as error:
-            if not _passing(error):
-                raise
-        time.sleep(pause)
-    return action()
 
 
 def _passing(error: BaseException) -> bool:

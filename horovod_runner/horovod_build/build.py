@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from horovod_runner.errors import InstallError
 from horovod_runner.horovod_build import source, toolchain
@@ -18,6 +19,15 @@ from horovod_runner.horovod_build.plan import BuildPlan, arch_flags
 
 _DISK_NEEDED = 2 << 30  # bytes; the unpacked source and the object files of both frameworks
 _MEMORY_PER_COMPILER = 2 << 30  # bytes; one translation unit with torch's headers
+
+
+class _Tools(Protocol):
+    """What a build asks of a machine; the module `toolchain` answers for this one."""
+
+    def find_compiler(self) -> toolchain.Tool | None: ...
+    def find_tool(self, *candidates: str) -> toolchain.Tool | None: ...
+    def find_cmake(self) -> toolchain.Tool | None: ...
+    def distribution_version(self, name: str) -> str | None: ...
 
 
 def build_wheel(plan: BuildPlan, shelf: Path, say: Callable[[str], None]) -> Path:
@@ -35,45 +45,61 @@ def build_wheel(plan: BuildPlan, shelf: Path, say: Callable[[str], None]) -> Pat
         InstallError: a prerequisite is missing, the download failed, a patch does not fit, or the
             compilation failed; then the text has its first error and the path of the log.
     """
-    log = shelf / "build.log"
     with tempfile.TemporaryDirectory(prefix="horovod_runner-build-") as name:
         folder = Path(name)
         check_prerequisites(folder)
         root = source.fetch(folder)
         source.apply_patches(root)
-        say(f"building; the log is {log}")
-        command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
-        command += ["--no-cache-dir", "--no-build-isolation"]
-        command += [f"--wheel-dir={folder / 'wheel'}", str(root)]
-        code = _run_logged(command, _build_environment(plan, folder), log, say)
-        if code:
-            raise InstallError(
-                f"the build failed (exit code {code}): {_first_error(log)} The whole log is {log}"
-            )
-        (wheel,) = (folder / "wheel").glob("*.whl")
-        # Renamed in one step, so that another process never reads half a wheel.
-        partial = Path(shutil.copy(wheel, shelf / f".{wheel.name}.{os.getpid()}"))
-        return partial.replace(shelf / wheel.name)
+        return compile_wheel(plan, root, shelf, say)
 
 
-def check_prerequisites(folder: Path) -> None:
+def compile_wheel(plan: BuildPlan, root: Path, shelf: Path, say: Callable[[str], None]) -> Path:
+    """Compile Horovod's patched source; see :func:`build_wheel`.
+
+    Args:
+        plan: what to build.
+        root: the source, in a temporary folder that the build may use.
+        shelf: the folder for the wheel and for the log.
+        say: called with each line of progress.
+
+    Raises:
+        InstallError: the compilation failed.
+    """
+    log, folder = shelf / "build.log", root.parent
+    say(f"building; the log is {log}")
+    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps"]
+    command += ["--no-cache-dir", "--no-build-isolation"]
+    command += [f"--wheel-dir={folder / 'wheel'}", str(root)]
+    code = _run_logged(command, _build_environment(plan, folder), log, say)
+    if code:
+        raise InstallError(
+            f"the build failed (exit code {code}): {_first_error(log)} The whole log is {log}"
+        )
+    (wheel,) = (folder / "wheel").glob("*.whl")
+    # Renamed in one step, so that another process never reads half a wheel.
+    partial = Path(shutil.copy(wheel, shelf / f".{wheel.name}.{os.getpid()}"))
+    return partial.replace(shelf / wheel.name)
+
+
+def check_prerequisites(folder: Path, tools: _Tools = toolchain) -> None:
     """Check for the compiler, the tools, the headers and the disk space that a build needs.
 
     Args:
         folder: the temporary folder of the build.
+        tools: finds what the machine has.
 
     Raises:
         InstallError: something is missing; the text names it and says how to get it.
     """
-    if toolchain.find_compiler() is None:
+    if tools.find_compiler() is None:
         raise InstallError(
             "no C++ compiler found (c++, g++, clang++): apt-get install g++, or set "
             "HOROVOD_RUNNER_WHEELS to a folder or URL with a wheel for these versions "
             "(docs/where/wheels.md)"
         )
-    if toolchain.find_tool("make", "gmake") is None:
+    if tools.find_tool("make", "gmake") is None:
         raise InstallError("make was not found: apt-get install make")
-    cmake = toolchain.find_cmake()
+    cmake = tools.find_cmake()
     if cmake is None or tuple(map(int, cmake.version.split(".")[:2])) < (3, 18):
         version = f"found {cmake.version}" if cmake else "found none"
         raise InstallError(f"CMake 3.18 or later is needed, {version}: pip install 'cmake<4'")
@@ -81,7 +107,7 @@ def check_prerequisites(folder: Path) -> None:
     if not header.exists():
         raise InstallError(f"Python's headers are missing ({header}): apt-get install python3-dev")
     for module in ("pip", "setuptools", "wheel", "packaging"):
-        if toolchain.distribution_version(module) is None:
+        if tools.distribution_version(module) is None:
             raise InstallError(
                 f"{module} is missing in {sys.prefix}: pip install horovod_runner[build]"
             )

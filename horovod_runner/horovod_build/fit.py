@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from horovod_runner.horovod_build import source, toolchain
 from horovod_runner.horovod_build.libraries import numbers
-from horovod_runner.horovod_build.plan import MpiChoice, python_tag, wanted_architectures
+from horovod_runner.horovod_build.plan import MpiChoice, python_tag
 from horovod_runner.horovod_build.provenance import Provenance
 
 _SHOWN = 3  # the wheels whose obstacle is told one by one
@@ -61,7 +61,7 @@ def wish(
 ) -> Wish:
     """What this environment and this machine want; see :class:`Wish`."""
     kind, version = platform.libc_ver()
-    architectures = wanted_architectures() if gpus or gpu else None
+    architectures = toolchain.wanted_architectures() if gpus or gpu else None
     return Wish(
         frameworks=frameworks,
         gpu=gpu,

@@ -5,19 +5,29 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from horovod_runner.errors import InstallError
 from horovod_runner.horovod_build import source, toolchain
 
 MpiChoice = Literal["mpich", "system", "none"]
+
+
+class _Tools(Protocol):
+    """What a plan asks of a machine; the module `toolchain` answers for this one."""
+
+    def find_framework(self, name: str) -> toolchain.Framework | None: ...
+    def find_system_mpi(self) -> toolchain.Mpi | None: ...
+    def find_mpich(self) -> toolchain.Mpi | None: ...
+    def find_cuda_home(self) -> Path | None: ...
+    def find_nccl(self) -> toolchain.Nccl | None: ...
+    def wanted_architectures(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ def make_plan(
     frameworks: Sequence[str] | None = None,
     gpu: bool | None = None,
     mpi: MpiChoice | None = None,
+    tools: _Tools = toolchain,
 ) -> BuildPlan:
     """Plan a build for what this environment and this machine have.
 
@@ -80,22 +91,26 @@ def make_plan(
             are CUDA builds and the CUDA toolkit and NCCL are installed.
         mpi: the MPI to build beside Gloo: the "mpich" package of this environment, the "system"'s
             MPI, or "none". None means the mpich package if it is installed.
+        tools: finds what the machine has.
 
     Raises:
         InstallError: a framework is missing or does not import, or the MPI, the CUDA toolkit or
             NCCL of the requested build is missing.
     """
-    return plan_for(find_frameworks(frameworks), gpu, mpi)
+    return plan_for(find_frameworks(frameworks, tools), gpu, mpi, tools)
 
 
 def plan_for(
-    supported: tuple[toolchain.Framework, ...], gpu: bool | None, mpi: MpiChoice | None
+    supported: tuple[toolchain.Framework, ...],
+    gpu: bool | None,
+    mpi: MpiChoice | None,
+    tools: _Tools = toolchain,
 ) -> BuildPlan:
     """Plan a build for frameworks that were found, see :func:`make_plan`."""
-    chosen_mpi = _find_mpi(mpi)
+    chosen_mpi = _find_mpi(mpi, tools)
     if gpu is False:
         return BuildPlan(supported, mpi=chosen_mpi)
-    cuda_home, nccl = toolchain.find_cuda_home(), toolchain.find_nccl()
+    cuda_home, nccl = tools.find_cuda_home(), tools.find_nccl()
     obstacle = _gpu_obstacle(supported, cuda_home, nccl)
     if gpu and obstacle:
         raise InstallError(f"--gpu needs {obstacle}")
@@ -107,11 +122,13 @@ def plan_for(
         mpi=chosen_mpi,
         cuda_home=cuda_home,
         nccl=nccl,
-        gpu_architectures=wanted_architectures(),
+        gpu_architectures=tools.wanted_architectures(),
     )
 
 
-def find_frameworks(names: Sequence[str] | None) -> tuple[toolchain.Framework, ...]:
+def find_frameworks(
+    names: Sequence[str] | None, tools: _Tools = toolchain
+) -> tuple[toolchain.Framework, ...]:
     """Import the frameworks of these names, or all that are installed.
 
     Raises:
@@ -125,7 +142,7 @@ def find_frameworks(names: Sequence[str] | None) -> tuple[toolchain.Framework, .
     # In one order, which is part of the wheel's name: the same wheel is found again.
     candidates = [name for name in toolchain.FRAMEWORKS if not names or name in names]
     with ThreadPoolExecutor() as threads:  # an import takes seconds, in a child process
-        imported = list(threads.map(toolchain.find_framework, candidates))
+        imported = list(threads.map(tools.find_framework, candidates))
     for name, framework in zip(candidates, imported, strict=True):
         if framework is None and names:
             raise InstallError(f"{name} is not installed in {sys.prefix}: pip install {name}")
@@ -142,10 +159,10 @@ def find_frameworks(names: Sequence[str] | None) -> tuple[toolchain.Framework, .
     return installed
 
 
-def _find_mpi(wanted: MpiChoice | None) -> toolchain.Mpi | None:
+def _find_mpi(wanted: MpiChoice | None, tools: _Tools) -> toolchain.Mpi | None:
     if wanted == "none":
         return None
-    mpi = toolchain.find_system_mpi() if wanted == "system" else toolchain.find_mpich()
+    mpi = tools.find_system_mpi() if wanted == "system" else tools.find_mpich()
     if mpi is None and wanted == "system":
         raise InstallError(
             "--mpi system needs an MPI compiler wrapper (mpicxx) on PATH: install libopenmpi-dev, "
@@ -199,22 +216,3 @@ def arch_flags() -> str:
         return chosen
     features = toolchain.processor_features()
     return " ".join(f"-m{feature}" for feature in ("f16c", "avx", "fma") if feature in features)
-
-
-def wanted_architectures() -> str | None:
-    """The compute capabilities to build for as "80,90"; None leaves Horovod's default.
-
-    Those of ``$HOROVOD_BUILD_CUDA_CC_LIST``, or of this machine's GPUs.
-    """
-    chosen = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
-    if chosen:
-        return chosen
-    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return None
-    # An old driver answers "[N/A]".
-    lines = re.findall(r"(?m)^\s*(\d+\.\d)\s*$", answer.stdout)
-    capabilities = {line.replace(".", "") for line in lines}
-    return ",".join(sorted(capabilities)) if answer.returncode == 0 and capabilities else None

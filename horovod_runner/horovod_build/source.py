@@ -50,11 +50,25 @@ def fetch(folder: Path) -> Path:
             f"Horovod {VERSION}'s source could not be downloaded: {reason}. "
             "Check pip's package index (pip config list) and the network."
         )
+    return unpack(archive, folder)
+
+
+def unpack(archive: Path, folder: Path, sha256: str = SHA256) -> Path:
+    """Unpack the downloaded source into ``folder`` and return its root folder.
+
+    Args:
+        archive: what was downloaded.
+        folder: where it is unpacked.
+        sha256: the digest that it must have.
+
+    Raises:
+        InstallError: the archive is not the release that the patches fit.
+    """
     received = hashlib.sha256(archive.read_bytes()).hexdigest()
-    if received != SHA256:
+    if received != sha256:
         raise InstallError(
             f"the downloaded {archive.name} is not Horovod {VERSION}: its SHA-256 is {received}, "
-            f"not {SHA256}. Check pip's package index (pip config list)."
+            f"not {sha256}. Check pip's package index (pip config list)."
         )
     # Debian 12's Python 3.11.2 has no extraction filters. The digest has vouched for the archive.
     safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
@@ -74,16 +88,20 @@ def apply_patches(root: Path) -> None:
     shutil.copytree(OVERLAY, root, dirs_exist_ok=True)
 
 
-def digest() -> str:
+def digest(patches: Path = PATCHES, overlay: Path = OVERLAY) -> str:
     """Eight hexadecimal digits that change with the diff of any patch and any file of the overlay.
 
     They are part of a wheel's name in the cache. The headers of patches do not count.
 
+    Args:
+        patches: the folder of the patches.
+        overlay: the folder of the overlay.
+
     Raises:
         InstallError: there are no patches.
     """
-    texts = [patch.diff for patch in read_patches(PATCHES)]
-    for file in sorted(OVERLAY.rglob("*")):
+    texts = [patch.diff for patch in read_patches(patches)]
+    for file in sorted(overlay.rglob("*")):
         if file.is_file():
-            texts += [str(file.relative_to(OVERLAY)), file.read_text("utf-8")]
+            texts += [str(file.relative_to(overlay)), file.read_text("utf-8")]
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8]

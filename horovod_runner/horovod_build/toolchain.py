@@ -318,3 +318,22 @@ def _nccl_version(header: Path) -> str:
     text = header.read_text(errors="replace")
     parts = [re.search(rf"#define\s+NCCL_{p}\s+(\d+)", text) for p in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(match.group(1) if match else "?" for match in parts)
+
+
+def wanted_architectures() -> str | None:
+    """The compute capabilities to build for as "80,90"; None leaves Horovod's default.
+
+    Those of ``$HOROVOD_BUILD_CUDA_CC_LIST``, or of this machine's GPUs.
+    """
+    chosen = os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST")
+    if chosen:
+        return chosen
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    # An old driver answers "[N/A]".
+    lines = re.findall(r"(?m)^\s*(\d+\.\d)\s*$", answer.stdout)
+    capabilities = {line.replace(".", "") for line in lines}
+    return ",".join(sorted(capabilities)) if answer.returncode == 0 and capabilities else None

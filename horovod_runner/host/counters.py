@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 import psutil
 
-_PROC: Final = Path("/proc")
-_CPUS: Final = Path("/sys/devices/system/cpu")
+_ROOT: Final = Path("/")
+_CPUS: Final = Path("sys", "devices", "system", "cpu")
 _READ_CPUS: Final = 8  # whose frequency is read: each takes some microseconds
 
 
@@ -42,8 +42,12 @@ class Counters(NamedTuple):
     hot: float
 
 
-def read() -> Counters:
-    """Read all counters; takes less than two milliseconds."""
+def read(root: Path = _ROOT) -> Counters:
+    """Read all counters; takes less than two milliseconds.
+
+    Args:
+        root: the folder with the files of Linux, ``/proc`` and ``/sys``.
+    """
     cpu = psutil.cpu_times()
     io_wait, stolen = getattr(cpu, "iowait", 0.0), getattr(cpu, "steal", 0.0)
     # Guests are among the users' times already.
@@ -59,19 +63,23 @@ def read() -> Counters:
         0 if disk is None else disk.read_bytes + disk.write_bytes,
         sum(counts.bytes_recv for counts in outside),
         sum(counts.bytes_sent for counts in outside),
-        _stall("cpu"),
-        _stall("memory"),
-        _stall("io"),
-        _hot(),
+        _stall(root, "cpu"),
+        _stall(root, "memory"),
+        _stall(root, "io"),
+        _hot(root / _CPUS),
     )
 
 
-def frequency() -> float:
-    """The mean frequency of some cores that this process may use, in MHz; 0 if it is not known."""
+def frequency(root: Path = _ROOT) -> float:
+    """The mean frequency of some cores that this process may use, in MHz; 0 if it is not known.
+
+    Args:
+        root: as for :func:`read`.
+    """
     found = []
     for cpu in _own_cpus()[:_READ_CPUS]:
         with suppress(OSError, ValueError):
-            text = (_CPUS / f"cpu{cpu}/cpufreq/scaling_cur_freq").read_text()
+            text = (root / _CPUS / f"cpu{cpu}/cpufreq/scaling_cur_freq").read_text()
             found.append(int(text) / 1000)
     return sum(found) / len(found) if found else 0.0
 
@@ -85,19 +93,19 @@ def shared_memory() -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
-def _stall(resource: str) -> float:
+def _stall(root: Path, resource: str) -> float:
     """Seconds in which some process waited for a resource: Linux's pressure stall information."""
     with suppress(OSError, ValueError, IndexError):
-        some = (_PROC / "pressure" / resource).read_text().splitlines()[0]
+        some = (root / "proc" / "pressure" / resource).read_text().splitlines()[0]
         return int(some.rpartition("total=")[2]) * 1e-6
     return 0.0
 
 
-def _hot() -> float:
+def _hot(cpus: Path) -> float:
     longest = 0
     for cpu in _own_cpus()[:: max(1, len(_own_cpus()) // _READ_CPUS)]:
         with suppress(OSError, ValueError):
-            path = _CPUS / f"cpu{cpu}/thermal_throttle/package_throttle_total_time_ms"
+            path = cpus / f"cpu{cpu}/thermal_throttle/package_throttle_total_time_ms"
             longest = max(longest, int(path.read_text()))
     return longest * 1e-3
 

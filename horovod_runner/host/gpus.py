@@ -11,16 +11,20 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from horovod_runner.limits import DEFAULTS
 from horovod_runner.wire.slots import Slot
 
 if TYPE_CHECKING:
     from horovod_runner.options import Pinning
 
 
-def visible_gpus() -> tuple[str, ...]:
+def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:
     """The GPUs that this process may use, in the notation of CUDA_VISIBLE_DEVICES.
 
     Reads that variable, or nvidia-smi's list if it is not set; empty without either.
+
+    Args:
+        patience: seconds to wait for nvidia-smi.
     """
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
@@ -32,16 +36,22 @@ def visible_gpus() -> tuple[str, ...]:
                 break
             valid.append(device)
         return tuple(valid)
-    return tuple(index for index, _ in list_gpus())
+    return tuple(index for index, _ in list_gpus(patience))
 
 
-def list_gpus() -> list[tuple[str, str]]:
-    """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without an NVIDIA driver."""
+def list_gpus(patience: float = DEFAULTS.nvidia_smi) -> list[tuple[str, str]]:
+    """This machine's NVIDIA GPUs as (index, "name, UUID"); empty without an NVIDIA driver.
+
+    Args:
+        patience: seconds to wait for nvidia-smi.
+    """
     import subprocess  # not at the top: workers import this module, and list no GPUs
 
     command = ["nvidia-smi", "--query-gpu=index,name,uuid", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=patience, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return []
     if answer.returncode:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.messages import Assignment
 from horovod_runner.wire.slots import Slot
 
-# Gloo's limit for slow starts; its collectives may also take this long to notice a dead peer.
-_GLOO_TIMEOUT_SECONDS = 600
 # Read by Horovod with our patches (horovod_build).
 NO_FINALIZE: Final = "HOROVOD_MPI_NO_FINALIZE"
 WORLD_SIZE: Final = "HOROVOD_MPI_WORLD_SIZE"
@@ -60,11 +60,11 @@ def interface_variables(slot: Slot) -> dict[str, str]:
     return dict.fromkeys(names, slot.interface)
 
 
-def gloo_variables(slot: Slot) -> dict[str, str]:
+def gloo_variables(slot: Slot, limits: Limits = DEFAULTS) -> dict[str, str]:
     """Gloo's network interface and its timeout."""
     return {
         **interface_variables(slot),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT_SECONDS),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(limits.gloo)),
     }
 
 
@@ -126,6 +126,8 @@ def worker_variables(
     cores: int,
     gpus: Mapping[str, str],
     user: Mapping[str, str],
+    *,
+    limits: Limits = DEFAULTS,
 ) -> dict[str, str]:
     """All variables of one rank's worker.
 
@@ -136,8 +138,13 @@ def worker_variables(
         gpus: from :func:`horovod_runner.host.gpus.environment`.
         user: the user's variables. They override the defaults, but not the variables that identify
             the rank and its GPUs.
+        limits: Gloo's is among them.
     """
-    defaults = {**gloo_variables(slot), **cycle_variables(slot), **thread_variables(slot, cores)}
+    defaults = {
+        **gloo_variables(slot, limits),
+        **cycle_variables(slot),
+        **thread_variables(slot, cores),
+    }
     # The order of a set of texts is then the same on all ranks: vocabularies are made from sets.
     defaults["PYTHONHASHSEED"] = "0"
     # torch.distributed keeps its last collectives, for the profile of the run.

@@ -24,6 +24,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from horovod_runner.errors import LaunchError
+from horovod_runner.limits import DEFAULTS, Limits
 
 # The scopes and keys of gloo_context.cc, of Gloo's rendezvous/context.cc, and of spmd/mesh.py.
 _PATH = re.compile(
@@ -38,8 +39,6 @@ _ENTRY_BYTES = 256  # memory of a key, without its value
 _TOTAL_BYTES = 64 << 20
 _BACKLOG = 4096
 _STRANGERS = 256  # connections that have not sent the token yet; two per rank come on top
-_LONG_POLL_SECONDS = 10.0
-_REQUEST_SECONDS = 30.0
 _STATUS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 413: "Too Large"}
 
 
@@ -50,6 +49,8 @@ class Rendezvous:
         host: the only IPv4 address to listen on.
         size: the number of ranks; bounds the size of values.
         token: the secret part of the path; None for a random one.
+        limits: for a request, and for a key that has no value yet.
+        total_bytes: how much memory all values may take.
 
     Attributes:
         address: for ``HOROVOD_GLOO_RENDEZVOUS_ADDR``, including the token.
@@ -61,7 +62,17 @@ class Rendezvous:
         LaunchError: the address cannot be listened on.
     """
 
-    def __init__(self, host: str, size: int, token: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        size: int,
+        token: str | None = None,
+        *,
+        limits: Limits = DEFAULTS,
+        total_bytes: int = _TOTAL_BYTES,
+    ) -> None:
+        self._limits = limits
+        self._total_bytes = total_bytes
         self._token = token or secrets.token_urlsafe(24)
         self._value_limit = _ADDRESS_BYTES * max(size, 16)
         self._values: dict[str, bytes] = {}
@@ -133,7 +144,7 @@ class Rendezvous:
             del self._strangers[oldest]
             oldest.transport.abort()
         try:
-            await asyncio.wait_for(self._exchange(reader, writer), _REQUEST_SECONDS)
+            await asyncio.wait_for(self._exchange(reader, writer), self._limits.rendezvous_request)
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             # The client went away, stalled or was disconnected, or the server closes.
             writer.transport.abort()
@@ -166,7 +177,7 @@ class Rendezvous:
             return self._refuse(403)
         self._strangers.pop(writer, None)
         cost = _ENTRY_BYTES + size
-        if method == "PUT" and (size > self._value_limit or self._bytes + cost > _TOTAL_BYTES):
+        if method == "PUT" and (size > self._value_limit or self._bytes + cost > self._total_bytes):
             return self._refuse(413)
         self.requests[method] += 1
         name = f"{match['scope']}/{match['key']}"
@@ -199,6 +210,6 @@ class Rendezvous:
         if wait and name not in self._values:
             arrival = self._arrivals.setdefault(name, asyncio.Event())
             with suppress(asyncio.TimeoutError):  # the client asks again
-                await asyncio.wait_for(arrival.wait(), _LONG_POLL_SECONDS)
+                await asyncio.wait_for(arrival.wait(), self._limits.rendezvous_key)
         value = self._values.get(name)
         return (404, b"") if value is None else (200, value)

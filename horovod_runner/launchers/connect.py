@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER_HOST = "HOROVOD_RUNNER_DRIVER_HOST"
-_PROBE_SECONDS = 2.0
 _PROBES = 3  # a server that restarts refuses connections too: a single refusal says little
 
 
@@ -108,6 +107,7 @@ class ServerWatch:
         endpoint: the server's host and port.
         done: set when the run has ended.
         on_end: called once, from a thread, with a text for the user.
+        patience: for so many seconds the port may refuse connections.
     """
 
     def __init__(
@@ -115,7 +115,9 @@ class ServerWatch:
         endpoint: tuple[str, int],
         done: threading.Event,
         on_end: Callable[[str], None],
+        patience: float,
     ) -> None:
+        self._pause = patience / _PROBES
         self._endpoint = endpoint
         self._done = done
         self._on_end = on_end
@@ -126,7 +128,7 @@ class ServerWatch:
         if self._refuses():
             return  # it is reached in another way, for instance through a proxy
         while refusals < _PROBES:
-            if self._done.wait(_PROBE_SECONDS):
+            if self._done.wait(self._pause):
                 return
             refusals = refusals + 1 if self._refuses() else 0
         self._on_end(
@@ -137,7 +139,7 @@ class ServerWatch:
 
     def _refuses(self) -> bool:
         try:
-            socket.create_connection(self._endpoint, timeout=_PROBE_SECONDS).close()
+            socket.create_connection(self._endpoint, timeout=self._pause).close()
         except ConnectionRefusedError:
             return True
         except OSError:

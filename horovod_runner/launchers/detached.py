@@ -18,9 +18,6 @@ from horovod_runner.host import network
 from horovod_runner.wire.job import Job, Record
 from horovod_runner.wire.transport import ChannelAddress
 
-# Longer than tasks that do reach the driver may wait there for the other tasks.
-_MEET_SECONDS = 300.0
-
 
 class StandIn(Protocol):
     """The driver's stand-in (driver/detached/stand_in.py)."""
@@ -64,7 +61,7 @@ class Detached:
             self._stand_in = self._make_stand_in(self._job, self._own_address())
             text = _encode(self._stand_in.address)
         try:
-            return _decode(self._gather(text, _MEET_SECONDS)[0])
+            return _decode(self._gather(text, self._job.limits.detached_tasks)[0])
         except BaseException:
             self._close()
             raise
@@ -118,7 +115,7 @@ class Detached:
             raise errors[0]
         if not texts:
             raise LaunchError(
-                f"not all {self._job.size} tasks met within {seconds:.0f} s to run in detached "
+                f"not all {self._job.size} tasks met within {seconds:g} s to run in detached "
                 "mode, without the driver: some tasks may reach the driver, and others not. Set "
                 "HOROVOD_RUNNER_DRIVER_HOST to an address of the driver that all executors reach."
             )

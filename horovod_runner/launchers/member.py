@@ -22,6 +22,7 @@ import zmq
 from horovod_runner.checkpoints.commits import Commits
 from horovod_runner.host import network
 from horovod_runner.host.scratch import RunFolder, memory_folder
+from horovod_runner.limits import Limits
 from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
 from horovod_runner.warm.client import end_fork_servers
 from horovod_runner.wire import messages
@@ -49,7 +50,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
         # commits of a lost one are not taken for those of another.
         name = f"{job.run_id}-{network.host_id()}"
         commits = stack.enter_context(RunFolder(name, memory_folder())).path
-        contact = _Contact(pool, seat, commits)
+        contact = _Contact(pool, seat, commits, job.limits)
         try:
             while (work := contact.work.get()) is not None:
                 outcome = run_rank(
@@ -70,7 +71,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
         finally:
             contact.close()
             if setup.owner is not None and not job.options.cluster_config.preload_frameworks:
-                end_fork_servers(setup.owner)
+                end_fork_servers(setup.owner, job.limits)
 
 
 class _Contact:
@@ -80,15 +81,16 @@ class _Contact:
         pool: the pool's channel.
         seat: the task's number in the pool.
         commits: the folder for commits on this host.
+        limits: say when the driver is lost.
 
     Attributes:
         work: what to do next; None: nothing any more.
     """
 
-    def __init__(self, pool: ChannelAddress, seat: int, commits: Path) -> None:
+    def __init__(self, pool: ChannelAddress, seat: int, commits: Path, limits: Limits) -> None:
         self.work: SimpleQueue[Work | None] = SimpleQueue()
         self._commits = commits
-        self._link = Link(pool, seat)
+        self._link = Link(pool, seat, limits)
         self._lock = threading.Lock()
         self._joined = Joined(time.time_ns())
         # The message that is repeated until the pool answers it; None while there is work.

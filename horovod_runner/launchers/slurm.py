@@ -30,6 +30,7 @@ from horovod_runner.host import network
 from horovod_runner.launchers import srun
 from horovod_runner.launchers.launcher import TaskLostError
 from horovod_runner.launchers.member import serve
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
 from horovod_runner.wire.job import Job, Outcome, decode_outcome
@@ -41,7 +42,6 @@ _MARK = "horovod_runner"
 # Lines of a length that divides 1,024 stay whole, however the pieces of several tasks alternate.
 _LINE_BYTES = 256
 _PIECE_BYTES = 220  # of an outcome in base64; the rest is for the mark, the task and the line's end
-_FIRST_TASK_SECONDS = 120.0  # nodes may load Python from a slow file system
 _KEPT_LINES = 20
 
 
@@ -49,13 +49,14 @@ class SlurmLauncher:
     """Starts ranks in the Slurm allocation of this process.
 
     Args:
-        slot_timeout: seconds to wait for the first task; at least 120 s in any case.
+        slot_timeout: seconds to wait for the first task, where that is longer than the limit.
+        limits: for the first task.
 
     Raises:
         LaunchError: this process is in no allocation.
     """
 
-    def __init__(self, slot_timeout: float | None = None) -> None:
+    def __init__(self, slot_timeout: float | None = None, limits: Limits = DEFAULTS) -> None:
         self._job_id = os.environ.get("SLURM_JOB_ID")
         if self._job_id is None:
             raise LaunchError(
@@ -64,7 +65,7 @@ class SlurmLauncher:
             )
         self.needs_pool = False
         self.where = f"slurm job {self._job_id}"
-        self._seconds = max(_FIRST_TASK_SECONDS, slot_timeout or 0.0)
+        self._seconds = max(limits.slurm_task, slot_timeout or 0.0)
         this_node = socket.gethostname().split(".")[0]
         others = [node for node in _nodes() if node.split(".")[0] != this_node]
         self.shares_files = not others
@@ -223,7 +224,7 @@ class SlurmLaunch:
         """The error to raise if no task has started in time."""
         lines = "; ".join(self._last_lines) or "srun printed nothing"
         return SlotError(
-            f"np={self._size}: Slurm has started no task within {self._seconds:.0f} s ({lines}). "
+            f"np={self._size}: Slurm has started no task within {self._seconds:g} s ({lines}). "
             "Perhaps another step uses the allocation's CPUs or GPUs: end it, or raise "
             "slot_timeout to wait longer."
         )

@@ -22,16 +22,13 @@ from horovod_runner.errors import CancelledError, LaunchError, SlotError
 from horovod_runner.launchers import connect, detached
 from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
 from horovod_runner.launchers.spark_task import run_member, run_task
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import ChannelAddress, new_call
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
-
-_STARTUP_SECONDS = 30.0  # for the executors to register, after the driver has
-_NOTICE_SECONDS = 5.0  # between two notices that slots are missing
-_FIRST_TASK_SECONDS = 60.0
 
 
 class SparkLauncher:
@@ -46,6 +43,7 @@ class SparkLauncher:
         cancelled: ends the wait for slots when it is set.
         make_stand_in: starts the driver's stand-in in a task, if no task can reach the driver.
         profile: the resources of a task; None for the application's settings.
+        limits: for executors and for slots.
 
     Raises:
         ValueError: this version of Spark accepts no profile.
@@ -60,12 +58,14 @@ class SparkLauncher:
         make_stand_in: Callable[[Job, str], detached.StandIn] | None = None,
         *,
         profile: ResourceProfile | None = None,
+        limits: Limits = DEFAULTS,
     ) -> None:
         if profile is not None and int(spark.version.partition(".")[0]) < 4:
             raise ValueError(
                 f"resource_profile requires Spark 4.0 or later, and this is {spark.version}: set "
                 "the resources of a task with spark.task.cpus and spark.task.resource.gpu.amount"
             )
+        self._limits = limits
         self._profile = profile
         self._make_stand_in = make_stand_in
         self._spark = spark
@@ -97,7 +97,7 @@ class SparkLauncher:
                 return size or available
             if time.monotonic() >= deadline:
                 raise self._too_few(size, available)
-            if time.monotonic() - noticed > _NOTICE_SECONDS:
+            if time.monotonic() - noticed > self._limits.slot_notice:
                 noticed = time.monotonic()
                 self._notice(f"waiting for slots: {available} of {max(1, size)}")
             # Spark offers no event for new executors.
@@ -110,9 +110,9 @@ class SparkLauncher:
             return self._slot_timeout
         if self._is_local:
             return 0.0
-        joined = self._joined()
-        age = _STARTUP_SECONDS if joined is None else time.time() - joined
-        return min(_STARTUP_SECONDS, max(0.0, _STARTUP_SECONDS - age))
+        joined, limit = self._joined(), self._limits.executors
+        age = limit if joined is None else time.time() - joined
+        return min(limit, max(0.0, limit - age))
 
     def _joined(self) -> float | None:
         """When the driver joined the cluster, in seconds since 1970; None if it is not known.
@@ -207,7 +207,7 @@ class SparkLauncher:
                 profile=self._profile,
                 detaches=detaches,
             )
-        seconds = max(_FIRST_TASK_SECONDS, self._slot_timeout or 0.0)
+        seconds = max(self._limits.connect_task, self._slot_timeout or 0.0)
         return ConnectLaunch(
             self._spark,
             job,
@@ -267,7 +267,7 @@ class SparkLauncher:
 
     def _late_error(self, size: int, seconds: float) -> SlotError:
         return SlotError(
-            f"np={size}: Spark has started no task within {seconds:.0f} s. It starts all tasks of "
+            f"np={size}: Spark has started no task within {seconds:g} s. It starts all tasks of "
             f"a barrier job together: {self.where} has fewer than {size} free slots, because it is "
             "too small or because other jobs hold them. A slot is what one task takes: "
             f"{self._task_resources()}. Lower np, add executors or cores, or raise slot_timeout to "

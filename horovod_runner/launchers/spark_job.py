@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger(__name__)
-_HELLO_SECONDS = 5.0  # from a task's start to its Hello; later ones are taken, too
 _AGAIN_SECONDS = 1.0
 _WATCH_SECONDS = 1.0
 _OUTCOME_SCHEMA = "outcome binary"
@@ -110,7 +109,8 @@ class SparkLaunch:
 
         A SparkContext counts slots exactly: the tasks start as soon as other jobs let them.
         """
-        return None if self._started is None else self._started + _HELLO_SECONDS
+        limit = self._job.limits.first_report
+        return None if self._started is None else self._started + limit
 
     def _run(self) -> None:
         try:
@@ -202,7 +202,8 @@ class ConnectLaunch(SparkLaunch):
         super().__init__(spark, job, task, wake, dataframes, profile=profile, detaches=True)
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
-            connect.ServerWatch(endpoint, self._done, self._lost_server)
+            patience = job.limits.connect_server
+            connect.ServerWatch(endpoint, self._done, self._lost_server, patience)
 
     def _name_job(self) -> None:
         for tag in self._tags:  # a tag belongs to the thread that sets it
@@ -229,7 +230,7 @@ class ConnectLaunch(SparkLaunch):
     def expected(self) -> float | None:
         """By when a task should have said Hello; None if Spark does not report task starts."""
         if self._progress.started is not None:
-            return self._progress.started + _HELLO_SECONDS
+            return self._progress.started + self._job.limits.first_report
         return self._start_by if self._progress.known else None
 
     def cancel(self) -> None:

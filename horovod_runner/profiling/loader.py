@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +41,9 @@ _decode: Final = msgspec.msgpack.Decoder(_Seen).decode
 class LoaderWatch:
     """Watches the DataLoaders of this process, once torch is imported.
 
+    Args:
+        monotonic: the time in seconds, for the processes of DataLoaders.
+
     Attributes:
         batches: how many batches they have handed over.
         cells: numbers in the first part of these batches.
@@ -47,7 +51,8 @@ class LoaderWatch:
         stacks: microseconds for which each stack was seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self.batches = 0
         self.cells = 0
         self.total = 0
@@ -71,7 +76,7 @@ class LoaderWatch:
         if hasattr(worker, "_worker_loop") and hasattr(os, "memfd_create"):
             self._file = os.memfd_create("horovod_runner-lines")
             fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)
-            worker._worker_loop = _LookingLoop(worker._worker_loop, self._file)
+            worker._worker_loop = _LookingLoop(worker._worker_loop, self._file, self._monotonic)
 
     def _time(self, module: Any) -> None:
         """Time the calls that wait: for the first batch, which starts processes, and the next."""
@@ -116,14 +121,16 @@ class _LookingLoop:
     Args:
         loop: torch's function.
         file: the descriptor of the file in memory.
+        monotonic: the time in seconds.
     """
 
-    def __init__(self, loop: Any, file: int) -> None:
+    def __init__(self, loop: Any, file: int, monotonic: Callable[[], float]) -> None:
         self._loop = loop
         self._file = file
+        self._monotonic = monotonic
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        lines = _OwnLines(self._file)
+        lines = _OwnLines(self._file, self._monotonic)
         try:
             self._loop(*args, **kwargs)
         finally:
@@ -142,10 +149,11 @@ def _torch_loop() -> Any:
 class _OwnLines:
     """Looks at the main thread of this process, in a thread of its own, until :meth:`finish`."""
 
-    def __init__(self, file: int) -> None:
+    def __init__(self, file: int, monotonic: Callable[[], float]) -> None:
         self._file = file
+        self._monotonic = monotonic
         self._ended = threading.Event()
-        self._sampler = Sampler()
+        self._sampler = Sampler(clock=monotonic)
         self._thread = threading.Thread(target=self._run, name="horovod_runner-lines", daemon=True)
         self._thread.start()
 
@@ -155,12 +163,12 @@ class _OwnLines:
         self._thread.join()
 
     def _run(self) -> None:
-        pace = Pace()
-        now = time.monotonic()
+        pace = Pace(self._monotonic)
+        now = self._monotonic()
         adjust, write = now + _PACE_SECONDS, now + _SEND_SECONDS
         while not self._ended.wait(pace.seconds):
             self._sampler.look()
-            now = time.monotonic()
+            now = self._monotonic()
             if now >= adjust:
                 adjust = now + _PACE_SECONDS
                 pace.adjust()
@@ -174,4 +182,4 @@ class _OwnLines:
         stacks = Counter(self._sampler.stacks()).most_common(_MOST_STACKS)
         seen = _Seen(self._sampler.total, [(list(stack), count) for stack, count in stacks])
         os.write(self._file, frame(_encode(seen)))
-        self._sampler = Sampler()
+        self._sampler = Sampler(clock=self._monotonic)

@@ -39,6 +39,7 @@ class Profiler:
             waits in; may wait.
         outermost: the calls of this function, and those around it, are no lines of interest.
         stall_seconds: how long a collective of torch.distributed lasts until the driver is told.
+        flight_recorder: knows the collectives of torch.distributed; None: torch's own.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Profiler:
         outermost: CodeType | None = None,
         *,
         stall_seconds: float = 60.0,
+        flight_recorder: FlightRecorder | None = None,
     ) -> None:
         self._rank = rank
         self._most_arrivals = max(_FEWEST_ARRIVALS, min(_ARRIVALS, _ALL_ARRIVALS // size))
@@ -61,7 +63,7 @@ class Profiler:
         self._look_seconds = LOOK_SECONDS  # between two looks of this summary
         self._loader = LoaderWatch()
         self._collectives = Collectives()
-        self._flight_recorder = FlightRecorder()
+        self._flight_recorder = flight_recorder or FlightRecorder()
         self._unsent: list[Collective] = []
         self._late = 0.0
         self._thread = threading.Thread(

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import BinaryIO, Final, TypeAlias
 
@@ -36,17 +37,27 @@ class Pace:
 
     Make it in that thread.
 
+    Args:
+        clock: the time in seconds.
+        computed: the CPU time of this thread.
+
     Attributes:
         seconds: between two looks: from 0.02 to 0.1.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        computed: Callable[[], float] = time.thread_time,
+    ) -> None:
         self.seconds = _FIRST_SECONDS
-        self._before = time.monotonic(), time.thread_time()
+        self._clock = clock
+        self._computed = computed
+        self._before = clock(), computed()
 
     def adjust(self) -> None:
         """Look less or more often, by the CPU time since the last call; once a second or so."""
-        now = time.monotonic(), time.thread_time()
+        now = self._clock(), self._computed()
         seconds, cpu = now[0] - self._before[0], now[1] - self._before[1]
         self._before = now
         if seconds > 0:
@@ -61,6 +72,7 @@ class Sampler:
 
     Args:
         outermost: the calls of this function, and those around it, are left out.
+        clock: the time in seconds.
 
     Attributes:
         total: microseconds that the looks stand for.
@@ -69,12 +81,15 @@ class Sampler:
             collectives.
     """
 
-    def __init__(self, outermost: CodeType | None = None) -> None:
+    def __init__(
+        self, outermost: CodeType | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self.total = 0
         self.late_looks = 0
         self.blocked = 0
         self._outermost = outermost
-        self._looked = time.monotonic()
+        self._looked = clock()
         self._state: BinaryIO | None = None
         self._main = threading.main_thread().ident
         self._counts: Counter[_Coded] = Counter()
@@ -89,7 +104,7 @@ class Sampler:
     def look(self) -> None:
         """Take the stack at this moment for that of all the time since the last look."""
         stack = self._walk(sys._current_frames().get(self._main or 0))
-        now = time.monotonic()
+        now = self._clock()
         elapsed = round((now - self._looked) * 1e6)
         self._looked = now
         self.total += elapsed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from horovod_runner.results.run import Attempt, Line, Run, Status, TraceFile
@@ -19,10 +19,24 @@ _DETAIL_CHARACTERS = 64 << 10
 
 
 class Recorder(Sink):
-    """Records the events of a run in a :class:`Run`."""
+    """Records the events of a run in a :class:`Run`.
 
-    def __init__(self, run: Run) -> None:
+    Args:
+        run: the run.
+        most_characters: how much of the output is kept.
+        clock: the time in seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        most_characters: int = _KEPT_CHARACTERS,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._run = run
+        self._most_characters = most_characters
+        self._clock = clock
         self._characters = 0
         self._attempt = 1
         self._placed = 0  # the attempt for which ``ranks`` was called last
@@ -31,7 +45,7 @@ class Recorder(Sink):
     def attempt(self, number: int) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like the methods below."""
         self._attempt = number
-        run, now = self._run, time.time()
+        run, now = self._run, self._clock()
         latest = run.latest_checkpoint
         resumed_from = None if latest is None else latest.step
         run.attempts.append(Attempt(number, now, resumed_from=resumed_from))
@@ -51,9 +65,9 @@ class Recorder(Sink):
     ) -> None:
         run = self._run
         with run._lock:
-            run._lines.append(Line(time.time(), rank, stream, text))
+            run._lines.append(Line(self._clock(), rank, stream, text))
             self._characters += len(text)
-            while self._characters > _KEPT_CHARACTERS:
+            while self._characters > self._most_characters:
                 cut = len(run._lines.popleft().text)
                 self._characters -= cut
                 run.logs_cut += cut
@@ -71,18 +85,18 @@ class Recorder(Sink):
 
     def began(self, rank: int) -> None:
         timings = self._run.timings
-        timings.first_line = timings.first_line or time.time()
+        timings.first_line = timings.first_line or self._clock()
 
     def reports(self, reports: Sequence[Report]) -> None:
         timings = self._run.timings
         if timings.first_report is None:
-            timings.first_report = time.time()
+            timings.first_report = self._clock()
         self._run._metrics.extend(reports, self._attempt)
         self._on_step()
 
     def _on_step(self) -> None:
         """Note a sign of a step, and how long there was none before this attempt."""
-        now = time.time()
+        now = self._clock()
         for attempt in self._run.attempts[1:][-1:]:
             if attempt.pause is None and self._step_at is not None:
                 attempt.pause = now - self._step_at
@@ -91,7 +105,7 @@ class Recorder(Sink):
     def profile(self, profile: Profile) -> None:
         if profile.steps:
             self._on_step()
-        self._run.profile.add(profile, time.time())
+        self._run.profile.add(profile, self._clock())
 
     def machine(self, machine: Machine) -> None:
         self._run.profile.add_machine(machine)
@@ -112,17 +126,17 @@ class Recorder(Sink):
             lines = str(error).strip().splitlines() or [""]
             attempt.error = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
             attempt.details = _details(error)
-            attempt.ended = time.time()
+            attempt.ended = self._clock()
 
     def changed(self, reason: str) -> None:
         """Record that the current attempt has ended in favour of another number of ranks."""
         for attempt in self._run.attempts[-1:]:
-            attempt.change, attempt.ended = reason, time.time()
+            attempt.change, attempt.ended = reason, self._clock()
 
     def ended(self, status: Status) -> None:
         """Record that the run has ended."""
         run = self._run
-        run.timings.end = time.time()
+        run.timings.end = self._clock()
         for attempt in run.attempts[-1:]:
             attempt.ended = attempt.ended or run.timings.end
         run.status = status

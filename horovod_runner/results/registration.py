@@ -23,7 +23,6 @@ from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
 
 _CLOSE = b"."
-# A run's record is written again after this time, or later where writing it takes long.
 _RECORD_SECONDS = 60.0
 _RECORD_SHARE = 0.02  # of the time, at most
 _VIEW_SECONDS = 0.25  # a view that is younger answers the next question, too
@@ -39,9 +38,21 @@ class Registration(Sink):
     Args:
         run: the run.
         cancel: ends the run; called in another thread.
+        record_seconds: after this time the record is written again, or later where writing it takes
+            long.
+        keep: writes the record.
     """
 
-    def __init__(self, run: Run, cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        cancel: Callable[[], None],
+        *,
+        record_seconds: float = _RECORD_SECONDS,
+        keep: Callable[[Run], object] = saved_run.keep,
+    ) -> None:
+        self._record_seconds = record_seconds
+        self._keep = keep
         self._entry = Entry(
             run.run_id,
             run.main,
@@ -96,7 +107,7 @@ class Registration(Sink):
     def _listen(self) -> None:
         poller = select.poll()  # select() cannot handle descriptors above 1023
         poller.register(self._fifo, select.POLLIN)
-        due = time.monotonic() + _RECORD_SECONDS
+        due = time.monotonic() + self._record_seconds
         while True:
             is_due = not poller.poll(1000 * max(0.0, due - time.monotonic()))
             command = RECORD if is_due else os.read(self._fifo, 1)
@@ -113,8 +124,8 @@ class Registration(Sink):
         """Write the record; returns the seconds until it is due again."""
         began = time.monotonic()
         with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
-            saved_run.keep(self._run)
-        return max(_RECORD_SECONDS, (time.monotonic() - began) / _RECORD_SHARE)
+            self._keep(self._run)
+        return max(self._record_seconds, (time.monotonic() - began) / _RECORD_SHARE)
 
     def _show(self) -> None:
         """Write what the run is doing now."""

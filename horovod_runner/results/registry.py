@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -93,10 +93,16 @@ class ListedRun(msgspec.Struct):
     processes: list[int]
 
 
-def find() -> list[ListedRun]:
-    """Return all runs of this user, oldest first."""
+def find(
+    listed: Callable[[], Mapping[str, Sequence[psutil.Process]]] | None = None,
+) -> list[ListedRun]:
+    """Return all runs of this user, oldest first.
+
+    Args:
+        listed: returns the processes of the runs of this machine, by run id; None: reads them.
+    """
     entries = {entry.run_id: entry for entry in _entries()}
-    processes = _processes()
+    processes = (listed or _processes)()
     runs = []
     for run_id in sorted(entries.keys() | processes.keys()):
         entry = entries.get(run_id)

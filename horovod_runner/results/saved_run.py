@@ -189,8 +189,12 @@ def folder() -> Path:
     return state_folder() / "records"
 
 
-def keep(run: Run) -> Path | None:
+def keep(run: Run, most_runs: int = _KEPT_RUNS) -> Path | None:
     """Write a run's record into :func:`folder`, and delete the oldest ones.
+
+    Args:
+        run: the run.
+        most_runs: how many records are kept.
 
     Returns:
         Where it is; None where the folder cannot be written.
@@ -200,7 +204,7 @@ def keep(run: Run) -> Path | None:
         records.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = records / f"{run.run_id}{SUFFIX}"
         save(run, path)
-        _delete_old()
+        _delete_old(most_runs)
         return path
     return None
 
@@ -274,13 +278,13 @@ def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
 
 
-def _delete_old() -> None:
+def _delete_old(most_runs: int) -> None:
     size = 0
     for number, path in enumerate(kept()):
         with suppress(OSError):
             files = [path, *path.parent.glob(f"{path.stem}-rank-*")]
             size += sum(file.stat().st_size for file in files)
-            if number >= _KEPT_RUNS or (number and size > _KEPT_BYTES):
+            if number >= most_runs or (number and size > _KEPT_BYTES):
                 for file in files:
                     file.unlink()
     for path in folder().glob("*-rank-*"):  # of a run whose driver was killed

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from horovod_runner.folders.problems import describe
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
     from horovod_runner.wire.messages import Controller, Report
     from horovod_runner.wire.slots import RankInfo
 
-_CLOSE_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 1.0
-_LAST_SECONDS: Final = 5.0
 _MAX_QUEUED: Final = 100_000  # events
 # Events that may overflow a queue; all others are few, and are never dropped.
 _MEASURED: Final = ("profile", "machine", "lines")  # most sinks have no method for these
@@ -34,11 +33,18 @@ class FanOut(Sink):
         direct: the runner's sinks, called in the calling thread.
         threaded: the user's sinks, each called in a separate thread.
         notice: called with a message for the user when a threaded sink fails or is too slow.
+        limits: say how long sinks may take after the run.
     """
 
     def __init__(
-        self, direct: Sequence[Sink], threaded: Iterable[Sink], notice: Callable[[str], None]
+        self,
+        direct: Sequence[Sink],
+        threaded: Iterable[Sink],
+        notice: Callable[[str], None],
+        *,
+        limits: Limits = DEFAULTS,
     ) -> None:
+        self._limits = limits
         self._direct = direct
         self._threads = [_SinkThread(sink, notice) for sink in threaded]
 
@@ -103,12 +109,12 @@ class FanOut(Sink):
             thread.put(event, arguments)
 
     def close(self) -> None:
-        """Wait until the user's sinks have handled all events, for at most half a minute."""
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        """Wait until the user's sinks have handled all events, as long as the limits allow."""
+        deadline = time.monotonic() + self._limits.sinks
         for thread in self._threads:
             thread.close()
         for thread in self._threads:
-            thread.wait(deadline)
+            thread.wait(deadline, self._limits)
 
 
 class _SinkThread:
@@ -187,7 +193,7 @@ class _SinkThread:
             self._closed = True
             self._changed.notify()
 
-    def wait(self, deadline: float) -> None:
+    def wait(self, deadline: float, limits: Limits) -> None:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             with self._changed:
@@ -195,12 +201,12 @@ class _SinkThread:
                 kept = [event for event in self._events if event[0] not in _FREQUENT]
                 self._events = deque(kept)
             self._notice(
-                f"the sink {self._name} is still busy {_CLOSE_SECONDS:.0f} s after the end of the "
+                f"the sink {self._name} is still busy {limits.sinks:g} s after the end of the "
                 f"run: {queued - len(kept)} reports and lines are dropped. It handles the other "
                 "events for as long as this process lives. It is slower than reports arrive: "
                 "report less often"
             )
-            self._thread.join(_LAST_SECONDS)
+            self._thread.join(limits.sink_rest)
         elif self._dropped:
             self._notice(
                 f"the sink {self._name} was too slow: {self._dropped} reports and lines were "

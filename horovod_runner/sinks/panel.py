@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.sinks import panel_html
-from horovod_runner.sinks.progress import Progress
+from horovod_runner.sinks.progress import LINE_SECONDS, Progress
 from horovod_runner.sinks.streams import in_notebook
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from horovod_runner.wire.measurements import Profile
     from horovod_runner.wire.messages import Report
 
-_FIRST_SECONDS: Final = 1.0  # a run that is shorter loads no widgets
+_FIRST_SECONDS: Final = 1.0
 _DRAW_SECONDS: Final = 1.5
 _DRAW_SHARE: Final = 20  # with a thousand ranks drawing takes longer: at most 5% of the time
 _WIDGETS_VIEW: Final = "application/vnd.jupyter.widget-view+json"
@@ -52,10 +52,22 @@ class Panel(Progress):
 
     Where no frontend is known that shows widgets, lines of text are printed as well, as without a
     terminal: otherwise whoever executes a notebook without a browser would see nothing.
+
+    Args:
+        live: says what a run is doing now.
+        first_seconds: a run that is shorter loads no widgets.
+        line_seconds: as for :class:`Progress`.
     """
 
-    def __init__(self, live: Callable[[Run], Live]) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        live: Callable[[Run], Live],
+        *,
+        first_seconds: float = _FIRST_SECONDS,
+        line_seconds: float = LINE_SECONDS,
+    ) -> None:
+        super().__init__(line_seconds=line_seconds)
+        self._first_seconds = first_seconds
         self._lines = not any(os.environ.get(name) for name in _FRONTENDS)
         self._live = live
         self._run: Run | None = None
@@ -77,7 +89,7 @@ class Panel(Progress):
 
     def _has_news(self) -> None:
         if self._due is None:
-            self._due = time.monotonic() + _FIRST_SECONDS
+            self._due = time.monotonic() + self._first_seconds
 
     def idle(self) -> None:
         began = time.monotonic()

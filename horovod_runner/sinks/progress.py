@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from horovod_runner.wire.measurements import Profile
     from horovod_runner.wire.messages import Report
 
-_LINE_SECONDS = 10.0
+LINE_SECONDS: Final = 10.0
 _DRAW_SECONDS = 0.1
 _SHOWN_METRICS = 5
 _LARGE_SHARE = 0.2  # of the time, from which waiting is shown
@@ -32,11 +32,25 @@ class Progress(Sink):
 
     What rank 0 waits for is shown where it is a large share of its time. Nothing is shown before
     the first report. ``report(total_steps=...)`` gives the bar its end.
+
+    Args:
+        width: the width of the terminal; 0 without one.
+        line_seconds: between two lines of text.
+        clock: the time in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        width: Callable[[], int] = columns,
+        line_seconds: float = LINE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._width = width
+        self._line_seconds = line_seconds
+        self._clock = clock
         self._bar: Any = None
-        self._lines = not (columns() or in_notebook())
+        self._lines = not (width() or in_notebook())
         self._line_open = False  # the program's last line of output has no end yet
         self._attempt = 1
         self._restarted = False
@@ -80,10 +94,10 @@ class Progress(Sink):
             if report.total_steps is not None:
                 self._total = report.total_steps
         self._dirty = True
-        now = time.monotonic()
+        now = self._clock()
         if self._paced is None:
             self._paced = now, self._step
-        if now - self._shown_at >= (_LINE_SECONDS if self._lines else _DRAW_SECONDS):
+        if now - self._shown_at >= (self._line_seconds if self._lines else _DRAW_SECONDS):
             self._show(now)
 
     def end(self, run: Run) -> None:
@@ -94,7 +108,7 @@ class Progress(Sink):
             write(sys.stderr, "\n")
             self._line_open = False
         if self._dirty:
-            self._show(time.monotonic())
+            self._show(self._clock())
         bar, self._bar = self._bar, None
         if bar is not None:
             with suppress(Exception):
@@ -181,11 +195,11 @@ class Progress(Sink):
         return "" if self._is_narrow() else "step"
 
     def _is_narrow(self) -> bool:
-        return self._total is not None and 0 < columns() < _WIDE_COLUMNS
+        return self._total is not None and 0 < self._width() < _WIDE_COLUMNS
 
     def _room(self) -> int | None:
         """The characters that metrics have beside the rest of the bar; None: any number."""
-        width = columns()
+        width = self._width()
         if not width:
             return None
         count = f"{self._step}" if self._total is None else f"{self._total}/{self._total}"

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TextIO
@@ -34,9 +34,20 @@ class TerminalSink(Sink):
             than 16, a line that several ranks print at about the same time is printed once, with
             their numbers, or with how many they are.
         progress: the progress bar that stays below the printed text; None if there is no bar.
+        width: the width of the terminal; 0 without one.
+        clock: the time in seconds.
     """
 
-    def __init__(self, size: int, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        progress: Progress | None = None,
+        *,
+        width: Callable[[], int] = columns,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._width = width
+        self._clock = clock
         self._prefixed = size > 1
         self._gathers = size > MAX_LINES
         # Ranks by (stream, line, how many times the rank has printed that line).
@@ -58,7 +69,7 @@ class TerminalSink(Sink):
 
     def idle(self) -> None:
         """Print gathered lines once they are old enough."""
-        if self._gathered and time.monotonic() - self._since > _GATHER_SECONDS:
+        if self._gathered and self._clock() - self._since > _GATHER_SECONDS:
             self._print_gathered()
 
     def end(self, run: Run) -> None:
@@ -78,7 +89,7 @@ class TerminalSink(Sink):
         self._print_gathered()
         # Spark's progress bar may be on the current line of a terminal: erase it.
         start = "\r\x1b[K" if is_terminal() else ""
-        width = columns()
+        width = self._width()
         lines = "".join(
             f"{broken(f'HorovodRunner: {line}', width)}\n" for line in text.splitlines()
         )
@@ -87,7 +98,7 @@ class TerminalSink(Sink):
     def _gather(self, rank: int, stream: Stream, lines: Sequence[str]) -> None:
         with self._lock:
             if not self._gathered:
-                self._since = time.monotonic()
+                self._since = self._clock()
             for line in lines:
                 self._printed[rank, stream, line] += 1
                 times = self._printed[rank, stream, line]

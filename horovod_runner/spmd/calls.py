@@ -188,9 +188,17 @@ def _at_exit() -> None:
     """Tell the other ranks that this process exits without ``end``: they must not wait for it."""
     global _session
     session, _session = _session, None
-    if session is None:
-        return
-    error = getattr(sys, "last_value", None)
+    if session is not None:
+        tell_of_exit(session, getattr(sys, "last_value", None))
+
+
+def tell_of_exit(session: Session, error: BaseException | None) -> None:
+    """Tell the other ranks why this process exits, and print what they know of it.
+
+    Args:
+        session: the training that this rank leaves.
+        error: the exception that nobody has caught; None without one.
+    """
     if error is None:
         error = RuntimeError("the process exited (sys.exit, or the end of main) before spmd.end()")
     shown = len(getattr(error, "__notes__", ()))  # with the traceback, which Python has printed

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 import psutil
 
-from horovod_runner.host import counters, limits, processes
+from horovod_runner.host import control_groups, counters, processes
 from horovod_runner.host.counters import Counters
 from horovod_runner.host.gpu_meter import GpuMeter
 from horovod_runner.task.memory import MemoryWatch
@@ -40,7 +40,7 @@ class MachineWatch:
         self._memory = memory
         self._is_first = slot.local_rank == 0
         self._gpus: GpuMeter | None = None
-        self._kills = limits.kill_counter(pid)
+        self._kills = control_groups.kill_counter(pid)
         self._before = self._read(None)
         self._due = self._before.time + _SECONDS + (_LATER_SECONDS if self._is_first else 0.0)
 
@@ -62,14 +62,14 @@ class MachineWatch:
             slot.rank,
             time.time(),
             seconds,
-            of_cores=limits.available_cores(),
+            of_cores=control_groups.available_cores(),
             throttled=_throttled(before.group, now.group, seconds),
             memory=use.worker + use.children,
             free_memory=use.free,
             faults=now.faults - before.faults,
             host_rank=slot.rank - slot.local_rank,
             own_cores=(now.cpu - before.cpu) / seconds,
-            quota=limits.cpu_quota(self._pid) or 0.0,
+            quota=control_groups.cpu_quota(self._pid) or 0.0,
             memory_limit=use.limit,
             children_memory=use.children,
             grown=use.grown,
@@ -96,8 +96,8 @@ class MachineWatch:
             time.monotonic(),
             cpu,
             faults,
-            limits.cpu_time(self._pid),
-            limits.killed_for_memory(self._kills) or 0,
+            control_groups.cpu_time(self._pid),
+            control_groups.killed_for_memory(self._kills) or 0,
             counters.read() if self._is_first else None,
         )
 
@@ -116,12 +116,14 @@ class _Reading(NamedTuple):
     time: float
     cpu: float
     faults: int
-    group: limits.CpuTime
+    group: control_groups.CpuTime
     killed: int
     host: Counters | None
 
 
-def _throttled(before: limits.CpuTime, now: limits.CpuTime, seconds: float) -> float:
+def _throttled(
+    before: control_groups.CpuTime, now: control_groups.CpuTime, seconds: float
+) -> float:
     """For how long a CPU quota stopped the processes of a control group.
 
     The kernel adds up the cores on which it stopped them. Of all the time that they wanted to

@@ -18,8 +18,6 @@ from horovod_runner.wire.messages import Assignment
 from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 
-REACH_SECONDS = 30.0  # for the driver's first answer
-
 
 class MeetingPoints(NamedTuple):
     """Where the ranks find each other. All of them are on task 0's host, which runs rank 0.
@@ -34,13 +32,13 @@ class MeetingPoints(NamedTuple):
 
 
 @contextmanager
-def meeting_points(task: int, address: str, size: int) -> Iterator[MeetingPoints]:
+def meeting_points(job: Job, task: int, address: str) -> Iterator[MeetingPoints]:
     """Open the meeting points on task 0; empty ones on all other tasks.
 
     Args:
+        job: what the ranks of the run execute.
         task: this task's number.
         address: this host's IPv4 address.
-        size: the number of ranks.
     """
     if task != 0:
         yield MeetingPoints()
@@ -49,8 +47,8 @@ def meeting_points(task: int, address: str, size: int) -> Iterator[MeetingPoints
 
     with ExitStack() as stack:
         rendezvous = ""
-        if size > 1:
-            server = Rendezvous(address, size)
+        if job.size > 1:
+            server = Rendezvous(address, job.size, limits=job.limits)
             stack.callback(server.close)
             rendezvous = server.address
         held = stack.enter_context(network.hold_port())
@@ -85,7 +83,7 @@ def make_offer(
         address=own_address,
         interface=network.interface_of(own_address),
         task_gpus=task_gpus,
-        host_gpus=gpus.visible_gpus() if look_for_gpus else (),
+        host_gpus=gpus.visible_gpus(job.limits.nvidia_smi) if look_for_gpus else (),
         ports=network.port_count(),
     )
 
@@ -101,14 +99,19 @@ def _address_towards(driver: str) -> str:
         ) from error
 
 
-def await_assignment(link: Link, address: ChannelAddress) -> Assignment:
+def await_assignment(link: Link, address: ChannelAddress, patience: float) -> Assignment:
     """Wait until the driver has heard all tasks and assigns this one a slot.
+
+    Args:
+        link: this task's end of the channel.
+        address: the driver's channel.
+        patience: seconds within which the driver has to answer at all.
 
     Raises:
         CalledOffError: the driver stopped the rank, or cannot be reached.
         DetachError: the driver orders all tasks into detached mode.
     """
-    deadline = time.monotonic() + REACH_SECONDS
+    deadline = time.monotonic() + patience
     reached = False
     while True:
         for message in receive(link, 0.5):
@@ -121,7 +124,7 @@ def await_assignment(link: Link, address: ChannelAddress) -> Assignment:
             link.mark_lost()
             raise CalledOffError(
                 f"the driver did not answer at {address.host}:{address.port} within "
-                f"{REACH_SECONDS:.0f} s. The likely cause is a firewall between executors and "
+                f"{patience:g} s. The likely cause is a firewall between executors and "
                 "driver, or a wrong spark.driver.host (in detached mode, where task 0 supervises "
                 "the ranks: a firewall between the executors). Open all TCP ports between them, or "
                 "correct spark.driver.host."

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 import psutil
 
-from horovod_runner.host import counters, limits, processes
+from horovod_runner.host import control_groups, counters, processes
 from horovod_runner.wire.measurements import MemoryShort, MemoryUse
 from horovod_runner.wire.slots import Slot
 
@@ -79,12 +79,24 @@ class MemoryWatch:
         slot: the rank's.
         pid: its worker process.
         guard: the process that started the worker, and adopts what the worker leaves behind.
+        look_seconds: between two looks.
+        processes_seconds: between two readings of all processes.
 
     Attributes:
         use: what was seen last, while the worker lived; None before that.
     """
 
-    def __init__(self, slot: Slot, pid: int, guard: int) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        pid: int,
+        guard: int,
+        *,
+        look_seconds: float = _LOOK_SECONDS,
+        processes_seconds: float = _PROCESSES_SECONDS,
+    ) -> None:
+        self._look_seconds = look_seconds
+        self._processes_seconds = processes_seconds
         self._slot = slot
         self._pid = pid
         self._guard = guard
@@ -102,10 +114,10 @@ class MemoryWatch:
         now = time.monotonic()
         if now < self._due:
             return None
-        self._due = now + _LOOK_SECONDS
+        self._due = now + self._look_seconds
         if not _lives(self._pid):
             return None  # what it had stays known
-        left = limits.memory(self._pid)
+        left = control_groups.memory(self._pid)
         if left.limit != self._limit:  # the host's memory, or another container's limit
             self._limit = self._lowest = left.limit
             self._looks.clear()
@@ -113,7 +125,8 @@ class MemoryWatch:
             self._lowest = min(self._lowest, self._looks[0][1])
         self._looks.append((now, left.free))
         much = left.free < (1 - _MUCH) * left.limit
-        if much or not self._readings or now - self._readings[-1].time >= _PROCESSES_SECONDS:
+        since = now - self._readings[-1].time if self._readings else float("inf")
+        if much or since >= self._processes_seconds:
             self._read(now)
         self.use = self._used(left)
         if self._warned:
@@ -130,9 +143,12 @@ class MemoryWatch:
             return None
         last = self._readings[-1]
         before = next(each.killed for each in self._readings if each.counter == last.counter)
-        killed = _more(limits.killed_for_memory(last.counter), before)
+        killed = _more(control_groups.killed_for_memory(last.counter), before)
         # A worker that has moved to another container since then is counted there.
-        of_host = _more(limits.killed_for_memory(limits.host_kill_counter()), last.killed_on_host)
+        of_host = _more(
+            control_groups.killed_for_memory(control_groups.host_kill_counter()),
+            last.killed_on_host,
+        )
         return msgspec.structs.replace(
             self.use, killed=killed or of_host, age=time.monotonic() - self._looks[-1][0]
         )
@@ -148,14 +164,14 @@ class MemoryWatch:
         self._first_memory = {
             pid: self._first_memory.get(pid, min(size, worker)) for pid, size in memory.items()
         }
-        counter = limits.kill_counter(self._pid)
-        killed = limits.killed_for_memory(counter)
-        on_host = limits.killed_for_memory(limits.host_kill_counter())
+        counter = control_groups.kill_counter(self._pid)
+        killed = control_groups.killed_for_memory(counter)
+        on_host = control_groups.killed_for_memory(control_groups.host_kill_counter())
         self._readings.append(_Reading(now, memory, counter, killed, on_host))
         while now - self._readings[0].time > _KEPT_SECONDS:
             self._readings.popleft()
 
-    def _used(self, left: limits.Memory) -> MemoryUse:
+    def _used(self, left: control_groups.Memory) -> MemoryUse:
         first, last = self._readings[0], self._readings[-1]
         worker = last.memory.get(self._pid, 0)
         return MemoryUse(
@@ -179,7 +195,7 @@ class _Reading(NamedTuple):
 
     Attributes:
         memory: bytes by process id.
-        counter, killed: see `limits.kill_counter`, and what it said.
+        counter, killed: see `control_groups.kill_counter`, and what it said.
         killed_on_host: the same of the whole host.
     """
 

@@ -34,9 +34,7 @@ from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import guard
 
-TERM_GRACE_SECONDS: Final = 2.0
 PIPE_BYTES: Final = 1 << 20
-_GUARD_SECONDS = 10.0
 # The user's function must not see secrets and ports of Spark and Py4J, and a run that a rank of
 # another run starts must not connect to that run's ranks.
 _WITHHELD = (
@@ -94,6 +92,7 @@ class WorkerProcess:
         preload: Sequence[str] = (),
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
+        self._limits = job.limits
         variables = {**inherited_environment(inherited), **environment}
         self.fork_server: ForkServer | None = None
         self.cold_reason = ""
@@ -109,7 +108,7 @@ class WorkerProcess:
                 variables[job_file.PMI_VARIABLE] = str(worker_pmi.fileno())
             guard_process: subprocess.Popen[bytes] | ForkedGuard | None = None
             if owner is not None:
-                self.fork_server = ForkServer(owner, job.path, variables, directory)
+                self.fork_server = ForkServer(owner, job.path, variables, directory, job.limits)
                 self.fork_server.keep(preload)
                 try:
                     passed = [stdout, stderr, *descriptors]
@@ -214,10 +213,10 @@ class WorkerProcess:
         if self.exit_code is None:
             self.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(TERM_GRACE_SECONDS)
+                self._process.wait(self._limits.worker_end)
         self.kill()
         try:
-            self._process.wait(_GUARD_SECONDS)
+            self._process.wait(self._limits.guard_end)
         except subprocess.TimeoutExpired:  # the guard itself is stopped
             self._process.kill()
             self._process.wait()

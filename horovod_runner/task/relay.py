@@ -20,7 +20,7 @@ from horovod_runner.task.machine import MachineWatch
 from horovod_runner.task.memory import MemoryWatch
 from horovod_runner.task.mpi_socket import MpiSocket
 from horovod_runner.task.orders import LOST_DRIVER
-from horovod_runner.task.process import PIPE_BYTES, TERM_GRACE_SECONDS, WorkerProcess
+from horovod_runner.task.process import PIPE_BYTES, WorkerProcess
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import framing, messages
 from horovod_runner.wire.job import Job, Outcome
@@ -47,8 +47,6 @@ _MAX_WAITING = 32
 # save no time.
 _MAX_WAITING_FILE_PARTS = 2
 _ACTIVITY_SECONDS = 5.0  # between two measurements of the worker's activity
-_LOST_SECONDS = 5.0  # to complete a checkpoint without the driver
-_STACKS_SECONDS = 2.0  # until the worker's stacks begin to arrive; a tenth of it for the rest
 
 
 class Relay:
@@ -70,6 +68,7 @@ class Relay:
         worker: WorkerProcess,
         echo: Callable[[str], None] | None,
     ) -> None:
+        self._limits = job.limits
         self._slot = assignment.slot
         self._link = link
         self._worker = worker
@@ -122,7 +121,7 @@ class Relay:
             self._obey(self._wait_for_room() if self._unspooled else self._forward_ready())
             if self._link.lost and not self._problem:
                 self._problem = LOST_DRIVER
-                self._end_worker(_LOST_SECONDS)
+                self._end_worker(self._limits.saving_alone)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._worker.kill()
             elif self._end_at is not None and self._kill_at is None:
@@ -195,7 +194,8 @@ class Relay:
             if isinstance(order, messages.Stop):
                 self._end_worker(order.seconds)
             elif isinstance(order, messages.ShowStacks):
-                self._stacks, self._stacks_until = b"", time.monotonic() + _STACKS_SECONDS
+                self._stacks = b""
+                self._stacks_until = time.monotonic() + self._limits.stacks_begin
                 self._worker.show_stacks()
             elif isinstance(order, messages.Fenced) and self._mpi is not None:
                 self._keep_mpi(self._mpi.fenced())
@@ -222,7 +222,7 @@ class Relay:
         if self._worker.outcome() is None:  # otherwise the worker is about to exit by itself
             self._stopped = True
             self._worker.terminate()
-        self._kill_at = now + TERM_GRACE_SECONDS
+        self._kill_at = now + self._limits.worker_end
 
     def _poll_timeout(self) -> int:
         """How long to wait for something to happen, in milliseconds."""
@@ -306,7 +306,7 @@ class Relay:
         if descriptor == self._worker.stacks:
             self._stacks += data
             if self._stacks_until is not None:  # complete soon: faulthandler writes it in one go
-                self._stacks_until = time.monotonic() + _STACKS_SECONDS / 10
+                self._stacks_until = time.monotonic() + self._limits.stacks_begin / 10
         elif descriptor in self._frames:
             self._forward(descriptor, data)
         else:

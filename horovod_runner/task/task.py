@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from horovod_runner.errors import DataError, HorovodRunnerError
-from horovod_runner.host import gpus, limits, rank_environment, software
+from horovod_runner.host import control_groups, gpus, rank_environment, software
 from horovod_runner.host.pmi import segments
 from horovod_runner.host.scratch import VARIABLE, RunFolder, remove_left
 from horovod_runner.task import meeting, transfer
@@ -40,8 +40,6 @@ from horovod_runner.wire.messages import Assignment
 from horovod_runner.wire.slots import Slot
 from horovod_runner.wire.transport import ChannelAddress
 
-_DETACH_SECONDS = 10.0  # without an answer, before the tasks switch to detached mode
-_DRAIN_SECONDS = 30.0  # without any progress
 _LOOK_SECONDS = 1.0
 _TIMELINE = "HOROVOD_TIMELINE"
 
@@ -109,11 +107,11 @@ def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitSt
     Raises:
         DetachError: the tasks must switch to detached mode.
     """
-    link = Link(address, setup.task)
+    link = Link(address, setup.task, job.limits)
     try:
         # Before Hello: the driver starts all ranks once all tasks have said Hello, so a task that
         # says it must be able to take part.
-        if setup.detached is not None and not link.reaches(_DETACH_SECONDS):
+        if setup.detached is not None and not link.reaches(job.limits.driver_reached):
             raise DetachError
         try:
             folder = stack.enter_context(_scratch(job)) if _needs_scratch(job) else None
@@ -129,7 +127,8 @@ def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitSt
                 problem=str(error) if isinstance(error, HorovodRunnerError) else repr(error),
                 in_data=isinstance(error, DataError),
             )
-        return msgspec.structs.replace(outcome, lost=_drain(link, setup.task))
+        lost = _drain(link, setup.task, job.limits.messages_taken)
+        return msgspec.structs.replace(outcome, lost=lost)
     finally:
         link.close()
 
@@ -196,11 +195,13 @@ class _RankTask:
             setup.task_gpus,
             setup.user_environment.get("HOROVOD_GLOO_IFACE", ""),
         )
-        with meeting.meeting_points(setup.task, offer.address, job.size) as points:
+        with meeting.meeting_points(job, setup.task, offer.address) as points:
             versions = software.installed(setup.path)
             hello = messages.Hello(offer, points.rendezvous, points.master_port, versions, pieces)
             self._link.put(hello)
-            assignment = meeting.await_assignment(self._link, self._address)
+            assignment = meeting.await_assignment(
+                self._link, self._address, job.limits.driver_answer
+            )
             checkpoints = self._fetch_checkpoint(assignment.slot)
             outcome = self._run_worker(assignment, checkpoints)
             remove_left(job.run_id)
@@ -216,7 +217,9 @@ class _RankTask:
         """The job's checkpoint plan; on rank 0 with a checkpoint that is readable on this host."""
         plan = self._job.checkpoints
         if slot.rank == 0 and plan.resume and self._folder is not None:
-            return transfer.fetch_checkpoint(plan, self._link, self._folder)
+            return transfer.fetch_checkpoint(
+                plan, self._link, self._folder, self._job.limits.checkpoint_piece
+            )
         return plan
 
     def _run_worker(self, assignment: Assignment, checkpoints: CheckpointPlan) -> Outcome:
@@ -285,20 +288,21 @@ class _RankTask:
 
     def _worker_variables(self, assignment: Assignment, timeline: Path | None) -> dict[str, str]:
         """The worker's environment variables, beside those that it inherits."""
-        slot = assignment.slot
+        job, slot = self._job, assignment.slot
         variables = rank_environment.worker_variables(
             slot,
             assignment,
-            limits.available_cores(),
-            _gpu_variables(self._job, slot),
+            control_groups.available_cores(),
+            _gpu_variables(job, slot),
             self._setup.user_environment,
+            limits=job.limits,
         )
-        variables[RUN_VARIABLE] = self._job.run_id
+        variables[RUN_VARIABLE] = job.run_id
         if self._folder is not None:
             variables[VARIABLE] = str(self._folder)
         if timeline is not None:  # all ranks must ask for one; only rank 0 writes it
             variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
-        if _wants_trace(self._job):
+        if _wants_trace(job):
             # Otherwise torch's profiler prints its own log on stderr.
             variables.setdefault("KINETO_LOG_LEVEL", "99")
         if assignment.controller == "mpi":
@@ -339,16 +343,22 @@ def _gpu_variables(job: Job, slot: Slot) -> dict[str, str]:
     return gpus.environment(slot, job.options.cluster_config.gpu_pinning)
 
 
-def _drain(link: Link, task: int) -> int:
-    """Wait until the driver has taken all messages; returns the number of batches it has not."""
+def _drain(link: Link, task: int, patience: float) -> int:
+    """Wait until the driver has taken all messages; returns the number of batches it has not.
+
+    Args:
+        link: the task's end of the channel.
+        task: the task's number.
+        patience: for so many seconds the driver may take none.
+    """
     expected = link.sent + link.waiting
     link.put(messages.Ended(task, expected))
-    sent, deadline = link.sent, time.monotonic() + _DRAIN_SECONDS
+    sent, deadline = link.sent, time.monotonic() + patience
     while time.monotonic() < deadline and not link.lost:
         if any(isinstance(message, messages.Taken) for message in link.wait(0.5)):
             return 0
         if link.sent > sent:
-            sent, deadline = link.sent, time.monotonic() + _DRAIN_SECONDS
+            sent, deadline = link.sent, time.monotonic() + patience
     return link.waiting
 
 

@@ -14,11 +14,12 @@ from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.marker import Marker
 
-_FETCH_SECONDS = 60.0  # for the driver to verify a checkpoint and send a piece of it
 _MAX_WAITING = 32  # pieces that the driver has not taken yet
 
 
-def fetch_checkpoint(plan: CheckpointPlan, link: Link, folder: Path) -> CheckpointPlan:
+def fetch_checkpoint(
+    plan: CheckpointPlan, link: Link, folder: Path, patience: float
+) -> CheckpointPlan:
     """Make the checkpoint that rank 0 resumes from readable on this host.
 
     It is copied from the driver only where this host does not see the checkpoint folder.
@@ -27,6 +28,7 @@ def fetch_checkpoint(plan: CheckpointPlan, link: Link, folder: Path) -> Checkpoi
         plan: where checkpoints are, and which ones to resume from, the latest first.
         link: this task's end of the message channel.
         folder: the run's scratch folder on this host.
+        patience: seconds within which the driver verifies a checkpoint and sends a piece of it.
 
     Returns:
         The plan, with the path of the copy if there is one.
@@ -46,7 +48,7 @@ def fetch_checkpoint(plan: CheckpointPlan, link: Link, folder: Path) -> Checkpoi
     for marker in plan.resume:
         if marker.kind == "sharded":
             raise loader.not_shared(plan, marker, "The host of rank 0 does")
-        problem = _fetch(marker, link, folder)
+        problem = _fetch(marker, link, folder, patience)
         if not problem:
             return plan._replace(fetched=str(folder / marker.name))
         problems.append(problem)
@@ -56,13 +58,13 @@ def fetch_checkpoint(plan: CheckpointPlan, link: Link, folder: Path) -> Checkpoi
     )
 
 
-def _fetch(marker: Marker, link: Link, folder: Path) -> str:
+def _fetch(marker: Marker, link: Link, folder: Path, patience: float) -> str:
     """Copy a checkpoint to this host, piece by piece; returns the problem, or an empty text."""
     offset = 0
     with (folder / marker.name).open("wb") as file:
         while offset < marker.size:
             link.put(messages.Fetch(0, marker.name, offset))
-            answer = _await_piece(link, marker.name, offset)
+            answer = _await_piece(link, marker.name, offset, patience)
             if answer.problem or not answer.data:
                 return answer.problem or f"{marker.name} was cut short at {offset} bytes."
             file.write(answer.data)
@@ -70,15 +72,15 @@ def _fetch(marker: Marker, link: Link, folder: Path) -> str:
     return ""
 
 
-def _await_piece(link: Link, name: str, offset: int) -> messages.Fetched:
-    deadline = time.monotonic() + _FETCH_SECONDS
+def _await_piece(link: Link, name: str, offset: int, patience: float) -> messages.Fetched:
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         for message in receive(link, 0.5):
             if not isinstance(message, messages.Fetched):
                 continue
             if (message.name, message.offset) == (name, offset):
                 return message
-    problem = f"the driver sent no piece of {name} within {_FETCH_SECONDS:.0f} s."
+    problem = f"the driver sent no piece of {name} within {patience:g} s."
     return messages.Fetched(name, offset, problem=problem)
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from horovod_runner.errors import GpuError
 from horovod_runner.horovod_build import toolchain
-from horovod_runner.host import gpus, limits
+from horovod_runner.host import control_groups, gpus
 
 #: Packages that some checks need, by the name of the import, and how they are installed.
 PACKAGES: Final = {
@@ -96,7 +96,7 @@ def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> Machine:
         packages=tuple(name for name in PACKAGES if find_spec(name) is not None),
         nccl=nccl.version if nccl else "",
         host=platform.node(),
-        cores=limits.available_cores(),
+        cores=control_groups.available_cores(),
     )
 
 

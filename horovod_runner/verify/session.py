@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -21,8 +22,6 @@ from horovod_runner.verify.machine import Machine
 
 Status = Literal["passed", "failed", "skipped"]
 
-# A child ends its ranks within about ten seconds of an interrupt.
-_END_SECONDS: Final = 20.0
 _OUTPUT_LINES: Final = 40
 
 
@@ -48,6 +47,23 @@ class Result(msgspec.Struct, frozen=True):
     output: str = ""
 
 
+@dataclass(frozen=True)
+class Times:
+    """How long a check may take.
+
+    Attributes:
+        end_seconds: to end after it was interrupted. A check ends its ranks within about ten.
+    """
+
+    end_seconds: float = 20.0
+
+    def ends(self, process: subprocess.Popen[bytes], limit: float) -> bool:
+        """Wait for a check, and say whether it has ended within a number of seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(limit)
+        return process.poll() is not None
+
+
 def run(
     checks: Sequence[Check],
     machine: Machine,
@@ -55,6 +71,7 @@ def run(
     quick: bool,
     variables: Mapping[str, str],
     begin: Callable[[Check], None],
+    times: Times | None = None,
 ) -> Iterator[Result]:
     """Run checks, and yield how each went.
 
@@ -64,6 +81,7 @@ def run(
         quick: whether to use tiny sizes.
         variables: environment variables for the checks.
         begin: called before a check runs.
+        times: how long a check may take; None: its own limit.
     """
     for check in checks:
         reason = missing(check.needs, machine)
@@ -74,10 +92,10 @@ def run(
         with tempfile.TemporaryDirectory(
             prefix="horovod_runner-verify-", ignore_cleanup_errors=True
         ) as folder:
-            yield _run(check, Case(machine, quick, folder), variables)
+            yield _run(check, Case(machine, quick, folder), variables, times or Times())
 
 
-def _run(check: Check, case: Case, variables: Mapping[str, str]) -> Result:
+def _run(check: Check, case: Case, variables: Mapping[str, str], times: Times) -> Result:
     folder = Path(case.folder)
     given, readings, log = folder / "case.json", folder / "readings", folder / "output"
     given.write_bytes(msgspec.json.encode(case))
@@ -96,9 +114,9 @@ def _run(check: Check, case: Case, variables: Mapping[str, str]) -> Result:
             start_new_session=True,
         )
         try:
-            late = not _ends(process, check.limit)
+            late = not times.ends(process, check.limit)
         finally:
-            _end(process)
+            _end(process, times.end_seconds)
     seconds = time.monotonic() - start
     found, trouble = child.read(readings)
     printed = log.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]
@@ -135,19 +153,12 @@ def ended_badly(code: int, trouble: child.Trouble | None, limit: float | None) -
     return f"its process ended with exit code {code}" if code else ""
 
 
-def _ends(process: subprocess.Popen[bytes], limit: float) -> bool:
-    """Wait for a check, and say whether it has ended within a number of seconds."""
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(limit)
-    return process.poll() is not None
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
     """End a check that still runs, with its ranks."""
     if process.stdin is not None:
         process.stdin.close()  # the child interrupts itself
     with suppress(subprocess.TimeoutExpired):
-        process.wait(_END_SECONDS)
+        process.wait(patience)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # also what it has left behind
     process.wait()

@@ -25,17 +25,13 @@ from pathlib import Path
 from horovod_runner.common.files import unnamed_file
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host.scratch import RunFolder
+from horovod_runner.limits import Limits
 from horovod_runner.warm import protocol
 from horovod_runner.warm.fingerprint import PREFIX, digest, modified, server_name
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import RUN_VARIABLE, Forking, Preparation
 
-# For a fork server that is still importing, as long as it may import: on a busy host a worker that
-# started cold meanwhile would import no faster.
-_ANSWER_SECONDS = 300.0
-_IDLE_SECONDS = 600.0
 _MOST = 2  # fork servers of an owner, each with other settings
-_END_SECONDS = 1.0  # for a fork server that imports nothing
 _SUPPORTED = hasattr(os, "pidfd_open")
 # Fork servers that this process started: their exit status has to be read.
 _started: list[subprocess.Popen[bytes]] = []
@@ -101,6 +97,7 @@ class ForkServer:
         path: the workers' ``sys.path``.
         environment: all variables of the task's worker.
         directory: the workers' working directory; None for this process's.
+        limits: of the run.
     """
 
     def __init__(
@@ -109,7 +106,9 @@ class ForkServer:
         path: Sequence[str],
         environment: Mapping[str, str],
         directory: str | None,
+        limits: Limits,
     ) -> None:
+        self._limits = limits
         self._owner = owner
         self._path = list(path)
         self._worker_environment = dict(environment)
@@ -161,7 +160,7 @@ class ForkServer:
         with ExitStack() as stack:
             file = stack.enter_context(unnamed_file("forking"))
             job_file.write(file.fileno(), Forking(self._worker_environment, self._directory))
-            connection = stack.enter_context(protocol.connect(folder, _ANSWER_SECONDS))
+            connection = stack.enter_context(protocol.connect(folder, self._limits.fork_server))
             status, status_write = os.pipe()
             with ExitStack() as on_failure:
                 on_failure.callback(os.close, status)
@@ -171,7 +170,7 @@ class ForkServer:
                 finally:
                     os.close(status_write)
                 try:
-                    _await_answer(connection, meanwhile)
+                    _await_answer(connection, meanwhile, self._limits.fork_server)
                 except TimeoutError:
                     _kill_server(protocol.peer(connection)[0])  # the next run starts another one
                     raise
@@ -212,7 +211,7 @@ class ForkServer:
             modules,
             str(self._parent),
             folder.path.name,
-            _IDLE_SECONDS,
+            self._limits,
         )
         with (
             unnamed_file("plan") as file,
@@ -251,11 +250,12 @@ class ForkServer:
         """
         others = [each for each in self._folders(f"{PREFIX}{self._owner}") if each != started]
         replaced = [each for each in others if each.name.startswith(f"{name}-")]
-        _end([*replaced, *[each for each in others if each not in replaced][_MOST - 1 :]])
+        unused = [each for each in others if each not in replaced][_MOST - 1 :]
+        _end([*replaced, *unused], self._limits.fork_server_end)
 
     def end_all(self) -> None:
         """End the owner's fork servers."""
-        _end(self._folders(f"{PREFIX}{self._owner}"))
+        _end(self._folders(f"{PREFIX}{self._owner}"), self._limits.fork_server_end)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -278,13 +278,15 @@ class ForkServer:
         return sorted(folders, key=lambda folder: modified(str(folder)) or 0, reverse=True)
 
 
-def _end(folders: Sequence[Path]) -> None:
+def _end(folders: Sequence[Path], patience: float) -> None:
     for folder in folders:
-        with suppress(OSError, ValueError), protocol.connect(folder, 1.0) as connection:
+        with suppress(OSError, ValueError), protocol.connect(folder, patience) as connection:
             connection.send(protocol.END)
 
 
-def _await_answer(connection: socket.socket, meanwhile: Callable[[], None]) -> None:
+def _await_answer(
+    connection: socket.socket, meanwhile: Callable[[], None], patience: float
+) -> None:
     """Wait until there is something to read.
 
     Raises:
@@ -292,20 +294,20 @@ def _await_answer(connection: socket.socket, meanwhile: Callable[[], None]) -> N
     """
     poller = select.poll()
     poller.register(connection, select.POLLIN)
-    until = time.monotonic() + _ANSWER_SECONDS
+    until = time.monotonic() + patience
     while not poller.poll(1000):
         if time.monotonic() > until:
-            raise TimeoutError(f"no answer within {_ANSWER_SECONDS:.0f} s")
+            raise TimeoutError(f"no answer within {patience:g} s")
         meanwhile()
 
 
-def end_fork_servers(owner: int) -> None:
+def end_fork_servers(owner: int, limits: Limits) -> None:
     """End all fork servers of an owner, also those that this process has just started."""
-    server = ForkServer(owner, [], {}, None)
+    server = ForkServer(owner, [], {}, None, limits)
     server.end_all()
     for process in _started:
         try:
-            process.wait(_END_SECONDS)
+            process.wait(limits.fork_server_end)
         except subprocess.TimeoutExpired:  # it still imports
             process.kill()
             process.wait()

@@ -25,8 +25,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from horovod_runner.host.limits import memory_is_short
+from horovod_runner.host.control_groups import memory_is_short
 from horovod_runner.host.scratch import RunFolder
+from horovod_runner.limits import Limits
 from horovod_runner.options import FRAMEWORKS
 from horovod_runner.warm import protocol
 from horovod_runner.wire import job_file
@@ -35,8 +36,6 @@ from horovod_runner.worker import environ_watch, redirect
 from horovod_runner.worker.main import DESCRIPTORS, run_worker
 
 _CHECK_SECONDS = 5.0  # between two checks of the memory
-_REQUEST_SECONDS = 5.0  # for a task that has connected to send its request
-_IMPORT_SECONDS = 300.0
 # Threads of libraries that handle forks themselves (jemalloc's, which comes with Arrow).
 _FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
@@ -76,7 +75,7 @@ def main(arguments: list[str]) -> int:
         changes: dict[str, str] = {}
         if not problem:
             sys.path[:] = plan.path
-            with _ending_with(owner):
+            with _ending_with(owner, plan.limits.fork_server_imports):
                 changes, problem = _import(plan.modules)
             # One framework brings others: the next run may import any of them.
             known = {*plan.modules, *(name for name in FRAMEWORKS if name in sys.modules)}
@@ -85,7 +84,7 @@ def main(arguments: list[str]) -> int:
             if problem:  # restart without the frameworks, to answer all requests with the problem
                 again = job_file.command("horovod_runner.warm.server", *arguments, problem)
                 os.execv(sys.executable, again)  # noqa: S606
-        descriptors = _serve(listener, owner, problem, plan.idle_seconds)
+        descriptors = _serve(listener, owner, problem, plan.limits)
         if descriptors is None:
             stack.close()
             os._exit(0)  # the end of an interpreter with frameworks takes long
@@ -108,9 +107,9 @@ def _end_first_when_memory_is_short() -> str:
 
 
 @contextmanager
-def _ending_with(owner: int) -> Iterator[None]:
+def _ending_with(owner: int, patience: float) -> Iterator[None]:
     """During the imports: end this process if they take too long, or if the owner has ended."""
-    until = time.monotonic() + _IMPORT_SECONDS
+    until = time.monotonic() + patience
     poller = select.poll()
     poller.register(owner, select.POLLIN)
 
@@ -174,9 +173,7 @@ def _unfit() -> str:
     return ""
 
 
-def _serve(
-    listener: socket.socket, owner: int, problem: str, idle_seconds: float
-) -> list[int] | None:
+def _serve(listener: socket.socket, owner: int, problem: str, limits: Limits) -> list[int] | None:
     """Answer requests. Returns None at the end; in a forked child, the worker's descriptors."""
     gc.freeze()  # the garbage collector writes to what it visits, and a child would copy it
     gc.enable()
@@ -187,7 +184,7 @@ def _serve(
     poller.register(listener, select.POLLIN)
     requested_at = time.monotonic()
     while True:
-        timeout = min(_CHECK_SECONDS, idle_seconds)
+        timeout = min(_CHECK_SECONDS, limits.fork_server_idle)
         ready = [descriptor for descriptor, _ in poller.poll(timeout * 1000)]
         if owner in ready:
             return None
@@ -196,22 +193,23 @@ def _serve(
             with suppress(OSError, ValueError):  # the client has gone, or sent nonsense
                 connection, _ = listener.accept()
                 with connection:
-                    request = _answer(connection, problem)
+                    request = _answer(connection, problem, limits.fork_request)
                 if request.ends or request.worker is not None:
                     return request.worker
-        elif time.monotonic() - requested_at > idle_seconds or memory_is_short():
+        elif time.monotonic() - requested_at > limits.fork_server_idle or memory_is_short():
             return None
 
 
-def _answer(connection: socket.socket, problem: str) -> Request:
+def _answer(connection: socket.socket, problem: str, patience: float) -> Request:
     """Read a request and answer it.
 
     Args:
         connection: to the client.
         problem: why no process can be forked; empty if one can.
+        patience: seconds to wait for the request.
     """
     protocol.check_peer(connection)
-    connection.settimeout(_REQUEST_SECONDS)
+    connection.settimeout(patience)
     message, descriptors, _, _ = socket.recv_fds(connection, 64, 32, socket.MSG_CMSG_CLOEXEC)
     child = None
     try:

@@ -25,6 +25,7 @@ import msgspec
 import zmq
 
 from horovod_runner.errors import ChannelError
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.messages import FromDriver, FromRank
@@ -55,6 +56,7 @@ class Channel:
             of this machine that others can reach, the channel listens on it only, otherwise on all
             addresses.
         size: the number of ranks; bounds how many batches of each rank are queued.
+        limits: say when a connection counts as broken.
 
     Attributes:
         address: for the ranks.
@@ -68,7 +70,7 @@ class Channel:
             limit of open files is too low.
     """
 
-    def __init__(self, host: str, size: int) -> None:
+    def __init__(self, host: str, size: int, limits: Limits = DEFAULTS) -> None:
         # Imported late: it loads asyncio, which takes long, and only a run needs it.
         from zmq.auth.thread import ThreadAuthenticator
 
@@ -77,6 +79,7 @@ class Channel:
         self.refused = 0
         self.dropped = 0
         self.broken = 0
+        self._limits = limits
         self._received = dict.fromkeys(range(size), 0)
         self._tasks = {routing_id(task): task for task in range(size)}
         server_public, server_secret = zmq.curve_keypair()
@@ -95,7 +98,7 @@ class Channel:
         self._socket.linger = 0
         self._socket.maxmsgsize = PART_BYTES + _ENCRYPTION_BYTES
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        set_heartbeat(self._socket)
+        set_heartbeat(self._socket, limits)
         self._monitor = self._socket.get_monitor_socket(
             _HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
         )
@@ -202,7 +205,7 @@ class Channel:
         self._counter.join()
         self._monitor.close(linger=0)
         with self._wake_lock:
-            self._socket.close(linger=200)  # ms, for the last Taken and Stop
+            self._socket.close(linger=round(self._limits.last_orders * 1000))
             os.close(self._wake_read)
             os.close(self._wake_write)
         self._authenticator.stop()

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from horovod_runner.limits import Limits
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
 from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, WorkerOutcome
 from horovod_runner.wire.measurements import Lines, Machine, MemoryUse, Profile
@@ -67,6 +68,11 @@ class Job:
     all_values: bool = False
     sources: dict[str, str] = field(default_factory=dict, repr=False)
     call: Call | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """The time limits of the run."""
+        return self.options.cluster_config.limits
 
     @property
     def stall_seconds(self) -> int:

@@ -12,6 +12,7 @@ import sys
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.descriptors import write_all
+from horovod_runner.limits import Limits
 from horovod_runner.options import CheckpointConfig, Options
 from horovod_runner.wire.marker import Marker
 
@@ -94,6 +95,11 @@ class WorkerJob(NamedTuple):
     commits: str = ""
 
     @property
+    def limits(self) -> Limits:
+        """The time limits of the run."""
+        return self.options.cluster_config.limits
+
+    @property
     def reports(self) -> bool:
         """Whether this rank's reports are recorded."""
         return self.options.debug_config.report_ranks in ("all", self.rank)
@@ -130,7 +136,7 @@ class Preparation(NamedTuple):
         path: its ``sys.path``.
         modules: the modules to import.
         parent, name: the folder of its socket.
-        idle_seconds: the server ends after this time without a request.
+        limits: of the run that starts it.
     """
 
     owner: int
@@ -138,7 +144,7 @@ class Preparation(NamedTuple):
     modules: list[str]
     parent: str
     name: str
-    idle_seconds: float
+    limits: Limits
 
 
 class Forking(NamedTuple):

@@ -8,6 +8,7 @@ import time
 import msgspec
 import zmq
 
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame, unframe
 from horovod_runner.wire.messages import FromDriver, Sent
@@ -20,7 +21,6 @@ from horovod_runner.wire.transport import (
     set_heartbeat,
 )
 
-_LOST_SECONDS = 5.0
 _BEAT_SECONDS = 1.0
 _ALIVE = messages.Alive()
 
@@ -31,13 +31,15 @@ class Link:
     Args:
         address: the driver's.
         task: the number of the task, which identifies this end.
+        limits: say when the driver is lost.
 
     Attributes:
         sent: how many batches ZeroMQ has accepted.
         monitor: a socket to poll; readable when the connection has changed.
     """
 
-    def __init__(self, address: ChannelAddress, task: int) -> None:
+    def __init__(self, address: ChannelAddress, task: int, limits: Limits = DEFAULTS) -> None:
+        self._limits = limits
         self.sent = 0
         self._reached = False
         self._spool = Spool()
@@ -50,7 +52,7 @@ class Link:
         self._socket.sndhwm = 16
         self._socket.linger = 0
         self._socket.reconnect_ivl = 100  # ms
-        set_heartbeat(self._socket)
+        set_heartbeat(self._socket, limits)
         self._lost_at: float | None = None
         self._beat_at = 0.0
         self.monitor = self._socket.get_monitor_socket(
@@ -99,7 +101,8 @@ class Link:
     @property
     def lost(self) -> bool:
         """Whether the connection was broken for too long: the driver or the network is gone."""
-        return self._lost_at is not None and time.monotonic() - self._lost_at > _LOST_SECONDS
+        limit = self._limits.reconnect_driver
+        return self._lost_at is not None and time.monotonic() - self._lost_at > limit
 
     def beat(self, activity: messages.Alive = _ALIVE) -> None:
         """Send the driver a heartbeat if one is due; :meth:`wait` does so by itself."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import IO
 
 from horovod_runner.common.descriptors import write_all
@@ -21,9 +22,13 @@ class Spool:
     Args:
         memory: bytes to hold in memory. Items beyond that go to an unnamed temporary file, which
             the system removes with the process.
+        write: writes bytes to the descriptor of that file.
     """
 
-    def __init__(self, memory: int = 4 << 20) -> None:
+    def __init__(
+        self, memory: int = 4 << 20, write: Callable[[int, bytes], None] = write_all
+    ) -> None:
+        self._write_all = write
         self._memory_limit = memory
         self._memory: deque[bytes] = deque()
         self._memory_bytes = 0
@@ -72,7 +77,7 @@ class Spool:
             self._file = unnamed_file("spool", buffering=0)
         end = self._file.seek(0, os.SEEK_END)
         try:
-            write_all(self._file.fileno(), frame(item))
+            self._write_all(self._file.fileno(), frame(item))
         except OSError:
             self._file.truncate(end)
             raise

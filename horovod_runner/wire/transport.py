@@ -8,6 +8,7 @@ from typing import Final
 
 import zmq
 
+from horovod_runner.limits import Limits
 from horovod_runner.wire.slots import Call, ChannelAddress
 
 __all__ = [
@@ -24,10 +25,7 @@ __all__ = [
 # Larger batches travel in parts. The size of a part bounds how much memory a connection can take
 # on the driver before it has shown a key.
 PART_BYTES: Final = 1 << 20
-# With link._LOST_SECONDS: at most 13 s from a cut network to a rank that ends itself.
-_HEARTBEAT_MS: Final = 2_000
-_HEARTBEAT_TIMEOUT_MS: Final = 6_000
-
+_MOST_TTL_MS: Final = 6_553_000  # ZeroMQ's limit
 
 # Below the ports that Linux gives to connections, and above the well-known ones.
 _CALL_PORTS: Final = range(20_000, 32_000)
@@ -61,8 +59,9 @@ def recv_event(monitor: zmq.Socket[bytes]) -> int:
     return int.from_bytes(event[:2], sys.byteorder)
 
 
-def set_heartbeat(socket_: zmq.Socket[bytes]) -> None:
+def set_heartbeat(socket_: zmq.Socket[bytes], limits: Limits) -> None:
     """Make ZeroMQ detect a peer that vanished without closing the connection."""
-    socket_.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket_.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
-    socket_.setsockopt(zmq.HEARTBEAT_TTL, _HEARTBEAT_TIMEOUT_MS)
+    timeout = max(3, round(limits.heartbeat * 1000))
+    socket_.setsockopt(zmq.HEARTBEAT_IVL, timeout // 3)
+    socket_.setsockopt(zmq.HEARTBEAT_TIMEOUT, timeout)
+    socket_.setsockopt(zmq.HEARTBEAT_TTL, min(timeout, _MOST_TTL_MS))

@@ -129,7 +129,7 @@ def save_checkpoint(
     if rank.saver is None:
         from horovod_runner.checkpoints.saver import Saver
 
-        rank.saver = Saver(rank.checkpoints, rank.file_parts, rank.outcome_file)
+        rank.saver = Saver(rank.checkpoints, rank.file_parts, rank.outcome_file, rank.limits)
     with clock.timing("checkpoint"):
         if sharded:
             rank.saver.save_sharded(

@@ -5,9 +5,12 @@ Every rank imports this at its start: import nothing heavy here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from horovod_runner.limits import DEFAULTS, Limits
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.commits import Commits
@@ -37,10 +40,12 @@ class RankContext:
         pieces: see messages.Assignment.
         local_rank: its number among the ranks of this host.
         commits: the folder for commits, in this host's memory; empty unless the run is elastic.
+        limits: how long it waits for each thing.
         imports: watches which frameworks are imported; None if nothing is to be preloaded.
         saver: writes checkpoints; None before the first one.
         host_commits: reads and writes commits; None before the first one.
         saved, committed: how often ``save_checkpoint`` and ``commit`` were called.
+        notes: how often something of a kind was noted, and something of a kind and key.
         resumed: whether ``load_checkpoint`` has returned a checkpoint.
     """
 
@@ -58,12 +63,14 @@ class RankContext:
     pieces: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
     local_rank: int = 0
     commits: str = ""
+    limits: Limits = DEFAULTS
     imports: ImportsWatch | None = None
     saver: Saver | None = None
     host_commits: Commits | None = None
     saved: int = 0
     committed: int = 0
     resumed: bool = False
+    notes: Counter[str] = field(default_factory=Counter)
 
     def finish(self) -> None:
         """Wait until everything that ``main`` reported and saved has been sent or written."""

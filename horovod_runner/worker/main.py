@@ -126,6 +126,7 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         pieces=job.pieces or {},
         local_rank=job.local_rank,
         commits=job.commits,
+        limits=job.limits,
     )
     context.enter(rank)
     return rank

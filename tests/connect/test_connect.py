@@ -15,9 +15,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, ClusterConfig, HorovodRunner, LaunchError, SlotError
+from horovod_runner import (
+    CancelledError,
+    ClusterConfig,
+    HorovodRunner,
+    LaunchError,
+    Limits,
+    SlotError,
+)
 from horovod_runner.launchers import connect
-from horovod_runner.launchers import spark as spark_launcher
 from tests.conftest import Ranks
 from tests.contract.test_end import Calling, in_thread, wait_for_ever
 from tests.programs import Program
@@ -97,15 +103,13 @@ class Busy:
 
 
 def test_the_wait_for_busy_slots_is_limited_and_can_be_cancelled(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, tmp_path: Path
 ) -> None:
     assert ranks.spark is not None
-    monkeypatch.setattr(spark_launcher, "_FIRST_TASK_SECONDS", 2.0)
     trace = tmp_path / "trace"
     with Busy(ranks.spark, tmp_path):
         with pytest.raises(SlotError, match=r"np=2: Spark has started no task within 2 s.*np"):
-            ranks.run(2, trace.touch)
-        monkeypatch.undo()
+            ranks.run(2, trace.touch, {"limits": Limits(connect_task=2)})
         runner = ranks.runner(2)
         run = in_thread(lambda: runner.run(trace.touch))
         while run.is_alive():

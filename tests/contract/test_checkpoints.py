@@ -15,6 +15,7 @@ import pytest
 
 from horovod_runner import (
     CheckpointError,
+    Limits,
     RankFailedError,
     current_attempt,
     load_checkpoint,
@@ -37,13 +38,6 @@ def count_to(last: int, fail_at: int | None = None) -> list[int]:
         if count == fail_at and current_attempt() == 1:
             raise ValueError(f"failed at {count}")
     return [first, current_attempt()]
-
-
-@pytest.fixture
-def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank sees the driver's folder, like on a cluster without a shared file system."""
-    write_probe = "horovod_runner.checkpoints.checkpoint.write_probe"
-    monkeypatch.setattr(write_probe, lambda folder, token: None)
 
 
 @pytest.mark.places("local", "spark", "cluster", "connect")
@@ -195,10 +189,9 @@ def test_a_checkpoint_that_is_being_written_when_another_rank_fails_is_completed
 
 
 def test_a_checkpoint_that_takes_too_long_does_not_keep_a_failed_run_from_ending(
-    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: Ranks, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("horovod_runner.driver.supervisor.SAVE_SECONDS", 0.5)
-    runner = ranks.runner(2)
+    runner = ranks.runner(2, limits=Limits(saving=0.5))
     with pytest.raises(ValueError, match="failed beside a checkpoint"):
         runner.run(save_slowly_beside_a_failure, folder=tmp_path, seconds=600)
     assert not runner.last_run.checkpoints

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from horovod_runner import DataError, SerializationError, log_to_driver
+from horovod_runner import DataError, RankFailedError, SerializationError, log_to_driver
 from horovod_runner.data import Shard, evaluate, packed, parquet, petastorm
 from tests.conftest import Ranks, own_files
 from tests.programs import Program
@@ -388,8 +388,9 @@ def test_the_files_of_a_killed_rank_are_removed(ranks: Ranks) -> None:
         signal.pause()
 
     before = own_files()
-    with pytest.raises(Exception, match="SIGKILL"):
+    with pytest.raises(RankFailedError) as caught:
         ranks.run(2, main, train=dataset(ranks, table()))
+    assert caught.value.exit_code == -signal.SIGKILL
     assert own_files() == before
 
 

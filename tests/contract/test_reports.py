@@ -71,8 +71,9 @@ def test_what_a_killed_rank_reported_has_arrived(ranks: Ranks) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     runner = ranks.runner(1)
-    with pytest.raises(RankFailedError, match="SIGKILL"):
+    with pytest.raises(RankFailedError) as caught:
         runner.run(main)
+    assert caught.value.exit_code == -signal.SIGKILL
     run = runner.last_run
     assert run.metrics["step"].to_pylist() == list(range(1000))
     assert run.status == "failed"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from horovod_runner import CancelledError, ClusterConfig, HorovodRunner, SlotError
-from horovod_runner.launchers import spark as spark_launcher
+from horovod_runner import CancelledError, ClusterConfig, HorovodRunner, Limits, SlotError
 from tests.conftest import Ranks
 from tests.contract.test_end import Calling
 
@@ -36,21 +35,19 @@ def _active_jobs(spark: SparkSession) -> list[int]:
 
 
 def test_the_wait_for_slots_is_announced_and_limited(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(spark_launcher, "_NOTICE_SECONDS", 0.0)
+    cluster = ClusterConfig(spark=spark, slot_timeout=8, limits=Limits(slot_notice=0.001))
     with pytest.raises(SlotError):
-        HorovodRunner(np=5, cluster_config=ClusterConfig(spark=spark, slot_timeout=8)).run(print)
+        HorovodRunner(np=5, cluster_config=cluster).run(print)
     assert "waiting for slots: 4 of 5" in capsys.readouterr().err
 
 
 @pytest.mark.places("cluster")
 def test_the_first_executors_have_their_time_also_where_the_driver_joined_late(
-    spark: SparkSession, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, ranks: Ranks
 ) -> None:
-    monkeypatch.setattr(spark_launcher, "_NOTICE_SECONDS", 0.0)
-    monkeypatch.setattr(spark_launcher, "_STARTUP_SECONDS", 3600.0)
-    runner = ranks.runner(1000)
+    runner = ranks.runner(1000, limits=Limits(slot_notice=0.001, executors=3600))
     began = spark.conf.get("spark.app.startTime")
     # As if the driver had unpacked --archives for decades.
     spark.conf.set("spark.app.startTime", "0")

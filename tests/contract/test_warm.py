@@ -24,8 +24,7 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import CancelledError, HorovodRunner, RankFailedError
-from horovod_runner.common import liveness
+from horovod_runner import CancelledError, HorovodRunner, Limits, RankFailedError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import registry
 from horovod_runner.warm import client, protocol
@@ -444,8 +443,9 @@ def end_guard() -> None:
 @pytest.mark.places("local")
 def test_a_forked_rank_ends_with_its_guard(ranks: Ranks) -> None:
     runner = prepare(ranks)
-    with pytest.raises(RankFailedError, match="SIGKILL"):
+    with pytest.raises(RankFailedError) as caught:
         runner.run(end_guard)
+    assert caught.value.exit_code == -signal.SIGKILL
     (orphan,) = own_processes("sleep")  # its guard was killed, so nothing ends it
     orphan.kill()
 
@@ -461,28 +461,23 @@ def test_a_killed_fork_server_is_replaced(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("local")
-def test_an_idle_fork_server_ends(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_IDLE_SECONDS", 0.1)
-    prepare(ranks)
+def test_an_idle_fork_server_ends(ranks: Ranks) -> None:
+    prepare(ranks, limits=Limits(fork_server_idle=0.1))
     assert ended(servers())
     assert not list(Path(tempfile.gettempdir()).glob("horovod_runner-*/warm-*"))
 
 
 @pytest.mark.places("local")
-def test_a_fork_server_that_hangs_delays_a_run_only_briefly(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = prepare(ranks)
-    assert runner.run(is_warm)
+def test_a_fork_server_that_hangs_delays_a_run_only_briefly(ranks: Ranks) -> None:
     # The wait is longer than the time after which a silent rank counts as lost: a waiting rank
     # sends heartbeats.
-    monkeypatch.setattr(liveness, "_LOST_TICKS", 3)
-    monkeypatch.setattr(client, "_ANSWER_SECONDS", 5.0)
+    hasty = prepare(ranks, limits=Limits(silent_task=3, fork_server=5))
+    runner = ranks.runner(1, preload_frameworks=True)
+    assert runner.run(is_warm)
     (server,) = servers()
     server.suspend()
-    assert not runner.run(is_warm)
+    assert not hasty.run(is_warm)
     assert ended([server])
-    monkeypatch.undo()
     assert runner.run(is_warm)
     assert len(servers()) == 1
 
@@ -509,6 +504,7 @@ def test_a_run_succeeds_although_no_fork_server_can_be_started(
     def no_memory(*_: object) -> None:
         raise OSError(errno.ENOMEM, "no memory")
 
+    # Where no process can be started the rank itself cannot be started either.
     monkeypatch.setattr(client.ForkServer, "_start", no_memory)
     runner = ranks.runner(1, preload_frameworks=True)
     assert not runner.run(is_warm)

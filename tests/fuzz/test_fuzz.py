@@ -23,7 +23,7 @@ import psutil
 import pytest
 import zmq
 
-from horovod_runner import HorovodRunner, HorovodRunnerError, log_to_driver
+from horovod_runner import HorovodRunner, HorovodRunnerError, Limits, log_to_driver
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.driver import Driver
 from horovod_runner.host.rendezvous import Rendezvous
@@ -350,11 +350,12 @@ def test_requests_without_the_token_do_not_harm_the_rendezvous_server(run: LiveR
 
 
 def test_requests_with_the_token_do_not_break_the_rendezvous_server(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("horovod_runner.host.rendezvous._LONG_POLL_SECONDS", 0.01)
-    captured = HorovodRunner(np=-2, cluster_config=OVER_GLOO).run(start_horovod_twice)
-    with Rendezvous("127.0.0.1", size=2) as server:
+    limits = Limits(rendezvous_key=0.01)
+    cluster = dataclasses.replace(OVER_GLOO, limits=limits)
+    captured = HorovodRunner(np=-2, cluster_config=cluster).run(start_horovod_twice)
+    with Rendezvous("127.0.0.1", size=2, limits=limits) as server:
         token = server.address.partition("/")[2]
         # Horovod's requests with this server's token.
         valid = [re.sub(rb"/[\w-]+:", f"/{token}:".encode(), sent, count=1) for sent in captured]

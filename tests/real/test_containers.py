@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import HorovodRunner, RankFailedError
-from horovod_runner.host import limits
+from horovod_runner.host import control_groups
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.task import memory
@@ -33,6 +33,7 @@ def container() -> Iterator[Path]:
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look twenty times as often, so that less memory needs to be filled."""
+    # No argument reaches the task of a run: nobody needs another rhythm.
     monkeypatch.setattr(memory, "_LOOK_SECONDS", 0.05)
 
 
@@ -121,7 +122,7 @@ def test_a_process_that_its_quota_stops_has_waited_for_most_of_the_time() -> Non
         with Program(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "computed\n"
-            assert limits.cpu_quota(process.pid) == 0.2
-            assert limits.cpu_time(process.pid).throttled > 0.1
+            assert control_groups.cpu_quota(process.pid) == 0.2
+            assert control_groups.cpu_time(process.pid).throttled > 0.1
             process.communicate("")
-    assert limits.cpu_quota() != 0.2
+    assert control_groups.cpu_quota() != 0.2

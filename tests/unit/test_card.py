@@ -97,12 +97,15 @@ def test_a_run_whose_driver_was_killed_says_so() -> None:
     assert "on spark://master:7077, 1 min 0 s" in html  # not until now
 
 
-def test_checkpoints_that_disappear_meanwhile_are_no_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_checkpoints_that_disappear_meanwhile_are_no_error() -> None:
     looks = iter([[checkpoint("/folder")], []])
-    monkeypatch.setattr(Run, "checkpoints", property(lambda run: next(looks, [])))
-    assert "checkpoints: 1, the latest of step 7" in repr(Run("1a2b", -2))
+
+    class Vanishing(Run):
+        @property
+        def checkpoints(self) -> list[Checkpoint]:
+            return next(looks, [])
+
+    assert "checkpoints: 1, the latest of step 7" in repr(Vanishing("1a2b", -2))
 
 
 def test_a_run_of_many_ranks_has_a_short_text() -> None:

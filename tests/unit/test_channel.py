@@ -21,6 +21,7 @@ import pytest
 import zmq
 
 from horovod_runner import ChannelError
+from horovod_runner.limits import Limits
 from horovod_runner.wire import framing, messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.link import Link
@@ -39,8 +40,8 @@ def channel() -> Iterator[Channel]:
 def connect(channel: Channel) -> Iterator[Callable[..., Link]]:
     """Opens links and closes them after the test: an open one would delay its exit."""
     with contextlib.ExitStack() as links:
-        yield lambda address=channel.address, task=0: links.enter_context(
-            contextlib.closing(Link(address, task))
+        yield lambda address=channel.address, task=0, **options: links.enter_context(
+            contextlib.closing(Link(address, task, **options))
         )
 
 
@@ -247,11 +248,9 @@ def test_10000_invalid_batches_with_the_right_keys_are_dropped_and_counted(
 
 
 def test_a_frozen_driver_counts_as_lost_unless_it_comes_back_in_time(
-    connect: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+    connect: Callable[..., Link],
 ) -> None:
-    monkeypatch.setattr("horovod_runner.wire.transport._HEARTBEAT_MS", 100)
-    monkeypatch.setattr("horovod_runner.wire.transport._HEARTBEAT_TIMEOUT_MS", 300)
-    monkeypatch.setattr("horovod_runner.wire.link._LOST_SECONDS", 1)
+    limits = Limits(heartbeat=0.3, reconnect_driver=1)
     script = textwrap.dedent(
         """
         import pickle, sys
@@ -266,7 +265,7 @@ def test_a_frozen_driver_counts_as_lost_unless_it_comes_back_in_time(
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as driver:
         try:
             assert driver.stdout is not None
-            link = connect(pickle.load(driver.stdout))
+            link = connect(pickle.load(driver.stdout), limits=limits)
             assert link.monitor.poll(30_000)  # the handshake is done
             assert not link.lost
 

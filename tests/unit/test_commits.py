@@ -22,7 +22,7 @@ import pytest
 
 import horovod_runner
 from horovod_runner import CheckpointError, RanksChangedError, commit, save_checkpoint
-from horovod_runner.checkpoints import checkpoint, collectives, loader
+from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.commits import Commit, Commits
 from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.folders.local import LocalFolder
@@ -412,7 +412,13 @@ class Together:
             keeps = hosts.index(hosts[rank]) == rank
             ours = Commits(str(hosts[rank]))
             loaded[rank] = loader.load(
-                plan, rank, self.size, warned.append, commits=ours, keeps=keeps
+                plan,
+                rank,
+                self.size,
+                warned.append,
+                commits=ours,
+                keeps=keeps,
+                connect=lambda: self,
             )
 
         warned: list[str] = []
@@ -427,10 +433,9 @@ class Together:
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> Together:
-    made = Together(3)
-    monkeypatch.setattr(collectives, "connected", lambda: made)
+    # A commit of several pieces would have to have a hundred megabytes.
     monkeypatch.setattr(loader, "_BROADCAST_BYTES", 3000)
-    return made
+    return Together(3)
 
 
 @pytest.fixture

@@ -70,8 +70,7 @@ def test_the_users_address_of_the_driver_comes_first(monkeypatch: pytest.MonkeyP
     assert connect.driver_host(session("127.0.0.1:15002"), "127.0.0.3") == "notebook.example"
 
 
-def test_a_server_whose_port_closes_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_PROBE_SECONDS", 0.1)
+def test_a_server_whose_port_closes_has_ended() -> None:
     ended = threading.Event()
     reasons: list[str] = []
 
@@ -81,7 +80,7 @@ def test_a_server_whose_port_closes_has_ended(monkeypatch: pytest.MonkeyPatch) -
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        connect.ServerWatch(("127.0.0.1", port), threading.Event(), on_end)
+        connect.ServerWatch(("127.0.0.1", port), threading.Event(), on_end, 0.3)
         server.accept()[0].close()
         assert not ended.is_set()
     assert ended.wait(30)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner.driver.placement import assign
-from horovod_runner.host import gpus, limits, rank_environment
+from horovod_runner.host import control_groups, gpus, rank_environment
 from horovod_runner.warm import protocol, server
 from horovod_runner.warm.fingerprint import server_name
 from horovod_runner.wire.messages import Assignment, Controller
@@ -112,10 +112,9 @@ def test_an_upgraded_package_needs_another_fork_server(tmp_path: Path, folder: s
     assert name() != before
 
 
-def test_memory_is_short_by_a_share_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not limits.memory_is_short()
-    monkeypatch.setattr(limits, "_SHORT_SHARE", 1.1)
-    assert limits.memory_is_short()
+def test_memory_is_short_by_a_share_of_it() -> None:
+    assert not control_groups.memory_is_short()
+    assert control_groups.memory_is_short(1.1)
 
 
 def test_a_fork_server_and_its_clients_must_belong_to_the_same_user(
@@ -125,8 +124,8 @@ def test_a_fork_server_and_its_clients_must_belong_to_the_same_user(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         theirs.send(protocol.END)
-        assert server._answer(ours, "").ends
+        assert server._answer(ours, "", 5).ends
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-        for check in (protocol.check_peer, lambda peer: server._answer(peer, "")):
+        for check in (protocol.check_peer, lambda peer: server._answer(peer, "", 5)):
             with pytest.raises(ValueError, match=f"the other end belongs to user {uid}, not"):
                 check(ours)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from horovod_runner.common import stacks
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.driver.waits import TorchWaits
 from horovod_runner.driver.watchdog import Watchdog
-from horovod_runner.options import DebugConfig, Options
+from horovod_runner.limits import Limits
+from horovod_runner.options import ClusterConfig, DebugConfig, Options
 from horovod_runner.profiling.clock import clock
+from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import messages
@@ -197,10 +197,11 @@ def test_of_many_different_stacks_the_most_common_one_and_the_rarest_are_shown()
     assert shown[-1].endswith("... (41 in all) are left out: they differ from these.")
 
 
-def test_a_second_request_shows_the_stacks_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horovod_runner.driver.watchdog._ANSWER_SECONDS", math.inf)
+def test_a_second_request_shows_the_stacks_of_now() -> None:
     shown: list[str] = []
-    watchdog = Watchdog(Job("1a2b", 2, Options(np=-2), b""), shown.append, lambda: None)
+    cluster = ClusterConfig(limits=Limits(stacks_shown=3600))
+    job = Job("1a2b", 2, Options(np=-2, cluster_config=cluster), b"")
+    watchdog = Watchdog(job, shown.append, lambda: None)
     for rank in range(2):
         watchdog.started(rank)
     for line in (41, 57):
@@ -296,16 +297,20 @@ def test_ranks_that_say_a_little_later_that_they_wait_are_not_missing() -> None:
     assert watch.describe(2) == "rank 0 waits in allreduce.a for rank 1"
 
 
-def test_a_rank_that_waits_says_so_also_if_another_of_its_threads_reports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_waits_says_so_also_if_another_of_its_threads_reports() -> None:
+    waiting = Waiting("all_reduce 7")
+
+    class Stalled(FlightRecorder):
+        def waits(self, seconds: float) -> list[Waiting]:
+            return [waiting]
+
     said: list[Lines | Waits] = []
-    profiler = Profiler(1, 2, lambda _: None, said.append, stall_seconds=0.0)
+    profiler = Profiler(
+        1, 2, lambda _: None, said.append, stall_seconds=0.0, flight_recorder=Stalled()
+    )
     profiler.finish()
     said.clear()
-    waiting = Waiting("all_reduce 7")
-    monkeypatch.setattr(profiler._flight_recorder, "waits", lambda seconds: [waiting])
-    monkeypatch.setattr(clock, "reports", clock.reports + 1)
+    clock.count_report()
     profiler._summarize()
     assert said == [Waits(1, [waiting])]
 

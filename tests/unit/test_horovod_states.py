@@ -12,6 +12,7 @@ import pytest
 from horovod_runner.checkpoints.commits import Commit, Commits
 from horovod_runner.elastic import horovod_states
 from horovod_runner.errors import CheckpointError
+from tests.stand_ins import as_rank
 
 
 class Handler:
@@ -87,10 +88,8 @@ def test_a_state_without_a_model_that_was_committed_is_refused() -> None:
         horovod_states._put(State(handlers=()), kept)
 
 
-def test_a_commit_of_another_kind_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_runner.checkpoints.loader import LoadedCheckpoint
-
-    loaded = LoadedCheckpoint({"model": 1}, 7, {})
-    monkeypatch.setattr(horovod_states, "load_commit", lambda: loaded)
-    with pytest.raises(CheckpointError, match=r"step 7.*use state.commit\(\)"):
+def test_a_commit_of_another_kind_is_refused(tmp_path: Path) -> None:
+    Commits(str(tmp_path)).write({"model": 1}, Commit(1, 1, 7, 1))
+    refused = pytest.raises(CheckpointError, match=r"step 7.*use state.commit\(\)")
+    with as_rank(0, 1, commits=str(tmp_path)), refused:
         horovod_states._States().load()

@@ -69,5 +69,19 @@ def test_files_and_functions_are_short_or_say_why() -> None:
     assert wrong == {}
 
 
+def test_a_patch_of_a_private_name_has_a_comment_that_says_why() -> None:
+    """Most tests hand in what they need: a Limits, a clock, a folder."""
+    patch = re.compile(r"\.setattr\(.*[\".]_[A-Za-z]\w*\"")
+    wrong = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        before = ""  # the line before this one, or before several patches in a row
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if not patch.search(line):
+                before = line
+            elif "  # " not in line and not before.lstrip().startswith("#"):
+                wrong.append(f"{file.relative_to(ROOT)}:{number}")
+    assert wrong == []
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(PACKAGE))

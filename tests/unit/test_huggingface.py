@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from horovod_runner import CheckpointError, DataError, huggingface
+from horovod_runner.checkpoints import checkpoint
+from horovod_runner.checkpoints.saver import Saver
+from horovod_runner.folders.local import LocalFolder
 from horovod_runner.huggingface import ReportCallback, resume_from
-from horovod_runner.worker import context
+from horovod_runner.wire.job_file import CheckpointPlan
+from tests.stand_ins import Rank, as_rank
 
 STATE = SimpleNamespace(global_step=20, max_steps=40, epoch=1.25)
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def rank() -> Iterator[Rank]:
     """This process is rank 0 of 2."""
-    monkeypatch.setattr(context, "_current", SimpleNamespace(rank=0, size=2))
+    with as_rank(0, 2) as entered:
+        yield entered
 
 
 @pytest.fixture
@@ -60,28 +67,25 @@ def test_outside_a_run_and_on_one_rank_nothing_is_refused() -> None:
     assert resume_from() is None
 
 
-def test_numbers_that_are_logged_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    reports: list[dict[str, Any]] = []
-    monkeypatch.setattr(huggingface, "report", lambda **numbers: reports.append(numbers))
+def test_numbers_that_are_logged_are_reported(rank: Rank) -> None:
     logs = {"loss": 0.5, "epoch": 1.25, "learning_rate": 1e-3, "note": "text", "step": 3}
     logs |= {"time": 1.0, "rank": 1, "attempt": 2, "total_steps": 4}
     ReportCallback().on_log(None, STATE, None, logs=logs)
-    assert reports == [
-        {"step": 20, "epoch": 1, "total_steps": 40, "loss": 0.5, "learning_rate": 1e-3}
-    ]
+    step, epoch, total_steps = 20, 1, 40
+    assert rank.reported == [({"loss": 0.5, "learning_rate": 1e-3}, step, epoch, total_steps)]
 
 
 @pytest.mark.usefixtures("not_connected")
 def test_a_checkpoint_has_the_latest_of_each_number_that_was_logged(
-    monkeypatch: pytest.MonkeyPatch,
+    rank: Rank, tmp_path: Path
 ) -> None:
-    saved: list[dict[str, float]] = []
-    monkeypatch.setattr(huggingface, "save_checkpoint", lambda *given: saved.append(given[2]))
     callback = ReportCallback()
+    (tmp_path / "checkpoint-20").mkdir()
     for logs in ({"loss": 0.5}, {"eval_loss": 0.7}, {"loss": 0.4}):  # as the Trainer logs them
         callback.on_log(None, STATE, None, logs=logs)
-    callback.on_save(SimpleNamespace(output_dir="output"), STATE, None)
-    assert saved == [{"loss": 0.4, "eval_loss": 0.7}]
+    callback.on_save(SimpleNamespace(output_dir=tmp_path), STATE, None)
+    ((_, _, numbers),) = rank.checkpoints_saved
+    assert numbers == {"loss": 0.4, "eval_loss": 0.7}
 
 
 def test_other_events_of_the_trainer_are_ignored() -> None:
@@ -91,12 +95,10 @@ def test_other_events_of_the_trainer_are_ignored() -> None:
         callback.other  # noqa: B018
 
 
-@pytest.mark.usefixtures("rank", "not_connected")
+@pytest.mark.usefixtures("not_connected")
 def test_a_part_of_a_checkpoint_is_refused_where_there_are_several_hosts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved: list[tuple[Any, int]] = []
-    monkeypatch.setattr(huggingface, "save_checkpoint", lambda *given: saved.append(given[:2]))
     folder = tmp_path / "checkpoint-20"
     (folder / "pytorch_model_fsdp_0").mkdir(parents=True)
     arguments = SimpleNamespace(output_dir=str(tmp_path))
@@ -106,7 +108,7 @@ def test_a_part_of_a_checkpoint_is_refused_where_there_are_several_hosts(
         ReportCallback().on_save(arguments, STATE, None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     ReportCallback().on_save(arguments, STATE, None)
-    assert saved == [(folder, 20)]
+    assert rank.checkpoints_saved == [(folder, 20, {})]
 
 
 @pytest.mark.usefixtures("rank", "not_connected")
@@ -120,15 +122,30 @@ def test_a_checkpoint_that_the_trainer_has_removed_is_missed(tmp_path: Path) -> 
         ReportCallback().on_save(arguments, STATE, None)
 
 
-def test_a_checkpoint_of_another_training_cannot_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for state in (str(tmp_path), {"model": 1}):
-        loaded = SimpleNamespace(state=state)
-        monkeypatch.setattr(huggingface, "load_checkpoint", lambda loaded=loaded: loaded)
-        with pytest.raises(TypeError, match="not written by"):
+def test_a_checkpoint_of_another_training_cannot_be_resumed(tmp_path: Path) -> None:
+    trained = tmp_path / "checkpoint-20"
+    trained.mkdir()
+    for state in (trained, {"model": 1}):
+        with resuming(tmp_path / "kept", state), pytest.raises(TypeError, match="not written by"):
             resume_from()
-    (tmp_path / "trainer_state.json").touch()
-    loaded = SimpleNamespace(state=str(tmp_path))
-    monkeypatch.setattr(huggingface, "load_checkpoint", lambda: loaded)
-    assert resume_from() == str(tmp_path)
+    (trained / "trainer_state.json").touch()
+    with resuming(tmp_path / "kept", trained):
+        path = resume_from()
+        assert path is not None
+        assert [file.name for file in Path(path).iterdir()] == ["trainer_state.json"]
+
+
+@contextmanager
+def resuming(folder: Path, state: object) -> Iterator[None]:
+    """This process is a rank that resumes from a checkpoint with this state."""
+    folder.mkdir(exist_ok=True)
+    local, plan = LocalFolder(folder), CheckpointPlan(str(folder), "1a2b3c4d")
+    checkpoint.write_probe(local, plan.token)
+    with open(os.devnull, "wb") as pipe:
+        saver = Saver(plan, pipe.fileno())
+        saver.save(state, 20, None)
+        saver.close()
+    latest, *_ = checkpoint.find_complete(local)
+    with as_rank(0, 1, checkpoints=plan._replace(resume=(latest,))):
+        yield
+    checkpoint.remove(local, latest)

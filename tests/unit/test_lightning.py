@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.stand_ins import as_rank
 from tests.unit.modules import load_anew
 
 
@@ -70,18 +71,17 @@ class Trainer:
             callback.on_train_batch_end(self, None, None, None, index)
 
 
-def test_a_step_of_several_batches_is_saved_once(
-    lightning: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved: list[int] = []
-    monkeypatch.setattr(lightning, "save_checkpoint", lambda _, step, numbers: saved.append(step))
-
+def test_a_step_of_several_batches_is_saved_once(lightning: Any) -> None:
     def callback() -> Any:
         return lightning.ReportCallback(every=0, save_every=0, save_steps=2)
 
-    Trainer().train(first := callback(), 5)
-    assert saved == [2, 4]
-    Trainer(4).train(callback(), 5)  # resumed
-    assert saved == [2, 4, 6, 8]
-    Trainer().train(first, 5)  # another training
-    assert saved == [2, 4, 6, 8, 2, 4]
+    def saved() -> list[int]:
+        return [step for _, step, _ in rank.checkpoints_saved]
+
+    with as_rank(0, 2) as rank:
+        Trainer().train(first := callback(), 5)
+        assert saved() == [2, 4]
+        Trainer(4).train(callback(), 5)  # resumed
+        assert saved() == [2, 4, 6, 8]
+        Trainer().train(first, 5)  # another training
+        assert saved() == [2, 4, 6, 8, 2, 4]

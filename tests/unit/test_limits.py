@@ -1,206 +1,128 @@
-"""What control groups leave to this process, read from files as Linux shows them."""
+"""The time limits of a run: one value, which reaches all who wait."""
 
 from __future__ import annotations
 
-import os
+import ast
+import inspect
+import pickle
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
-from horovod_runner.host import limits
+from horovod_runner import ClusterConfig, HorovodRunner, Limits
+from horovod_runner.commands.run_options import argument_texts
+from horovod_runner.driver.phases import TABLE
+from horovod_runner.options import Options
+from horovod_runner.wire.job import Job
+from horovod_runner.wire.transport import set_heartbeat
+
+PACKAGE = Path(__file__).parents[2] / "horovod_runner"
+NAMES = [limit.name for limit in fields(Limits)]
 
 
-@pytest.fixture
-def root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder in which the kernel seems to say what this process's groups may use."""
-    folder = tmp_path / "cgroup"
-    folder.mkdir()
-    monkeypatch.setattr(limits, "_ROOT", folder)
-    monkeypatch.setattr(limits, "_PROC", tmp_path / "proc")
-    return folder
-
-
-def write(root: Path, membership: str, files: dict[str, str], pid: str = "self") -> None:
-    process = root.parent / "proc" / pid
-    process.mkdir(parents=True, exist_ok=True)
-    (process / "cgroup").write_text(membership)
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-
-
-V2 = "0::/pod/42\n"
-V1 = "4:cpu,cpuacct:/job/7\n5:memory:/job/7\n"
+def test_every_limit_says_who_waits_and_what_follows() -> None:
+    texts = argument_texts(inspect.getdoc(Limits) or "")
+    assert list(texts) == NAMES
+    for name, text in texts.items():
+        assert re.search(r"\b(waits?|tries again|may take)\b.*\. Then ", text), name
+    assert len(set(texts.values())) == len(NAMES)
 
 
 @pytest.mark.parametrize(
-    ("membership", "files", "cores"),
+    ("value", "error"),
     [
-        (V2, {"pod/42/cpu.max": "150000 100000\n"}, 1),
-        (V2, {"pod/42/cpu.max": "300000 100000\n"}, 3),
-        (V2, {"cpu.max": "200000 100000\n"}, 2),  # a container that sees its group as the root
-        (V2, {"pod/42/cpu.max": "50000 100000\n"}, 1),  # never less than one
-        (V2, {"pod/42/cpu.max": "max 100000\n"}, 8),
-        (V2, {"pod/42/cpu.max": "max 100000\n", "pod/cpu.max": "300000 100000\n"}, 3),
-        ("0::/../../pod/42\n", {"cpu.max": "200000 100000\n"}, 2),
-        ("1:name=systemd:/\n" + V2, {"unified/pod/42/cpu.max": "400000 100000\n"}, 4),
-        (  # the controllers of a mount may be in another order
-            "3:cpuacct,cpu:/\n",
-            {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            2,
-        ),
-        (
-            V1,
-            {
-                "cpu,cpuacct/job/7/cpu.cfs_quota_us": "200000\n",
-                "cpu,cpuacct/job/7/cpu.cfs_period_us": "100000\n",
-            },
-            2,
-        ),
-        (
-            V1,
-            {
-                "cpu,cpuacct/job/7/cpu.cfs_quota_us": "-1\n",
-                "cpu,cpuacct/job/7/cpu.cfs_period_us": "100000\n",
-            },
-            8,
-        ),
-        (V1, {}, 8),
+        ("5", TypeError),
+        (True, TypeError),
+        (None, TypeError),
+        (0, ValueError),
+        (-1.0, ValueError),
+        (0.0001, ValueError),
+        (float("inf"), ValueError),
+        (float("nan"), ValueError),
+        (8 * 86_400, ValueError),
     ],
 )
-def test_a_containers_cpu_quota_is_respected(
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    membership: str,
-    files: dict[str, str],
-    cores: int,
-) -> None:
-    write(root, membership, files)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-    assert limits.available_cores() == cores
+def test_a_limit_that_is_no_time_is_refused_with_its_name(value: Any, error: type) -> None:
+    with pytest.raises(error, match=rf"^all_tasks is .*{re.escape(repr(value))}"):
+        Limits(all_tasks=value)
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "files", "is_short"),
-    [
-        ("1000", 951, 0, True),
-        ("1000", 949, 0, False),
-        ("1000", 990, 500, False),  # the kernel drops cached files that nobody uses
-        ("1000", 1000, 20, True),
-        ("max", 951, 0, False),
-    ],
-)
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_containers_memory_may_be_short_where_the_hosts_is_not(
-    root: Path, *, limit: str, used: int, files: int, is_short: bool, version: int
-) -> None:
-    folder, maximum, current = (
-        ("pod/42", "max", "current")
-        if version == 2
-        else ("memory/job/7", "limit_in_bytes", "usage_in_bytes")
-    )
-    counters = f"anon 5\ninactive_file {files}\n"
-    names = {maximum: f"{limit}\n", current: f"{used}\n", "stat": counters}
-    written = {f"{folder}/memory.{name}": text for name, text in names.items()}
-    write(root, V2 if version == 2 else V1, written)
-    assert limits.memory_is_short() == is_short
+def test_a_limit_that_does_not_exist_is_refused_with_the_one_that_was_meant() -> None:
+    with pytest.raises(TypeError, match=r"Did you mean all_tasks\?"):
+        Limits(all_task=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"cluster_config=ClusterConfig\(limits=\.\.\.\)"):
+        HorovodRunner(np=-1, limits=Limits())  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"limits must be a Limits\(\.\.\.\), not dict"):
+        ClusterConfig(limits={"all_tasks": 3})  # type: ignore[arg-type]
 
 
-# As Linux 6.1 and 6.18 show them, without most lines.
-V2_STAT = """anon 104861696
-file 41390080
-shmem 0
-inactive_file 0
-active_file 41377792
-slab_reclaimable 95584
-slab_unreclaimable 328
-"""
-V1_STAT = """cache 0
-rss 0
-inactive_file 0
-active_file 0
-hierarchical_memory_limit 314572800
-total_cache 41390080
-total_rss 104861696
-total_inactive_file 1000000
-total_active_file 40377792
-"""
-LIMIT, USED = 300 << 20, 150_000_000
+def test_only_what_differs_from_the_defaults_is_shown() -> None:
+    assert repr(Limits(all_tasks=7, gloo=600)) == "Limits(all_tasks=7)"
+    assert repr(Limits()) == "Limits()"
 
 
-@pytest.mark.parametrize(
-    ("membership", "files", "cache"),
-    [
-        (
-            V2,
-            {"pod/memory.max": LIMIT, "pod/memory.current": USED, "pod/memory.stat": V2_STAT},
-            41377792 + 95584,
-        ),
-        (
-            V1,
-            {
-                "memory/job/memory.limit_in_bytes": LIMIT,
-                "memory/job/memory.usage_in_bytes": USED,
-                "memory/job/memory.stat": V1_STAT,
-                "memory/job/7/memory.limit_in_bytes": 9223372036854771712,
-            },
-            41377792,
-        ),
-        (  # a container that sees its group as the root, and not what is above
-            "5:memory:/docker/0123abcd\n",
-            {
-                "memory/memory.limit_in_bytes": LIMIT,
-                "memory/memory.usage_in_bytes": USED,
-                "memory/memory.stat": V1_STAT,
-            },
-            41377792,
-        ),
-    ],
-)
-def test_a_limit_of_any_group_above_a_process_counts_and_cached_files_are_free(
-    root: Path, membership: str, files: dict[str, object], cache: int
-) -> None:
-    write(root, membership, {name: f"{value}\n" for name, value in files.items()}, pid="123")
-    assert limits.memory(123) == (LIMIT, LIMIT - USED + cache, True)
-    assert limits.memory().limit == psutil.virtual_memory().total  # of a process outside
+def test_the_limits_travel_in_the_job() -> None:
+    options = Options(np=-2, cluster_config=ClusterConfig(limits=Limits(all_tasks=7)))
+    job = pickle.loads(pickle.dumps(Job("1a2b", 2, options.for_ranks(), b"")))
+    assert job.limits == Limits(all_tasks=7)
 
 
-def test_what_a_quota_has_stopped_is_read_from_the_group_that_has_it(root: Path) -> None:
-    stopped = "usage_usec 1210000\nnr_periods 41\nnr_throttled 40\nthrottled_usec 2790000\n"
-    inner = "usage_usec 1210000\nuser_usec 1200000\nsystem_usec 10000\n"
-    write(root, V2, {"pod/cpu.stat": stopped, "pod/42/cpu.stat": inner})
-    assert limits.cpu_time() == pytest.approx((1.21, 2.79))
-    assert limits.cpu_quota() is None
-    old = "nr_periods 41\nnr_throttled 35\nthrottled_time 1224381156\nnr_bursts 0\nburst_time 0\n"
-    write(root, V1, {"cpu,cpuacct/job/7/cpu.stat": old})
-    assert limits.cpu_time() == pytest.approx((0.0, 1.224381156))
-    write(root, V1, {"cpu,cpuacct/job/7/cpuacct.usage": "1200000000\n"})
-    assert limits.cpu_time() == pytest.approx((1.2, 1.224381156))
+@pytest.mark.parametrize("limit", [Limits(), Limits(heartbeat=0.001), Limits(heartbeat=604_800)])
+def test_zeromq_takes_every_limit(limit: Limits) -> None:
+    import zmq
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as opened:
+        set_heartbeat(opened, limit)
+        assert opened.getsockopt(zmq.HEARTBEAT_TIMEOUT) == max(3, round(1000 * limit.heartbeat))
+        assert opened.getsockopt(zmq.HEARTBEAT_IVL) > 0
 
 
-def test_killed_processes_are_those_of_the_container_or_else_of_the_host(root: Path) -> None:
-    write(root, V2, {"../proc/vmstat": "nr_free_pages 9\noom_kill 7\n"})
-    assert limits.killed_for_memory(limits.kill_counter()) == 7
-    events = "low 0\nhigh 0\nmax 81\noom 1\noom_kill 2\noom_group_kill 0\n"
-    write(root, V2, {"pod/42/memory.events": events})
-    assert limits.killed_for_memory(limits.kill_counter()) == 2
-    old = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
-    write(root, V1, {"memory/job/7/memory.oom_control": old})
-    counter = limits.kill_counter()
-    assert limits.killed_for_memory(counter) == 3
-    counter.unlink()
-    assert limits.killed_for_memory(counter) is None
+def test_every_limit_is_read_somewhere() -> None:
+    code = "".join(p.read_text() for p in PACKAGE.rglob("*.py") if p != PACKAGE / "limits.py")
+    read = {*re.findall(r"limits\.(\w+)", code)}
+    read |= {row.limit for row in TABLE.values() if row.limit is not None}
+    assert {*NAMES} - read == set()
+    assert {row.limit for row in TABLE.values()} - {*NAMES, None} == set()
 
 
-def test_memory_for_files_is_bounded_by_the_smallest_limit(root: Path) -> None:
-    write(root, V2, {})
-    assert 0 < limits.memory_for_files() <= psutil.virtual_memory().total
-    files = {"memory.max": "1000\n", "memory.current": "1\n", "memory.stat": "inactive_file 0\n"}
-    write(root, V2, {f"pod/42/{name}": text for name, text in files.items()})
-    assert limits.memory_for_files() == 1000
+# Programs with ranks of their own, and checks of a machine: there is no job.
+WITHOUT_JOB = {
+    "commands/doctor.py": {"SparkLauncher"},
+    "spmd/horovod_start.py": {"Rendezvous", "gloo_variables"},
+}
 
 
-def test_a_system_without_control_groups_has_the_hosts_limits(root: Path) -> None:
-    assert limits.available_cores() == len(os.sched_getaffinity(0))
-    assert limits.memory_for_files() <= psutil.virtual_memory().total
+def test_whoever_has_the_limits_passes_them_on() -> None:
+    """Many have a default for the limits, so that nothing else would notice a forgotten one."""
+    trees = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    places = {name: place for tree in trees.values() for name, place in _takers(tree)}
+    assert {"Channel", "Link", "Rendezvous", "Saver", "FanOut"} <= set(places)
+    for path, tree in trees.items():
+        forgotten = set(_calls_without(tree, places))
+        assert forgotten == WITHOUT_JOB.get(str(path.relative_to(PACKAGE)), set()), path
+
+
+def _takers(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The functions and classes that take limits, with the number of arguments before them."""
+    for node in tree.body:
+        made = [node] if isinstance(node, ast.FunctionDef) and node.name[0] != "_" else []
+        if isinstance(node, ast.ClassDef) and node.name[0] != "_":
+            made = [each for each in node.body if getattr(each, "name", "") == "__init__"]
+        for function in made:
+            names = [each.arg for each in function.args.args if each.arg != "self"]
+            if "limits" in [*names, *(each.arg for each in function.args.kwonlyargs)]:
+                yield node.name, names.index("limits") if "limits" in names else 99
+
+
+def _calls_without(tree: ast.Module, places: Mapping[str, int]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            given = {keyword.arg for keyword in node.keywords}
+            starred = any(isinstance(each, ast.Starred) for each in node.args)
+            if name in places and "limits" not in given and not starred:
+                yield from [name] * (len(node.args) <= places[name])

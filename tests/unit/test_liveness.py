@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from horovod_runner.common.liveness import Liveness
+from horovod_runner.limits import DEFAULTS
+
+
+def watched(silent: float = DEFAULTS.silent_task) -> Liveness:
+    return Liveness(silent, DEFAULTS.reconnect_task)
 
 
 def ticks_until_lost(liveness: Liveness, alive: tuple[int, ...] = ()) -> tuple[int, list[int]]:
@@ -16,7 +23,7 @@ def ticks_until_lost(liveness: Liveness, alive: tuple[int, ...] = ()) -> tuple[i
 
 
 def test_a_silent_task_is_lost_and_the_others_are_not() -> None:
-    liveness = Liveness()
+    liveness = watched()
     for task in range(3):
         liveness.heard(task)
     ticks, lost = ticks_until_lost(liveness, alive=(0, 2))
@@ -25,7 +32,7 @@ def test_a_silent_task_is_lost_and_the_others_are_not() -> None:
 
 
 def test_a_broken_connection_shortens_the_wait() -> None:
-    liveness = Liveness()
+    liveness = watched()
     liveness.heard(0)
     liveness.heard(1)
     liveness.suspect()
@@ -36,7 +43,7 @@ def test_a_broken_connection_shortens_the_wait() -> None:
 
 
 def test_a_task_that_is_back_after_its_connection_broke_is_not_lost() -> None:
-    liveness = Liveness()
+    liveness = watched()
     liveness.heard(0)
     liveness.suspect()
     for _ in range(3):
@@ -46,7 +53,7 @@ def test_a_task_that_is_back_after_its_connection_broke_is_not_lost() -> None:
 
 
 def test_a_task_that_has_left_is_neither_lost_nor_heard_again() -> None:
-    liveness = Liveness()
+    liveness = watched()
     liveness.heard(0)
     liveness.leave(0)
     liveness.heard(0)  # a beat that was under way
@@ -55,15 +62,26 @@ def test_a_task_that_has_left_is_neither_lost_nor_heard_again() -> None:
 
 
 def test_a_task_that_has_returned_is_lost_again_when_it_falls_silent() -> None:
-    liveness = Liveness()
+    liveness = watched()
     liveness.heard(0)
     liveness.leave(0)
     liveness.returned(0)
     assert ticks_until_lost(liveness) == (12, [0])
 
 
+@pytest.mark.parametrize(("silent", "ticks"), [(3, 3), (2.5, 3), (0.1, 1)])
+def test_a_part_of_a_tick_counts_as_a_whole_one(silent: float, ticks: int) -> None:
+    liveness = watched(silent)
+    liveness.heard(0)
+    assert ticks_until_lost(liveness) == (ticks, [0])
+    liveness = Liveness(100, silent)
+    liveness.heard(0)
+    liveness.suspect()
+    assert ticks_until_lost(liveness) == (ticks, [0])
+
+
 def test_the_most_silent_are_those_that_went_first() -> None:
-    liveness = Liveness()
+    liveness = watched()
     for task in range(3):
         liveness.heard(task)
     liveness.tick()

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 
 from horovod_runner.host import counters, processes
-from horovod_runner.host.limits import CpuTime
+from horovod_runner.host.control_groups import CpuTime
 from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.task.machine import _throttled
 from horovod_runner.wire.measurements import Machine
@@ -92,6 +92,7 @@ def test_only_pages_from_a_disk_were_waited_for(tmp_path: Path) -> None:
 
 # The host.
 
+CPUS = "sys/devices/system/cpu"
 PRESSURE = """some avg10=2.04 avg60=0.75 avg300=0.40 total=157622151
 full avg10=0.00 avg60=0.00 avg300=0.00 total=13000
 """
@@ -103,20 +104,18 @@ def test_counters_of_waiting_and_heat_are_read(
     files = {
         "proc/pressure/cpu": PRESSURE,
         "proc/pressure/io": PRESSURE.replace("157622151", "2000000"),
-        "cpu/cpu0/thermal_throttle/package_throttle_total_time_ms": "1500\n",
-        "cpu/cpu0/cpufreq/scaling_cur_freq": "2000000\n",
-        "cpu/cpu1/cpufreq/scaling_cur_freq": "3000000\n",
+        f"{CPUS}/cpu0/thermal_throttle/package_throttle_total_time_ms": "1500\n",
+        f"{CPUS}/cpu0/cpufreq/scaling_cur_freq": "2000000\n",
+        f"{CPUS}/cpu1/cpufreq/scaling_cur_freq": "3000000\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(counters, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(counters, "_CPUS", tmp_path / "cpu")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    read = counters.read()
+    read = counters.read(tmp_path)
     assert (read.cpu_stall, read.memory_stall, read.io_stall) == (157.622151, 0.0, 2.0)
     assert read.hot == 1.5
-    assert counters.frequency() == 2500.0
+    assert counters.frequency(tmp_path) == 2500.0
 
 
 def test_busy_cores_are_counted_as_the_kernel_counts_them() -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -15,22 +14,20 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """wheels/make.py, which works in a temporary folder."""
+def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """wheels/make.py."""
     spec = importlib.util.spec_from_file_location("make_wheels", ROOT / "wheels" / "make.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "make_wheels", module)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "WORK", tmp_path / "rows")
-    monkeypatch.setattr(module, "find_python", lambda _: sys.executable)
     return module
 
 
 @pytest.mark.parametrize("works", [True, False])
 def test_a_wheel_is_published_once_it_was_tried(
-    make: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, works: bool
+    make: ModuleType, tmp_path: Path, works: bool
 ) -> None:
     out = tmp_path / "out"
 
@@ -47,9 +44,8 @@ def test_a_wheel_is_published_once_it_was_tried(
             return 1.0
         raise subprocess.CalledProcessError(1, ["install"])
 
-    monkeypatch.setattr(make, "build", build)
-    monkeypatch.setattr(make, "try_out", try_out)
-    result = make.make(make.rows()[0], out)
+    steps = make.Steps(build, try_out)
+    result = make.make(make.rows()[0], out, sys.executable, steps, tmp_path / "rows")
     assert result.startswith("built" if works else "failed, exit code 1: install")
     published = sorted(path.name for path in out.iterdir()) if works else []
     assert published == (["x.whl", "x.whl.json"] if works else [])
@@ -57,20 +53,11 @@ def test_a_wheel_is_published_once_it_was_tried(
 
 
 def test_a_build_takes_no_flags_of_its_users_which_the_record_would_not_name(
-    make: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    taken: list[dict[str, str]] = []
-    monkeypatch.setattr(make, "install", lambda *_: None)
-    monkeypatch.setattr(make.platform, "machine", lambda: "x86_64")
-
-    def run(command: list[Any], env: dict[str, str], **_: object) -> None:
-        taken.append(env)
-
-    monkeypatch.setattr(subprocess, "run", run)
     for name in ("CXXFLAGS", "PYTHONPATH", "HOROVOD_CUDA_HOME", "HOROVOD_RUNNER_WHEELS"):
         monkeypatch.setenv(name, "mine")
-    make.build(make.rows()[0], "python", tmp_path, tmp_path / "out")
-    [environment] = taken
+    environment = make.build_environment("x86_64")
     assert "mine" not in environment.values()
     assert environment["HOROVOD_BUILD_ARCH_FLAGS"] == "-mf16c -mavx -mfma"
     assert environment["PATH"]

@@ -14,7 +14,7 @@ import pytest
 
 from horovod_runner import RankFailedError
 from horovod_runner.driver.watchdog import Watchdog
-from horovod_runner.host import limits
+from horovod_runner.host import control_groups
 from horovod_runner.options import Options
 from horovod_runner.results import failures
 from horovod_runner.results.memory import warning
@@ -104,9 +104,7 @@ def test_a_small_container_is_not_always_short_of_memory() -> None:
 # The processes of a rank.
 
 
-def test_the_growth_of_a_rank_is_that_of_its_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_growth_of_a_rank_is_that_of_its_processes(tmp_path: Path) -> None:
     grows, ends, grown = tmp_path / "grows", tmp_path / "ends", tmp_path / "grown"
     for path in (grows, ends, grown):
         os.mkfifo(path)
@@ -123,15 +121,13 @@ def test_the_growth_of_a_rank_is_that_of_its_processes(
         kept.append(b"y" * (20 << 20))
         os.wait()
 
-    monkeypatch.setattr(memory, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(memory, "_PROCESSES_SECONDS", 0.0)
     with WorkerProcess(job(main), {}) as worker:
         assert grown.read_bytes() == b"first"
-        watch = MemoryWatch(SLOT, worker.pid, worker.guard)
+        watch = MemoryWatch(SLOT, worker.pid, worker.guard, look_seconds=0.0, processes_seconds=0.0)
         assert watch.look() is None
         assert watch.use is not None
         assert (watch.use.processes, watch.use.children, watch.use.grown) == (0, 0, 0)
-        assert watch.use.limit == limits.memory().limit
+        assert watch.use.limit == control_groups.memory().limit
         before = watch.use.worker
         assert before > 40 * MIB
         grows.write_bytes(b"x")

@@ -13,8 +13,9 @@ import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.errors import HangError, RankFailedError
-from horovod_runner.sinks import notebook_error, streams
+from horovod_runner.sinks import streams
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks, shortened, until_package
+from tests.stand_ins import KERNEL, SHELL
 
 FRAMES = "\n".join(f"  | frame {number}" for number in range(40))
 TEXT = f"rank 1 of 2 failed: KeyError\n\nTraceback on rank 1:\n{FRAMES}\n\nInstall it there."
@@ -57,14 +58,14 @@ def test_an_error_of_this_package_is_shown_by_a_shortened_copy() -> None:
 def test_only_in_a_notebook_errors_are_folded(
     in_notebook: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notebook_error, "in_notebook", lambda: in_notebook)
+    monkeypatch.setitem(sys.modules, "IPython", KERNEL if in_notebook else SHELL)
     error = user_error(TEXT)
     fold_error(error)
     assert hasattr(error, "_render_traceback_") is in_notebook
 
 
 def folded(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> BaseException:
-    monkeypatch.setattr(notebook_error, "in_notebook", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", KERNEL)
     fold_error(error)
     return error
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
 
 from horovod_runner.results.live import Live, live
 from horovod_runner.results.run import Run
-from horovod_runner.sinks import panel, panel_html, progress
+from horovod_runner.sinks import panel_html
 from horovod_runner.sinks.panel import Panel, progress_sink
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.wire.messages import Report
 from tests.made_up_runs import run_under_way
+from tests.stand_ins import KERNEL, SHELL
 
 
 class Page(HTMLParser):
@@ -103,8 +106,9 @@ def test_a_run_that_knows_nothing_can_be_drawn() -> None:
 def test_the_panel_is_for_notebooks_with_widgets(
     monkeypatch: pytest.MonkeyPatch, in_notebook: bool, widgets: object, kind: type[Progress]
 ) -> None:
-    monkeypatch.setattr(panel, "in_notebook", lambda: in_notebook)
-    monkeypatch.setattr(panel, "find_spec", lambda name: widgets)
+    monkeypatch.setitem(sys.modules, "IPython", KERNEL if in_notebook else SHELL)
+    found = None if widgets is None else SimpleNamespace(__spec__=widgets)
+    monkeypatch.setitem(sys.modules, "ipywidgets", found)
     assert type(progress_sink(live)) is kind
 
 
@@ -116,10 +120,8 @@ def test_lines_take_over_where_the_panel_cannot_be_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")
-    monkeypatch.setattr(panel, "_FIRST_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0.0)
     run = run_under_way(1)
-    sink = Panel(cannot_be_drawn)
+    sink = Panel(cannot_be_drawn, first_seconds=0.0, line_seconds=0.0)
     sink.begin(run)
     sink.reports([Report(0, {"loss": 2.0}, step=1)])
     assert capsys.readouterr().err == ""  # a frontend is known, which shows the panel
@@ -131,10 +133,9 @@ def test_lines_take_over_where_the_panel_cannot_be_drawn(
 
 
 def test_a_run_without_reports_and_steps_shows_no_panel(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(panel, "_FIRST_SECONDS", 0.0)
-    sink = Panel(cannot_be_drawn)
+    sink = Panel(cannot_be_drawn, first_seconds=0.0)
     sink.begin(run_under_way(1))
     sink.idle()
     sink.end(run_under_way(1))

@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 
 from horovod_runner.driver.phases import ENDING, TABLE, Event, Phase, State
+from horovod_runner.limits import Limits
+
+# By default these three are the same.
+LIMITS = Limits(ranks_end=9, launch_end=8, last_messages=7)
 
 
 class Clock:
@@ -30,7 +34,7 @@ def way_to(target: State) -> list[Event]:
 
 
 def phase_in(state: State, clock: Clock) -> Phase:
-    phase = Phase(clock)
+    phase = Phase(LIMITS, clock)
     for event in way_to(state):
         assert phase.on(event)
     assert phase.state is state
@@ -56,8 +60,8 @@ def test_an_event_does_what_the_table_says(state: State, event: Event) -> None:
     if target is None:
         assert phase.until == until
     else:
-        seconds = TABLE[target].seconds
-        assert phase.until == (None if seconds is None else clock.now + seconds)
+        limit = TABLE[target].limit
+        assert phase.until == (None if limit is None else clock.now + getattr(LIMITS, limit))
 
 
 @pytest.mark.parametrize("state", State)
@@ -69,7 +73,7 @@ def test_every_state_leads_to_the_end(state: State) -> None:
     assert phase.state is State.OVER
 
 
-@pytest.mark.parametrize("state", [state for state in State if TABLE[state].seconds is not None])
+@pytest.mark.parametrize("state", [state for state in State if TABLE[state].limit is not None])
 def test_a_state_that_lasts_for_a_limited_time_says_what_follows(state: State) -> None:
     assert {Event.TIMEOUT, Event.PLACED} & set(TABLE[state].then)
     assert TABLE[state].waits_for
@@ -90,7 +94,7 @@ def test_a_caller_can_give_up_in_every_state() -> None:
 
 def test_a_limit_can_be_given_and_extended() -> None:
     clock = Clock()
-    phase = Phase(clock)
+    phase = Phase(LIMITS, clock)
     assert phase.until is None
     phase.on(Event.HELLO, 7.0)
     assert phase.until == 107.0

@@ -10,6 +10,7 @@ import pytest
 from horovod_runner.elastic.pool import Pool
 from horovod_runner.errors import LaunchError
 from horovod_runner.launchers.launcher import TaskLostError
+from horovod_runner.limits import DEFAULTS
 from horovod_runner.options import Options
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
@@ -47,7 +48,7 @@ def tasks() -> Tasks:
 
 @pytest.fixture
 def pool(tasks: Tasks) -> Iterator[Pool]:
-    with Pool("127.0.0.1", 2, 60.0, tasks.start) as pool:
+    with Pool("127.0.0.1", 2, 60.0, tasks.start, DEFAULTS) as pool:
         yield pool
 
 

@@ -6,18 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod_runner.sinks import progress
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.wire.measurements import Profile
 from horovod_runner.wire.messages import Report
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Progress:
+def lines() -> Progress:
     """A sink that prints a line for every call of ``reports``."""
-    monkeypatch.setattr(progress, "columns", lambda: 0)
-    monkeypatch.setattr(progress, "_LINE_SECONDS", 0)
-    return Progress()
+    return Progress(width=lambda: 0, line_seconds=0)
 
 
 def test_only_reports_of_rank_0_move_the_bar(
@@ -57,10 +54,10 @@ def test_what_rank_0_waits_for_is_shown_where_it_is_much(
 
 
 def test_the_pause_of_a_restart_does_not_count_as_training(
-    lines: Progress, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    lines = Progress(width=lambda: 0, line_seconds=0, clock=lambda: clock.now)
     for attempt, began in ((1, 1000.0), (2, 2000.0)):
         lines.attempt(attempt)
         for seconds, step in ((0, 100), (10, 150)):
@@ -83,10 +80,9 @@ def test_the_pause_of_a_restart_does_not_count_as_training(
     ],
 )
 def test_a_bar_shows_the_metrics_that_fit_into_the_terminal(
-    width: int, values: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    width: int, values: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "columns", lambda: width)
-    bar = Progress()
+    bar = Progress(width=lambda: width)
     bar._lines = False
     metrics = {"loss": 0.0205, "accuracy": 0.9917, "lr": 1}
     bar.reports([Report(0, metrics, step=9, epoch=2, total_steps=120)])

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from horovod_runner.errors import RankFailedError
-from horovod_runner.results import recorder
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.wire.messages import Report
 
 
-def test_only_the_last_lines_of_a_long_output_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "_KEPT_CHARACTERS", 100)
+def test_only_the_last_lines_of_a_long_output_are_kept() -> None:
     run = Run("test", 1)
-    sink = Recorder(run)
+    sink = Recorder(run, most_characters=100)
     for number in range(25):
         sink.output(0, "stdout", f"{number:10}")
     assert [int(line.text) for line in run.logs] == list(range(15, 25))
@@ -49,16 +45,12 @@ def test_of_a_long_error_the_beginning_and_the_end_are_kept() -> None:
     assert "134,487 characters are left out" in details
 
 
-def test_the_pause_of_an_attempt_ends_with_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def report(at: float) -> None:
-        monkeypatch.setattr(recorder, "time", SimpleNamespace(time=lambda: at))
-        sink.reports([Report(0, {"loss": 0.5})])
-
-    run = Run("test", 1)
-    sink = Recorder(run)
+def test_the_pause_of_an_attempt_ends_with_its_first_step() -> None:
+    run, clock = Run("test", 1), SimpleNamespace(now=0.0)
+    sink = Recorder(run, clock=lambda: clock.now)
     # When each attempt reports; the second one fails before its first step.
     for number, steps in enumerate([(10, 11, 12), (), (30, 31, 33), (40, 41)], 1):
         sink.attempt(number)
-        for at in steps:
-            report(at)
+        for clock.now in steps:
+            sink.reports([Report(0, {"loss": 0.5})])
     assert [attempt.pause for attempt in run.attempts] == [None, None, 18, 7]

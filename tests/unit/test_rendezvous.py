@@ -18,6 +18,7 @@ import pytest
 
 from horovod_runner import LaunchError
 from horovod_runner.host.rendezvous import Rendezvous
+from horovod_runner.limits import Limits
 
 
 @pytest.fixture
@@ -48,19 +49,19 @@ def test_a_value_is_stored_read_and_deleted(server: Rendezvous) -> None:
     assert server.requests == {"PUT": 2, "GET": 3, "DELETE": 1}
 
 
-def test_a_get_waits_until_its_key_arrives(
-    server: Rendezvous, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Longer than the client's timeout: only the key's arrival can end the wait.
-    monkeypatch.setattr("horovod_runner.host.rendezvous._LONG_POLL_SECONDS", 60)
+def test_a_get_waits_until_its_key_arrives() -> None:
     answers: list[tuple[int, bytes]] = []
-    waiting = threading.Thread(target=lambda: answers.append(ask(server, "GET", "local_host-1/2")))
-    waiting.start()
-    while not server.requests["GET"]:
-        time.sleep(0.01)  # until the server has read the request
-    assert not answers
-    ask(server, "PUT", "local_host-1/2", b"late")
-    waiting.join(timeout=20)
+    # Longer than the client's timeout: only the key's arrival can end the wait.
+    with Rendezvous("127.0.0.1", size=4, limits=Limits(rendezvous_key=60)) as server:
+        waiting = threading.Thread(
+            target=lambda: answers.append(ask(server, "GET", "local_host-1/2"))
+        )
+        waiting.start()
+        while not server.requests["GET"]:
+            time.sleep(0.01)  # until the server has read the request
+        assert not answers
+        ask(server, "PUT", "local_host-1/2", b"late")
+        waiting.join(timeout=20)
     assert answers == [(200, b"late")]
 
 
@@ -185,34 +186,27 @@ def test_closing_with_open_connections_logs_nothing(
     assert caplog.records == []
 
 
-def test_keys_without_values_count_against_the_size_limit(
-    server: Rendezvous, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("horovod_runner.host.rendezvous._TOTAL_BYTES", 10_000)
-    answers = [ask(server, "PUT", f"global/{key}")[0] for key in range(50)]
-    assert answers == [200] * answers.count(200) + [413] * answers.count(413)
-    assert 0 < answers.count(200) < 50
-    assert ask(server, "DELETE", "global/0") == (200, b"")
-    assert ask(server, "PUT", "global/99") == (200, b"")
+def test_keys_without_values_count_against_the_size_limit() -> None:
+    with Rendezvous("127.0.0.1", size=4, total_bytes=10_000) as server:
+        answers = [ask(server, "PUT", f"global/{key}")[0] for key in range(50)]
+        assert answers == [200] * answers.count(200) + [413] * answers.count(413)
+        assert 0 < answers.count(200) < 50
+        assert ask(server, "DELETE", "global/0") == (200, b"")
+        assert ask(server, "PUT", "global/99") == (200, b"")
 
 
-def test_a_get_that_times_out_leaves_no_state(
-    server: Rendezvous, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("horovod_runner.host.rendezvous._LONG_POLL_SECONDS", 0.01)
-    for key in range(20):
-        assert ask(server, "GET", f"global/{key}") == (404, b"")
-    while len(server._arrivals):
-        gc.collect()  # an exception may still refer to the event
-        time.sleep(0.01)
+def test_a_get_that_times_out_leaves_no_state() -> None:
+    with Rendezvous("127.0.0.1", size=4, limits=Limits(rendezvous_key=0.01)) as server:
+        for key in range(20):
+            assert ask(server, "GET", f"global/{key}") == (404, b"")
+        while len(server._arrivals):
+            gc.collect()  # an exception may still refer to the event
+            time.sleep(0.01)
 
 
-def test_a_client_that_never_reads_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("horovod_runner.host.rendezvous._REQUEST_SECONDS", 0.5)
+def test_a_client_that_never_reads_is_disconnected() -> None:
     size = 60_000  # allows values of 15 MB, more than socket buffers hold
-    with Rendezvous("127.0.0.1", size=size) as server:
+    with Rendezvous("127.0.0.1", size=size, limits=Limits(rendezvous_request=0.5)) as server:
         assert ask(server, "PUT", "global/0", bytes(15_000_000)) == (200, b"")
         token = server.address.partition("/")[2]
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:

@@ -19,7 +19,7 @@ import pytest
 
 from horovod_runner.commands import cli
 from horovod_runner.common.text import is_secret
-from horovod_runner.results import registration, registry, saved_run
+from horovod_runner.results import registry, saved_run
 from horovod_runner.results.page import logs, metrics, ranks, scales
 from horovod_runner.results.page.charts import Line as ChartLine
 from horovod_runner.results.page.charts import line_chart, time_axis
@@ -28,6 +28,7 @@ from horovod_runner.results.page.markup import Html, element, text
 from horovod_runner.results.page.timeline import Timeline
 from horovod_runner.results.page.view import View
 from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.registration import Registration
 from horovod_runner.results.run import Line, Run, Timings
 from horovod_runner.wire.measurements import UNKNOWN, Profile
 from horovod_runner.wire.messages import Report
@@ -336,7 +337,7 @@ def test_a_record_without_a_driver_is_lost() -> None:
 
 def test_a_driver_writes_the_record_of_its_run_when_it_is_asked() -> None:
     run = Run("1234abcd", 1)
-    with registration.Registration(run, lambda: None):
+    with Registration(run, lambda: None):
         assert registry.running("12") == [run.run_id]
         assert registry.write_record(run.run_id)
         run.main = "later"
@@ -346,19 +347,15 @@ def test_a_driver_writes_the_record_of_its_run_when_it_is_asked() -> None:
     assert registry.write_record(run.run_id)  # it has ended, and left a record
 
 
-def test_a_driver_writes_the_record_of_its_run_time_and_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_driver_writes_the_record_of_its_run_time_and_again() -> None:
     written, stopped = threading.Semaphore(0), threading.Event()
 
     def keep(run: Run) -> None:
         written.release()
         raise ValueError("cannot be written")
 
-    monkeypatch.setattr(saved_run, "keep", keep)
-    monkeypatch.setattr(registration, "_RECORD_SECONDS", 0.01)
     run = Run("1234abcd", 1)
-    with registration.Registration(run, stopped.set):
+    with Registration(run, stopped.set, record_seconds=0.01, keep=keep):
         assert all(written.acquire(timeout=30) for _ in range(3))
         registry._tell_driver(run.run_id, b"x")
         assert stopped.wait(30)

@@ -26,7 +26,7 @@ def test_the_defaults_are_those_of_python() -> None:
 
 
 def test_every_option_that_is_no_object_can_be_given() -> None:
-    left_out = {"np", "sinks", "spark", "resource_profile", "launcher", *options.GROUPS}
+    left_out = {"np", "sinks", "spark", "resource_profile", "launcher", "limits", *options.GROUPS}
     kinds = (options.Options, *options.GROUPS.values())
     expected = {each.name for kind in kinds for each in fields(kind)} - left_out
     assert set(parse()) == expected

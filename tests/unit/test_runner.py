@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,11 +184,11 @@ def test_only_the_users_own_folders_follow_to_a_task(
     assert user_path(path) == [str(own)]
 
 
-def test_a_stream_that_is_gone_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_gone_does_not_end_a_run() -> None:
     closed = io.StringIO()
     closed.close()
-    monkeypatch.setattr(sys, "stdout", closed)
-    TerminalSink(1).log(0, "nobody hears this")
+    with contextlib.redirect_stdout(closed):
+        TerminalSink(1).log(0, "nobody hears this")
 
 
 def test_output_goes_to_the_stream_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,11 +213,10 @@ def test_of_many_ranks_equal_lines_are_printed_once(capsys: pytest.CaptureFixtur
 
 
 def test_lines_of_many_ranks_come_soon_and_none_is_kept(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    sink = TerminalSink(40)
+    sink = TerminalSink(40, clock=lambda: now)
     sink.output(0, "stdout", "a")
     sink.idle()
     assert capsys.readouterr().out == ""
@@ -231,20 +230,17 @@ def test_lines_of_many_ranks_come_soon_and_none_is_kept(
     assert capsys.readouterr().out == "[2] the last one\n"
 
 
-def test_an_interrupt_loses_no_line_of_many_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_loses_no_line_of_many_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     class Interrupted(io.StringIO):
         def write(self, text: str) -> int:
-            monkeypatch.setattr(sys, "stdout", calm)
             raise KeyboardInterrupt
 
-    calm = io.StringIO()
     sink = TerminalSink(40)
     sink.output(0, "stdout", "a")
-    monkeypatch.setattr(sys, "stdout", Interrupted())
-    with pytest.raises(KeyboardInterrupt):
+    with contextlib.redirect_stdout(Interrupted()), pytest.raises(KeyboardInterrupt):
         sink.log(0, "b")
     sink.end(Run("1", 40, {}))
-    assert calm.getvalue() == "[0] a\n"
+    assert capsys.readouterr().out == "[0] a\n"
 
 
 def test_a_misspelt_controller_in_the_environment_is_told() -> None:

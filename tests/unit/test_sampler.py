@@ -8,14 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod_runner.profiling import loader
-from horovod_runner.profiling import sampler as sampler_module
 from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.profiling.sampler import Pace, Sampler
 
 
 class Clock:
-    """Stands for the module ``time`` in the sampler."""
+    """Stands still by itself."""
 
     def __init__(self) -> None:
         self.now = self.cpu = 0.0
@@ -25,14 +23,8 @@ class Clock:
         self.now += seconds
         self.cpu += cpu
 
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The sampler's clock, which stands still by itself."""
-    clock = Clock()
-    module = SimpleNamespace(monotonic=lambda: clock.now, thread_time=lambda: clock.cpu)
-    monkeypatch.setattr(sampler_module, "time", module)
-    return clock
+    def pace(self) -> Pace:
+        return Pace(lambda: self.now, lambda: self.cpu)
 
 
 def look(sampler: Sampler) -> None:
@@ -56,8 +48,9 @@ def test_calls_around_the_training_are_left_out() -> None:
     assert (stack[0][0], stack[0][1]) == (__file__, "look")
 
 
-def test_a_look_stands_for_the_time_since_the_last_one(clock: Clock) -> None:
-    sampler = Sampler()
+def test_a_look_stands_for_the_time_since_the_last_one() -> None:
+    clock = Clock()
+    sampler = Sampler(clock=lambda: clock.now)
 
     def here() -> None:
         look(sampler)
@@ -101,8 +94,9 @@ def test_no_frame_outlives_a_look() -> None:
     assert gone == [True]
 
 
-def test_expensive_looks_are_fewer_until_the_thread_takes_three_thousandths(clock: Clock) -> None:
-    pace = Pace()
+def test_expensive_looks_are_fewer_until_the_thread_takes_three_thousandths() -> None:
+    clock = Clock()
+    pace = clock.pace()
     for _ in range(5):  # each look takes 150 us, and the rest 300 us a second
         clock.pass_(1.0, 150e-6 / pace.seconds + 300e-6)
         pace.adjust()
@@ -110,10 +104,9 @@ def test_expensive_looks_are_fewer_until_the_thread_takes_three_thousandths(cloc
 
 
 @pytest.mark.parametrize(("look_cpu", "seconds"), [(10e-6, 0.02), (5e-3, 0.1)])
-def test_there_are_ten_to_fifty_looks_a_second(
-    clock: Clock, look_cpu: float, seconds: float
-) -> None:
-    pace = Pace()
+def test_there_are_ten_to_fifty_looks_a_second(look_cpu: float, seconds: float) -> None:
+    clock = Clock()
+    pace = clock.pace()
     for _ in range(5):
         clock.pass_(1.0, look_cpu / pace.seconds)
         pace.adjust()
@@ -134,9 +127,6 @@ def test_a_process_of_a_dataloader_hands_over_each_look_once(
             much_later.set()
         return now
 
-    looks = SimpleNamespace(monotonic=monotonic, thread_time=lambda: 0.0)
-    monkeypatch.setattr(sampler_module, "time", looks)
-    monkeypatch.setattr(loader, "time", SimpleNamespace(monotonic=lambda: now))
     worker = SimpleNamespace(_worker_loop=much_later.wait)
     module = SimpleNamespace(
         DataLoader=type("DataLoader", (), {"__iter__": None}),
@@ -144,7 +134,7 @@ def test_a_process_of_a_dataloader_hands_over_each_look_once(
         _utils=SimpleNamespace(worker=worker),
     )
     monkeypatch.setitem(sys.modules, "torch.utils.data.dataloader", module)
-    watch = LoaderWatch()
+    watch = LoaderWatch(monotonic)
     watch.watch()
     worker._worker_loop()
     watch.read()

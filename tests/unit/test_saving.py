@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from horovod_runner.checkpoints import checkpoint, collectives, loader
+from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.folders.local import LocalFolder
@@ -75,7 +75,7 @@ def test_a_negative_step_is_refused(saver: Saver, folder: LocalFolder, step: int
 
 
 def test_if_the_latest_is_damaged_all_ranks_load_the_earlier_checkpoint(
-    saver: Saver, folder: LocalFolder, monkeypatch: pytest.MonkeyPatch
+    saver: Saver, folder: LocalFolder
 ) -> None:
     saver.save(b"earlier", 10, {"loss": 1.0})
     saver.save(b"latest", 20, {"loss": 0.5})
@@ -86,15 +86,21 @@ def test_if_the_latest_is_damaged_all_ranks_load_the_earlier_checkpoint(
     sent, warned = deque[bytes](), list[str]()
 
     class OneAfterTheOther:
-        def broadcast(self, data: bytes, count: int) -> bytes:  # rank 0 sends all before 1 asks
+        def broadcast(  # rank 0 sends all before 1 asks
+            self, data: bytes, count: int, root: int = 0
+        ) -> bytes:
             if data:
                 sent.append(data)
             received = data or sent.popleft()
             assert len(received) == count
             return received
 
-    monkeypatch.setattr(collectives, "connected", OneAfterTheOther)
-    loaded = [loader.load(plan, rank, 2, warned.append) for rank in range(2)]
+        def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+            raise NotImplementedError
+
+    loaded = [
+        loader.load(plan, rank, 2, warned.append, connect=OneAfterTheOther) for rank in range(2)
+    ]
     assert [(each.step, each.state) for each in loaded if each] == [(10, b"earlier")] * 2
     assert [dict(each.metrics) for each in loaded if each] == [{"loss": 1.0}] * 2
     assert not sent

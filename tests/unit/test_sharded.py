@@ -114,7 +114,7 @@ def test_a_host_that_does_not_see_a_sharded_checkpoint_says_so(tmp_path: Path) -
     plan = CheckpointPlan(str(tmp_path), "run2", resume=markers)  # without the driver's probe
     link: Any = None  # nothing is asked for
     with pytest.raises(CheckpointError, match=r"\(step 2\), is sharded: .*Set checkpoint_dir to"):
-        fetch_checkpoint(plan, link, tmp_path)
+        fetch_checkpoint(plan, link, tmp_path, 60)
 
 
 def test_markers_of_sharded_checkpoints_are_read_back(tmp_path: Path) -> None:

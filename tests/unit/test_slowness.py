@@ -412,15 +412,14 @@ def test_a_profiler_sends_only_what_was_measured_since() -> None:
     assert of_main.total == sum(of_main.counts)
 
 
-def test_a_second_without_a_batch_has_no_steps_though_it_reports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_second_without_a_batch_has_no_steps_though_it_reports() -> None:
     sent: list[Profile] = []
     profiler = Profiler(3, 4, sent.append, lambda _: None)
     profiler.finish()
-    monkeypatch.setattr(clock, "batches", clock.batches + 1)
+    clock.count_batch(1)
     profiler._summarize()
-    monkeypatch.setattr(clock, "reports", clock.reports + 2)
+    clock.count_report()
+    clock.count_report()
     profiler._summarize()
     assert (sent[-1].steps["batches"], sent[-1].steps["reports"]) == (0, 2)
     assert steps_of(sent[-1].steps) == 0

@@ -324,9 +324,7 @@ def test_an_error_of_old_code_at_the_end_of_the_program_has_a_note(
     try:
         raise ValueError("Argument(s) not recognized: {'lr': 0.1}")
     except ValueError as error:
-        monkeypatch.setattr(sys, "last_value", error, raising=False)
-    monkeypatch.setattr(calls, "_session", Session(Mesh(Alone(), member(0))))
-    calls._at_exit()
+        calls.tell_of_exit(Session(Mesh(Alone(), member(0))), error)
     note = capsys.readouterr().err
     assert f"{__file__}, line " in note
     assert "mpirun -x TF_USE_LEGACY_KERAS=1" in note

@@ -56,7 +56,7 @@ def test_the_memory_of_a_spool_is_bounded() -> None:
     spool.close()
 
 
-def test_a_full_disk_raises_and_keeps_the_other_items(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_and_keeps_the_other_items() -> None:
     def write_until_full(descriptor: int, data: bytes) -> None:
         """Writes like on a disk that is full after 100 bytes."""
         room = 100 - os.lseek(descriptor, 0, os.SEEK_CUR)
@@ -64,8 +64,7 @@ def test_a_full_disk_raises_and_keeps_the_other_items(monkeypatch: pytest.Monkey
         if len(data) > room:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("horovod_runner.wire.spool.write_all", write_until_full)
-    spool = Spool(memory=10)
+    spool = Spool(memory=10, write=write_until_full)
     for item in (b"a" * 10, b"b" * 40, b"c" * 40):
         spool.put(item)
     with pytest.raises(OSError, match="No space left"):

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,16 +28,17 @@ from horovod_runner import (
 )
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
-from horovod_runner.driver import phases, supervisor
-from horovod_runner.driver.detached import journal, keeper
+from horovod_runner.driver.detached import journal
 from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
+from horovod_runner.driver.detached.keeper import Keeper
 from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.driver.driver import Driver
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
-from horovod_runner.options import CheckpointConfig, DebugConfig, Options
+from horovod_runner.limits import Limits
+from horovod_runner.options import CheckpointConfig, ClusterConfig, DebugConfig, Options
 from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
@@ -52,12 +54,7 @@ from horovod_runner.wire.transport import ChannelAddress, new_call
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horovod_runner.task.task._DETACH_SECONDS", 0.5)
-    row = phases.TABLE[phases.State.GATHERING]._replace(seconds=1.0)
-    monkeypatch.setitem(phases.TABLE, phases.State.GATHERING, row)
-    monkeypatch.setattr(supervisor, "GATHER_SECONDS", 1.0)
+SOON = Limits(driver_reached=0.5, all_tasks=1)
 
 
 class Meeting:
@@ -86,8 +83,9 @@ class Meeting:
 class Blind(LocalLauncher):
     """Starts ranks of which some cannot reach the driver."""
 
-    def __init__(self, blind: set[int]) -> None:
+    def __init__(self, blind: set[int], make_stand_in: Callable[..., StandIn]) -> None:
         self._blind = blind
+        self._make_stand_in = make_stand_in
 
     def launch(
         self,
@@ -96,22 +94,28 @@ class Blind(LocalLauncher):
         wake: Callable[[], None],
         dataframes: Mapping[str, Any],
     ) -> LocalLaunch:
-        return BlindLaunch(job, address, wake, self._blind)
+        return BlindLaunch(job, address, wake, self._blind, self._make_stand_in)
 
 
 class BlindLaunch(LocalLaunch):
     running = True
 
     def __init__(
-        self, job: Job, address: ChannelAddress, wake: Callable[[], None], blind: set[int]
+        self,
+        job: Job,
+        address: ChannelAddress,
+        wake: Callable[[], None],
+        blind: set[int],
+        make_stand_in: Callable[..., StandIn],
     ) -> None:
         self._blind = blind
+        self._make_stand_in = make_stand_in
         self._meeting = Meeting(job.size)
         self.expected = time.monotonic() + 1.0
         super().__init__(job, address, wake)
 
     def _run(self, task: int) -> None:
-        detached = Detached(self._job, self._meeting.task(task), StandIn)
+        detached = Detached(self._job, self._meeting.task(task), self._make_stand_in)
         setup = replace(self._here.setup(task), detached=detached, directory=None, owner=None)
         # Port 1 of this host: nobody listens.
         address = replace(self._address, port=1) if task in self._blind else self._address
@@ -126,13 +130,15 @@ def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
         gpus_per_rank=options.get("gpus_per_rank", 0),
         debug_config=DebugConfig(hang_timeout=options.get("hang_timeout")),
         checkpoint_config=options.get("checkpoint_config", CheckpointConfig()),
+        cluster_config=ClusterConfig(limits=SOON),
     )
     job = make_job(main, {}, size, chosen)
     archive = options.get("archive")
     if archive is not None:
         job = replace(job, run_id=options["run_id"], checkpoints=archive.plan(1))
     sink = options.get("sink") or TerminalSink(size)
-    return Driver(job, Blind(blind), sink, threading.Event(), archive).run()
+    launcher = Blind(blind, partial(StandIn, make_keeper=options.get("make_keeper", Keeper)))
+    return Driver(job, launcher, sink, threading.Event(), archive).run()
 
 
 def talk() -> int:
@@ -176,17 +182,16 @@ def test_a_failing_rank_ends_the_others_without_the_driver() -> None:
 
 
 def test_a_supervisor_that_cannot_start_leaves_no_variable_of_the_run_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(job: Job) -> None:
+    def fail(*_: object, **__: object) -> Keeper:
         assert os.environ["OF_THE_RUN"] == "secret"
         raise OSError("refused")
 
-    monkeypatch.setattr("horovod_runner.driver.detached.stand_in.open_writer", fail)
     monkeypatch.delenv("OF_THE_RUN", raising=False)
     job = replace(make_job(print, {}, 1, Options(np=-1)), environment={"OF_THE_RUN": "secret"})
     with pytest.raises(OSError, match="refused"):
-        StandIn(job, "127.0.0.1")
+        StandIn(job, "127.0.0.1", make_keeper=fail)
     assert "OF_THE_RUN" not in os.environ
 
 
@@ -204,40 +209,38 @@ def test_a_hang_ends_without_the_driver() -> None:
 
 
 def test_output_beyond_the_limit_is_cut_in_front_and_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(keeper, "_KEPT_CHARACTERS", 1000)
-
     def main() -> None:
         for number in range(100):
             log_to_driver(f"{number:100}")
 
-    run(main, {0}, size=1)
+    run(main, {0}, size=1, make_keeper=partial(Keeper, most_characters=1000))
     captured = capsys.readouterr()
     assert [int(line) for line in captured.out.splitlines()] == list(range(90, 100))
     assert "9000 characters of what the ranks printed were too many" in captured.err
 
 
-def test_reports_come_to_the_driver_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_KEPT_REPORTS", 100)
-
+def test_reports_come_to_the_driver_at_the_end() -> None:
     def main() -> None:
         for step in range(1000):
             report(loss=float(step), step=step)
 
     recorder = Recorder(Run("test", 1))
-    run(main, {0}, size=1, sink=recorder)
+    make_keeper = partial(Keeper, most_reports=100)
+    run(main, {0}, size=1, sink=recorder, make_keeper=make_keeper)
     metrics = recorder._run._metrics
     assert 50 <= len(metrics) <= 100
     assert len(metrics) + metrics.dropped[0] >= 1000 - 2 * (1000 // len(metrics))
     assert recorder._run.timings.first_line is not None
 
 
-def test_a_checkpoint_that_is_required_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "write_probe", lambda folder, token: None)
+def hide(folder: Path, run_id: str) -> None:
+    """Remove the driver's probe, as if the ranks' hosts had another folder of that path."""
+    checkpoint.clean_up(LocalFolder(folder), run_id)
 
+
+def test_a_checkpoint_that_is_required_ends_the_run(tmp_path: Path) -> None:
     def main() -> None:
         save_checkpoint(b"state", 7)
         signal.alarm(60)  # otherwise it would go on for hours
@@ -245,25 +248,23 @@ def test_a_checkpoint_that_is_required_ends_the_run(
 
     config = CheckpointConfig(required=True)
     options = Options(np=2, checkpoint_dir=tmp_path, checkpoint_config=config)
-    with (
-        Archive("0a1b2c3d", options) as archive,
-        pytest.raises(CheckpointError, match="step 7 could not be written: the ranks reach"),
-    ):
-        run(main, {0}, size=1, run_id="0a1b2c3d", archive=archive, checkpoint_config=config)
+    with Archive("0a1b2c3d", options) as archive:
+        hide(tmp_path, "0a1b2c3d")
+        with pytest.raises(CheckpointError, match="step 7 could not be written: the ranks reach"):
+            run(main, {0}, size=1, run_id="0a1b2c3d", archive=archive, checkpoint_config=config)
 
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_checkpoints_are_kept_where_the_ranks_see_the_folder(
-    tmp_path: Path, seen: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, seen: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not seen:
-        monkeypatch.setattr(checkpoint, "write_probe", lambda folder, token: None)
-
     def main() -> None:
         save_checkpoint(b"state", 7)
 
     run_id = "0a1b2c3d"
     with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path)) as archive:
+        if not seen:
+            hide(tmp_path, run_id)
         run(main, {0}, size=1, run_id=run_id, archive=archive)
     assert [each.step for each in archive.checkpoints] == ([7] if seen else [])
     told = "the checkpoint of step 7 could not be written: the ranks reach neither the driver"
@@ -322,17 +323,12 @@ def test_the_driver_hears_of_a_run_through_the_folder_while_it_lasts(tmp_path: P
 
 
 def test_what_the_folder_does_not_take_comes_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Full(LocalFolder):
-        def write(self, name: str, data: bytes) -> None:
-            if name.startswith(checkpoint.LIVE):
-                raise OSError("no space left")
-            super().write(name, data)
-
-    monkeypatch.setattr(journal, "open_folder", lambda url: Full(Path(url)))
     run_id = "0a1b2c3d"
     with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path)) as archive:
+        # A folder has the name of the journal's first file, so that this cannot be written.
+        (tmp_path / f"{checkpoint.LIVE}{run_id}-1-1" / "full").mkdir(parents=True)
         assert run(talk, {0}, size=1, run_id=run_id, archive=archive) == 10
     captured = capsys.readouterr()
     assert sorted(captured.out.splitlines()) == ["logged 0", "printed"]
@@ -359,14 +355,11 @@ def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Pa
     assert not list(tmp_path.iterdir())
 
 
-def test_files_that_are_no_journal_are_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal, "_MOST_BROKEN", 2)
+def test_files_that_are_no_journal_are_passed_over(tmp_path: Path) -> None:
     plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
     (tmp_path / ".live-0a1b2c3d-1-1").write_bytes(b"torn")
     (tmp_path / ".live-0a1b2c3d-1-2").write_bytes(msgspec.msgpack.encode(Live(["whole"])))
-    reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None)
+    reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None, most_broken=2)
     assert reader.finish(Record([], [], written=2)) == [Live(["whole"])]
 
 
@@ -422,11 +415,10 @@ def test_a_task_that_spark_starts_again_never_goes_on_alone() -> None:
         ).__enter__()
 
 
-def test_tasks_that_do_not_all_meet_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_runner.launchers import detached
-
-    monkeypatch.setattr(detached, "_MEET_SECONDS", 0.1)
+def test_tasks_that_do_not_all_meet_give_up() -> None:
+    cluster = ClusterConfig(limits=Limits(detached_tasks=0.1))
+    job = Job("test", 2, Options(np=2, cluster_config=cluster), b"")
     meeting = Meeting(2)
     with pytest.raises(LaunchError, match="not all 2 tasks met"):
-        Detached(Job("test", 2, Options(np=2), b""), meeting.task(0), StandIn).__enter__()
+        Detached(job, meeting.task(0), StandIn).__enter__()
     meeting.barrier.abort()

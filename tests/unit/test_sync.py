@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
@@ -19,9 +18,9 @@ from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.profiling.steps import OptimizerSteps
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
-from horovod_runner.worker import context
 from horovod_runner.worker.checks import calls, steps
 from horovod_runner.worker.weights import hash_weights, is_sharded
+from tests.stand_ins import as_rank
 
 
 class Variable:
@@ -181,15 +180,12 @@ def test_other_weights_on_other_ranks_are_reported() -> None:
 
 
 @pytest.fixture
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the patches of frameworks note."""
+def noted() -> Iterator[list[str]]:
+    """What the patches of frameworks note; this process is rank 1 of 2."""
     done: list[str] = []
-
-    def send(kind: str, key: str, value: str = "", *, once: bool = False) -> None:
-        done.append(f"{kind} {key}")
-
-    monkeypatch.setattr(calls.notes, "send", send)
-    return done
+    with as_rank(1, 2, start_check=True) as rank:
+        rank.pipe.send = lambda note: done.append(f"{note.kind} {note.key}")
+        yield done
 
 
 def test_callbacks_of_keras_note_where_they_write(noted: list[str]) -> None:
@@ -249,27 +245,18 @@ def test_files_are_noted_however_the_arguments_are_passed(noted: list[str]) -> N
         torch.save(1)
 
 
-def test_each_file_that_a_rank_writes_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[Note] = []
-    rank = SimpleNamespace(rank=1, size=2, pipe=SimpleNamespace(send=sent.append))
-    monkeypatch.setattr(context, "_current", rank)
-    monkeypatch.setattr(calls.notes, "_sent", Counter())
+def test_each_file_that_a_rank_writes_is_noted_once(noted: list[str]) -> None:
     torch = SimpleNamespace(save=lambda obj, f: None)
     calls.watch_torch_save(torch)
     for _ in range(2):
         for file in ("/a", "/b", "/c"):
             torch.save(1, file)
-    assert [(note.kind, note.key) for note in sent] == [
-        ("file", "/a"),
-        ("file", "/b"),
-        ("file", "/c"),
-    ]
+    assert noted == ["file /a", "file /b", "file /c"]
 
 
 def test_runs_of_mlflow_that_ranks_join_or_nest_are_no_mistake(
     noted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(context, "_current", SimpleNamespace(rank=1, size=2))
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     mlflow = SimpleNamespace(start_run=lambda run_id=None, **options: run_id)
     calls.watch_mlflow(mlflow)
@@ -339,9 +326,8 @@ HOOKS = SimpleNamespace(
 
 
 @pytest.fixture
-def watched(noted: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is noted of the steps of optimizers; this process is rank 1 of 2."""
-    monkeypatch.setattr(context, "_current", SimpleNamespace(rank=1, size=2, start_check=True))
+def watched(noted: list[str]) -> list[str]:
+    """What is noted of the steps of optimizers."""
     steps.watch_torch(HOOKS)
     return noted
 

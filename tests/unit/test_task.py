@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import math
 import socket
 
 import pytest
 import zmq
 
 from horovod_runner.errors import LaunchError
-from horovod_runner.options import Options
+from horovod_runner.limits import Limits
+from horovod_runner.options import ClusterConfig, Options
 from horovod_runner.task import meeting, task
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import ChannelAddress
 
 
-def test_a_task_that_never_reaches_the_driver_does_not_wait_for_it_twice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(meeting, "REACH_SECONDS", 0.1)
-    monkeypatch.setattr(task, "_DRAIN_SECONDS", math.inf)
-    job = Job("test", 2, Options(np=2, gpus_per_rank=0), b"")
+def test_a_task_that_never_reaches_the_driver_does_not_wait_for_it_twice() -> None:
+    limits = Limits(driver_answer=0.1, messages_taken=3600)
+    cluster = ClusterConfig(limits=limits)
+    job = Job("test", 2, Options(np=2, gpus_per_rank=0, cluster_config=cluster), b"")
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and does not listen
         port = silent.getsockname()[1]
         address = ChannelAddress("127.0.0.1", port, zmq.curve_keypair()[0], *zmq.curve_keypair())
         outcome = task.run_rank(job, address, task.TaskSetup(1, [], {}))
     assert outcome.exit_code is None
-    assert f"the driver did not answer at 127.0.0.1:{port} within 0 s" in outcome.problem
+    assert f"the driver did not answer at 127.0.0.1:{port} within 0.1 s" in outcome.problem
 
 
 def test_the_interface_that_the_user_names_is_offered_and_a_wrong_one_refused() -> None:

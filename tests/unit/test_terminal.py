@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 
 from horovod_runner.common.text import broken
-from horovod_runner.sinks import streams, terminal
 from horovod_runner.sinks.terminal import TerminalSink
+from tests.stand_ins import KERNEL
 
 LONG = "no progress for 60 s: ranks 0-62 wait in allreduce.a for rank 63; the run ends at 1800 s"
 
 
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_long_notice_is_broken_between_words_in_a_terminal(
-    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    width: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(terminal, "columns", lambda: width)
-    TerminalSink(64).notice(f"{LONG}\na short line")
+    TerminalSink(64, width=lambda: width).notice(f"{LONG}\na short line")
     first, *others, last = capsys.readouterr().err.splitlines()
     assert first.startswith("HorovodRunner: no progress for")
     assert last == "HorovodRunner: a short line"
@@ -27,12 +28,9 @@ def test_a_long_notice_is_broken_between_words_in_a_terminal(
     assert all(line.startswith("  ") for line in others)
 
 
-def test_a_path_stays_in_one_piece(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_path_stays_in_one_piece(capsys: pytest.CaptureFixture[str]) -> None:
     path = "/long/" + "x" * 60 + "/a-b-c"
-    monkeypatch.setattr(terminal, "columns", lambda: 50)
-    TerminalSink(2).notice(f"the folder {path} is full")
+    TerminalSink(2, width=lambda: 50).notice(f"the folder {path} is full")
     assert path in capsys.readouterr().err
 
 
@@ -56,7 +54,7 @@ def test_a_line_of_scattered_ranks_says_how_many_they_are(
 def test_a_notebook_shows_notices_as_ordinary_output(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(streams, "in_notebook", lambda: True)
+    monkeypatch.setitem(sys.modules, "IPython", KERNEL)
     TerminalSink(2).notice(LONG)
     assert capsys.readouterr() == (f"HorovodRunner: {LONG}\n", "")
 
@@ -65,21 +63,20 @@ def test_a_notebook_shows_notices_as_ordinary_output(
     ("encoding", "shown"), [("ascii", r"\u2713 \xe9"), ("latin-1", "\\u2713 é")]
 )
 def test_a_line_that_stdout_cannot_encode_is_escaped_and_not_lost(
-    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
+    encoding: str, shown: str
 ) -> None:
     written = io.BytesIO()
-    stream = io.TextIOWrapper(written, encoding=encoding)
-    monkeypatch.setattr("sys.stdout", stream)
-    TerminalSink(1).output(0, "stdout", "before\n\u2713 é\nafter\n")
+    with redirect_stdout(io.TextIOWrapper(written, encoding=encoding)) as stream:
+        TerminalSink(1).output(0, "stdout", "before\n\u2713 é\nafter\n")
+    assert not stream.closed
     assert written.getvalue().decode(encoding) == f"before\n{shown}\nafter\n"
 
 
-def test_a_process_without_stdout_prints_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdout", None)
-    monkeypatch.setattr("sys.stderr", None)
-    sink = TerminalSink(2)
-    sink.output(0, "stdout", "line\n")
-    sink.notice("notice")
+def test_a_process_without_stdout_prints_nothing() -> None:
+    with redirect_stdout(None), redirect_stderr(None):
+        sink = TerminalSink(2)
+        sink.output(0, "stdout", "line\n")
+        sink.notice("notice")
 
 
 def test_a_narrow_terminal_leaves_room_beside_the_indent() -> None:

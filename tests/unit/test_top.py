@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import psutil
@@ -25,7 +26,7 @@ pytest.importorskip("rich")
 
 from rich.console import Console, RenderableType
 
-from horovod_runner.commands import cli, top
+from horovod_runner.commands import cli
 from horovod_runner.commands.top import Seen, Watch
 from horovod_runner.commands.top_view import Detail, Overview
 from horovod_runner.results import registry, saved_run
@@ -106,10 +107,21 @@ def test_all_runs_are_drawn_in_blocks_with_those_that_do_not_answer() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of this test alone; and no driver answers late."""
+    """The entries of this test alone."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands see the entries alone."""
+    # Other tests have runs at the same time, and the command line names no list of processes.
     monkeypatch.setattr(registry, "_processes", dict)
-    monkeypatch.setattr(top, "_QUIET_SECONDS", 0.0)
+
+
+def watching(run: str | None = None, **options: Any) -> Watch:
+    """A watch over the entries alone, for which no driver answers late."""
+    find = partial(registry.find, options.pop("listed", dict))
+    return Watch(run, find=find, **{"quiet_seconds": 0.0, **options})
 
 
 @contextmanager
@@ -134,32 +146,31 @@ def test_a_driver_writes_what_its_run_does_when_it_is_asked() -> None:
     with Registration(run, cancelled.set):
         (folder,) = {path.parent for path in registry.folder().iterdir()}
         assert not list(folder.glob("*.live"))  # nobody has asked
-        (found,) = Watch().once()
+        (found,) = watching().once()
         assert (found.run_id, found.problem) == (run.run_id, "")
         assert found.live is not None
         assert found.live.step == 341
         (path,) = folder.glob("*.live")
         assert path.stat().st_mode & 0o777 == 0o600
         first = found.live.time
-        watch = Watch(run.run_id[:4])
+        watch = watching(run.run_id[:4])
         watch._since.clear()
         while (again := watch.once()[0].live) is None or again.time == first:
             pass  # a view of a moment ago answers, too
         assert not cancelled.is_set()
     assert list(folder.iterdir()) == []
-    assert Watch().once() == []
+    assert watching().once() == []
 
 
-def test_a_driver_that_does_not_answer_is_shown_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top, "_ONCE_SECONDS", 0.0)
+def test_a_driver_that_does_not_answer_is_shown_as_such() -> None:
     with listed() as folder:
-        (found,) = Watch().once()
+        (found,) = watching(once_seconds=0.0).once()
         assert found.live is None
         assert f"its driver (process {os.getpid()}) has not answered for 0 s" in found.problem
         old = live(run_under_way(2))
         old.time -= 60
         (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(old))
-        (found,) = Watch().once()
+        (found,) = watching(once_seconds=0.0).once()
         assert found.live == old
         assert "has not answered" in found.problem
         assert "as of 30 s: its driver" in "\n".join(drawn(Overview([found]), 80))
@@ -167,7 +178,7 @@ def test_a_driver_that_does_not_answer_is_shown_as_such(monkeypatch: pytest.Monk
 
 def test_a_driver_that_does_not_answer_is_not_asked_every_second() -> None:
     with listed() as folder:
-        watch = Watch()
+        watch = watching()
         for _ in range(5):
             watch.ask()
             watch.read()
@@ -178,14 +189,10 @@ def test_a_driver_that_does_not_answer_is_not_asked_every_second() -> None:
             os.close(fifo)
 
 
-def test_the_silence_of_a_driver_is_counted_from_the_first_question(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_silence_of_a_driver_is_counted_from_the_first_question() -> None:
     now = 1000.0
-    clock = SimpleNamespace(time=lambda: now, monotonic=lambda: now)
-    monkeypatch.setattr(top, "time", clock)
     with listed():
-        watch = Watch()
+        watch = watching(clock=lambda: now)
         problems = []
         for _ in range(25):  # seconds, with a question at the first, 11th and 21st
             watch.ask()
@@ -201,19 +208,18 @@ def test_the_silence_of_a_driver_is_counted_from_the_first_question(
 def test_a_driver_of_another_version_is_shown_as_such() -> None:
     with listed() as folder:
         (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode({"run": "1a2b"}))
-        (found,) = Watch().once()
+        (found,) = watching().once()
         assert "has another version of horovod_runner: Object missing required" in found.problem
 
 
-def test_a_driver_that_is_stopped_is_shown_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(top, "_ONCE_SECONDS", 0.0)
+def test_a_driver_that_is_stopped_is_shown_as_such() -> None:
     with subprocess.Popen(["sleep", "1000"]) as process:
         try:
             process.send_signal(signal.SIGSTOP)
             os.waitpid(process.pid, os.WUNTRACED)
             created = psutil.Process(process.pid).create_time()
             with listed(pid=process.pid, created=created):
-                (found,) = Watch().once()
+                (found,) = watching(once_seconds=0.0).once()
             assert f"(process {process.pid}) is stopped, by SIGSTOP or Ctrl-Z" in found.problem
         finally:
             process.kill()
@@ -222,16 +228,16 @@ def test_a_driver_that_is_stopped_is_shown_as_such(monkeypatch: pytest.MonkeyPat
 def test_a_driver_elsewhere_is_not_asked() -> None:
     with listed(host="other-host") as folder:
         (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(live(run_under_way(2))))
-        (found,) = Watch().once()
+        (found,) = watching().once()
         assert found.problem == "its driver is on other-host: run horovod-runner top there"
         assert found.live is None
 
 
-def test_what_a_killed_driver_left_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_driver_left_is_shown() -> None:
     me = psutil.Process()
-    monkeypatch.setattr(registry, "_processes", lambda: {"1a2b": [me], "3c4d": [me, me]})
+    left_here = {"1a2b": [me], "3c4d": [me, me]}
     with listed(created=1.0):
-        left, gone = Watch().once()  # one without an entry has no age
+        left, gone = watching(listed=lambda: left_here).once()  # one without an entry has no age
     assert gone.problem == (
         f"its driver (process {os.getpid()}) is gone, and 1 process of it is left here: "
         "horovod-runner stop 1a2b ends it"
@@ -245,7 +251,7 @@ def test_what_a_killed_driver_left_is_shown(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_end_of_the_one_run_is_told() -> None:
     run = run_under_way(2)
     with listed() as folder:
-        watch = Watch("1a")
+        watch = watching("1a")
         watch.ask()
         assert watch.ended == ""
         registry.forget("1a2b")
@@ -259,12 +265,14 @@ def test_the_end_of_the_one_run_is_told() -> None:
     assert watch.ended == "run 1a2b has failed: ValueError: no good"
 
 
+@pytest.mark.usefixtures("no_processes")
 def test_an_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with listed():
         assert cli.main(["top", "9"]) == 1
         assert capsys.readouterr().err == "horovod-runner: no run 9 here; there are: 1a2b\n"
 
 
+@pytest.mark.usefixtures("no_processes")
 def test_without_rich_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,7 +15,6 @@ from horovod_runner.driver.detached.keeper import Keeper
 from horovod_runner.results import saved_run
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Attempt, Run, Timings, TraceFile
-from horovod_runner.results.trace import arrivals
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.wire.measurements import Machine, Profile
 from horovod_runner.wire.messages import FilePart, Report, Untraced
@@ -335,11 +334,8 @@ def test_other_files_than_traces_are_refused(records: Path, name: str) -> None:
         Arrivals("0a1b2c3d", False).part(FilePart(0, "torch.json.gz", 0, b"x"))
 
 
-def test_a_gap_or_too_many_bytes_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrivals, "MOST_TRACE_BYTES", 100)
-    with Arrivals("0a1b2c3d", tmp_path / "new") as arrived:
+def test_a_gap_or_too_many_bytes_are_refused(tmp_path: Path) -> None:
+    with Arrivals("0a1b2c3d", tmp_path / "new", most_of_rank=100) as arrived:
         with pytest.raises(ValueError, match="does not follow the one before"):
             arrived.part(FilePart(0, "torch.json.gz", 5, b"x"))
         with pytest.raises(ValueError, match="too large"):
@@ -347,11 +343,8 @@ def test_a_gap_or_too_many_bytes_are_refused(
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_beside_the_record_there_is_room_for_so_much(
-    records: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrivals, "_MOST_BYTES", 100)
-    arrived = Arrivals("0a1b2c3d", True)
+def test_beside_the_record_there_is_room_for_so_much(records: Path) -> None:
+    arrived = Arrivals("0a1b2c3d", True, most=100)
     arrived.part(FilePart(0, "torch.json.gz", 0, bytes(80)))
     with pytest.raises(OSError, match="Name a folder"):
         arrived.part(FilePart(1, "torch.json.gz", 0, bytes(80)))
@@ -370,19 +363,16 @@ def test_in_detached_mode_a_text_stands_for_all_traces() -> None:
     assert "In detached mode no files come back" in kept.reason
 
 
-def test_traces_are_deleted_with_their_record(
-    records: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(saved_run, "_KEPT_RUNS", 1)
+def test_traces_are_deleted_with_their_record(records: Path) -> None:
     old, new, left = (f"{letter}a1b2c3d" for letter in "abc")
     for run_id in (old, new, left):
         arrived = Arrivals(run_id, True)
         arrived.part(FilePart(0, "torch.json.gz", 0, b"x"))
         arrived.part(FilePart(0, "torch.json.gz", 1, b""))
     os.utime(records / f"{left}-rank-0.torch.json.gz", (1, 1))  # its driver was killed long ago
-    saved_run.keep(Run(old, 1))
+    saved_run.keep(Run(old, 1), most_runs=1)
     os.utime(records / f"{old}.run", (1, 1))
-    saved_run.keep(Run(new, 1))
+    saved_run.keep(Run(new, 1), most_runs=1)
     assert {path.name for path in records.iterdir()} == {
         f"{new}.run",
         f"{new}-rank-0.torch.json.gz",

@@ -468,7 +468,9 @@ def check(name: str, limit: float = 60, needs: Needs = NOTHING) -> Check:
     )
 
 
-def run(*checks: Check, on: Machine = TWO_GPUS) -> list[session.Result]:
+def run(
+    *checks: Check, on: Machine = TWO_GPUS, times: session.Times | None = None
+) -> list[session.Result]:
     variables = {"CUDA_VISIBLE_DEVICES": "0,1"}
     begun: list[str] = []
     results = list(
@@ -478,6 +480,7 @@ def run(*checks: Check, on: Machine = TWO_GPUS) -> list[session.Result]:
             quick=True,
             variables=variables,
             begin=lambda each: begun.append(each.name),
+            times=times,
         )
     )
     assert begun == [result.name for result in results if result.status != "skipped"]
@@ -527,31 +530,30 @@ def test_a_check_that_takes_too_long_has_failed(
 
 @pytest.fixture
 def sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that a hanging check writes when it hangs, whereupon its time is over."""
-
-    def ends(process: subprocess.Popen[bytes], limit: float) -> bool:
-        while not path.exists() and process.poll() is None:
-            time.sleep(0.02)
-        return process.poll() is not None
-
+    """A file that a hanging check writes when it hangs."""
     path = tmp_path / "hangs"
     monkeypatch.setenv("HANGS", str(path))
-    monkeypatch.setattr(session, "_ends", ends)
     return path
 
 
+class UntilItHangs(session.Times):
+    """The time of a check is over when it hangs."""
+
+    def ends(self, process: subprocess.Popen[bytes], limit: float) -> bool:
+        while not Path(os.environ["HANGS"]).exists() and process.poll() is None:
+            time.sleep(0.02)
+        return process.poll() is not None
+
+
 def test_a_check_that_hangs_is_interrupted(sign: Path) -> None:
-    (result,) = run(check("hanging"))
+    (result,) = run(check("hanging"), times=UntilItHangs())
     assert result.reason == "it was ended because it took longer than 60 s"
     assert verdicts(result.readings) == [True]
     assert sign.read_text() == "interrupted"
 
 
-def test_a_check_that_does_not_end_is_killed_with_its_children(
-    sign: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "_END_SECONDS", 0.2)
-    (result,) = run(check("stubborn"))
+def test_a_check_that_does_not_end_is_killed_with_its_children(sign: Path) -> None:
+    (result,) = run(check("stubborn"), times=UntilItHangs(0.2))
     assert result.reason == "it was ended because it took longer than 60 s"
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(sign.read_text()))

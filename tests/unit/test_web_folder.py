@@ -54,11 +54,6 @@ def send(
     handler.wfile.write(data)
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "PAUSES", (0, 0))
-
-
 def test_a_password_is_sent_to_its_host_alone_and_a_signature_with_each_file() -> None:
     seen: list[tuple[str, str | None]] = []
 
@@ -100,7 +95,7 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, kind: str) -> None:
             send(handler, b"123", length=5)
 
     with serving(answer) as host:
-        WebFolder(f"http://{host}").copy_out("file", tmp_path / "file")
+        WebFolder(f"http://{host}", pauses=(0, 0)).copy_out("file", tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == b"12345"
     assert tries == ["/file"] * 3
 
@@ -110,7 +105,7 @@ def test_half_a_file_is_an_error_and_not_a_damaged_one(tmp_path: Path) -> None:
         send(handler, b"123", length=5)
 
     with serving(answer) as host, pytest.raises(ConnectionError, match="3 of 5 bytes of file"):
-        WebFolder(f"http://{host}").copy_out("file", tmp_path / "file")
+        WebFolder(f"http://{host}", pauses=(0, 0)).copy_out("file", tmp_path / "file")
 
 
 @pytest.mark.parametrize(("code", "error"), [(404, FileNotFoundError), (403, OSError)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -35,13 +35,8 @@ def shared(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty cache of a host that cannot build."""
+    """The empty cache of a host."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def build(*_: object) -> Path:
-        raise InstallError("built here")
-
-    monkeypatch.setattr(install, "build_wheel", build)
     return tmp_path / "cache"
 
 
@@ -59,9 +54,17 @@ def server(shared: Path) -> Iterator[str]:
         server.shutdown()
 
 
-def obtain(shared: object, plan: BuildPlan = PLAN) -> tuple[Path, list[str]]:
+def refuse(*_: object) -> Path:
+    """Build a wheel where nobody can."""
+    raise InstallError("built here")
+
+
+def obtain(
+    shared: object, plan: BuildPlan = PLAN, build: Callable[..., Path] = refuse
+) -> tuple[Path, list[str]]:
     said: list[str] = []
-    return install.find_or_build_wheel(plan, shared=str(shared), say=said.append), said
+    found = install.find_or_build_wheel(plan, shared=str(shared), say=said.append, build=build)
+    return found, said
 
 
 def test_a_wheel_of_another_host_is_copied_into_the_cache(shared: Path, host: Path) -> None:
@@ -93,7 +96,7 @@ def test_a_wheel_for_other_versions_is_not_used(shared: Path, host: Path) -> Non
 
 def test_rebuild_ignores_a_wheel_of_another_host(shared: Path, host: Path) -> None:
     with pytest.raises(InstallError, match=r"^built here$"):
-        install.find_or_build_wheel(PLAN, rebuild=True, shared=str(shared), say=print)
+        install.find_or_build_wheel(PLAN, rebuild=True, shared=str(shared), say=print, build=refuse)
 
 
 def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> None:
@@ -130,10 +133,9 @@ def test_a_built_wheel_is_copied_to_the_shared_folder(
         (shelf / NAME).write_bytes(b"built now")
         return shelf / NAME
 
-    monkeypatch.setattr(install, "build_wheel", build)
     for host in ("first", "second"):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
-        wheel, said = obtain(tmp_path / "shared")
+        wheel, said = obtain(tmp_path / "shared", build=build)
         assert wheel.read_bytes() == b"built now"
     assert "another host built" in said[0]
 
@@ -185,9 +187,9 @@ def test_two_installs_at_the_same_time_build_once(
         if "waiting for it" in line:
             waits.set()
 
-    monkeypatch.setattr(install, "build_wheel", build)
+    options = {"say": say, "build": build}
     both = [
-        threading.Thread(target=install.find_or_build_wheel, args=(PLAN,), kwargs={"say": say})
+        threading.Thread(target=install.find_or_build_wheel, args=(PLAN,), kwargs=options)
         for _ in range(2)
     ]
     for thread in both:

@@ -8,13 +8,11 @@ from __future__ import annotations
 import os
 import time
 from datetime import timedelta
-from typing import Final
 
 from torch.distributed import TCPStore
 
 from horovod_runner.checkpoints.collectives import Collectives
 
-_TIMEOUT: Final = timedelta(seconds=300)
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.001, 0.1
 
 
@@ -24,11 +22,12 @@ class Meeting:
     Args:
         rank: this rank's number.
         ranks: all ranks.
+        patience: seconds within which the ranks have to connect.
     """
 
-    def __init__(self, rank: int, ranks: Collectives) -> None:
+    def __init__(self, rank: int, ranks: Collectives, patience: float) -> None:
         host = os.environ["MASTER_ADDR"]  # of rank 0, in the network of the run
-        options = {"timeout": _TIMEOUT, "wait_for_workers": False}
+        options = {"timeout": timedelta(seconds=patience), "wait_for_workers": False}
         if rank == 0:
             self._store = TCPStore(host, 0, is_master=True, **options)
             ranks.broadcast(self._store.port.to_bytes(2, "little"), 2)

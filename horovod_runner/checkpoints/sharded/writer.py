@@ -31,6 +31,7 @@ from horovod_runner.checkpoints.snapshot import map_state
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.problems import describe
+from horovod_runner.limits import Limits
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import marker_name
 
@@ -62,13 +63,16 @@ class Sharder:
         plan: the run's.
         rank: this rank's number.
         size: the number of ranks.
+        limits: of the run.
         sees: whether this rank sees the folder of checkpoints.
 
     Raises:
         RuntimeError: the ranks are not connected yet.
     """
 
-    def __init__(self, plan: CheckpointPlan, rank: int, size: int, *, sees: bool) -> None:
+    def __init__(
+        self, plan: CheckpointPlan, rank: int, size: int, limits: Limits, *, sees: bool
+    ) -> None:
         self._plan = plan
         self._rank = rank
         self._ranks: Collectives | None = None
@@ -77,7 +81,7 @@ class Sharder:
             self._ranks = collectives.connected("save_checkpoint(sharded=True) divides the state")
         self._check_folder(sees)
         if self._ranks is not None:
-            self._meeting = Meeting(rank, self._ranks)
+            self._meeting = Meeting(rank, self._ranks, limits.checkpoint_meeting)
         self._digests: list[int] = []
         self._division: _Division | None = None
         self._buffers: dict[MetadataIndex, Any] = {}

@@ -17,7 +17,7 @@ import numpy as np
 
 from horovod_runner.data.pack.columns import Array
 from horovod_runner.data.pack.store import MatrixFile, Store
-from horovod_runner.host.limits import memory_for_files
+from horovod_runner.host.control_groups import memory_for_files
 
 _LARGE_BYTES = 1 << 17  # Linux's default readahead
 _SMALL_BYTES = 1 << 13

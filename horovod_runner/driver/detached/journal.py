@@ -21,15 +21,13 @@ from horovod_runner.checkpoints.checkpoint import LIVE, has_probe
 from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
 from horovod_runner.folders.folder import Folder
 from horovod_runner.folders.opening import open_folder
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.job import Job, Live, Record, decode_live
 from horovod_runner.wire.job_file import CheckpointPlan
 
 _PERIOD_SECONDS: Final = 1.0
 _MOST_UNREAD = 8  # files; then the writer waits for the driver
-_CLOSE_SECONDS = 10.0  # for a file that is being written when the run ends
-_FIRST_SECONDS = 600.0  # for the first file: the tasks may wait 300 s for each other
-_REST_SECONDS = 30.0  # for the last files, which the stand-in says that it has written
-_MOST_BROKEN = 30  # attempts to read a file that is there and cannot be decoded
+_MOST_BROKEN: Final = 30
 
 
 def _name(plan: CheckpointPlan, number: int) -> str:
@@ -61,10 +59,10 @@ def open_writer(job: Job) -> JournalWriter | None:
             if has_probe(folder, plan.token):
                 # By this file the driver finds the journal; and it shows that files can be written.
                 folder.write(_name(plan, 1), msgspec.msgpack.encode(Live([])))
-                return JournalWriter(plan, folder, written=1)
+                return JournalWriter(plan, folder, written=1, limits=job.limits)
     with suppress(OSError):
         if job.call is not None:
-            return JournalWriter(plan, ServedFolder(job.call))
+            return JournalWriter(plan, ServedFolder(job.call, job.limits), limits=job.limits)
     return None
 
 
@@ -75,6 +73,7 @@ class JournalWriter:
         plan: names the files.
         folder: where they are written.
         written: how many files there are already.
+        limits: for the last file.
 
     Attributes:
         written: how many files are complete.
@@ -83,8 +82,14 @@ class JournalWriter:
     """
 
     def __init__(
-        self, plan: CheckpointPlan, folder: Folder | ServedFolder, written: int = 0
+        self,
+        plan: CheckpointPlan,
+        folder: Folder | ServedFolder,
+        written: int = 0,
+        *,
+        limits: Limits = DEFAULTS,
     ) -> None:
+        self._limits = limits
         self._plan = plan
         self._folder = folder
         self.written = written
@@ -113,7 +118,7 @@ class JournalWriter:
         """Stop writing; what is :attr:`unwritten` then has to take another way."""
         self._closed.set()
         self._given.put(None)
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(self._limits.journal_write)
         if isinstance(self._folder, ServedFolder):
             self.unread = [decode_live(data) for data in self._folder.close()]
 
@@ -146,14 +151,24 @@ class JournalReader:
         plan: names the files.
         sources: where they may be; all are in the first one that has any.
         wake: called when something has been read.
+        limits: for the first and the last files.
+        most_broken: how often to try a file that is there and cannot be decoded.
 
     Attributes:
         source: where the files are; None before one has been read.
     """
 
     def __init__(
-        self, plan: CheckpointPlan, sources: Sequence[Source], wake: Callable[[], None]
+        self,
+        plan: CheckpointPlan,
+        sources: Sequence[Source],
+        wake: Callable[[], None],
+        *,
+        limits: Limits = DEFAULTS,
+        most_broken: int = _MOST_BROKEN,
     ) -> None:
+        self._limits = limits
+        self._most_broken = most_broken
         self._plan = plan
         self._sources = sources
         self._wake = wake
@@ -179,7 +194,7 @@ class JournalReader:
         """
         self._over.set()
         self._thread.join()
-        until = time.monotonic() + _REST_SECONDS
+        until = time.monotonic() + self._limits.journal_rest
         last = None if record is None else record.written - len(record.unread)
         while last is None or self._next <= last:
             if not self._read_next():
@@ -193,7 +208,7 @@ class JournalReader:
         return [*self.take(), *unread[max(0, self._next - 1 - (last or 0)) :]]
 
     def _work(self) -> None:
-        give_up_at = time.monotonic() + _FIRST_SECONDS
+        give_up_at = time.monotonic() + self._limits.journal_begin
         while self.source is not None or time.monotonic() < give_up_at:
             if self._read_next():
                 self._wake()
@@ -211,7 +226,7 @@ class JournalReader:
             live = decode_live(source.read(name))
         except msgspec.MsgspecError:  # not all stores write a file in one step
             self._broken += 1
-            if self._broken > _MOST_BROKEN:
+            if self._broken > self._most_broken:
                 self._next, self._broken = self._next + 1, 0
             return False
         except Exception:  # it is not there yet; every kind of folder raises different ones

@@ -41,13 +41,24 @@ class Keeper:
     Args:
         journal: brings what is kept to the driver during the run; None: it waits for the end.
         required: whether a checkpoint that cannot be written ends the run.
+        most_characters: how much output to keep.
+        most_reports: how many reports to keep.
 
     Attributes:
         cut: how many characters of output were too many to keep.
         chosen: what Horovod coordinates with; None before the ranks are placed.
     """
 
-    def __init__(self, journal: JournalWriter | None = None, *, required: bool = False) -> None:
+    def __init__(
+        self,
+        journal: JournalWriter | None = None,
+        *,
+        required: bool = False,
+        most_characters: int = _KEPT_CHARACTERS,
+        most_reports: int = _KEPT_REPORTS,
+    ) -> None:
+        self._most_characters = most_characters
+        self._most_reports = most_reports
         self._journal = journal
         self._required = required
         self.cut = 0
@@ -56,7 +67,7 @@ class Keeper:
         self._reports: list[Report] = []
         self._every, self._seen, self._left_out = 1, 0, 0
         self._texts: deque[Output | Log] = deque()
-        self._profiles: deque[Profile | Machine] = deque(maxlen=_KEPT_REPORTS)
+        self._profiles: deque[Profile | Machine] = deque(maxlen=most_reports)
         self._lines: dict[tuple[int, str], Lines] = {}
         self._characters = 0
         self._in_parts: set[str] = set()  # names of files that the driver cannot get
@@ -123,7 +134,7 @@ class Keeper:
     def _keep_text(self, message: Output | Log) -> None:
         self._texts.append(message)
         self._characters += len(message.text)
-        while self._characters > _KEPT_CHARACTERS or len(self._texts) > _KEPT_MESSAGES:
+        while self._characters > self._most_characters or len(self._texts) > _KEPT_MESSAGES:
             first = self._texts.popleft()
             self._characters -= len(first.text)
             self.cut += len(first.text)
@@ -142,7 +153,7 @@ class Keeper:
             report = msgspec.structs.replace(report, left_out=report.left_out + self._left_out)
             self._left_out = 0
         self._reports.append(report)
-        if len(self._reports) > _KEPT_REPORTS:
+        if len(self._reports) > self._most_reports:
             dropped = self._reports[::2]
             self._left_out += sum(1 + each.left_out for each in dropped)
             self._reports = self._reports[1::2]

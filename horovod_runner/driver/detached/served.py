@@ -14,9 +14,9 @@ from typing import Final
 
 import zmq
 
+from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.transport import Call, OneKey, set_heartbeat
 
-_ANSWER_MS: Final = 5_000
 _AGAIN_MS: Final = 1_000
 _REQUEST_BYTES: Final = 4 << 10
 _READ, _REMOVE = b"read", b"remove"
@@ -28,12 +28,13 @@ class ServedFolder:
 
     Args:
         call: the ports to try, and the keys.
+        limits: say when the connection counts as broken.
 
     Raises:
         OSError: none of the ports is free.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, limits: Limits) -> None:
         from zmq.auth.thread import ThreadAuthenticator  # late: it loads asyncio
 
         self._files: dict[str, bytes] = {}
@@ -50,7 +51,7 @@ class ServedFolder:
         self._socket.curve_secretkey = call.secret_key
         self._socket.linger = 0
         self._socket.maxmsgsize = _REQUEST_BYTES
-        set_heartbeat(self._socket)
+        set_heartbeat(self._socket, limits)
         if not any(self._bind(port) for port in call.ports):
             self._authenticator.stop()
             self._context.destroy()
@@ -109,12 +110,13 @@ class CalledFolder:
     Args:
         host: the stand-in's host.
         call: the ports, of which at most one answers, and the keys.
+        limits: for an answer.
 
     Attributes:
         url: the host, for people.
     """
 
-    def __init__(self, host: str, call: Call) -> None:
+    def __init__(self, host: str, call: Call, limits: Limits = DEFAULTS) -> None:
         self.url = host
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.REQ)
@@ -123,13 +125,13 @@ class CalledFolder:
         self._socket.curve_secretkey = call.secret_key
         self._socket.linger = 0
         self._socket.reconnect_ivl = _AGAIN_MS
-        self._socket.rcvtimeo = _ANSWER_MS
+        self._socket.rcvtimeo = round(limits.journal_answer * 1000)
         self._socket.sndtimeo = 0
         # A request goes only to the port that has shown its key; one without an answer is dropped.
         self._socket.immediate = 1
         self._socket.req_relaxed = 1
         self._socket.req_correlate = 1
-        set_heartbeat(self._socket)
+        set_heartbeat(self._socket, limits)
         for port in call.ports:
             self._socket.connect(f"tcp://{host}:{port}")
 

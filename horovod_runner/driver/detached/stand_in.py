@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from collections.abc import Callable
 
 from horovod_runner.driver.detached.journal import open_writer
 from horovod_runner.driver.detached.keeper import Keeper
@@ -28,6 +29,7 @@ class StandIn:
     Args:
         job: what the ranks run.
         host: an address of this host that all tasks reach.
+        make_keeper: makes what keeps messages for the driver.
 
     Attributes:
         address: of its channel, for the tasks.
@@ -36,8 +38,9 @@ class StandIn:
         ChannelError: no socket could be opened.
     """
 
-    def __init__(self, job: Job, host: str) -> None:
-        self._channel = Channel(host, job.size)
+    def __init__(self, job: Job, host: str, *, make_keeper: Callable[..., Keeper] = Keeper) -> None:
+        self._make_keeper = make_keeper
+        self._channel = Channel(host, job.size, job.limits)
         # The credentials of the checkpoint folder may be among them.
         self._before = {name: os.environ.get(name) for name in job.environment}
         os.environ.update(job.environment)
@@ -52,7 +55,9 @@ class StandIn:
         self._journal = open_writer(job)
         if self._journal is not None and not self._journal.written:
             self._journal.put(Live([]))  # by which the driver finds it
-        self._keeper = Keeper(self._journal, required=job.options.checkpoint_config.required)
+        self._keeper = self._make_keeper(
+            self._journal, required=job.options.checkpoint_config.required
+        )
         self.address = self._channel.address
         self._launch = _StartedElsewhere()
         self._supervisor = Supervisor(

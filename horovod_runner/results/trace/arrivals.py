@@ -33,15 +33,26 @@ class Arrivals:
     Args:
         run_id: the run's.
         wanted: the option ``torch_profiler``.
+        most_of_rank: how many bytes a rank's trace may have.
+        most: how many all traces may have beside the run's record.
 
     Attributes:
         count: how many are complete.
     """
 
-    def __init__(self, run_id: str, wanted: bool | str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        wanted: bool | str | os.PathLike[str],
+        *,
+        most_of_rank: int = MOST_TRACE_BYTES,
+        most: int = _MOST_BYTES,
+    ) -> None:
         self._run_id = run_id
         self._wanted = wanted
-        self._room = _MOST_BYTES if wanted is True else None
+        self._most_of_rank = most_of_rank
+        self._most = most
+        self._room = most if wanted is True else None
         self._kept = ExitStack()
         self._scratch: Path | None = None
         self._refused: set[int] = set()  # ranks whose trace could not be written
@@ -113,12 +124,12 @@ class Arrivals:
 
     def _append(self, part: Path, message: FilePart) -> None:
         size = len(message.data)
-        if message.offset + size > MOST_TRACE_BYTES:
+        if message.offset + size > self._most_of_rank:
             raise ValueError(f"the trace of rank {message.rank} is too large")
         if self._room is not None:
             if size > self._room:
                 raise OSError(
-                    f"The traces of all ranks have more than {_MOST_BYTES >> 20} MiB, the limit "
+                    f"The traces of all ranks have more than {self._most >> 20} MiB, the limit "
                     'beside the record of a run. Name a folder: torch_profiler="DIR"'
                 )
             self._room -= size

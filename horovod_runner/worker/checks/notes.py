@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 
 from horovod_runner.wire.measurements import Note, NoteKind
 from horovod_runner.worker import context
@@ -13,7 +12,6 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", "<frozen ")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _MOST = 1000  # notes of one kind
-_sent: Counter[str] = Counter()
 
 
 def send(kind: NoteKind, key: str, value: str = "", *, once: bool = False) -> None:
@@ -28,17 +26,18 @@ def send(kind: NoteKind, key: str, value: str = "", *, once: bool = False) -> No
         once: whether to leave the note out if one of this kind and key was sent before.
     """
     rank = context.current()
-    if rank is None or (once and _sent[f"{kind} {key}"]):
+    if rank is None or (once and rank.notes[f"{kind} {key}"]):
         return
-    _sent[f"{kind} {key}"] += 1
-    _sent[kind] += 1
-    if _sent[kind] <= _MOST and (rank.size > 1 or kind == "mistake"):
+    rank.notes[f"{kind} {key}"] += 1
+    rank.notes[kind] += 1
+    if rank.notes[kind] <= _MOST and (rank.size > 1 or kind == "mistake"):
         rank.pipe.send(Note(rank.rank, kind, key, value, users_line()))
 
 
 def count(kind: NoteKind) -> int:
     """How often something of a kind was noted on this rank."""
-    return _sent[kind]
+    rank = context.current()
+    return 0 if rank is None else rank.notes[kind]
 
 
 def users_line() -> str:

@@ -47,6 +47,7 @@ def test_the_sums_of_all_ranks_are_added(shard: Shard, monkeypatch: pytest.Monke
         totals.append(own)
         return sum(totals)
 
+    # Users do not choose what adds up: it is what `main` has connected the ranks with.
     monkeypatch.setattr(evaluation, "_allreduce", lambda: add_up)
     for rank in range(3):
         as_rank(monkeypatch, rank, 3)

@@ -136,7 +136,7 @@ def test_every_row_comes_once_and_all_ranks_have_the_same_number_of_batches(
     size, batch_size = sizes
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path_factory.mktemp("data")))
-        patch.setattr(feeds, "_CHUNK_BYTES", chunk)
+        patch.setattr(feeds, "_CHUNK_BYTES", chunk)  # no option: users have no use for it
         shard = shard_of(TABLE)
         seen, lengths = [], set()
         for rank in range(size):
@@ -323,6 +323,7 @@ def test_long_packing_reports_its_progress(
 ) -> None:
     shard.batches(3, ["a"])
     assert capsys.readouterr().out == ""
+    # No argument: users would find it in the signature of Shard.
     monkeypatch.setattr(dataset, "_PROGRESS_SECONDS", 0)
     shard.batches(3, ["b"])
     assert capsys.readouterr().out.startswith("train: 1 of 1 parts packed on ")

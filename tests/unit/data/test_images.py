@@ -36,6 +36,7 @@ def _decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
+        # It is remembered: a missing package is not looked for at every image.
         monkeypatch.setattr(images, "_simplejpeg", lambda: None)
 
 
@@ -132,7 +133,8 @@ def test_a_column_of_images_becomes_a_part_of_each_batch(
 def test_a_batch_that_is_kept_does_not_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("horovod_runner.data.feed.feed._CHUNK_BYTES", 1)  # one batch a chunk
+    # One batch a chunk, which otherwise has some megabytes; there is no option for it.
+    monkeypatch.setattr("horovod_runner.data.feed.feed._CHUNK_BYTES", 1)
     shard = shard_with(tmp_path, monkeypatch, PNGS)
     feed = shard.batches(1, ["n", "image"], images={"image": Image(6, 6)})
     for row, batch in enumerate(list(feed)):
@@ -143,6 +145,7 @@ def test_a_batch_that_is_kept_does_not_change(
 def test_batches_of_images_use_the_same_memory_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # One batch a chunk, as above.
     monkeypatch.setattr("horovod_runner.data.feed.feed._CHUNK_BYTES", 1)
     shard = shard_with(tmp_path, monkeypatch, PNGS)
     feed = shard.batches(1, ["image"], images={"image": Image(200, 200)})

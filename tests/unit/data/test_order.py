@@ -28,6 +28,7 @@ orders = st.builds(
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "small windows":
         for name, value in _SMALL.items():
+            # No arguments: with other sizes the rows would have another order in every training.
             monkeypatch.setattr(order, name, value)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from horovod_runner.data.feed.read_ahead import ReadAhead
 from horovod_runner.data.pack.store import MatrixFile
-from horovod_runner.host.limits import memory_for_files
+from horovod_runner.host.control_groups import memory_for_files
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has posix_fadvise here")
 
