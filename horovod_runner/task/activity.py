@@ -2,20 +2,33 @@
 
 The Python part of a training works in bursts. A worker counts as idle when its main thread and its
 child processes use no CPU time, and none of its other threads is busy: Horovod's two threads poll a
-thousand times a second at all times.
+thousand times a second at all times. The time for which a thread waited for a core does not count:
+on a crowded machine a busy thread gets little of one, too.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from horovod_runner.wire.messages import Alive
 
 _MAIN_SHARE = 0.01  # of a core
-_THREAD_SHARE = 0.15  # of a core; Horovod's threads take up to 0.11 each
+_THREAD_SHARE = 0.15  # of a core, while it had one; Horovod's threads take up to 0.11 each
 _CLOCK_STEP_SECONDS = 0.011  # the counters have steps of 10 ms
+
+
+class _Used(NamedTuple):
+    """A thread's seconds since its start, or since the last measurement."""
+
+    busy: float
+    waiting: float  # for a core
+
+    def since(self, before: _Used) -> _Used:
+        return _Used(self.busy - before.busy, self.waiting - before.waiting)
 
 
 class Activity:
@@ -30,7 +43,7 @@ class Activity:
         self._pid = pid
         self._interval = interval
         self._printed_at = self._worked_at = self._measured_at = time.monotonic()
-        self._threads: dict[int, float] = {}
+        self._threads: dict[int, _Used] = {}
         self._children: dict[int, float] = {}
         self._frozen = False
 
@@ -61,12 +74,17 @@ class Activity:
         self._frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         before = self._threads
         self._threads = {
-            thread.id: thread.user_time + thread.system_time for thread in process.threads()
+            thread.id: _Used(thread.user_time + thread.system_time, _waiting(self._pid, thread.id))
+            for thread in process.threads()
         }
-        used = {id_: total - before.get(id_, 0.0) for id_, total in self._threads.items()}
+        nothing = _Used(0, 0)
+        used = {id_: now.since(before.get(id_, nothing)) for id_, now in self._threads.items()}
         idle_limit = max(_CLOCK_STEP_SECONDS, _MAIN_SHARE * elapsed)
-        worked = used.pop(self._pid, 0.0) > idle_limit
-        worked = worked or any(seconds > _THREAD_SHARE * elapsed for seconds in used.values())
+        worked = used.pop(self._pid, nothing).busy > idle_limit
+        worked = worked or any(
+            each.busy > max(_CLOCK_STEP_SECONDS, _THREAD_SHARE * (elapsed - each.waiting))
+            for each in used.values()
+        )
         children, self._children = self._children, {}
         if not worked:  # otherwise the children's counters are not needed
             for child in process.children(recursive=True):
@@ -74,3 +92,12 @@ class Activity:
                 self._children[child.pid] = times.user + times.system
             worked = sum(self._children.values()) - sum(children.values()) > idle_limit
         return worked
+
+
+def _waiting(pid: int, thread: int) -> float:
+    """For how many seconds a thread has waited for a core since its start; 0 if unknown."""
+    try:
+        counters = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text("ascii").split()
+        return int(counters[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # it has ended, or this kernel does not count
+        return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -66,6 +67,38 @@ def test_a_computing_process_is_not_idle(code: str) -> None:
     alive = measure_until(code, lambda a: a.quiet > 2)
     assert alive.quiet > 2
     assert alive.idle < alive.quiet - 1
+
+
+@pytest.mark.parametrize(
+    ("work", "idle"),
+    [("pass", False), ("time.sleep(0.001)", True)],  # Horovod's threads look about as often
+    ids=["computes", "polls"],
+)
+def test_a_thread_on_a_crowded_core_is_judged_by_what_it_does_with_it(
+    work: str, idle: bool
+) -> None:
+    core = min(os.sched_getaffinity(0))
+    crowd: list[subprocess.Popen[bytes]] = []
+
+    def crowd_its_core(pid: int) -> None:
+        for _ in range(12):
+            crowd.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+        for thread in psutil.Process(pid).threads():
+            os.sched_setaffinity(thread.id, {core})
+        for process in crowd:
+            os.sched_setaffinity(process.pid, {core})
+
+    code = (
+        f"import threading, time\ndef run():\n    while True: {work}\n"
+        "thread = threading.Thread(target=run)\nthread.start()\nthread.join()"
+    )
+    try:
+        alive = measure_until(code, lambda a: a.quiet > 3, crowd_its_core)
+    finally:
+        for process in crowd:
+            process.kill()
+            process.wait()
+    assert (alive.idle > 1) == idle
 
 
 def test_a_stopped_process_is_frozen() -> None:
