@@ -193,9 +193,14 @@ HOROVOD = {
     ),
     "Gradients are clipped while they accumulate": Mistake(
         "`backward_passes_per_step=2`, and `clip_grad_norm_` after each `backward()`",
+        "works",
+        "`step` clips once, after the averaging.",
+    ),
+    "The norm of gradients is measured while they accumulate": Mistake(
+        "`backward_passes_per_step=2`, and `get_total_norm` after each `backward()`",
         "warned",
-        "clip_grad_norm_ clips gradients of which more are to be accumulated",
-        "Clip once, after the last `backward()` of a step.",
+        "get_total_norm measures gradients of which more are to be accumulated",
+        "Call it once, after the last `backward()` of a step.",
     ),
     "AMP unscales gradients before they are averaged": Mistake(
         "`scaler.scale(loss).backward(); scaler.step(optimizer)`",

@@ -228,8 +228,69 @@ def without_gradients() -> list[list[float]]:
     return weights
 
 
+def clip_norm(parameters: list[Any]) -> None:
+    import torch
+
+    torch.nn.utils.clip_grad_norm_(parameters, max_norm=MOST)
+
+
+def clip_layers(parameters: list[Any]) -> None:
+    clip_norm(parameters[:2])
+    clip_norm(parameters[2:])
+
+
+def clip_value(parameters: list[Any]) -> None:
+    import torch
+
+    torch.nn.utils.clip_grad_value_(parameters, MOST / 10)
+
+
+def left_out(clip: Callable[[list[Any]], None], passes: int, every: bool) -> list[list[Any]]:
+    """Train where a rank leaves ``backward`` out; the weights after each step.
+
+    Args:
+        clip: clips the gradients of some parameters.
+        passes: ``backward`` is called so many times for a step, on rank 1 once less.
+        every: whether to clip after each of them, or after the last one.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    model = network(8)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=passes,
+    )
+    parameters = list(model.parameters())
+    weights = []
+    for step in range(STEPS):
+        for part in range(passes):
+            random = torch.Generator().manual_seed(100 * hvd.rank() + 10 * step + part)
+            loss = (model(torch.randn(6, 4, generator=random)) - 1).square().mean()
+            if hvd.rank() == 0 or part > 0:
+                loss.backward()
+            if every or part == passes - 1:
+                clip(parameters)
+        optimizer.step()
+        if hvd.rank() == 0:
+            clip_norm(parameters)  # as to print a norm: the other rank does not take part
+        model.zero_grad()
+        weights.append([p.detach().clone() for p in parameters])
+    return weights
+
+
+LEFT_OUT = {
+    f"{clip.__name__}, {passes}, {every}": (clip, passes, every)
+    for clip in (clip_norm, clip_layers, clip_value)
+    for passes, every in ((1, False), (2, False), (2, True))
+}
+
+
 def main() -> Any:
     """All of them, and the results of all ranks."""
     import horovod.torch as hvd
 
-    return hvd.allgather_object((compare_all(), errors(), without_gradients()))
+    found = compare_all(), errors(), without_gradients()
+    skipped = {name: left_out(*case) for name, case in LEFT_OUT.items()}
+    return hvd.allgather_object((*found, skipped))

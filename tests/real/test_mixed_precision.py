@@ -22,7 +22,7 @@ def results() -> Any:
 
 @pytest.mark.parametrize("name", training.CASES)
 def test_scaled_and_clipped_gradients_train_what_ddp_trains(name: str) -> None:
-    for rank, (found, _, _) in enumerate(results()):
+    for rank, (found, *_) in enumerate(results()):
         case, result = training.CASES[name], found[name]
         assert result["difference"] < 1e-6
         assert result["scales"] == result["their scales"]
@@ -34,12 +34,19 @@ def test_scaled_and_clipped_gradients_train_what_ddp_trains(name: str) -> None:
 
 
 def test_a_scaler_with_adasum_is_refused() -> None:
-    for _, errors, _ in results():
+    for _, errors, *_ in results():
         assert len(errors) == 2
         assert all("does not work with op=Adasum" in error for error in errors)
 
 
 def test_a_rank_without_gradients_takes_part() -> None:
-    (_, _, first), (_, _, second) = results()
+    (_, _, first, _), (_, _, second, _) = results()
     assert first == second
     assert first[0] != first[1] != first[2]
+
+
+@pytest.mark.parametrize("name", training.LEFT_OUT)
+def test_a_rank_that_leaves_backward_out_clips_as_the_others(name: str) -> None:
+    (*_, first), (*_, second) = results()
+    for ours, theirs in zip(first[name], second[name], strict=True):
+        assert all(one.equal(other) for one, other in zip(ours, theirs, strict=True))

@@ -4,7 +4,9 @@ Horovod averages gradients in ``optimizer.step()`` at the latest. ``clip_grad_no
 ``GradScaler`` look at them before that. On gradients that are not averaged yet, each rank would
 clip by a norm of its own, and would skip the steps in which its own gradients overflow while the
 others wait for it. Here both call ``optimizer.synchronize()`` first, and the step does not average
-again. Horovod's own pattern, ``synchronize`` and ``skip_synchronize``, works as before.
+again. A rank that has left out ``backward`` does so too: the others wait for it, and all have to
+clip alike. Where more gradients are to be accumulated first, ``step`` clips after it has averaged.
+Horovod's own pattern, ``synchronize`` and ``skip_synchronize``, works as before.
 
 Also finds weights whose gradients Horovod does not average.
 """
@@ -12,6 +14,7 @@ Also finds weights whose gradients Horovod does not average.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -36,6 +39,7 @@ def watch_horovod(module: Any) -> None:
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         self._averaged_early = False
+        self._clips_later = {}
         plain_init(self, *args, **options)
         self._steps_to_check = 0
         _optimizers.add(self)
@@ -59,6 +63,12 @@ def watch_horovod(module: Any) -> None:
     def step(self: Any, closure: Any = None) -> Any:
         is_averaged = self._averaged_early and not self._handles
         self._averaged_early = False
+        if self._clips_later and self._should_synchronize and not is_averaged:
+            self.synchronize()
+            is_averaged = True
+        for clip in self._clips_later.values():
+            clip()
+        self._clips_later.clear()
         if not is_averaged:
             return plain_step(self, closure)
         with self.skip_synchronize():
@@ -120,12 +130,25 @@ def watch_clipping(module: Any) -> None:
 def _clips_averages(clip: Any) -> Any:
     @functools.wraps(clip)
     def call(parameters: Any, *args: Any, **options: Any) -> Any:
-        if _optimizers:
-            if isinstance(parameters, Iterator):
-                parameters = list(parameters)  # it can be read only once
-            own = parameters if isinstance(parameters, list | tuple) else [parameters]
-            _average_before(clip.__name__, own)
-        return clip(parameters, *args, **options)
+        if not _optimizers:
+            return clip(parameters, *args, **options)
+        if isinstance(parameters, Iterator):
+            parameters = list(parameters)  # it can be read only once
+        own = parameters if isinstance(parameters, list | tuple) else [parameters]
+        owners = _owners(own)
+        what = (clip.__name__, *map(id, own))
+        for optimizer in owners:  # all ranks clip once, the last time that they are asked to
+            optimizer._clips_later.pop(what, None)
+        accumulating = _average_unless_accumulating(owners)
+        if not accumulating:
+            return clip(parameters, *args, **options)
+        for optimizer in accumulating:
+            later = functools.partial(clip, parameters, *args, **options)
+            optimizer._clips_later[what] = later
+        if clip.__name__ == "clip_grad_norm_":  # of the norm so far, which the caller may print
+            rest = {name: value for name, value in options.items() if name != "max_norm"}
+            return clip(parameters, math.inf, *args[1:], **rest)
+        return None
 
     return call
 
@@ -137,30 +160,64 @@ def _measures_averages(get_total_norm: Any) -> Any:
             tensors = list(tensors) if isinstance(tensors, Iterator) else tensors
             own = tensors if isinstance(tensors, list | tuple) else [tensors]
             # Averages are written into the gradients, which stay the same tensors.
-            _average_before("get_total_norm", own)
+            for optimizer in _average_unless_accumulating(_owners(own)):
+                if not optimizer._clips_later:  # otherwise a clip calls this function
+                    _note_own_norm(optimizer)
         return get_total_norm(tensors, *args, **options)
 
     return call
 
 
-def _average_before(name: str, tensors: Iterable[Any]) -> None:
-    """Average the gradients of the optimizers that own some parameters or gradients."""
-    waiting = [optimizer for optimizer in list(_optimizers) if optimizer._handles]
-    given = {id(tensor) for tensor in tensors} if waiting else set()
-    for optimizer in waiting:
-        if not any(id(own) in given or id(own.grad) in given for own in optimizer._allreduce_delay):
+def _note_own_norm(optimizer: Any) -> None:
+    notes.send(
+        "mistake",
+        "clipping",
+        "get_total_norm measures gradients of which more are to be accumulated "
+        f"(backward_passes_per_step={optimizer.backward_passes_per_step}), so each rank has its "
+        "own norm. Call it once, after the last backward() of a step.",
+        once=True,
+    )
+
+
+def _owners(tensors: Iterable[Any]) -> list[Any]:
+    """The optimizers of Horovod's that some parameters or gradients belong to."""
+    given = {id(tensor) for tensor in tensors}
+    return [
+        optimizer
+        for optimizer in list(_optimizers)
+        if any(id(own) in given or id(own.grad) in given for own in optimizer._allreduce_delay)
+    ]
+
+
+def _average_unless_accumulating(owners: Iterable[Any]) -> list[Any]:
+    """Average the gradients of optimizers, unless that is done.
+
+    Returns:
+        The optimizers that were left out, because more gradients are to be accumulated.
+    """
+    accumulating = []
+    for optimizer in owners:
+        if optimizer._handles:
+            is_accumulating = _is_accumulating(optimizer)
+        elif _computed_nothing(optimizer):
+            is_accumulating = optimizer.backward_passes_per_step > 1
+        else:
             continue
-        if _is_accumulating(optimizer):
-            notes.send(
-                "mistake",
-                "clipping",
-                f"{name} clips gradients of which more are to be accumulated "
-                f"(backward_passes_per_step={optimizer.backward_passes_per_step}), so each rank "
-                "clips by its own norm. Clip once, after the last backward() of a step.",
-                once=True,
-            )
+        if is_accumulating:
+            accumulating.append(optimizer)
         else:
             _average(optimizer)
+    return accumulating
+
+
+def _computed_nothing(optimizer: Any) -> bool:
+    """Whether this rank has left out ``backward`` since the gradients were set to zero.
+
+    Gradients that are not zero were averaged for an earlier step, as where their norm is printed.
+    """
+    if optimizer._synchronized or not optimizer._should_synchronize:
+        return False
+    return all(own.grad is None or not own.grad.any() for own in optimizer._requires_update)
 
 
 def _is_accumulating(optimizer: Any) -> bool:
