@@ -119,7 +119,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if place in SHARED:
         item.add_marker(pytest.mark.xdist_group(place))
     elif place == "spark":
-        item.add_marker(pytest.mark.xdist_group(f"spark {item.path.stem}"))
+        quick = item.config.getoption("suite") == "quick"  # with few tests from each file
+        item.add_marker(pytest.mark.xdist_group("spark" if quick else f"spark {item.path.stem}"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -141,8 +142,8 @@ def _quick(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]
     """Those of `make test`."""
     listed = quick_tests()
     ids = [item.stash[NAME] for item in items]
-    named = {name for each in ids for name in (each, each.partition("[")[0])}
     files = {each.partition("::")[0] for each in ids}
+    named = {name for each in ids for name in (each, each.partition("[")[0])} | files
     config.stash[UNKNOWN] = [
         each for each in listed if each.partition("::")[0] in files and each not in named
     ]

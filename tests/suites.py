@@ -20,7 +20,8 @@ LISTED = Path(__file__).parent / "quick.txt"
 def quick_tests(path: Path = LISTED, section: str | None = None) -> list[str]:
     """The ids of the tests that a list names, a line each.
 
-    An id without parameters stands for all of them, and what follows a `#` is a comment.
+    An id without parameters stands for all of them, a file for its tests, and what follows a `#`
+    is a comment.
 
     Args:
         path: the list.
@@ -39,4 +40,5 @@ def quick_tests(path: Path = LISTED, section: str | None = None) -> list[str]:
 
 def in_quick(nodeid: str, listed: Collection[str]) -> bool:
     """Whether `make test` runs a test, which is named as by pytest."""
-    return nodeid.startswith(FAST) or nodeid in listed or nodeid.partition("[")[0] in listed
+    names = (nodeid, nodeid.partition("[")[0], nodeid.partition("::")[0])
+    return nodeid.startswith(FAST) or any(name in listed for name in names)

@@ -287,30 +287,6 @@ def _without_adasum(ops: Any, function: Callable[..., Any]) -> Callable[..., Any
     return call
 
 
-def _patch_torch_functions(functions: Any) -> None:
-    """Make ``broadcast_optimizer_state`` leave weights and earlier gradients as they are.
-
-    It creates the state of a new optimizer by a step with gradients of 0. Weight decay changes the
-    weights in that step: on the ranks that have loaded no state, but not on the rank that has.
-    The gradients of 0 stay where there were none: Horovod's own tests use them.
-    """
-    original = functions.broadcast_optimizer_state
-
-    @wraps(original)
-    def broadcast_optimizer_state(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        has_state = bool(optimizer.state_dict()["state"])
-        groups = [] if has_state else optimizer.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
-        kept = [(parameter.detach().clone(), parameter.grad) for parameter in parameters]
-        original(optimizer, *args, **kwargs)
-        for parameter, (value, gradient) in zip(parameters, kept, strict=True):
-            parameter.data.copy_(value)
-            if gradient is not None:
-                parameter.grad = gradient
-
-    functions.broadcast_optimizer_state = broadcast_optimizer_state
-
-
 def _patch_torch_compression(module: Any) -> None:
     # By their names: they import torch and Horovod.
     module.Compression.bf16 = import_module("horovod_runner.compression.bfloat16").BFloat16
@@ -318,6 +294,7 @@ def _patch_torch_compression(module: Any) -> None:
 
 
 def _patch_torch_optimizer(module: Any) -> None:
+    import_module("horovod_runner.worker.checks.optimizers").mend(module)
     import_module("horovod_runner.worker.checks.gradients").watch_horovod(module)
     import_module("horovod_runner.compression.whole").patch_optimizer(module)
 
@@ -355,7 +332,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.tensorflow.mpi_ops": _patch_mpi_ops,
     "horovod.tensorflow.util": _patch_tensorflow_util,
     "horovod.torch.compression": _patch_torch_compression,
-    "horovod.torch.functions": _patch_torch_functions,
+    "horovod.torch.functions": _check("optimizer_state", "mend"),
     "horovod.torch.mpi_ops": _patch_mpi_ops,
     "horovod.torch.optimizer": _patch_torch_optimizer,
     "keras.src.callbacks.callback_list": _check("steps", "watch_keras"),

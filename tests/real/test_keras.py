@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,10 +14,13 @@ from horovod_runner.ml.keras_training import set_seed
 from horovod_runner.options import grouped
 from horovod_runner.worker.weights import hash_weights
 from tests.preload import keras_on
+from tests.real.keras_behaviours import BEHAVIOURS, behave
+from tests.real.keras_names import names_of
 from tests.real.keras_scripts import keras_script, legacy_script, tensorflow_script
 from tests.real.keras_training import CASES, EPOCHS, cases_of, train_all
 
-# One run trains all cases of a backend, and TensorFlow builds a graph for each of them.
+# The whole suite's run trains all cases of a backend: TensorFlow builds a graph for each of them,
+# which takes a minute.
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(600)]
 # pytest-xdist's processes do not share runs.
 TOGETHER = {name: pytest.mark.xdist_group(f"keras on {name}") for name in ("tensorflow", "torch")}
@@ -28,10 +32,43 @@ CASES_BY_BACKEND = [
 ]
 
 
+Trained = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def trained(request: pytest.FixtureRequest) -> Trained:
+    """The results of a backend's cases by rank, in one run, because imports take most of the time.
+
+    Only those that a test of this session asks for are trained.
+    """
+    asked = {
+        (item.callspec.params.get("backend"), item.callspec.params.get("name"))
+        for item in request.session.items
+        if item.path == request.path and hasattr(item, "callspec")
+    }
+
+    @cache
+    def trained(backend: str) -> list[dict[str, Any]]:
+        names = [name for name in cases_of(backend) if (backend, name) in asked]
+        return list(run(train_all, backend, {"names": names}))
+
+    return trained
+
+
 @cache
-def trained(backend: str) -> list[dict[str, Any]]:
-    """Run all cases in one run, because imports take most of the time."""
-    return list(run(train_all, backend, {"names": cases_of(backend)}))
+def behaved(backend: str) -> list[dict[str, Any]]:
+    """The results of the functions of keras_behaviours and keras_names by rank, in one run."""
+    return list(run(behave_all, backend))
+
+
+def behave_all() -> list[dict[str, Any]]:
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    hvd.init()
+    functions = (*BEHAVIOURS, *names_of(keras.backend.backend()))
+    return list(hvd.allgather_object(behave(functions)))
 
 
 def run(
@@ -48,7 +85,7 @@ def runner(backend: str, **options: Any) -> HorovodRunner:
 
 
 @pytest.mark.parametrize(("backend", "name"), CASES_BY_BACKEND)
-def test_two_ranks_learn_what_one_process_learns(backend: str, name: str) -> None:
+def test_two_ranks_learn_what_one_process_learns(trained: Trained, backend: str, name: str) -> None:
     first, second = (rank[name] for rank in trained(backend))
     assert len(first["ranks"]["weights"]) == EPOCHS
     for epoch in zip(first["ranks"]["weights"], second["ranks"]["weights"], strict=True):
@@ -61,7 +98,9 @@ def test_two_ranks_learn_what_one_process_learns(backend: str, name: str) -> Non
 
 @pytest.mark.parametrize("name", ["float16", "float16 wrapped"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_an_overflow_on_one_rank_skips_the_step_on_all(backend: str, name: str) -> None:
+def test_an_overflow_on_one_rank_skips_the_step_on_all(
+    trained: Trained, backend: str, name: str
+) -> None:
     for rank in trained(backend):
         scales = [float(weights[-1]) for weights in rank[name]["ranks"]["weights"]]
         assert scales == [2.0**14, 2.0**13, 2.0**12]  # once in each epoch
@@ -69,7 +108,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(backend: str, name: str) 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.unreduced])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_without_a_reduction_these_tests_fail(backend: str, name: str) -> None:
+def test_without_a_reduction_these_tests_fail(trained: Trained, backend: str, name: str) -> None:
     first, second = (rank[name]["unreduced"] for rank in trained(backend))
     last = zip(first["weights"][-1], second["weights"][-1], strict=True)
     assert any((one != two).any() for one, two in last)
@@ -79,7 +118,7 @@ def test_without_a_reduction_these_tests_fail(backend: str, name: str) -> None:
 
 def results_of(behaviour: str, backend: str) -> list[Any]:
     """The results of a function of keras_behaviours, by rank."""
-    return [rank["behaviours"][behaviour] for rank in trained(backend)]
+    return [rank[behaviour] for rank in behaved(backend)]
 
 
 @pytest.mark.parametrize(

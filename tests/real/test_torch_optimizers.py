@@ -1,4 +1,4 @@
-"""Horovod's functions for torch's optimizers: Muon, Adasum, a state that one rank has loaded."""
+"""Horovod's functions for torch's optimizers train what one process trains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def all_optimizers() -> list[dict[str, Any]]:
     hvd.init()
     loaded = {name: state_of_one_rank(name) for name in NAMES}
     trained = {"muon": muon(), "one": muon(size=1)}
-    return list(hvd.allgather_object({"loaded": loaded, "adasum": adasum(), **trained}))
+    cases = {name: [case(hvd), case(None)] for name, case in TRAININGS.items()}
+    found = {"loaded": loaded, "adasum": adasum(), "groups": other_groups(), **trained, **cases}
+    return list(hvd.allgather_object(found))
 
 
 def new(name: str, parameters: Any) -> Any:
@@ -62,8 +64,7 @@ def state_of_one_rank(name: str) -> dict[str, Any]:
         "unchanged": bool((model.weight == before).all()),
         "weights": model.weight.tolist(),
         "state": {key: torch.as_tensor(value).tolist() for key, value in state.items()},
-        "same gradient": gradient is None or gradient is model.weight.grad,
-        "has gradient": model.weight.grad is not None,
+        "same gradient": gradient is model.weight.grad,
     }
 
 
@@ -118,6 +119,258 @@ def muon(size: int | None = None) -> list[Any]:
     return [weight.tolist() for weight in model.state_dict().values()]
 
 
+class Training:
+    """A small training: of a rank on its rows, or in one process on all of them.
+
+    Args:
+        hvd: ``horovod.torch``; None in one process.
+        model: the network; rank 0's weights are used.
+    """
+
+    def __init__(self, hvd: Any, model: Any) -> None:
+        self.hvd = hvd
+        self.model = model
+        if hvd is not None:
+            hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+    def rows(self, *shape: int) -> Any:
+        """The rank's half of some rows, or all of them."""
+        import torch
+
+        rows = torch.randn(8, *shape, generator=torch.Generator().manual_seed(5))
+        return rows if self.hvd is None else rows.chunk(self.hvd.size())[self.hvd.rank()]
+
+    def distributed(self, optimizer: Any, **options: Any) -> Any:
+        if self.hvd is None:
+            return optimizer
+        named = self.model.named_parameters()
+        return self.hvd.DistributedOptimizer(optimizer, named_parameters=named, **options)
+
+    def weights(self) -> list[Any]:
+        return [weight.detach().tolist() for weight in self.model.parameters()]
+
+
+def network() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+    return torch.nn.Sequential(*layers)
+
+
+def loss_of(training: Training) -> Any:
+    return (training.model(training.rows(3)) - 1).square().mean()
+
+
+def steps(training: Training, optimizer: Any, count: int) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss_of(training).backward()
+        optimizer.step()
+
+
+def a_new_state_is_broadcast(hvd: Any) -> list[Any]:
+    import torch
+
+    training = Training(hvd, network())
+    optimizer = training.distributed(torch.optim.Adam(training.model.parameters(), lr=0.1))
+    if hvd is not None:
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    steps(training, optimizer, 2)
+    return training.weights()
+
+
+def a_state_is_loaded_before_the_optimizer_is_distributed(hvd: Any) -> list[Any]:
+    import torch
+
+    training = Training(hvd, network())
+    first = training.distributed(torch.optim.Adam(training.model.parameters(), lr=0.1))
+    steps(training, first, 2)
+    plain = torch.optim.Adam(training.model.parameters(), lr=0.1)
+    plain.load_state_dict(first.state_dict())
+    optimizer = training.distributed(plain)
+    steps(training, optimizer, 2)
+    assert plain.state is optimizer.state  # also what is saved by the first name is of this step
+    return training.weights()
+
+
+def weights_are_frozen_or_not_used(hvd: Any) -> list[Any]:
+    import torch
+
+    training = Training(hvd, torch.nn.ModuleDict({"body": network(), "head": network()}))
+    plain = torch.optim.AdamW(training.model.parameters(), lr=0.1, weight_decay=0.5)
+    optimizer = training.distributed(plain)
+    body, head = training.model["body"], training.model["head"]
+    for step in range(6):
+        if step == 3:
+            body[0].requires_grad_(False)
+        optimizer.zero_grad()
+        x = training.rows(3)
+        loss = body(x).square().mean()
+        if step in (2, 3):  # rank 0 alone uses it, and has half of the rows
+            alone = head(x[:4]).square().mean() / 2
+            loss = loss + (alone if hvd is None or hvd.rank() == 0 else 0)
+            if hvd is not None:
+                loss = loss + (alone if hvd.rank() == 0 else 0)
+        loss.backward()
+        optimizer.step()
+    return training.weights()
+
+
+def hooks_are_called(hvd: Any) -> list[Any]:
+    import torch
+
+    training = Training(hvd, network())
+    calls = []
+
+    def before(optimizer: Any, _args: Any, _options: Any) -> None:
+        gradient = optimizer.param_groups[0]["params"][0].grad
+        calls.append(["before", gradient.tolist()])
+        gradient.clamp_(max=0.001)
+
+    plain = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    plain.register_step_pre_hook(before)
+    optimizer = training.distributed(plain)
+    optimizer.register_step_post_hook(lambda *_: calls.append(["after"]))
+    steps(training, optimizer, 2)
+    return [*calls, training.weights()]
+
+
+def a_closure_computes_gradients(hvd: Any) -> list[Any]:
+    import torch
+
+    training = Training(hvd, network())
+    optimizer: Any
+    found = []
+    for kind, options in (
+        (torch.optim.LBFGS, {"lr": 0.5, "max_iter": 4, "line_search_fn": "strong_wolfe"}),
+        (torch.optim.SGD, {"lr": 0.1}),
+    ):
+        optimizer = training.distributed(kind(training.model.parameters(), **options))
+
+        def closure(optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            loss = loss_of(training)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+            return loss
+
+        found += [float(optimizer.step(closure)) for _ in range(3)]
+        if hvd is not None:
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return [found, training.weights()]
+
+
+def weights_have_another_layout(hvd: Any) -> list[Any]:
+    import torch
+
+    torch.manual_seed(0 if hvd is None else hvd.rank())
+    layers = torch.nn.Conv2d(3, 5, 2), torch.nn.Tanh(), torch.nn.Conv2d(5, 2, 2)
+    model: Any = torch.nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    training = Training(hvd, model)
+    options = {"lr": 0.1, "momentum": 0.9}
+    optimizer = training.distributed(torch.optim.SGD(model.parameters(), **options), groups=2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = training.rows(3, 4, 4).contiguous(memory_format=torch.channels_last)
+        model(x).square().mean().backward()
+        optimizer.step()
+    if hvd is not None:
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return training.weights()
+
+
+def gradients_are_sparse(hvd: Any) -> list[Any]:
+    import torch
+
+    found = []
+    options: list[dict[str, Any]] = [{"groups": 1, "sparse_as_dense": True}]
+    options += [{"compression": hvd.Compression.fp16}] if hvd is not None else [{}]
+    for each in options:
+        torch.manual_seed(0)
+        training = Training(hvd, torch.nn.Embedding(8, 2, sparse=True))
+        plain = torch.optim.SGD(training.model.parameters(), lr=0.5, momentum=0.9)
+        optimizer = training.distributed(plain, **(each if hvd is not None else {}))
+        for _ in range(3):
+            if hvd is not None:
+                hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+            optimizer.zero_grad()
+            rows = (training.rows(1)[:, 0] * 3).long() % 8
+            training.model(rows).square().mean().backward()
+            optimizer.step()
+        found.append(training.weights())
+    return found
+
+
+def a_schedule_belongs_to_the_plain_optimizer(hvd: Any) -> list[Any]:
+    import warnings
+
+    import torch
+
+    training = Training(hvd, network())
+    plain = torch.optim.SGD(training.model.parameters(), lr=0.4)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
+    optimizer = training.distributed(plain)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            steps(training, optimizer, 1)
+            schedule.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+    return [optimizer.param_groups[0]["lr"], training.weights()]
+
+
+TRAININGS = {
+    function.__name__: function
+    for function in (
+        a_new_state_is_broadcast,
+        a_state_is_loaded_before_the_optimizer_is_distributed,
+        weights_are_frozen_or_not_used,
+        hooks_are_called,
+        a_closure_computes_gradients,
+        weights_have_another_layout,
+        gradients_are_sparse,
+        a_schedule_belongs_to_the_plain_optimizer,
+    )
+}
+
+
+def other_groups() -> str:
+    """The error where an optimizer has other groups of weights than rank 0's."""
+    import horovod.torch as hvd
+    import torch
+
+    model = network()
+    groups: list[Any] = [{"params": list(model[0].parameters())}]
+    groups += [{"params": list(model[2].parameters())}] if hvd.rank() == 0 else []
+    try:
+        hvd.broadcast_optimizer_state(torch.optim.SGD(groups, lr=0.1), root_rank=0)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_two_ranks_train_what_one_process_trains(name: str) -> None:
+    (first, one), (second, _) = (rank[name] for rank in results())
+    assert first == second
+    assert flat(first) == pytest.approx(flat(one), abs=1e-4)
+
+
+def flat(value: Any) -> list[Any]:
+    """The numbers and words of nested lists."""
+    if not isinstance(value, list):
+        return [len(value) if isinstance(value, str) else value]
+    return [number for each in value for number in flat(each)]
+
+
+def test_a_state_for_other_groups_of_weights_is_refused() -> None:
+    first, second = (rank["groups"] for rank in results())
+    assert first == ""
+    assert "[2, 2]" in second
+    assert "[2]" in second
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_broadcast_optimizer_state_leaves_the_weights_as_they_are(name: str) -> None:
     first, second = (rank["loaded"][name] for rank in results())
@@ -126,7 +379,7 @@ def test_broadcast_optimizer_state_leaves_the_weights_as_they_are(name: str) -> 
     assert first["weights"] == second["weights"]
     assert first["state"] == second["state"]
     assert first["same gradient"]
-    assert second["has gradient"]  # of 0, as Horovod leaves it
+    assert second["same gradient"]
 
 
 def test_muon_trains_matrices_beside_another_optimizer() -> None:

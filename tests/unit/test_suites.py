@@ -21,7 +21,8 @@ def test_a_list_has_sections_comments_and_ids(tmp_path: Path) -> None:
     assert quick_tests(path, "two") == ["a.py::test_b"]
 
 
-def test_an_id_without_parameters_stands_for_all_of_them() -> None:
+def test_a_file_and_an_id_without_parameters_stand_for_all_of_their_tests() -> None:
+    assert in_quick("a.py::test_b[local]", ["a.py"])
     assert in_quick("a.py::test_b[local]", ["a.py::test_b"])
     assert in_quick("a.py::test_b[local]", ["a.py::test_b[local]"])
     assert not in_quick("a.py::test_b[spark]", ["a.py::test_b[local]"])

@@ -60,15 +60,17 @@ def watch_horovod(module: Any) -> None:
         self._steps_to_check -= 1
         plain_synchronize(self)
 
+    @functools.wraps(plain_step)
     def step(self: Any, closure: Any = None) -> Any:
         is_averaged = self._averaged_early and not self._handles
         self._averaged_early = False
+        if closure is not None and self._should_synchronize:
+            with self.skip_synchronize():
+                return plain_step(self, _averages(self, closure))
         if self._clips_later and self._should_synchronize and not is_averaged:
             self.synchronize()
             is_averaged = True
-        for clip in self._clips_later.values():
-            clip()
-        self._clips_later.clear()
+        _clip_now(self)
         if not is_averaged:
             return plain_step(self, closure)
         with self.skip_synchronize():
@@ -111,6 +113,33 @@ def _check_unknown(optimizer: Any) -> None:
             "new optimizer with all weights, and call DistributedOptimizer again.",
             once=True,
         )
+
+
+def _averages(optimizer: Any, closure: Any) -> Any:
+    """A closure of ``step`` that also averages: the gradients, and the loss that it returns."""
+
+    @functools.wraps(closure)
+    def averaged() -> Any:
+        from horovod.torch.mpi_ops import allreduce
+
+        loss = closure()
+        optimizer.synchronize()
+        optimizer._averaged_early = optimizer._synchronized = False
+        _clip_now(optimizer)
+        process_set = optimizer.process_set
+        if hasattr(loss, "detach") and process_set.included() and process_set.size() > 1:
+            # LBFGS decides by it, on all ranks alike.
+            name = f"loss {min(optimizer._parameter_names.values())}"
+            return allreduce(loss.detach(), name=name, op=optimizer.op, process_set=process_set)
+        return loss
+
+    return averaged
+
+
+def _clip_now(optimizer: Any) -> None:
+    for clip in optimizer._clips_later.values():
+        clip()
+    optimizer._clips_later.clear()
 
 
 def _average(optimizer: Any) -> None:

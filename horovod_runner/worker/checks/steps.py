@@ -22,7 +22,6 @@ _OPTIMIZERS = 4
 _WEIGHTS = 256
 _SAMPLES = 1024  # values of a weight
 _DIGEST_BYTES = 4
-_FRAMES = 6  # of torch's wrappers around a step
 _SHARDED = ("DTensor", "FlatParameter")
 
 
@@ -52,7 +51,7 @@ class _TorchSteps:
         if rank is None or rank.size == 1 or not rank.start_check or _differs(optimizer):
             # The hooks stay: another thread may be in a step, and torch iterates over them there.
             self._ended = True
-        elif not _is_no_step():
+        else:
             self._steps[optimizer] = 0
             self._seen += 1
             _send_torch("before the first step", optimizer)
@@ -79,18 +78,6 @@ def _is_due(steps: int) -> bool:
 
 def _is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0
-
-
-def _is_no_step() -> bool:
-    """Whether Horovod calls ``step`` to make an optimizer's state, before it broadcasts it."""
-    frame = sys._getframe(2)
-    for _ in range(_FRAMES):
-        if frame is None:
-            return False
-        if frame.f_code.co_name == "broadcast_optimizer_state":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
 
 
 def _differs(optimizer: Any) -> bool:
