@@ -24,6 +24,7 @@ import torch
 
 from horovod_runner.common.numbers import check_interval
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
+from horovod_runner.worker.checks.optimizers import unused_left_out
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     import pytorch_lightning as lightning
@@ -124,14 +125,18 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         if hvd.size() == 1:
             return
         number = self.optimizers.index(getattr(optimizer, "optimizer", optimizer))
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        handles = [
-            hvd.allreduce_async_(p.grad, name=f"gradients.{number}.{index}", op=hvd.Average)
-            for index, p in enumerate(parameters)
-            if p.grad is not None
-        ]
-        for handle in handles:
-            hvd.synchronize(handle)
+        groups = optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        # Ranks may use different layers, as of several heads or experts.
+        with unused_left_out(parameters, f"optimizer {number}", hvd.global_process_set):
+            handles = []
+            for index, parameter in enumerate(parameters):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                name = f"gradients.{number}.{index}"
+                handles.append(hvd.allreduce_async_(parameter.grad, name=name, op=hvd.Average))
+            for handle in handles:
+                hvd.synchronize(handle)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over all ranks: "mean", "sum", "max" or "min". Other types stay as is."""

@@ -77,31 +77,23 @@ def _compare(all_ranks: list[Weights]) -> None:
 
 
 class _Notes:
-    """The notes of all ranks with one kind and key; the n-th of each rank belong together."""
+    """The notes of ranks with one kind and key; the n-th of each rank belong together."""
 
     def __init__(self, first: Note, now: float) -> None:
         self.latest = first
         self.since = now
         self.counts: dict[int, int] = {}
-        self._waiting: dict[int, dict[int, Note]] = {}  # by number and rank
-        self._first: dict[int, Note] = {}  # rank 0's, by number
+        self._first: dict[int, Note] = {}  # by number
 
-    def add(self, note: Note) -> list[tuple[Note, Note]]:
-        """Add a note; returns pairs of rank 0's and another rank's that differ."""
+    def add(self, note: Note) -> tuple[Note, Note] | None:
+        """Add a note; returns it and the first one that arrived, by rank, if they differ."""
         number = self.counts.get(note.rank, 0)
         self.counts[note.rank] = number + 1
         self.latest = note
-        if note.rank == 0:
-            self._first[number] = note
-            others = self._waiting.pop(number, {})
-        elif number in self._first:
-            others = {note.rank: note}
-        else:
-            self._waiting.setdefault(number, {})[note.rank] = note
-            return []
-        first = self._first[number]
-        differing = (other for _, other in sorted(others.items()) if other.value != first.value)
-        return [(first, other) for other in differing]
+        first = self._first.setdefault(number, note)
+        if first.value == note.value:
+            return None
+        return (first, note) if first.rank < note.rank else (note, first)
 
 
 class NoteCheck:
@@ -147,7 +139,7 @@ class NoteCheck:
         if note.kind == "file":
             self._compare_hosts(notes, note)
         elif differing:
-            self._warn_of_difference(*differing[0])
+            self._warn_of_difference(*differing)
         if note.kind == "feed":
             self._warn_of_ranks_behind(note)
 
@@ -165,9 +157,9 @@ class NoteCheck:
         self._warn_once(
             f"feeds {name}",
             f"the ranks read {name} differently: rank {other.rank} reads {other.value}"
-            f"{_at(other)}, and rank 0 {first.value}{_at(first)}. A feed has one rank's part of "
-            "the rows of each step, so rows come several times, or not at all, and ranks may "
-            "wait for each other. Make the same feeds on all ranks, with the same options and "
+            f"{_at(other)}, and rank {first.rank} {first.value}{_at(first)}. A feed has one rank's "
+            "part of the rows of each step, so rows come several times, or not at all, and ranks "
+            "may wait for each other. Make the same feeds on all ranks, with the same options and "
             "seed, and load the same state on all.",
         )
 
@@ -229,33 +221,33 @@ def weights_differ(first: Note, other: Note) -> str:
     """The warning that two ranks have different weights or learning rates.
 
     Args:
-        first: rank 0's note. Its key says when, and its value has a name and a digest of each
-            weight, one a line, below a line with the optimizer's name, a tab and its learning
-            rates.
+        first: the note of the one with the lower number. Its key says when, and its value has a
+            name and a digest of each weight, one a line, below a line with the optimizer's name, a
+            tab and its learning rates.
         other: the other rank's.
     """
     (optimizer, rates), weights = _optimizer_and_weights(first)
     (_, their_rates), theirs = _optimizer_and_weights(other)
     if rates != their_rates:
         return (
-            f"rank {other.rank} has another learning rate than rank 0 {first.key}{_at(other)} "
-            f"({their_rates or 'none'} and {rates or 'none'}), so the ranks train different "
-            "models. Change it on every rank in the same way. A schedule that follows a loss needs "
-            "the mean of all ranks: hvd.allreduce in PyTorch, MetricAverageCallback() before "
-            f"ReduceLROnPlateau in Keras. {_ON_PURPOSE}"
+            f"rank {other.rank} has another learning rate than rank {first.rank} {first.key}"
+            f"{_at(other)} ({their_rates or 'none'} and {rates or 'none'}), so the ranks train "
+            "different models. Change it on every rank in the same way. A schedule that follows a "
+            "loss needs the mean of all ranks: hvd.allreduce in PyTorch, MetricAverageCallback() "
+            f"before ReduceLROnPlateau in Keras. {_ON_PURPOSE}"
         )
     pairs = [(ours, their) for ours, their in zip(weights, theirs, strict=False) if ours != their]
     if len(weights) != len(theirs) or not pairs:
         return (
-            f"rank {other.rank} trains {len(theirs)} weights and rank 0 {len(weights)}, or with "
-            f"another optimizer{_at(other)}: the ranks do not train the same model"
+            f"rank {other.rank} trains {len(theirs)} weights and rank {first.rank} {len(weights)}, "
+            f"or with another optimizer{_at(other)}: the ranks do not train the same model"
         )
     name = pairs[0][0].rpartition(" ")[0]
     some = f"{name} and {len(pairs) - 1} more" if len(pairs) > 1 else name
     if first.key.startswith("before"):
         return (
-            f"rank {other.rank} begins with other weights than rank 0 ({some} of {len(weights)} "
-            f"weights differ {first.key}{_at(other)}), so the ranks train "
+            f"rank {other.rank} begins with other weights than rank {first.rank} ({some} of "
+            f"{len(weights)} weights differ {first.key}{_at(other)}), so the ranks train "
             "different models. Broadcast rank 0's after the model is made or loaded: "
             "hvd.broadcast_parameters(model.state_dict(), root_rank=0) in PyTorch, "
             f"BroadcastGlobalVariablesCallback(0) in Keras. {_ON_PURPOSE}"
@@ -273,7 +265,7 @@ def weights_differ(first: Note, other: Note) -> str:
             "optimizer = hvd.DistributedOptimizer(optimizer, ...)"
         )
     return (
-        f"rank {other.rank} and rank 0 have different weights {first.key}{_at(other)} "
+        f"rank {other.rank} and rank {first.rank} have different weights {first.key}{_at(other)} "
         f"({some} of {len(weights)}), {cause}. {_ON_PURPOSE}"
     )
 

@@ -197,6 +197,8 @@ def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
         captured = Captured(function) if job.rank == 0 else None
         rank.pipe.send(messages.Began(job.rank))
         value = function(**kwargs)
+        if (steps := sys.modules.get("horovod_runner.worker.checks.steps")) is not None:
+            steps.finish()
         if captured is not None and value is None and not rank.saved:
             captured.warn()
     except BaseException as error:

@@ -14,8 +14,22 @@ pytestmark = pytest.mark.horovod
 LOCAL, STEPS = 8, 4
 
 
-def fit(epochs: int, alone: bool = False, fails: bool = False, clip: float | None = None) -> Any:
-    """Train on this rank's part of every global batch; with ``alone``, on whole global batches."""
+def fit(
+    epochs: int,
+    alone: bool = False,
+    fails: bool = False,
+    clip: float | None = None,
+    experts: bool = False,
+) -> Any:
+    """Train on this rank's part of every global batch; with ``alone``, on whole global batches.
+
+    Args:
+        epochs: how many.
+        alone: whether this is the training of one process.
+        fails: whether the first attempt does, in the third epoch.
+        clip: gradients, by this norm.
+        experts: whether each rank uses layers of its own. Nobody uses the last ones.
+    """
     import horovod.torch as hvd
     import lightning
     import torch
@@ -29,17 +43,30 @@ def fit(epochs: int, alone: bool = False, fails: bool = False, clip: float | Non
             self.layers = torch.nn.Sequential(
                 torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
             )
+            self.experts = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            y = self.layers(x)
+            if not experts:
+                return y
+            if not alone:
+                return self.experts[hvd.rank()](y)
+            parts = [self.experts[rank](y[rank :: hvd.size()]) for rank in range(hvd.size())]
+            return torch.stack(parts, dim=1).reshape(y.shape)
 
         def training_step(self, batch: Any, index: int) -> Any:
             if fails and self.current_epoch == 2 and current_attempt() == 1:
                 raise OSError("no good")
             x, y = batch
-            loss = torch.nn.functional.mse_loss(self.layers(x), y)
+            loss = torch.nn.functional.mse_loss(self(x), y)
             self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
             return loss
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+            decay = 0.1 if experts else 0.0
+            optimizer = torch.optim.SGD(
+                self.parameters(), lr=0.05, momentum=0.9, weight_decay=decay
+            )
             return {
                 "optimizer": optimizer,
                 "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2),
@@ -71,16 +98,20 @@ def fit(epochs: int, alone: bool = False, fails: bool = False, clip: float | Non
     return [float(trainer.callback_metrics["loss"]), weights]
 
 
-CLIPS = (None, 0.1)
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"clip": 0.1},
+    "experts": {"experts": True},
+}
 
 
-def fit_all() -> list[list[Any]]:
+def fit_all() -> dict[str, list[Any]]:
     import horovod.torch as hvd
 
-    results = []
-    for clip in CLIPS:
-        result = fit(3, clip=clip)
-        results.append([*hvd.allgather_object(result), fit(3, clip=clip, alone=True)])
+    results = {}
+    for name, options in CASES.items():
+        result = fit(3, **options)
+        results[name] = [*hvd.allgather_object(result), fit(3, alone=True, **options)]
     return results
 
 
@@ -88,7 +119,7 @@ WARM = ClusterConfig(preload_frameworks=LIGHTNING)
 
 
 @cache
-def fitted() -> list[list[Any]]:
+def fitted() -> dict[str, list[Any]]:
     """Run all fits in one run, because imports take most of the time."""
     runner = HorovodRunner(
         np=-2,
@@ -96,13 +127,13 @@ def fitted() -> list[list[Any]]:
         debug_config=DebugConfig(weight_check="epoch"),
         cluster_config=WARM,
     )
-    return list(runner.run(fit_all))
+    return dict(runner.run(fit_all))
 
 
-@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.xdist_group("lightning")
-def test_two_ranks_learn_what_one_process_learns(clip: float | None) -> None:
-    first, second, alone = fitted()[CLIPS.index(clip)]
+def test_two_ranks_learn_what_one_process_learns(name: str) -> None:
+    first, second, alone = fitted()[name]
     assert first == second
     assert first[0] == pytest.approx(alone[0], abs=1e-5)
     for weights, expected in zip(first[1], alone[1], strict=True):
@@ -121,4 +152,4 @@ def test_a_fit_resumes_after_a_failure() -> None:
     resumed = runner.run(fit, epochs=3, fails=True)
     assert [saved.step for saved in runner.last_run.checkpoints] == [4, 8, 12]
     assert runner.last_run.metrics.to_pylist()[-1]["step"] == 12
-    assert resumed == fitted()[CLIPS.index(None)][0]
+    assert resumed == fitted()["plain"][0]

@@ -378,6 +378,63 @@ def test_weights_that_differ_at_the_first_step_are_shown(
     assert "at test_mistakes.py:" in text
 
 
+def train_and_change(step: int, end: str, of: str = "all") -> None:
+    """Make 25 steps; after one of them rank 1 changes its weights.
+
+    Args:
+        step: after which.
+        end: what rank 0 does with its weights after the training.
+        of: the ranks that train together: "all", or "set" for a process set of ranks 1 and 2.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    together = hvd.ProcessSet([1, 2])
+    hvd.init(process_sets=[together] if of == "set" else [])
+    if of == "set" and hvd.rank() == 0:
+        hvd.barrier()
+        return
+    torch.manual_seed(hvd.rank())
+    weight = torch.nn.Parameter(torch.randn(4, 6)[:, :2])  # between its rows are other numbers
+    weight.data.fill_(0.5)
+    plain = torch.optim.SGD([weight], lr=0.01)
+    options = {"process_set": together} if of == "set" else {}
+    optimizer = hvd.DistributedOptimizer(plain, named_parameters=[("weight", weight)], **options)
+    for number in range(1, 26):
+        optimizer.zero_grad()
+        weight.square().sum().backward()
+        optimizer.step()
+        if number == step and hvd.rank() == 1:
+            weight.data.add_(1)
+    if of == "set":
+        hvd.barrier()
+    if end == "loads" and hvd.rank() == 0:
+        with torch.no_grad():
+            weight.copy_(torch.ones(4, 2))
+
+
+@pytest.mark.parametrize("step", [2, 21])
+def test_weights_that_differ_later_are_shown_at_the_end(
+    ranks: Ranks, shown: Shown, step: int
+) -> None:
+    ranks.run(2, train_and_change, step=step, end="")
+    when = "at the end" if step > 20 else "after step 20"
+    assert f"rank 1 and rank 0 have different weights {when}" in shown()
+
+
+def test_weights_of_a_process_set_are_compared(ranks: Ranks, shown: Shown) -> None:
+    ranks.run(3, train_and_change, step=21, end="", of="set")
+    text = shown()
+    assert "rank 2 and rank 1 have different weights at the end in process set 1" in text
+
+
+def test_equal_weights_are_no_mistake_also_if_rank_0_loads_others_afterwards(
+    ranks: Ranks, shown: Shown
+) -> None:
+    ranks.run(2, train_and_change, step=0, end="loads")
+    assert warned_of(shown()) == []
+
+
 def test_weights_may_differ_on_purpose(ranks: Ranks, shown: Shown) -> None:
     assert MISTAKES["Weights are different on purpose"].result == "works"
     ranks.run(2, train_with, {"weight_check": None}, broadcast=False, wrap="")

@@ -385,7 +385,7 @@ def test_a_keras_model_without_an_optimizer_is_compared(watched: list[str]) -> N
         def on_train_begin(self, logs: object = None) -> None:
             pass
 
-        on_train_batch_end = on_epoch_end = on_train_begin
+        on_train_batch_end = on_epoch_end = on_train_end = on_train_begin
 
     steps.watch_keras(SimpleNamespace(CallbackList=CallbackList))
     CallbackList().on_train_begin()

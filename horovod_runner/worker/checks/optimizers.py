@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 _HOOKS = (
@@ -102,11 +104,6 @@ def _retire_earlier_ones(kind: Any) -> None:
 
 
 def _leave_out_unused(kind: Any) -> None:
-    """Let weights that no rank has a gradient for be as in one process: frozen, or not used.
-
-    Horovod sends zeros for a gradient that a rank lacks. Where all lack it, the optimizer would
-    move the weight all the same, by its momentum or weight decay.
-    """
     plain = kind.synchronize
 
     @functools.wraps(plain)
@@ -114,27 +111,43 @@ def _leave_out_unused(kind: Any) -> None:
         if not self._requires_update or not self.process_set.included():
             plain(self)
             return
-        import torch
-        from horovod.torch import mpi_ops
-
         names = self._parameter_names
         weights = [weight for weight in names if weight in self._requires_update]
-        has_gradient = torch.tensor([weight.grad is not None for weight in weights]).int()
-        handle = mpi_ops.allreduce_async_(
-            has_gradient,
-            name=f"has gradient {names[weights[0]]}",
-            op=mpi_ops.Sum,
-            process_set=self.process_set,
-        )
-        try:
+        with unused_left_out(weights, names[weights[0]], self.process_set):
             plain(self)
-        finally:
-            counts = mpi_ops.synchronize(handle).tolist()
-        for weight, ranks in zip(weights, counts, strict=True):
-            if not ranks:
-                weight.grad = None
 
     kind.synchronize = synchronize
+
+
+@contextmanager
+def unused_left_out(weights: Sequence[Any], name: str, process_set: Any) -> Iterator[None]:
+    """Take away, at the end, the gradients that no rank had at the beginning.
+
+    In between, zeros are sent for a gradient that a rank lacks. Where all lack it, the optimizer
+    would move the weight by its momentum or weight decay: one that is frozen, or is not used. In
+    one process it stays.
+
+    Args:
+        weights: the same ones on all ranks, in the same order.
+        name: for this reduction, the same on all ranks.
+        process_set: the ranks that reduce.
+    """
+    import torch
+    from horovod.torch import mpi_ops
+
+    handle = mpi_ops.allreduce_async_(
+        torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32),
+        name=f"has gradient {name}",
+        op=mpi_ops.Sum,
+        process_set=process_set,
+    )
+    try:
+        yield
+    finally:  # or the next one would have the name of this one
+        counts = mpi_ops.synchronize(handle).tolist()
+    for weight, ranks in zip(weights, counts, strict=True):
+        if not ranks:
+            weight.grad = None
 
 
 def _send_all_layouts(kind: Any) -> None:

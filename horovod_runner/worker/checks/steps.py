@@ -1,4 +1,4 @@
-"""Compares the ranks' weights and learning rates: at the first steps, and at growing intervals.
+"""Compares the ranks' weights and learning rates: at first, at growing intervals, and at the end.
 
 Different weights before the first step mean that nothing was broadcast, and different ones after it
 that gradients are not averaged. Later differences come from learning rates of one rank, and from
@@ -22,7 +22,39 @@ _OPTIMIZERS = 4
 _WEIGHTS = 256
 _SAMPLES = 1024  # values of a weight
 _DIGEST_BYTES = 4
+_VERSIONS = 4  # of weights, to see whether they have changed
 _SHARDED = ("DTensor", "FlatParameter")
+_watching: list[_TorchSteps] = []
+
+
+class _Training:
+    """What is compared of an optimizer's weights at its end: after its last step.
+
+    Args:
+        optimizer: the optimizer.
+        number: 1 for the first optimizer that makes a step, and so on.
+    """
+
+    def __init__(self, optimizer: Any, number: int) -> None:
+        self.steps = 0
+        self._named, self._name, self._groups = _weights_of(optimizer)
+        self._when = "at the end" if number == 1 else f"at the end of optimizer {number}"
+        self._sets = _process_set(optimizer)
+        self._latest: list[tuple[int, int]] = []
+
+    def count(self) -> None:
+        """Note a step, and what the weights are like after it."""
+        self.steps += 1
+        self._latest = self._versions()
+
+    def end(self) -> None:
+        """Send the weights, unless they have changed since the last step: by this rank alone?"""
+        if self._latest and self._latest == self._versions():
+            _send(self._when + self._sets, self._name, _rates(self._groups), self._named)
+
+    def _versions(self) -> list[tuple[int, int]]:
+        some = self._named[:: -(-len(self._named) // _VERSIONS) or 1]
+        return [(weight._version, weight.data_ptr()) for _, weight in some]
 
 
 class _TorchSteps:
@@ -35,8 +67,8 @@ class _TorchSteps:
     def __init__(self, module: Any) -> None:
         # Not by id: that of an optimizer that was freed is given to another one, and ranks free
         # theirs at different times.
-        self._steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._seen = 0  # optimizers, also those that no longer exist
+        self._trainings: weakref.WeakKeyDictionary[Any, _Training] = weakref.WeakKeyDictionary()
+        self._ends: list[weakref.finalize[..., Any]] = []  # also of what no longer exists
         self._outer_steps = OuterSteps()
         self._ended = False
         module.register_optimizer_step_pre_hook(self.before)
@@ -45,29 +77,45 @@ class _TorchSteps:
     def before(self, optimizer: Any, _args: Any, _options: Any) -> None:
         if self._ended or not self._outer_steps.begin(optimizer):
             return
-        if optimizer in self._steps or self._seen == _OPTIMIZERS:
+        if optimizer in self._trainings or len(self._ends) == _OPTIMIZERS:
             return
         rank = context.current()
         if rank is None or rank.size == 1 or not rank.start_check or _differs(optimizer):
             # The hooks stay: another thread may be in a step, and torch iterates over them there.
             self._ended = True
         else:
-            self._steps[optimizer] = 0
-            self._seen += 1
+            training = _Training(optimizer, len(self._ends) + 1)
+            self._trainings[optimizer] = training
+            # It often ends before main does, and its weights with it.
+            self._ends.append(weakref.finalize(optimizer, training.end))
+            self._ends[-1].atexit = False
             _send_torch("before the first step", optimizer)
 
     def after(self, optimizer: Any, _args: Any, _options: Any) -> None:
-        if self._ended or not self._outer_steps.end(optimizer) or optimizer not in self._steps:
+        if self._ended or not self._outer_steps.end(optimizer):
             return
-        self._steps[optimizer] += 1
-        steps = self._steps[optimizer]
-        if _is_due(steps):
-            _send_torch(f"after step {steps}", optimizer)
+        training = self._trainings.get(optimizer)
+        if training is None:
+            return
+        training.count()
+        if _is_due(training.steps):
+            _send_torch(f"after step {training.steps}", optimizer)
+
+    def finish(self) -> None:
+        """Compare the weights of the optimizers that still exist."""
+        for end in self._ends:
+            end()
+
+
+def finish() -> None:
+    """Compare the weights at the end of ``main``."""
+    for steps in _watching:
+        steps.finish()
 
 
 def watch_torch(module: Any) -> None:
     """Watch optimizers; called with the module ``torch.optim.optimizer``."""
-    _TorchSteps(module)
+    _watching.append(_TorchSteps(module))
 
 
 def _is_due(steps: int) -> bool:
@@ -82,7 +130,8 @@ def _is_power_of_two(number: int) -> bool:
 
 def _differs(optimizer: Any) -> bool:
     """Whether the ranks may have different weights on purpose."""
-    if getattr(getattr(optimizer, "process_set", None), "process_set_id", 0):
+    process_set = getattr(optimizer, "process_set", None)
+    if process_set is not None and not process_set.included():
         return True
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     if any(type(parameter).__name__ in _SHARDED for parameter in parameters):
@@ -95,6 +144,12 @@ def _differs(optimizer: Any) -> bool:
 
 
 def _send_torch(when: str, optimizer: Any) -> None:
+    named, name, groups = _weights_of(optimizer)
+    _send(when + _process_set(optimizer), name, _rates(groups), named)
+
+
+def _weights_of(optimizer: Any) -> tuple[list[tuple[str, Any]], str, list[Any]]:
+    """The weights that ranks share, with their names; the optimizer's name; and its groups."""
     names = getattr(optimizer, "_parameter_names", {})
     averaged = getattr(optimizer, "_requires_update", None)
     named = []
@@ -105,8 +160,17 @@ def _send_torch(when: str, optimizer: Any) -> None:
         name = names.get(parameter) or f"parameter {number} of shape {tuple(parameter.shape)}"
         named.append((name, parameter))
     distributed = "Distributed " if hasattr(optimizer, "_allreduce_delay") else ""
-    rates = [group.get("lr") for group in optimizer.param_groups]
-    _send(when, distributed + type(optimizer).__name__, rates, named)
+    return named, distributed + type(optimizer).__name__, optimizer.param_groups
+
+
+def _rates(groups: Iterable[Any]) -> list[Any]:
+    return [group.get("lr") for group in groups]
+
+
+def _process_set(optimizer: Any) -> str:
+    """Words for the ranks that share the weights, unless these are all."""
+    number = getattr(getattr(optimizer, "process_set", None), "process_set_id", 0)
+    return f" in process set {number}" if number else ""
 
 
 def _send(
@@ -141,12 +205,23 @@ def _digest(value: Any) -> str:
         tensor = value.detach()
         count = min(tensor.numel(), _SAMPLES)
         step = max(1, tensor.numel() // _SAMPLES)
-        # Without a copy of the tensor, in whatever order its values lie in memory.
-        values = tensor.as_strided((count,), (step,)).cpu().contiguous()
+        if _fills_its_memory(tensor):  # without a copy, in whatever order its values lie there
+            values = tensor.as_strided((count,), (step,))
+        else:
+            values = tensor.reshape(-1)[::step][:count]
+        values = values.cpu().contiguous()
         data = values.view(torch.uint8).numpy()
     else:
         data = value.numpy().ravel()[:_SAMPLES].tobytes()
     return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _fills_its_memory(tensor: Any) -> bool:
+    """Whether no other tensor's values lie between its own."""
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return bool(last + 1 == tensor.numel())
 
 
 def watch_keras(module: Any) -> None:
@@ -163,7 +238,7 @@ def watch_keras(module: Any) -> None:
 
 
 def _watch_fit(callbacks: Any) -> None:
-    """Look at the weights now, after the first batch, and after epochs 1, 2, 4, 8, ..."""
+    """Look at the weights now, after the first batch, after epochs 1, 2, 4, ..., and at the end."""
     model = callbacks.model
     if model.built:
         _send_keras("before the first step", model)
@@ -183,6 +258,13 @@ def _watch_fit(callbacks: Any) -> None:
             _send_keras(f"after epoch {epoch + 1}", model)
 
     callbacks.on_epoch_end = on_epoch_end
+    plain_train_end = callbacks.on_train_end
+
+    def on_train_end(logs: Any = None) -> None:
+        _send_keras("at the end of fit", model)  # before callbacks restore other weights
+        plain_train_end(logs)
+
+    callbacks.on_train_end = on_train_end
 
 
 def _send_keras(when: str, model: Any) -> None:
