@@ -26,6 +26,7 @@ from horovod_runner import HorovodRunner
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.host import software
 from horovod_runner.options import grouped
+from tests import suites
 from tests.places import PLACES, SHARED, SPARKS, Sessions
 from tests.preload import TORCH, preload_what_tests_import, without_what_imports_set
 from tests.suites import NAME, UNKNOWN, in_quick, quick_tests
@@ -82,6 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_STATE_HOME"] = f"{folder}/state"
     os.environ["MLFLOW_TRACKING_URI"] = f"file://{folder}/mlruns"  # MLflow's own is where we are
     preload_what_tests_import()
+    suites.running = config.getoption("suite")
     unknown = set(_allowed(config)) - set(PLACES)
     if unknown:
         raise pytest.UsageError(f"--places: {', '.join(unknown)} is none of {', '.join(PLACES)}")
@@ -93,7 +95,7 @@ def pytest_unconfigure() -> None:
 
 
 def _allowed(config: pytest.Config) -> list[str]:
-    given = "all" if config.getoption("suite") == "quick" else config.getoption("places")
+    given = "all" if suites.running == "quick" else config.getoption("places")
     return list(PLACES) if given == "all" else given.split(",")
 
 
@@ -119,7 +121,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if place in SHARED:
         item.add_marker(pytest.mark.xdist_group(place))
     elif place == "spark":
-        quick = item.config.getoption("suite") == "quick"  # with few tests from each file
+        quick = suites.running == "quick"  # with few tests from each file
         item.add_marker(pytest.mark.xdist_group("spark" if quick else f"spark {item.path.stem}"))
 
 
@@ -130,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     allowed = _allowed(config)
     chosen = [item for item in items if _place(item) in allowed]
-    if config.getoption("suite") == "quick":
+    if suites.running == "quick":
         chosen = _quick(config, chosen)
     left_out = {*items} - {*chosen}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])

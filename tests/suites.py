@@ -12,6 +12,8 @@ import pytest
 NAME = pytest.StashKey[str]()
 #: What the list names and collection did not find.
 UNKNOWN = pytest.StashKey[list[str]]()
+#: The suite that this process runs.
+running = "all"
 #: All of these are fast.
 FAST = "tests/unit/"
 LISTED = Path(__file__).parent / "quick.txt"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -367,7 +367,7 @@ BEHAVIOURS: tuple[Callable[[], Any], ...] = (
 )
 
 
-def behave(functions: tuple[Callable[[], Any], ...]) -> dict[str, Any]:
+def behave(functions: Sequence[Callable[[], Any]]) -> dict[str, Any]:
     """Return the result of every function, or its exception as text."""
     results: dict[str, Any] = {}
     for function in functions:

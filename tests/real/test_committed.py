@@ -19,6 +19,9 @@ from horovod_runner import (
 )
 from horovod_runner.checkpoints.commits import Commit, Commits
 
+# This process imports the frameworks.
+pytestmark = pytest.mark.xdist_group("frameworks")
+
 
 def round_trip(state: Any, folder: Path) -> Any:
     commits = Commits(str(folder))

@@ -16,7 +16,8 @@ from horovod_runner.data import Image, Shard, evaluate
 from horovod_runner.errors import DataError
 from tests.shards import shard_of
 
-pytestmark = pytest.mark.horovod  # needs the frameworks
+# This process imports the frameworks, which takes longer than all tests together.
+pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("frameworks")]
 
 ROWS = 1000
 

@@ -13,6 +13,7 @@ from horovod_runner import HorovodRunner, SyncError
 from horovod_runner.ml.keras_training import set_seed
 from horovod_runner.options import grouped
 from horovod_runner.worker.weights import hash_weights
+from tests import suites
 from tests.preload import keras_on
 from tests.real.keras_behaviours import BEHAVIOURS, behave
 from tests.real.keras_names import names_of
@@ -56,19 +57,20 @@ def trained(request: pytest.FixtureRequest) -> Trained:
 
 
 @cache
-def behaved(backend: str) -> list[dict[str, Any]]:
-    """The results of the functions of keras_behaviours and keras_names by rank, in one run."""
-    return list(run(behave_all, backend))
+def behaved(backend: str, *names: str) -> list[dict[str, Any]]:
+    """The results of functions of keras_behaviours and keras_names by rank, in one run."""
+    return list(run(behave_all, backend, {"names": names}))
 
 
-def behave_all() -> list[dict[str, Any]]:
+def behave_all(names: tuple[str, ...]) -> list[dict[str, Any]]:
     import keras
 
     import horovod_runner.keras as hvd
 
     hvd.init()
     functions = (*BEHAVIOURS, *names_of(keras.backend.backend()))
-    return list(hvd.allgather_object(behave(functions)))
+    chosen = [each for each in functions if not names or each.__name__ in names]
+    return list(hvd.allgather_object(behave(chosen)))
 
 
 def run(
@@ -117,8 +119,9 @@ def test_without_a_reduction_these_tests_fail(trained: Trained, backend: str, na
 
 
 def results_of(behaviour: str, backend: str) -> list[Any]:
-    """The results of a function of keras_behaviours, by rank."""
-    return [rank[behaviour] for rank in behaved(backend)]
+    """The results of a function of keras_behaviours or keras_names, by rank."""
+    names = [behaviour] if suites.running == "quick" else []  # with few tests of these
+    return [rank[behaviour] for rank in behaved(backend, *names)]
 
 
 @pytest.mark.parametrize(

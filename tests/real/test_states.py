@@ -14,6 +14,9 @@ from horovod_runner.common.numbers import check_report
 from horovod_runner.wire.marker import SUFFIXES
 from tests.stores import mounted
 
+# This process imports the frameworks.
+pytestmark = pytest.mark.xdist_group("frameworks")
+
 
 def test_metrics_can_be_numpy_and_torch_scalars() -> None:
     import numpy as np
