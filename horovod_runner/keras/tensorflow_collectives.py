@@ -7,7 +7,7 @@ graph, so all collectives run in a graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -41,6 +41,62 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
     """Return whether a flag is true on all ranks that reduce."""
     flag = tf.cast(finite, tf.float32)
     return _allreduce(flag, f"{name}.finite", op=hvd.Min, **how.where()) > 0.5
+
+
+def count_ranks(
+    gradients: Sequence[Any], name: str, process_set: Any = None
+) -> tuple[list[Any], Callable[[], Any]]:
+    """Begin to count how many ranks have each gradient.
+
+    Args:
+        gradients: this rank's; None where it has none.
+        name: the name of the reduction.
+        process_set: the ranks that reduce; None for all ranks.
+
+    Returns:
+        The gradients, to be used instead, and a function that returns the numbers as a tensor.
+    """
+    there = tf.constant([gradient is not None for gradient in gradients], tf.int32) + _zero()
+    after = list(gradients)
+    if tf.executing_eagerly():
+        eager = _counter(name, process_set)(there)
+        return after, lambda: eager
+    counts = _count(there, name, process_set)
+    with tf.control_dependencies([counts]):  # or a graph would leave it out where nobody asks
+        for position, gradient in enumerate(gradients):
+            if gradient is not None:
+                after[position] = tf.nest.map_structure(
+                    tf.identity, gradient, expand_composites=True
+                )
+                break
+    return after, lambda: counts
+
+
+def zeros_like(variable: Any) -> Any:
+    """Return zeros that can be reduced, as many as Keras's or TensorFlow's variable has values."""
+    (unwrapped,) = _unwrapped([variable])
+    return tf.fill(unwrapped.shape, tf.cast(_zero(), unwrapped.dtype))
+
+
+def _zero() -> Any:
+    # Not a constant: TensorFlow would reduce constants while it makes the graph, each rank its own.
+    return _zero_variable().read_value()
+
+
+@cache
+def _zero_variable() -> Any:
+    with tf.init_scope(), tf.device("/cpu:0"):
+        return tf.Variable(0, trainable=False, dtype=tf.int32, name="horovod_runner_zero")
+
+
+def _count(there: Any, name: str, process_set: Any) -> Any:
+    where = {} if process_set is None else {"process_set": process_set}
+    return _allreduce(there, f"{name}.there", op=hvd.Sum, **where)
+
+
+@cache
+def _counter(name: str, process_set: Any) -> Any:
+    return tf.function(lambda there: _count(there, name, process_set), autograph=False)
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:

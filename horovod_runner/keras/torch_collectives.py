@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -41,6 +41,22 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
     """Return whether a flag is true on all ranks that reduce."""
     flag = torch.as_tensor(finite).reshape(1).float()
     return hvd.allreduce(flag, op=hvd.Min, name=f"{name}.finite", **how.where())[0] > 0.5
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def count_ranks(
+    gradients: Sequence[Any], name: str, process_set: Any = None
+) -> tuple[list[Any], Callable[[], Any]]:
+    """Begin to count how many ranks have each gradient; see tensorflow_collectives."""
+    there = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
+    where = {} if process_set is None else {"process_set": process_set}
+    handle = hvd.allreduce_async(there, name=f"{name}.there", op=hvd.Sum, **where)
+    return list(gradients), torch.compiler.disable(lambda: hvd.synchronize(handle))
+
+
+def zeros_like(variable: Any) -> Any:
+    """Return zeros that can be reduced, as many as Keras's variable has values."""
+    return torch.zeros_like(variable.value)
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:

@@ -268,6 +268,12 @@ def tapes() -> dict[str, Any]:
         wrapped = hvd.DistributedGradientTape(tape, groups=[namesakes], op=hvd.Sum)
         return wrapped.gradient(loss, namesakes)
 
+    def of_experts() -> Any:
+        with tf.GradientTape() as tape:
+            loss = experts[hvd.rank()] ** 2 * (1.0 + hvd.rank() / 2)
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, experts)
+        return [-1.0 if gradient is None else gradient for gradient in gradients]
+
     def registered(tape: Any) -> Any:
         wrapped = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
         wrapped.register_local_source(sources[0])
@@ -276,6 +282,7 @@ def tapes() -> dict[str, Any]:
     layer = model.get_layer("a")
     partial = hvd.PartialDistributedGradientTape
     variable = keras.Variable(numpy.float32(hvd.rank()))
+    experts = [tf.Variable(1.0) for _ in range(3)]  # a rank uses one; nobody uses the last one
     namesakes = [tf.Variable(0.0, name="same"), tf.Variable(0.0, name="same")]
     with translated() as modules:
         local, others = gradients_of(partial, "get_local_and_global_gradients", local_layers=layer)
@@ -288,6 +295,8 @@ def tapes() -> dict[str, Any]:
         "listed": numbers(of_listed([sources])),
         "listed in a graph": numbers(tf.function(of_listed, autograph=False)([[sources[1]]])),
         "namesakes": numbers(of_namesakes()),
+        "experts": numbers(of_experts()),
+        "experts in a graph": numbers(tf.function(of_experts, autograph=False)()),
         "number of groups": numbers(gradients_of(hvd.DistributedGradientTape, groups=1)),
         "optimizer": weights_after(
             lambda model: hvd.DistributedOptimizer(

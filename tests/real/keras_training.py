@@ -168,6 +168,35 @@ def custom_step(keras: Any) -> Any:
     return Model()
 
 
+def experts(keras: Any, alone: bool = False) -> Any:
+    """A model of which each rank uses layers of its own, and nobody the last ones.
+
+    In one process the first rows of a batch are those of rank 0.
+    """
+    import horovod_runner.keras as hvd
+
+    class Model(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = dense(keras)
+            self.experts = [keras.layers.Dense(2) for _ in range(3)]
+            for layer in self.experts:
+                layer.build((None, 2))
+
+        def call(self, x: Any) -> Any:
+            hidden = self.inside(x)
+            if not alone:
+                return self.experts[hvd.rank()](hidden)
+            parts = [self.experts[0](hidden[:LOCAL]), self.experts[1](hidden[LOCAL:])]
+            return keras.ops.concatenate(parts, axis=0)
+
+    return Model()
+
+
+def experts_alone(keras: Any) -> Any:
+    return experts(keras, alone=True)
+
+
 def _sgd(**options: Any) -> Callable[[Any], Any]:
     return lambda keras: keras.optimizers.SGD(**{"learning_rate": 0.05, "momentum": 0.9, **options})
 
@@ -220,6 +249,7 @@ CASES: dict[str, Case] = {
         half, _scaled(2**15), plain=_scaled(2**16), data=overflowing, tolerance=1e-4
     ),
     "custom step": Case(custom_step, _adam(), plain_model=dense, unreduced=True),
+    "experts": Case(experts, _sgd(weight_decay=0.1), plain_model=experts_alone),
     "eager": Case(dense, _adam(), compile={"run_eagerly": True}),
     "unbuilt": Case(unbuilt, _adam(), plain_model=dense),
     "executions": Case(

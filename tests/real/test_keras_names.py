@@ -125,6 +125,13 @@ def test_no_gradient_of_a_listed_group_is_lost() -> None:
 
 
 @TOGETHER["tensorflow"]
+def test_ranks_may_use_different_variables_with_a_tape() -> None:
+    for result in results_of("tapes", "tensorflow"):
+        assert result["experts"] == [1.0, 1.5, -1.0]  # no rank has a gradient for the last one
+        assert result["experts in a graph"] == [1.0, 1.5, 0.0]
+
+
+@TOGETHER["tensorflow"]
 def test_horovod_tensorflows_optimizer_passes_its_arguments_on() -> None:
     for result in results_of("tapes", "tensorflow"):
         assert result["optimizer"] == [-3.0, -3.0]

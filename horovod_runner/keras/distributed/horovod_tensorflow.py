@@ -37,7 +37,7 @@ def patch(hvd: Any) -> None:
     for name in ("allreduce", "grouped_allreduce", "reducescatter", "grouped_reducescatter"):
         # With a compression these look at the type of a tensor.
         setattr(hvd, name, _of_tensors(getattr(hvd, name)))
-    hvd._make_allreduce_grads_fn = _with_listed_groups(hvd)
+    hvd._make_allreduce_grads_fn = _with_our_reductions(hvd)
     hvd.DistributedOptimizer = _for_keras_optimizers(hvd)
 
 
@@ -77,11 +77,12 @@ def _patch_tape(tape: Any) -> None:
     tape.get_local_and_global_gradients = get_local_and_global_gradients
 
 
-def _with_listed_groups(hvd: Any) -> Callable[..., Any]:
-    """Reduce groups that are lists of variables ourselves.
+def _with_our_reductions(hvd: Any) -> Callable[..., Any]:
+    """Reduce gradients with names of their own, and zeros where this rank lacks one.
 
-    Horovod finds their variables by name, and loses all gradients but one of variables that have
-    the same name.
+    Horovod leaves out what a rank lacks, and adds up gradients of different steps. It finds the
+    variables of listed groups by name, and loses all gradients but one of those that have the same
+    name.
     """
     original = hvd._make_allreduce_grads_fn
 
@@ -96,13 +97,13 @@ def _with_listed_groups(hvd: Any) -> Callable[..., Any]:
         groups: Any,
         process_set: Any,
     ) -> Any:
-        if not isinstance(groups, list):
+        if op == hvd.Adasum or not tf.compat.v1.executing_eagerly_outside_functions():
             return original(
                 *(name, device_dense, device_sparse, compression, sparse_as_dense, op),
                 *(gradient_predivide_factor, groups, process_set),
             )
+        from horovod_runner.keras import tensorflow_collectives as collectives
         from horovod_runner.keras.reduction import Reduction, groups_of
-        from horovod_runner.keras.tensorflow_collectives import graph, reduce_gradients
 
         how = Reduction(
             op=op,
@@ -117,19 +118,20 @@ def _with_listed_groups(hvd: Any) -> Callable[..., Any]:
         how.check(hvd)
 
         def reduce(grads: Any, variables: Any, use_generic_names: bool = False) -> list[Any]:
-            reduced = list(grads)
-            there = [position for position, grad in enumerate(grads) if grad is not None]
-            if how.size(hvd) == 1 or not there:
-                return reduced
-            building = graph()
+            if how.size(hvd) == 1 or not variables:
+                return list(grads)
+            graph = collectives.graph()
             # In a graph two tapes may reduce at the same time.
-            unique = name if building == "eager" else building.unique_name(name)
-            partition = how.partition([_key(variables[position]) for position in there])
-            sent = [grads[position] for position in there]
-            for position, grad in zip(
-                there, reduce_gradients(sent, unique, how, partition), strict=True
-            ):
-                reduced[position] = grad
+            unique = name if graph == "eager" else graph.unique_name(name)
+            filled = [
+                collectives.zeros_like(variable) if grad is None else grad
+                for grad, variable in zip(grads, variables, strict=True)
+            ]
+            partition = how.partition([_key(variable) for variable in variables])
+            reduced = list(collectives.reduce_gradients(filled, unique, how, partition))
+            if graph == "eager":  # where it is known that no rank has one
+                counts = collectives.count_ranks(grads, unique, how.process_set)[1]().numpy()
+                reduced = [g if count else None for g, count in zip(reduced, counts, strict=True)]
             return reduced
 
         return reduce

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,6 +26,35 @@ class Variables(list[Any]):
 
     def __call__(self) -> Variables:
         return self
+
+
+class _Unused:
+    """Variables that this rank has no gradient for, and the optimizer's variables of them.
+
+    Args:
+        shared: the positions of the variables that ranks share.
+        count: returns how many ranks have a gradient for each of these.
+    """
+
+    def __init__(self, shared: Sequence[int] = (), count: Callable[[], Any] = list) -> None:
+        self._shared = shared
+        self._count = count
+        self._kept: list[tuple[int, Any, Any]] = []
+
+    def keep(self, number: int, variables: Iterable[Any]) -> None:
+        """Remember the values of variables, which belong to the shared one of a number."""
+        self._kept += [(number, variable, keras.ops.copy(variable)) for variable in variables]
+
+    def positions(self) -> list[int]:
+        """The positions of the variables that no rank has a gradient for; not in a graph."""
+        counts = keras.ops.convert_to_numpy(self._count())
+        return [p for p, count in zip(self._shared, counts, strict=True) if not count]
+
+    def put_back(self) -> None:
+        """Give variables that no rank has a gradient for their values: one process leaves them."""
+        counts = self._count()
+        for number, variable, value in self._kept:
+            variable.assign(keras.ops.where(counts[number] > 0, variable, value))
 
 
 class Distributed:
@@ -147,7 +176,11 @@ class Distributed:
                 "outside of one"
             )
         self._unreduced += 1
+        own = self._trainable_variables  # type: ignore[attr-defined]
+        variables = list(own if trainable_variables is None else trainable_variables)
+        gradients, unused = self._with_zeros(gradients, variables)
         super().apply(gradients, trainable_variables)  # type: ignore[misc]
+        unused.put_back()
         self._set("_reduced_in", None)
         if self._unreduced < (self.gradient_accumulation_steps or 1):  # type: ignore[attr-defined]
             return
@@ -182,15 +215,47 @@ class Distributed:
         return super()._clip_gradients(gradients)  # type: ignore[misc]
 
     def _reduce_now(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Reduce gradients before Keras sees them; None stays where a variable has none."""
-        reduced = list(gradients)
-        there = [position for position, g in enumerate(gradients) if g is not None]
+        """Reduce gradients before Keras sees them; None stays where no rank has one.
+
+        In a graph, where that is not known, it becomes zeros.
+        """
+        filled, unused = self._with_zeros(list(gradients), list(variables))
+        none = unused.positions() if collectives().graph() == "eager" else []
+        reduced = [None if position in none else g for position, g in enumerate(filled)]
+        there = [position for position, g in enumerate(reduced) if g is not None]
         keys = [self._var_key(variables[position]) for position in there]  # type: ignore[attr-defined]
-        results = self._reduce([gradients[position] for position in there], keys)
+        results = self._reduce([reduced[position] for position in there], keys)
         for position, gradient in zip(there, results, strict=True):
             reduced[position] = gradient
         self._set("_reduced_in", collectives().graph())
         return reduced
+
+    def _with_zeros(self, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], _Unused]:
+        """Replace gradients that this rank lacks by zeros: another rank may have them.
+
+        Keras leaves variables without a gradient out, as those of a layer that this rank has not
+        used, and reductions are numbered.
+        """
+        backend, how = collectives(), self._reduction
+        keys = [self._var_key(variable) for variable in variables]  # type: ignore[attr-defined]
+        shared = [position for position, key in enumerate(keys) if key not in self._local]
+        is_reduced = self._reduced_in is not None or len(gradients) != len(variables)
+        if is_reduced or not shared or how.size(backend.hvd) == 1:
+            return gradients, _Unused()
+        name = self._name_of_reduction()
+        sent, count = backend.count_ranks(
+            [gradients[each] for each in shared], name, how.process_set
+        )
+        unused = _Unused(shared, count)
+        for number, position in enumerate(shared):
+            gradients[position] = sent[number]
+            if sent[number] is None:
+                variable = variables[position]
+                gradients[position] = backend.zeros_like(variable)
+                # An accumulated gradient may be of an earlier pass.
+                if not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
+                    unused.keep(number, [variable, *self.slots_of([variable])])
+        return gradients, unused
 
     def _reduce(self, gradients: list[Any], keys: Sequence[Hashable]) -> list[Any]:
         """Reduce gradients over the ranks, except those of local variables."""

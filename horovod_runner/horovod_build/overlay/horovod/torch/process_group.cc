@@ -388,8 +388,13 @@ struct Peers {
     return kept.back();
   }
 
-  // The tensor times the factor of PREMUL_SUM, which each rank has its own of.
+  // The tensor times the factor of PREMUL_SUM, which each rank has its own of. A half's part of an
+  // average: the sum of all may be too large for its type.
   Tensor Multiplied(const Tensor& tensor, const ReduceOp& op) {
+    if (op.op_ == ReduceOp::AVG && at::isReducedFloatingType(tensor.scalar_type())) {
+      kept.push_back(tensor / size);
+      return kept.back();
+    }
     if (op.op_ != ReduceOp::PREMUL_SUM) {
       return tensor;
     }
@@ -399,9 +404,9 @@ struct Peers {
     return kept.back();
   }
 
-  // Makes an average of a sum.
+  // Makes an average of a sum, but for halves.
   void Scale(const Buffer& buffer, int64_t from, int64_t count, const ReduceOp& op) const {
-    if (op.op_ != ReduceOp::AVG) {
+    if (op.op_ != ReduceOp::AVG || at::isReducedFloatingType(buffer.scalar)) {
       return;
     }
     auto part = at::from_blob(buffer.data + from * buffer.unit, {count},
@@ -724,6 +729,47 @@ struct Peers {
   }
 };
 
+// Threads that call what was added to futures. Such a callback may wait for a further collective, so
+// it is called in no thread that runs collectives, and there is always one more thread for the next.
+class Callbacks {
+public:
+  static void Call(std::function<void()> callback) {
+    // Never freed: threads may use it until the process has ended.
+    static Callbacks& callbacks = *new Callbacks;
+    std::lock_guard<std::mutex> lock(callbacks.mutex_);
+    callbacks.waiting_.push_back(std::move(callback));
+    if (callbacks.idle_ < static_cast<int>(callbacks.waiting_.size())) {
+      std::thread([] { callbacks.Run(); }).detach();
+    }
+    callbacks.added_.notify_one();
+  }
+
+private:
+  void Run() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      ++idle_;
+      const bool is_called = added_.wait_for(lock, kIdle, [&] { return !waiting_.empty(); });
+      --idle_;
+      if (!is_called) {
+        return;
+      }
+      auto callback = std::move(waiting_.front());
+      waiting_.pop_front();
+      lock.unlock();
+      callback();
+      callback = nullptr;
+      lock.lock();
+    }
+  }
+
+  static constexpr auto kIdle = milliseconds(10000);
+  std::mutex mutex_;
+  std::condition_variable added_;
+  std::deque<std::function<void()>> waiting_;
+  int idle_ = 0;
+};
+
 class Work : public c10d::Work {
 public:
   Work(OpType type, const char* title, const Tensors& inputs, Tensors outputs)
@@ -733,23 +779,42 @@ public:
 
   Tensors result() override { return outputs_; }
 
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    is_future_given_ = true;
+    return future_;
+  }
 
   int sourceRank() const override { return source_; }
 
   void Finish(std::exception_ptr error, int source = -1) {
     source_ = source;
-    if (error) {
-      future_->setError(error);
-    } else {
-      future_->markCompleted(at::IValue(outputs_));
+    {
+      std::lock_guard<std::mutex> lock(future_mutex_);
+      if (!is_future_given_) {
+        Complete(*future_, outputs_, error);
+      } else {
+        Callbacks::Call([future = future_, outputs = outputs_, error] {
+          Complete(*future, outputs, error);
+        });
+      }
     }
     finish(error);
   }
 
 private:
+  static void Complete(at::ivalue::Future& future, const Tensors& outputs, std::exception_ptr error) {
+    if (error) {
+      future.setError(error);
+    } else {
+      future.markCompleted(at::IValue(outputs));
+    }
+  }
+
   const Tensors outputs_;
   const c10::intrusive_ptr<at::ivalue::Future> future_;
+  std::mutex future_mutex_;
+  bool is_future_given_ = false;
   std::atomic<int> source_{-1};
 };
 
