@@ -230,7 +230,7 @@ def clean_up(folder: Folder, token: str, *, probes: bool = True, exclusive: bool
     for name in names:
         ours = name.startswith(prefixes) and token in name
         old = exclusive or folder.age(name) > _STALE_SECONDS
-        abandoned = name.startswith((PART, _PROBE, LIVE)) and old
+        abandoned = name.startswith((PART, _PROBE, LIVE)) and old and token not in name
         # A crash between the file and its marker leaves a file without one.
         unmarked = is_name(name) and marker_name(name) not in names
         unmarked = unmarked and (old or f"-{token}." in name)

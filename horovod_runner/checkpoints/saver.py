@@ -254,7 +254,7 @@ class Saver:
     def _prune(self) -> None:
         """Remove old checkpoints. What cannot be removed is tried after the next checkpoint."""
         plan = self._plan
-        if not self._direct:
+        if not self._direct or plan.config.num_to_keep is None:
             return
         with suppress(Exception):
             markers = checkpoint.find_complete(self._folder)

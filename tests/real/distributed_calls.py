@@ -169,7 +169,11 @@ def missing_beyond_gloo() -> list[str]:
     part = torch.empty(1)
     premultiplied = dist._make_nccl_premul_sum(0.5 * (rank + 1))  # each rank's own
     dist.reduce_scatter_tensor(part, torch.ones(size), op=premultiplied)
+    large, large_part = torch.full((4 * size,), 40_000.0).half(), torch.empty(4).half()
+    dist.reduce_scatter_tensor(large_part, large, op=ReduceOp.AVG)
+    dist.all_reduce(large, op=ReduceOp.AVG)  # the sum would be infinite
     facts = {
+        "avg of float16": bool(((torch.cat([large, large_part]) - 40_000).abs() < 100).all()),
         "avg": mean.tolist() == [total / size] * 3,
         "bool": flags.tolist() == [False, True],
         "uneven all_gather": [each.tolist() for each in uneven]

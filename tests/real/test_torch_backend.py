@@ -171,6 +171,39 @@ def test_ddp_fsdp_and_hsdp_learn_what_one_process_learns(ranks: Ranks) -> None:
         assert losses == pytest.approx(alone, rel=1e-4), way
 
 
+def test_a_hook_of_ddp_may_wait_for_a_further_collective(ranks: Ranks) -> None:
+    def main() -> Any:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hooks
+
+        dist.init_process_group()
+
+        def learn(group: Any) -> list[float]:
+            torch.manual_seed(1)
+            net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+            ddp = torch.nn.parallel.DistributedDataParallel(
+                net, process_group=group, bucket_cap_mb=0.02
+            )
+            state = hooks.PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1)
+            ddp.register_comm_hook(state, hooks.powerSGD_hook)
+            optimizer = torch.optim.SGD(ddp.parameters(), 0.05)
+            x = torch.randn(8, 64, generator=torch.Generator().manual_seed(dist.get_rank()))
+            losses = []
+            for _ in range(6):
+                optimizer.zero_grad()
+                loss = ddp(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            return losses
+
+        return learn(dist.group.WORLD), learn(dist.new_group(backend="gloo"))
+
+    ours, theirs = ranks.run(3, main)
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 def test_calls_that_differ_or_wait_too_long_are_errors_with_names(ranks: Ranks) -> None:
     def main() -> Any:
         import torch

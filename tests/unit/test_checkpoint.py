@@ -121,6 +121,17 @@ def test_unfinished_files_of_a_run_are_removed(tmp_path: Path) -> None:
     assert not checkpoint.has_probe(folder, "run1")
 
 
+def test_a_run_of_more_than_a_day_keeps_its_own_probe(tmp_path: Path) -> None:
+    folder = LocalFolder(tmp_path)
+    for token in ("run1", "run2"):
+        checkpoint.write_probe(folder, token)
+        for path in tmp_path.iterdir():
+            os.utime(path, (0, 0))
+    checkpoint.clean_up(folder, "run1", probes=False)  # as before another attempt
+    assert checkpoint.has_probe(folder, "run1")
+    assert not checkpoint.has_probe(folder, "run2")
+
+
 def test_loading_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     published = publish(tmp_path, 1)
     (tmp_path / published.name).write_bytes(b"stat!")
@@ -138,6 +149,14 @@ _metrics = st.dictionaries(
 
 def archive_of(run_id: str, **options: Any) -> Archive:
     return Archive(run_id, Options(**grouped({"np": 1, "num_to_keep": None, **options})))
+
+
+def test_each_attempt_has_a_probe_also_if_another_run_removed_it(tmp_path: Path) -> None:
+    with archive_of("run1", checkpoint_dir=str(tmp_path)) as archive:
+        for path in tmp_path.iterdir():
+            path.unlink()
+        archive.plan(2)
+        assert checkpoint.has_probe(LocalFolder(tmp_path), "run1")
 
 
 @given(

@@ -284,6 +284,23 @@ def test_a_download_with_another_digest_is_refused(
     assert not (tmp_path / "horovod-0.28.1").exists()
 
 
+def test_no_code_of_a_download_with_another_digest_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    index = tmp_path / "index"
+    index.mkdir()
+    setup = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()".encode()
+    with tarfile.open(index / "horovod-0.28.1.tar.gz", "w:gz") as tar:
+        member = tarfile.TarInfo("horovod-0.28.1/setup.py")
+        member.size = len(setup)
+        tar.addfile(member, io.BytesIO(setup))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    with pytest.raises(InstallError, match="HASHES"):
+        source.fetch(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_the_source_is_unpacked_by_a_tarfile_without_filters(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, archive: Path
 ) -> None:

@@ -79,8 +79,10 @@ class Layout(msgspec.Struct, frozen=True):
         return sizes
 
     def save(self, folder: Path) -> None:
-        """Write ``layout.json``, after the other files."""
-        (folder / _LAYOUT).write_bytes(msgspec.json.encode(self))
+        """Write ``layout.json``, after the other files; also a crash leaves all of it or none."""
+        draft = folder / f"{_LAYOUT}.part"
+        draft.write_bytes(msgspec.json.encode(self))
+        draft.replace(folder / _LAYOUT)
 
     @staticmethod
     def is_saved(folder: Path) -> bool:

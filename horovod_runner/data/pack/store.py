@@ -83,10 +83,10 @@ class Store:
                 try:
                     for name, size in sizes.items():
                         _allocate(folder / name, size)
+                    layout.save(folder)
                 except OSError as error:
                     shutil.rmtree(folder, ignore_errors=True)
                     raise _write_error(folder, sum(sizes.values()), error) from error
-                layout.save(folder)
         return cls(folder)
 
     def fill(

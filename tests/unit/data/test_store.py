@@ -182,6 +182,20 @@ def test_a_disk_that_is_too_small_is_noticed_before_rows_are_written(
     assert not (tmp_path / "packed").exists()
 
 
+def test_a_disk_that_is_full_before_the_layout_is_written_leaves_no_store(
+    tmp_path: Path, parts: Parts
+) -> None:
+    folder = tmp_path / "packed"
+
+    class Full(Layout):
+        def save(self, folder: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(DataError, match="free"):
+        Store.create(folder, Full(parts.layout.columns, parts.layout.units))
+    assert not folder.exists()
+
+
 def test_no_incomplete_unit_is_used_after_the_disk_was_full(
     tmp_path: Path, parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
