@@ -48,6 +48,7 @@ def _log_gpu() -> None:
     log_to_driver(repr((int(os.environ["RANK"]), own_gpu())))
 
 
+# Slow: a cluster with GPUs is started, a master and two workers, and its executors are cold.
 def test_each_rank_has_the_gpu_that_spark_gave_its_task(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,6 +144,7 @@ class Killing(Calling):
         return {int(line[1]): line[2] for line in lines}
 
 
+# Slow: executors start cold, and Spark takes seconds to notice that one has gone.
 def test_a_killed_executor_is_reported_as_the_loss_of_its_rank(spark: SparkSession) -> None:
     runner = HorovodRunner(
         np=4, cluster_config=ClusterConfig(spark=spark, slot_timeout=120), gpus_per_rank=0

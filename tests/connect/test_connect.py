@@ -136,6 +136,7 @@ def test_a_session_that_is_stopped_ends_its_run(ranks: Ranks) -> None:
         runner.run(wait_for_ever)
 
 
+# Slow: a server of Spark Connect, whose Python workers are cold.
 def test_a_job_that_the_user_interrupts_ends_its_run(ranks: Ranks) -> None:
     assert ranks.spark is not None
     interrupt = ranks.spark.interruptTag

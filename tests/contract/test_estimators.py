@@ -257,6 +257,7 @@ def keras_regression(**params: Any) -> Any:
     return KerasEstimator(**{**given, **params})
 
 
+# Slow: TensorFlow is imported by the ranks, by Spark's Python workers and by this process.
 @on_classic_spark
 def test_keras_trains_predicts_and_is_saved(
     spark: SparkSession, ranks: Ranks, tmp_path: Path

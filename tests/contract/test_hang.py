@@ -147,6 +147,7 @@ def call_different_collectives(rank: int) -> None:
     dist.broadcast(torch.ones(5), 0)
 
 
+# Slow: a hang is one only after some seconds.
 @pytest.mark.horovod
 @pytest.mark.places("local")
 @pytest.mark.parametrize(

@@ -197,6 +197,7 @@ def test_run_elastic_replaces_a_lost_rank_and_goes_on_from_its_commit(spark: Spa
         horovod.spark.run_elastic(main, (4,), num_proc=2, min_num_proc=3)
 
 
+# Slow: trains with our estimator, and what it learns with one process.
 def test_two_ranks_train_as_horovods_estimator_does(spark: SparkSession, tmp_path: Path) -> None:
     """The learning rate is scaled; the model, its optimizer and its history have Horovod's form."""
     import torch
@@ -272,6 +273,7 @@ def test_a_run_id_goes_on_from_its_checkpoint_in_the_store(
     assert events
 
 
+# Slow: prepares Petastorm's files with Spark before two trainings.
 def test_a_backend_of_ones_own_trains_from_the_store(spark: SparkSession, tmp_path: Path) -> None:
     from horovod.spark.common.util import prepare_data
 
@@ -359,6 +361,7 @@ def test_an_estimator_and_its_model_are_saved_without_backend_and_store(
     assert read.transform(df).collect() == model.transform(df).collect()
 
 
+# Slow: TensorFlow is imported in Spark's Python workers and in ranks.
 def test_keras_gets_the_shapes_of_its_inputs(spark: SparkSession, tmp_path: Path) -> None:
     import keras
     from horovod.spark.common.store import LocalStore

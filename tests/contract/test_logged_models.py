@@ -97,6 +97,7 @@ def expected(rows: int = 40) -> Any:
 COLUMNS = {"first": ["a"], "second": "b"}
 
 
+# Slow: a server of MLflow is started, which imports for seconds.
 def test_a_run_logs_its_model_with_signature_and_example(
     mlflow: Any, spark: SparkSession, df: DataFrame
 ) -> None:

@@ -29,6 +29,7 @@ def train(fail: bool) -> bytes:
     return bytes(1000)
 
 
+# Slow: what a run leaves shows only after some dozens of them.
 def test_run_after_run_leaves_nothing(tmp_path: Path) -> None:
     own, sizes, counts = psutil.Process(), [], []
     for number in range(_RUNS):

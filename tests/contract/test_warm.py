@@ -323,6 +323,7 @@ def test_a_forked_rank_has_the_same_variables_as_a_cold_one(ranks: Ranks) -> Non
     assert cold[1] == forked[1]
 
 
+# Slow: cold starts are the subject.
 @pytest.mark.places("local")
 def test_other_settings_start_cold_and_the_latest_two_stay_warm(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]

@@ -193,6 +193,7 @@ def test_a_run_listens_on_two_ports(run: LiveRun) -> None:
     assert listening == {run.sockets.channel.port, run.sockets.rendezvous_port}
 
 
+# Slow: thousands of inputs, beside 400 connections that stay open.
 def test_connections_without_keys_do_not_harm_the_channel(
     run: LiveRun, zmq_context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:

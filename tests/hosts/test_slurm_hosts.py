@@ -117,6 +117,7 @@ def test_ranks_on_two_nodes_connect_and_reduce(
     ]
 
 
+# Slow: eight ranks with cold imports, over two ways to start them.
 def test_one_rank_per_node_trains_on_the_rows_of_all_ranks(
     on_login_node: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
@@ -128,6 +129,7 @@ def test_one_rank_per_node_trains_on_the_rows_of_all_ranks(
     assert over_mpi.stdout.count(": ok") == 4
 
 
+# Slow: Slurm kills the steps of the host that goes, and the run waits until it is sure of that.
 def test_a_run_goes_on_in_an_allocation_that_is_shrunk(
     on_login_node: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

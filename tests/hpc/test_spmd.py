@@ -31,6 +31,7 @@ def test_under_mpirun_with_horovod_over_mpi() -> None:
     assert all_ok(start(*MPIRUN, str(python), PROGRAM, HOROVOD_CONTROLLER="mpi"))
 
 
+# Slow: srun starts four ranks that import torch cold; there is no fork server.
 def test_under_srun_with_pmix(allocation: None) -> None:
     done = start("srun", "--ntasks=4", "--mpi=pmix", sys.executable, PROGRAM)
     assert all_ok(done)
@@ -47,6 +48,7 @@ def test_under_horovodrun() -> None:
     assert all_ok(start("horovodrun", "-np", "4", "--gloo", sys.executable, PROGRAM))
 
 
+# Slow: four ranks go through all calls of spmd.
 def test_under_horovod_runner() -> None:
     done = start(*WARM, COMMAND, "run", PROGRAM, "--np", "-4")
     assert all_ok(done)

@@ -34,6 +34,7 @@ def command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+# Slow: doctor starts Spark, and ranks with each framework, all of them cold.
 def test_doctor_finds_all_well_here() -> None:
     done = command("doctor", "--master", "local[2]", "--json")
     report = json.loads(done.stdout)
@@ -109,6 +110,7 @@ def test_install_takes_the_cached_wheel_and_proves_it(tmp_path: Path) -> None:
     assert "using the wheel built before" in Beside(tmp_path / "beside").install()
 
 
+# Slow: an environment of its own, whose Horovod is proved by two ranks with each framework.
 def test_install_takes_a_published_wheel_where_there_is_no_compiler(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "beside")
     plan = make_plan(beside.built, beside.gpu, beside.mpi)

@@ -12,6 +12,7 @@ pytest.importorskip("sphinx")
 ROOT = Path(__file__).parents[2]
 
 
+# Slow: Sphinx reads all pages and all docstrings.
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", str(ROOT / "docs"), tmp_path],

@@ -230,6 +230,7 @@ def test_float64_becomes_float32_for_tensorflow(ragged: bool) -> None:
     assert c.numpy().tolist() == [3.0 * row for row in range(8)]
 
 
+# Slow where it is the first: this process imports torch, and TensorFlow afterwards.
 @pytest.mark.parametrize("cache", [False, True])
 def test_images_have_the_layout_of_the_framework(shard: Shard, cache: bool) -> None:
     import torch

@@ -86,6 +86,7 @@ def runner(backend: str, **options: Any) -> HorovodRunner:
     return HorovodRunner(np=options.pop("np", -2), env=env, **grouped(options))
 
 
+# Slow where it is the first of its backend: it trains all cases that tests of this session ask for.
 @pytest.mark.parametrize(("backend", "name"), CASES_BY_BACKEND)
 def test_two_ranks_learn_what_one_process_learns(trained: Trained, backend: str, name: str) -> None:
     first, second = (rank[name] for rank in trained(backend))

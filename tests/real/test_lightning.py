@@ -130,6 +130,7 @@ def fitted() -> dict[str, list[Any]]:
     return dict(runner.run(fit_all))
 
 
+# Slow: the import of Lightning, and six trainings in the one run that all cases share.
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.xdist_group("lightning")
 def test_two_ranks_learn_what_one_process_learns(name: str) -> None:

@@ -254,6 +254,7 @@ def misuse_later(folder: str) -> None:
     mlflow.log_metric("loss", 1.0)
 
 
+# Slow: the ranks import MLflow and TensorBoard.
 def test_what_goes_wrong_after_the_first_steps_is_shown_once(
     ranks: Ranks, shown: Shown, tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ CHECKS = [
 ]
 
 
+# Slow: whole notebooks, whose kernels start Spark and their frameworks anew.
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_a_notebook_runs_from_its_first_cell_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: Callable[[Shown], None]

@@ -71,6 +71,7 @@ def read() -> Iterator[Reader]:
     assert reader.wait(60) == 0
 
 
+# Slow: the programs of a page run one after another in new processes, as a reader would run them.
 @pytest.mark.parametrize("page", WHOLE)
 def test_a_page_runs_as_pasted_and_prints_what_it_says(page: str, read: Reader) -> None:
     for block, printed in zip(blocks(page), read(page), strict=True):

@@ -100,6 +100,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield runner.last_run
 
 
+# Slow: a browser is started, and a run is trained for it.
 def test_the_page_of_a_real_run_is_whole_and_quiet(
     trained: Run, browser: Browser, tmp_path: Path
 ) -> None:

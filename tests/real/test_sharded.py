@@ -126,6 +126,7 @@ def test_states_that_all_ranks_have_are_divided_and_need_horovod_alone(
     assert "The earlier one is used" in text
 
 
+# Slow: the import of torch.distributed.checkpoint in the ranks.
 @pytest.mark.horovod
 def test_a_part_that_cannot_be_written_fails_its_checkpoint_alone(
     runs: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -179,11 +179,11 @@ def test_a_hook_of_ddp_may_wait_for_a_further_collective(ranks: Ranks) -> None:
 
         dist.init_process_group()
 
-        def learn(group: Any) -> list[float]:
+        def learn(group: Any, megabytes: float = 25) -> list[float]:
             torch.manual_seed(1)
             net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
             ddp = torch.nn.parallel.DistributedDataParallel(
-                net, process_group=group, bucket_cap_mb=0.02
+                net, process_group=group, bucket_cap_mb=megabytes
             )
             state = hooks.PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1)
             ddp.register_comm_hook(state, hooks.powerSGD_hook)
@@ -196,11 +196,18 @@ def test_a_hook_of_ddp_may_wait_for_a_further_collective(ranks: Ranks) -> None:
                 loss.backward()
                 optimizer.step()
                 losses.append(loss.item())
+            weights = torch.cat([weight.detach().flatten() for weight in net.parameters()])
+            first = weights.clone()
+            dist.broadcast(first, 0)
+            assert weights.equal(first)
             return losses
 
-        return learn(dist.group.WORLD), learn(dist.new_group(backend="gloo"))
+        # With several buckets gloo's two threads may wait for each other.
+        several = learn(dist.group.WORLD, 0.02)
+        return several, learn(dist.group.WORLD), learn(dist.new_group(backend="gloo"))
 
-    ours, theirs = ranks.run(3, main)
+    several, ours, theirs = ranks.run(3, main)
+    assert several == pytest.approx(theirs, rel=1e-2)  # each bucket has random numbers of its own
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 

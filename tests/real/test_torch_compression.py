@@ -264,6 +264,7 @@ def mean_gradient(step: int, name: str = "matrix") -> Any:
     return np.mean([gradients(step, rank)[name] for rank in RANKS], axis=0)
 
 
+# Slow where it is the first: one run of all cases of this file.
 @pytest.mark.parametrize("name", ["matrix", "kernel"])
 def test_powersgd_sends_what_a_reference_in_numpy_sends(name: str) -> None:
     (own, other) = [result["powersgd"] for result in results()]

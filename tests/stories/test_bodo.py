@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.horovod]
 SCRIPTS = ROOT / ".venv-bodo" / "bin"
 
 
+# Slow: four processes import Bodo, which compiles what it runs.
 def test_arrays_that_bodo_made_train_on_two_of_four_ranks() -> None:
     require(
         "" if (SCRIPTS / "mpiexec").exists() else "not installed: Bodo (make .venv-bodo/.ready)"

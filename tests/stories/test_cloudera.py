@@ -80,6 +80,7 @@ def test_it_learns_on_cpus(nothing_stays: None) -> None:
     assert done.stdout.count("on 2 CPU worker(s)") == 3
 
 
+# Slow: starts a cluster of two nodes, and spark-submit twice.
 def test_a_gpu_for_each_worker_of_two_nodes_by_one_argument(
     photos: Path, tmp_path: Path, nothing_stays: None
 ) -> None:

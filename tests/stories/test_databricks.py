@@ -13,6 +13,7 @@ from tests.notebooks import NOTEBOOKS, percent, run
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
 
 
+# Slow: a whole notebook, with runs of each framework.
 def test_an_old_notebook_runs_as_it_is_and_then_with_what_is_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

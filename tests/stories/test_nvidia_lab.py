@@ -12,6 +12,7 @@ from tests.notebooks import run
 pytestmark = pytest.mark.horovod
 
 
+# Slow: a whole lab: Keras learns Fashion-MNIST on one rank and on several.
 def test_the_lab_runs_from_its_first_cell_to_its_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_every_row_comes_once_an_epoch_besides_padding(given: dict[str, Any]) ->
             assert len(real) == given["rows"] // given["global_batch"] * given["global_batch"]
 
 
+# Slow: hypothesis tries a hundred orders, and each epoch of each is computed for all ranks.
 @given(orders, st.integers(2, 9))
 def test_any_number_of_ranks_sees_the_same_global_batches(given: dict[str, Any], size: int) -> None:
     planned = Order(**given)

@@ -2,9 +2,9 @@
 // makes its groups.
 //
 // A group has communicators of its own, and a thread that runs its collectives in the order of the
-// calls. Before each one the ranks of the group meet in a small allreduce. A rank waits for the others
-// asleep there, and calls that differ are found. Messages (send and recv) have another thread, which
-// tests them in turn.
+// calls; what a callback of one calls comes next. Before each one the ranks of the group meet in a small
+// allreduce. A rank waits for the others asleep there, and calls that differ are found. Messages (send
+// and recv) have another thread, which tests them in turn.
 //
 // All calls of MPI are nonblocking ones that are tested. MPI's own waits call sched_yield, after which
 // Linux runs any other process for milliseconds.
@@ -729,47 +729,6 @@ struct Peers {
   }
 };
 
-// Threads that call what was added to futures. Such a callback may wait for a further collective, so
-// it is called in no thread that runs collectives, and there is always one more thread for the next.
-class Callbacks {
-public:
-  static void Call(std::function<void()> callback) {
-    // Never freed: threads may use it until the process has ended.
-    static Callbacks& callbacks = *new Callbacks;
-    std::lock_guard<std::mutex> lock(callbacks.mutex_);
-    callbacks.waiting_.push_back(std::move(callback));
-    if (callbacks.idle_ < static_cast<int>(callbacks.waiting_.size())) {
-      std::thread([] { callbacks.Run(); }).detach();
-    }
-    callbacks.added_.notify_one();
-  }
-
-private:
-  void Run() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      ++idle_;
-      const bool is_called = added_.wait_for(lock, kIdle, [&] { return !waiting_.empty(); });
-      --idle_;
-      if (!is_called) {
-        return;
-      }
-      auto callback = std::move(waiting_.front());
-      waiting_.pop_front();
-      lock.unlock();
-      callback();
-      callback = nullptr;
-      lock.lock();
-    }
-  }
-
-  static constexpr auto kIdle = milliseconds(10000);
-  std::mutex mutex_;
-  std::condition_variable added_;
-  std::deque<std::function<void()>> waiting_;
-  int idle_ = 0;
-};
-
 class Work : public c10d::Work {
 public:
   Work(OpType type, const char* title, const Tensors& inputs, Tensors outputs)
@@ -779,42 +738,23 @@ public:
 
   Tensors result() override { return outputs_; }
 
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    std::lock_guard<std::mutex> lock(future_mutex_);
-    is_future_given_ = true;
-    return future_;
-  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
 
   int sourceRank() const override { return source_; }
 
   void Finish(std::exception_ptr error, int source = -1) {
     source_ = source;
-    {
-      std::lock_guard<std::mutex> lock(future_mutex_);
-      if (!is_future_given_) {
-        Complete(*future_, outputs_, error);
-      } else {
-        Callbacks::Call([future = future_, outputs = outputs_, error] {
-          Complete(*future, outputs, error);
-        });
-      }
+    if (error) {
+      future_->setError(error);
+    } else {
+      future_->markCompleted(at::IValue(outputs_));
     }
     finish(error);
   }
 
 private:
-  static void Complete(at::ivalue::Future& future, const Tensors& outputs, std::exception_ptr error) {
-    if (error) {
-      future.setError(error);
-    } else {
-      future.markCompleted(at::IValue(outputs));
-    }
-  }
-
   const Tensors outputs_;
   const c10::intrusive_ptr<at::ivalue::Future> future_;
-  std::mutex future_mutex_;
-  bool is_future_given_ = false;
   std::atomic<int> source_{-1};
 };
 
@@ -969,11 +909,18 @@ public:
 
   void Add(Call call) {
     call.queued = common::HorovodNow();
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     TORCH_CHECK(!is_stopping_, "The process group is destroyed, and ", call.name,
                 " was called after that.");
-    calls_.push_back(std::move(call));
-    changed_.notify_all();
+    if (std::this_thread::get_id() != thread_) {
+      calls_.push_back(std::move(call));
+      changed_.notify_all();
+      return;
+    }
+    // A callback of a call that has ended makes it, and may wait for it here: as PowerSGD's hook does.
+    // It is the next one on all ranks.
+    lock.unlock();
+    Run(call);
   }
 
   void Add(Message message) {
@@ -1056,6 +1003,7 @@ private:
 
   void RunCalls() {
     std::unique_lock<std::mutex> lock(mutex_);
+    thread_ = std::this_thread::get_id();
     for (;;) {
       changed_.wait(lock, [&] { return !calls_.empty() || is_stopping_; });
       if (calls_.empty()) {
@@ -1322,6 +1270,7 @@ private:
   bool has_messenger_ = false;
   bool gave_up_message_ = false; // of the thread of the messages, and then of the last thread
   int threads_ = 1;
+  std::thread::id thread_; // that runs the calls
   bool is_stopping_ = false;
   bool ended_ = false;
   Clock::time_point leave_at_;
