@@ -18,6 +18,7 @@ import os
 import resource
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
@@ -63,7 +64,8 @@ class Channel:
         refused: failed handshakes: missing or wrong keys.
         dropped: batches with the right keys that were not valid messages or came from no task of
             the run. The caller adds the messages that it drops.
-        broken: connections that broke off or were closed.
+        broken: ranks' hosts' connections that broke off or were closed. Those of strangers do not
+            count; while they are open it may be too low.
 
     Raises:
         ChannelError: no socket could be opened on ``host``, it has only an IPv6 address, or the
@@ -100,7 +102,11 @@ class Channel:
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         set_heartbeat(self._socket, limits)
         self._monitor = self._socket.get_monitor_socket(
-            _HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+            _HANDSHAKE_FAILED
+            | zmq.EVENT_ACCEPTED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_DISCONNECTED
+            | zmq.EVENT_MONITOR_STOPPED
         )
         # In a separate thread: all of ZeroMQ stalls when these events are not read, and the
         # receiving thread may be busy with a slow terminal.
@@ -172,11 +178,14 @@ class Channel:
         return self._received[task]
 
     def _count_events(self) -> None:
+        seen = Counter[int]()
         while (event := recv_event(self._monitor)) != zmq.EVENT_MONITOR_STOPPED:
-            if event == zmq.EVENT_DISCONNECTED:
-                self.broken += 1
-            else:
+            if event & _HANDSHAKE_FAILED:
                 self.refused += 1
+            seen[event] += 1
+            # The event of an end does not say whether there was a handshake.
+            strangers = seen[zmq.EVENT_ACCEPTED] - seen[zmq.EVENT_HANDSHAKE_SUCCEEDED]
+            self.broken = max(self.broken, seen[zmq.EVENT_DISCONNECTED] - strangers)
 
     def send(self, task: int, message: FromDriver) -> None:
         """Send to one task. Does nothing if the task has gone."""

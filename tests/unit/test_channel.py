@@ -156,6 +156,35 @@ def test_port_scanners_and_random_bytes_do_no_harm(
     assert received == [messages.Log(0, "still here")]
 
 
+def test_only_connections_of_tasks_count_as_broken(
+    channel: Channel, connect: Callable[..., Link]
+) -> None:
+    for number in range(20):
+        with socket.create_connection((channel.address.host, channel.address.port)) as scanner:
+            if number % 2:
+                scanner.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
+    public, secret = zmq.curve_keypair()
+    stranger = _stranger(channel.address, public=public, secret=secret)
+    _wait_for_refusals(channel, 11)
+    stranger.close()
+    link = connect()
+    link.put(messages.Log(0, "here"))
+
+    def receive_until(done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _SECONDS
+        while not done() and time.monotonic() < deadline:
+            link.wait(0.05)
+            list(receive(channel, 0.05))
+
+    receive_until(lambda: channel.received(0) > 0)
+    assert channel.broken == 0
+    link.close()
+    deadline = time.monotonic() + _SECONDS
+    while channel.broken < 1 and time.monotonic() < deadline:
+        list(receive(channel, 0.05))
+    assert channel.broken == 1
+
+
 def test_a_batch_larger_than_a_part_arrives_complete(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
