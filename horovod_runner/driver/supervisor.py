@@ -137,6 +137,8 @@ class Supervisor:
         self._observer.idle()
         if told := self._presence.told():
             self._on_lost(told)
+        if self._launch.problem is not None and not self.phase.ending:
+            self.fail(self._launch.problem, "the launcher failed")
         now = time.monotonic()
         if until is not None and now > until and self.phase.state is state:
             self._on_timeout(now)

@@ -37,6 +37,7 @@ class PooledLaunch:
 
     running = False
     task_0 = None
+    problem = None
 
     def __init__(
         self,

@@ -38,6 +38,10 @@ class Launch(Protocol):
         """The error to raise if no task has said Hello by :attr:`expected`."""
 
     @property
+    def problem(self) -> HorovodRunnerError | None:
+        """What the launcher itself failed with, so that the ranks must end; None: nothing."""
+
+    @property
     def expected(self) -> float | None:
         """By when a task should have said Hello, in seconds of the monotonic clock; None: never."""
 

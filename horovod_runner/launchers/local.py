@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -11,8 +12,11 @@ from horovod_runner.errors import LaunchError
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
+from horovod_runner.wire.channel import make_room
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.transport import ChannelAddress
+
+_FILES_OF_A_RANK = 32  # open in the driver: its worker's pipes, and its link to the channel
 
 
 class LocalLauncher:
@@ -24,7 +28,12 @@ class LocalLauncher:
     needs_pool = False
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """The number of ranks asked for: nothing limits it here."""
+        """The number of ranks asked for, if this process may open enough files.
+
+        Raises:
+            ChannelError: the hard limit is too low.
+        """
+        make_room(size, size * _FILES_OF_A_RANK)
         return size
 
     def launch(
@@ -114,6 +123,7 @@ class LocalLaunch:
         self._address = address
         self._wake = wake
         self._outcomes: list[Outcome] = []
+        self.problem: LaunchError | None = None
         self._here = _Here(job)
         self._threads = [
             threading.Thread(
@@ -125,7 +135,14 @@ class LocalLaunch:
             thread.start()
 
     def _run(self, task: int) -> None:
-        self._outcomes.append(run_rank(self._job, self._address, self._here.setup(task)))
+        try:
+            outcome = run_rank(self._job, self._address, self._here.setup(task))
+        except Exception as error:  # the system refused something: files, threads, memory
+            self.problem = LaunchError(
+                f"task {task} of {self._job.size} could not go on on this machine: {error!r}"
+            )
+            outcome = Outcome(task, hostname=socket.gethostname(), problem=str(self.problem))
+        self._outcomes.append(outcome)
         self._wake()
 
     @property

@@ -172,6 +172,7 @@ class SlurmLaunch:
     lost = ()
     running = False
     task_0 = None
+    problem = None
 
     def __init__(
         self, job: Job, address: ChannelAddress, wake: Callable[[], None], seconds: float

@@ -42,6 +42,7 @@ class SparkLaunch:
 
     lost = ()
     late_error: SlotError | None = None
+    problem = None
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class Channel:
         # Imported late: it loads asyncio, which takes long, and only a run needs it.
         from zmq.auth.thread import ThreadAuthenticator
 
-        _make_room(size)
+        make_room(size, size)
         address = _ipv4(host)
         self.refused = 0
         self.dropped = 0
@@ -221,13 +221,17 @@ class Channel:
         self._context.term()
 
 
-def _make_room(size: int) -> None:
-    """Raise the limit of open files so that each rank can connect.
+def make_room(size: int, files: int) -> None:
+    """Raise this process's limit of open files.
+
+    Args:
+        size: the number of ranks.
+        files: how many files are opened for them.
 
     Raises:
         ChannelError: the hard limit is too low.
     """
-    needed = size + _OTHER_DESCRIPTORS
+    needed = files + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import resource
@@ -20,7 +21,16 @@ from typing import Any
 import psutil
 import pytest
 
-from horovod_runner import ClusterConfig, HorovodRunner, RankFailedError, log_to_driver, report
+from horovod_runner import (
+    ClusterConfig,
+    HorovodRunner,
+    LaunchError,
+    RankFailedError,
+    log_to_driver,
+    report,
+)
+from horovod_runner.task import task
+from horovod_runner.wire.link import Link
 from horovod_runner.worker import context
 from tests.conftest import Ranks
 from tests.control_groups import memory_limit
@@ -316,3 +326,38 @@ def test_a_failure_inside_hvd_init_is_told_as_an_abort() -> None:
     with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGABRT.*hvd.init") as caught:
         HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(main)
     assert caught.value.exit_code == -signal.SIGABRT
+
+
+@pytest.mark.places("local")
+def test_a_task_that_cannot_go_on_ends_the_run(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def main() -> None:
+        threading.Event().wait()
+
+    def link(address: Any, number: int, *args: Any) -> Link:
+        if number == 1:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return Link(address, number, *args)
+
+    # What the system refuses there is refused in the driver's process, in a thread of its own.
+    monkeypatch.setattr(task, "Link", link)
+    with pytest.raises(LaunchError, match=r"task 1 of 2 .*Too many open files"):
+        ranks.run(2, main)
+
+
+_MANY = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+from horovod_runner import HorovodRunner
+HorovodRunner(np=-16).run(lambda: None)
+"""
+
+
+def test_too_few_open_files_for_the_ranks_are_refused_before_the_launch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY], capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 1
+    assert "ulimit -n 1024" in done.stderr
+    assert "rank  host" not in done.stderr

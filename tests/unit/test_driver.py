@@ -33,6 +33,7 @@ class Launched:
     channel_host = "127.0.0.1"
     lost = ()
     late_error = None
+    problem = None
     expected = None
     running = False
 

@@ -116,6 +116,7 @@ class _StartedElsewhere:
     lost = ()
     late_error = None
     task_0 = None
+    problem = None
     expected = None
     running = False
     finished = False
