@@ -130,7 +130,7 @@ class Archive:
     def plan(self, attempt: int) -> CheckpointPlan:
         """Where the ranks of an attempt save checkpoints, and which ones they resume from."""
         self._close_files()
-        if isinstance(self._folder, LocalFolder):
+        if attempt > 1 and isinstance(self._folder, LocalFolder):
             # Another run may have taken this one, which is a day old, for one that has crashed.
             checkpoint.write_probe(self._folder, self._run_id)
         return CheckpointPlan(
