@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -32,7 +33,7 @@ def windows(rank: int, count: int = 30, waits: int = 0, **spent: float) -> list[
             1.0,
             {"optimizer": 10},
             spent,
-            bytes=4_000_000,
+            bytes=80_000_000,
             collectives=10,
             waited=waits * 10 / 1e6,
             moved=0.05,
@@ -42,9 +43,9 @@ def windows(rank: int, count: int = 30, waits: int = 0, **spent: float) -> list[
     ]
 
 
-def run_of(*ranks: list[Profile]) -> RunProfile:
+def run_of(*ranks: list[Profile], hosts: Sequence[str] = ()) -> RunProfile:
     profile = RunProfile()
-    profile.begin(["host"] * len(ranks))
+    profile.begin(list(hosts) or ["host"] * len(ranks))
     for together in zip(*ranks, strict=True):
         for message in together:
             profile.add(message, message.time)
@@ -129,6 +130,18 @@ def test_other_processes_that_need_the_cores_are_named() -> None:
 def test_what_all_ranks_spend_their_time_with_is_named(spent: dict[str, float], cause: str) -> None:
     found = diagnose(run_of(*(windows(rank, waits=50, **spent) for rank in range(SIZE))))
     assert [finding.cause for finding in found.findings] == [cause]
+
+
+@pytest.mark.parametrize(("hosts", "causes"), [("aaaa", []), ("aabb", ["communication"])])
+def test_few_bytes_on_one_host_take_long_for_other_reasons_than_the_network(
+    hosts: str, causes: list[str]
+) -> None:
+    ranks = [
+        [msgspec.structs.replace(window, bytes=1000) for window in windows(rank, moving=0.5)]
+        for rank in range(SIZE)
+    ]
+    found = diagnose(run_of(*ranks, hosts=hosts))
+    assert [finding.cause for finding in found.findings] == causes
 
 
 def measured(rank: int, **changed: float) -> list[Profile]:

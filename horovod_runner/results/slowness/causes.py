@@ -106,6 +106,9 @@ def _communication(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
         return
     totals = case.totals.values()
     size = median(total.bytes / total.step_count for total in totals)
+    hosts = len(set(case.profile.hosts.values()))
+    if hosts == 1 and size < _SMALL_BYTES and case.typical.seconds >= _SMALL_STEP:
+        return  # no link is so slow within a host: Horovod's threads wait for a core
     if case.typical.seconds < _SMALL_STEP and size < _SMALL_BYTES:
         yield Finding(
             "small steps",
