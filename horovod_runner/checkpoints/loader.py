@@ -314,11 +314,14 @@ def _loaded(commit: Commit, state: Any) -> LoadedCheckpoint:
 
 def _send_commit(held: Held, root: int, rank: int, ranks: Collectives) -> None:
     """Broadcast a commit from rank ``root``; other ranks that have it take part."""
+    from horovod_runner.checkpoints import commits
+
     text = msgspec.msgpack.encode(held.commit) if rank == root else b""
     count = int.from_bytes(ranks.broadcast(len(text).to_bytes(8, "little"), 8, root), "little")
-    ranks.broadcast(text, count, root)
-    for at in range(0, held.commit.size, _BROADCAST_BYTES):
-        count = min(held.commit.size - at, _BROADCAST_BYTES)
+    # This rank's may have another size: a state may differ by rank.
+    size = commits.decode_commit(ranks.broadcast(text, count, root)).size
+    for at in range(0, size, _BROADCAST_BYTES):
+        count = min(size - at, _BROADCAST_BYTES)
         data = bytes(held.memory[at : at + count]) if rank == root else b""
         ranks.broadcast(data, count, root)
 

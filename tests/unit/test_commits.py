@@ -461,6 +461,18 @@ def test_every_host_reads_its_own_copy_of_the_newest_commit(
     assert together.sent == [0, 0, 0]
 
 
+def test_ranks_may_have_commits_of_different_sizes(together: Together, tmp_path: Path) -> None:
+    hosts = [tmp_path / name for name in "abc"]
+    for count, host in zip((PART, 3 * PART), hosts, strict=False):
+        host.mkdir()
+        write(Commits(str(host)), {"x": np.ones(count)}, 7)
+    hosts[2].mkdir()  # has none, and gets another one's
+    loaded = together.load(PLAN, hosts)
+    assert [each and len(each.state["x"]) for each in loaded][:2] == [PART, 3 * PART]
+    assert loaded[2] is not None
+    assert len(loaded[2].state["x"]) in (PART, 3 * PART)
+
+
 @pytest.mark.parametrize("earlier", [True, False])
 def test_a_host_without_the_newest_commit_gets_and_keeps_it(
     together: Together, hosts: list[Path], earlier: bool
