@@ -101,6 +101,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps = 0  # of all finished epochs
         self._in_epoch = 0  # batches of the current epoch
         self._saves_model: bool | None = None
+        self._resumes_at = 0  # the first epoch of a fit that resumes
 
     def on_train_begin(self, logs: Any = None) -> None:
         """As in :class:`keras.callbacks.Callback`, like all methods below."""
@@ -115,7 +116,7 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps = loaded.step
         done, epochs = int(loaded.metrics.get("epoch", 0)), self.params.get("epochs")
         # Keras's BackupAndRestore does the same.
-        self.model._initial_epoch = done
+        self.model._initial_epoch = self._resumes_at = done
         if epochs is not None and done >= epochs and current_rank() == 0:
             log_to_driver(
                 f"HorovodRunner: fit(epochs={epochs}) trains nothing: the checkpoint already has "
@@ -126,6 +127,14 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = None  # only this fit resumes
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        expected, self._resumes_at = self._resumes_at, 0
+        if expected and epoch != expected:
+            raise RuntimeError(
+                f"fit began with epoch {epoch + 1}, and the checkpoint has {expected} epochs: this "
+                f"version of horovod_runner cannot resume a fit of Keras {keras.__version__}. Change "
+                "one of them. Or pass restore=False, load the checkpoint yourself, and call "
+                f"fit(initial_epoch={expected})"
+            )
         self._epoch, self._in_epoch = epoch, 0
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:

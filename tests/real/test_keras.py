@@ -305,7 +305,7 @@ def custom_model(keras: Any) -> Any:
     return model
 
 
-def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
+def fit_and_fail(epochs: int, subclassed: bool, forgetful: bool = False) -> list[Any]:
     """A fit that fails in its first attempt; then a second fit, of two epochs."""
     import keras
 
@@ -316,6 +316,14 @@ def fit_and_fail(epochs: int, subclassed: bool) -> list[Any]:
     set_seed(hvd.rank())
     if subclassed:
         model = custom_model(keras)
+    elif forgetful:
+
+        class Forgetful(keras.Sequential):  # type: ignore[misc, name-defined]
+            """As of a Keras that has given its attribute another name."""
+
+            _initial_epoch = property(lambda self: None, lambda self, value: None)
+
+        model = Forgetful([keras.layers.Input((3,)), keras.layers.Dense(1)])
     else:
         model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), loss="mse")
@@ -371,6 +379,13 @@ def test_a_fit_resumes_after_a_failure_and_reports_its_metrics(
         assert (
             run(weights_of, "torch", {"path": failing.last_run.latest_checkpoint.path}) == weights
         )
+
+
+@TOGETHER["torch"]
+def test_a_keras_that_does_not_resume_where_it_is_told_to_ends_the_run() -> None:
+    failing = runner("torch", max_restarts=1, progress=False)
+    with pytest.raises(RuntimeError, match=r"epoch 1,.* 2 epochs .*initial_epoch=2"):
+        failing.run(fit_and_fail, epochs=4, subclassed=False, forgetful=True)
 
 
 def weights_of(path: str) -> list[Any]:
