@@ -131,8 +131,8 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
         if expected and epoch != expected:
             raise RuntimeError(
                 f"fit began with epoch {epoch + 1}, and the checkpoint has {expected} epochs: this "
-                f"version of horovod_runner cannot resume a fit of Keras {keras.__version__}. Change "
-                "one of them. Or pass restore=False, load the checkpoint yourself, and call "
+                f"version of horovod_runner cannot resume a fit of Keras {keras.__version__}. "
+                "Change one of them. Or pass restore=False, load the checkpoint yourself, and call "
                 f"fit(initial_epoch={expected})"
             )
         self._epoch, self._in_epoch = epoch, 0

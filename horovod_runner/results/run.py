@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.common.text import HIDDEN, is_secret, without_password
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.slowness.profile import RunProfile
@@ -125,7 +126,8 @@ class Run:
     Attributes:
         run_id: the id in the names of the run's checkpoints and in Spark's UI.
         np: the argument ``np`` of HorovodRunner.
-        params: ``np``, and the arguments of ``main`` that are numbers, strings or None.
+        params: ``np``, and the arguments of ``main`` that are numbers, strings or None. What looks
+            like a password, a token or a key is "***".
         main: the name of the function.
         where: "local", a Spark master, or "slurm job 12".
         software: the versions on the driver, by package.
@@ -368,8 +370,18 @@ class Run:
 
 
 def plain_params(np: int | tuple[int, int], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``np`` and the arguments of ``main`` that are plain numbers, strings or None."""
+    """Return ``np`` and the arguments of ``main`` that are plain numbers, strings or None.
+
+    What looks like a password, a token or a key is hidden, also in URLs: sinks publish these.
+    """
     plain = (bool, int, float, str, type(None))
     # As text where it is a range: MLflow and the record's file know no pairs.
     ranks = np if isinstance(np, int) else f"{np[0]} to {np[1]}"
-    return {"np": ranks, **{name: value for name, value in kwargs.items() if type(value) in plain}}
+    shown = {name: _shown(name, value) for name, value in kwargs.items() if type(value) in plain}
+    return {"np": ranks, **shown}
+
+
+def _shown(name: str, value: object) -> object:
+    if is_secret(name, value):
+        return HIDDEN
+    return without_password(value) if isinstance(value, str) else value

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from horovod_runner.common.text import without_password
 from horovod_runner.folders.folder import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
@@ -222,7 +223,7 @@ class MLflowSink(Sink):
         self._flush()  # the upload may take long
         path = local_path(checkpoint.path)
         if path is None:
-            self._set("checkpoint", checkpoint.path)
+            self._set("checkpoint", without_password(checkpoint.path))
             return
         try:
             self._client.log_artifact(self.run_id, str(path), "checkpoints")

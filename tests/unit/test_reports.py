@@ -13,6 +13,7 @@ import pytest
 
 from horovod_runner import report
 from horovod_runner.common.numbers import check_report
+from horovod_runner.results.run import plain_params
 from horovod_runner.wire import framing, messages
 from horovod_runner.worker.reporter import Reporter
 
@@ -189,3 +190,9 @@ def test_a_dropped_report_without_metrics_is_counted(pipe: Pipe) -> None:
     reporter.finish()
     rest = pipe.drain()
     assert len(first) + len(rest) + sum(report.left_out for report in rest) == count + 5
+
+
+def test_parameters_hold_no_secrets() -> None:
+    given = {"hf_token": "abc", "lr": 0.1, "url": "s3://me:abc@bucket/x", "data": object()}
+    expected = {"np": 2, "hf_token": "***", "lr": 0.1, "url": "s3://***@bucket/x"}
+    assert plain_params(2, given) == expected
