@@ -48,7 +48,7 @@ def test_a_setting_for_the_partitions_of_a_range_hides_the_number_of_slots(
     spark.conf.set("spark.sql.leafNodeDefaultParallelism", "17")
     try:
         assert connect.count_slots(spark) is None
-        with pytest.raises(SlotError, match="give np as a number"), pytest.warns():
+        with pytest.raises(SlotError, match=r"^np=0 "), pytest.warns():
             HorovodRunner(np=0, cluster_config=ClusterConfig(spark=spark)).run(print)
     finally:
         spark.conf.unset("spark.sql.leafNodeDefaultParallelism")
@@ -108,7 +108,7 @@ def test_the_wait_for_busy_slots_is_limited_and_can_be_cancelled(
     assert ranks.spark is not None
     trace = tmp_path / "trace"
     with Busy(ranks.spark, tmp_path):
-        with pytest.raises(SlotError, match=r"np=2: Spark has started no task within 2 s.*np"):
+        with pytest.raises(SlotError, match=r"^np=2: .* 2 s\. .*slot_timeout"):
             ranks.run(2, trace.touch, {"limits": Limits(connect_task=2)})
         runner = ranks.runner(2)
         run = in_thread(lambda: runner.run(trace.touch))
@@ -160,7 +160,7 @@ def test_the_error_names_another_python_version_on_the_executors(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 99, 0, "final", 0))
-    with pytest.raises(LaunchError, match=r"another minor version of Python than the 3\.99 here"):
+    with pytest.raises(LaunchError, match=r" 3\.99 .*PYSPARK_PYTHON"):
         ranks.run(1, print)
 
 

@@ -310,7 +310,7 @@ def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_cannot_be_wr
         signal.pause()
 
     runner = ranks.runner(1, required=True)
-    with pytest.raises(CheckpointError, match=r"checkpoint of step 7 .*File too large.*required"):
+    with pytest.raises(CheckpointError, match=r"step 7 .*File too large.*required=True"):
         runner.run(main)
     assert runner.last_run.status == "failed"
 
@@ -323,7 +323,7 @@ def test_a_run_whose_main_saves_nothing_says_so(ranks: Ranks, tmp_path: Path) ->
 
 
 def test_a_state_that_cannot_be_stored_is_an_error_on_the_rank(ranks: Ranks) -> None:
-    with pytest.raises(TypeError, match=r"state\['f'\] is a builtin_function"):
+    with pytest.raises(TypeError, match=r"state\['f'\] .*builtin_function"):
         ranks.run(1, lambda: save_checkpoint({"f": print}, 1))
 
 
@@ -332,9 +332,8 @@ def test_a_state_that_cannot_be_stored_is_an_error_on_the_rank(ranks: Ranks) -> 
 def test_load_checkpoint_before_init_is_an_error_with_the_call_to_add(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"call hvd\.init\(\) before it"
-    ):  # without a checkpoint, too
+    # Without a checkpoint, too.
+    with pytest.raises(RuntimeError, match=r"load_checkpoint .*hvd\.init\(\)"):
         ranks.run(2, count_to, {"checkpoint_dir": tmp_path, "resume": True}, last=2)
 
 

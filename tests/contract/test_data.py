@@ -174,7 +174,7 @@ def test_there_may_be_fewer_rows_than_ranks_and_empty_partitions(
 def test_a_dataset_without_rows_fails_the_run(ranks: Ranks) -> None:
     some = dataset(ranks, table(4))
     none = some.query("label > 9") if ranks.spark is None else some.where("label > 9")
-    with pytest.raises(DataError, match=r"train(: it)? has no rows"):
+    with pytest.raises(DataError, match=r"train: .*no rows"):
         ranks.run(2, log_labels, train=none, batch_size=4)
 
 
@@ -245,7 +245,7 @@ def test_a_column_that_cannot_become_a_tensor_is_refused_before_the_launch(
         )
     else:
         bad = ranks.spark.range(3).selectExpr("id AS a", "map('k', 1) AS what")
-    with pytest.raises(DataError, match="train: column 'what' of type map<"):
+    with pytest.raises(DataError, match=r"train: .*'what' .*map<"):
         ranks.run(2, never, train=bad)
     assert "begun" not in capsys.readouterr().out
 
@@ -269,10 +269,10 @@ def test_two_columns_of_one_name_are_refused(
 ) -> None:
     if ranks.spark is None:
         bad: Any = frame_of([[1, 2]], columns=["a", "a"])
-        message = "train: the pandas DataFrame cannot be converted .* Duplicate column names"
+        message = "train: .*Duplicate column names"
     else:
         bad = ranks.spark.range(3).selectExpr("id AS a", "id AS a")
-        message = "train: two columns are called 'a'"
+        message = "train: two columns .*'a'"
     with pytest.raises(DataError, match=message):
         ranks.run(2, never, train=bad)
     assert "begun" not in capsys.readouterr().out
@@ -286,7 +286,7 @@ def test_nulls_are_refused_with_the_name_of_the_column(
         bad: Any = pa.table({"a": [1.0, None]})
     else:
         bad = ranks.spark.range(300).selectExpr("IF(id = 200, NULL, id) AS a")
-    with pytest.raises(DataError, match="column 'a' has nulls"):
+    with pytest.raises(DataError, match=r"train: .*'a' .*nulls"):
         ranks.run(2, never, train=bad)
     assert "begun" not in capsys.readouterr().out
 
@@ -295,7 +295,9 @@ def test_nulls_are_refused_with_the_name_of_the_column(
 def test_a_dataframe_that_main_captures_is_refused(ranks: Ranks) -> None:
     assert ranks.spark is not None
     frame = ranks.spark.range(3)
-    with pytest.raises(SerializationError, match="an argument of its own"):
+    with pytest.raises(
+        SerializationError, match=r"count -> self .*DataFrame .*run\(main, train=df\)"
+    ):
         ranks.run(2, frame.count)
 
 
@@ -316,7 +318,7 @@ def test_with_a_shared_folder_batches_do_not_depend_on_the_number_of_ranks(
 
 
 def test_a_dataset_larger_than_disk_limit_is_refused(ranks: Ranks) -> None:
-    with pytest.raises(DataError, match=r"may use 0\.0 MB on a host.*Raise disk_limit"):
+    with pytest.raises(DataError, match=r"train: .* MB .*disk_limit"):
         ranks.run(
             2,
             log_labels,

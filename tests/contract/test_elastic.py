@@ -87,5 +87,5 @@ def test_a_cancelled_run_leaves_nothing(ranks: Ranks) -> None:
 
 @pytest.mark.places("connect")
 def test_a_range_is_refused_on_connect(ranks: Ranks) -> None:
-    with pytest.raises(SlotError, match="classic Spark session"):
+    with pytest.raises(SlotError, match="Connect server"):
         ranks.run((2, 3), lambda: None)

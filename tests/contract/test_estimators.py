@@ -224,7 +224,7 @@ def test_an_estimator_and_its_model_are_saved_and_loaded(
     again = TorchModel.load(path)
     np.testing.assert_array_equal(weights(again)[0], weights(first)[0])
     assert again.features == {"a+b": ["a", "b"]}
-    with pytest.raises(DataError, match="not a TorchEstimator"):
+    with pytest.raises(DataError, match=r"TorchModel, .*TorchEstimator"):
         TorchEstimator.load(path)
 
 
@@ -336,19 +336,19 @@ def test_a_training_resumes_from_its_checkpoint(spark: SparkSession, tmp_path: P
 @pytest.mark.parametrize(
     ("params", "error", "message"),
     [
-        ({"model": None}, ValueError, "requires model"),
-        ({"loss": None}, ValueError, "requires loss"),
-        ({"feature_cols": ["nope"]}, DataError, "no column 'nope'.*feature_cols"),
-        ({"labelCol": "nope"}, DataError, "no column 'nope'.*label_cols"),
-        ({"labelCol": "text"}, ValueError, "label 'text' is text.*StringIndexer"),
-        ({"feature_cols": ["a"]}, ValueError, "model does not fit the columns.*feature_cols"),
-        ({"label_cols": ["a", "b"]}, ValueError, "returns 1 outputs for 2 labels"),
+        ({"model": None}, ValueError, r"TorchEstimator\(model=...\)"),
+        ({"loss": None}, ValueError, r"TorchEstimator\(loss=...\)"),
+        ({"feature_cols": ["nope"]}, DataError, "column 'nope': .*feature_cols"),
+        ({"labelCol": "nope"}, DataError, "column 'nope': .*label_cols"),
+        ({"labelCol": "text"}, ValueError, "'text' .*StringIndexer"),
+        ({"feature_cols": ["a"]}, ValueError, r"^model .* a \(4,\)\. .*feature_cols"),
+        ({"label_cols": ["a", "b"]}, ValueError, " 1 outputs .* 2 labels"),
         ({"feature_cols": ["a", "b"]}, ValueError, r"feature_cols=\[\['age', 'income'\]\]"),
-        ({"feature_cols": ["empty"]}, DataError, r"no rows without nulls.*Imputer"),
-        ({"validation": 1.5}, ValueError, "a fraction from 0 to 1 or the name of a column"),
-        ({"validation": "nope"}, ValueError, "validation names the column 'nope'"),
-        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more"),
-        ({"optimizer": 3}, TypeError, "optimizer must be an optimizer of torch"),
+        ({"feature_cols": ["empty"]}, DataError, "no rows .*nulls .*Imputer"),
+        ({"validation": 1.5}, ValueError, r"^validation .* 0 .* 1 .* 1\.5$"),
+        ({"validation": "nope"}, ValueError, "^validation .*'nope'"),
+        ({"batch_size": 0}, ValueError, "^batch_size .* 1 .* 0$"),
+        ({"optimizer": 3}, TypeError, "^optimizer .*torch.* 3$"),
         ({"runner_options": {"nope": 1}}, TypeError, "no option 'nope'"),
     ],
 )
@@ -383,5 +383,5 @@ def test_rows_are_split_by_a_column_or_a_fraction(spark: SparkSession) -> None:
 
 
 def test_an_unknown_argument_is_refused() -> None:
-    with pytest.raises(TypeError, match="no argument 'epoch': it has"):
+    with pytest.raises(TypeError, match=r"'epoch': .* epochs, "):
         regression(epoch=3)

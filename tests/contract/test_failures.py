@@ -77,10 +77,10 @@ def vanish_well() -> None:
 @pytest.mark.parametrize(
     ("main", "code", "told"),
     [
-        (segfault, -signal.SIGSEGV, "SIGSEGV (a crash in native code)"),
+        (segfault, -signal.SIGSEGV, "SIGSEGV"),
         (abort, -signal.SIGABRT, "SIGABRT"),
-        (vanish, 7, "exit code 7 before main returned"),
-        (vanish_well, 0, "exit code 0 before main returned"),
+        (vanish, 7, "exit code 7"),
+        (vanish_well, 0, "exit code 0"),
     ],
 )
 def test_a_process_that_ends_by_itself_is_told_by_its_exit(
@@ -110,7 +110,7 @@ def test_the_out_of_memory_killer_is_named(ranks: Ranks) -> None:
     with memory_limit(200 << 20) as members:
         cause = fail(ranks, main, members=members)
     assert cause.exit_code == -signal.SIGKILL
-    assert "SIGKILL (the kernel's out-of-memory killer) before main returned" in str(cause)
+    assert "SIGKILL (the kernel's out-of-memory killer)" in str(cause)
     assert "before the end, " in str(cause)
 
 
@@ -323,7 +323,7 @@ def test_a_failure_inside_hvd_init_is_told_as_an_abort() -> None:
             os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"] += "wrong"
         hvd.init()
 
-    with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGABRT.*hvd.init") as caught:
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2.*SIGABRT.*hvd\.init\(\)") as caught:
         HorovodRunner(np=-2, cluster_config=ClusterConfig(cpu_collectives="gloo")).run(main)
     assert caught.value.exit_code == -signal.SIGABRT
 

@@ -104,7 +104,7 @@ def test_a_hang_that_stops_horovods_own_thread_is_told_too(ranks: Ranks) -> None
             hang_in_native_code()
         reduce_for_ever()
 
-    with pytest.raises(HangError, match=r"rank 0 waits in .* for rank 1"):
+    with pytest.raises(HangError, match=r"rank 0 waits .* rank 1\."):
         ranks.run(2, main, hangs)
 
 
@@ -190,7 +190,7 @@ def test_a_rank_that_returns_early_is_named_as_the_cause(ranks: Ranks) -> None:
         if hvd.rank() == 0:
             reduce_for_ever()
 
-    with pytest.raises(RankFailedError, match="rank 1 returned from main while rank 0 still"):
+    with pytest.raises(RankFailedError, match=r"rank 1 returned .*rank 0 "):
         ranks.run(2, main)
 
 
@@ -201,7 +201,7 @@ def test_a_frozen_rank_is_named(ranks: Ranks) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         hang_in_python()
 
-    with pytest.raises(HangError, match="rank 1 is stopped") as caught:
+    with pytest.raises(HangError, match=r"rank 1 .*SIGSTOP.*SIGCONT") as caught:
         ranks.run(2, main, hangs)
     assert "no answer" in str(caught.value)
 
@@ -210,7 +210,7 @@ def test_idle_ranks_are_ended_with_their_stacks(ranks: Ranks) -> None:
     def main() -> None:
         subprocess.run(["sleep", "1000"], check=True)
 
-    with pytest.raises(HangError, match="no rank computes or prints") as caught:
+    with pytest.raises(HangError, match=r"no rank .*hang_timeout") as caught:
         ranks.run(1, main, hangs)
     assert "Stack of rank 0" in str(caught.value)
     assert "subprocess.py" in str(caught.value)

@@ -217,7 +217,7 @@ def test_a_rank_whose_mpi_found_nobody_does_not_train_alone(ranks: Ranks) -> Non
         hvd.init()
 
     runner = ranks.runner(2)
-    with pytest.raises(RankFailedError, match=r"MPI found 1 rank\(s\) and the job has 2"):
+    with pytest.raises(RankFailedError, match=r"MPI .* 1 rank\(s\) .* 2: MPI_Init"):
         runner.run(main)
     # An MPI that found no job names its shared memory after its process.
     for rank in runner.last_run.ranks:
@@ -238,7 +238,7 @@ def test_gradients_computed_too_often_are_told(ranks: Ranks) -> None:
         hooks, handles = len(optimizer._grad_accs), len(optimizer._handles)
         raise RuntimeError(f"no error: {hvd.size()} ranks, {hooks} hooks, {handles} handles")
 
-    with pytest.raises(AssertionError, match=r"more than\s+backward_passes_per_step times"):
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
         ranks.run(2, main)
 
 

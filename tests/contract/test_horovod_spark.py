@@ -193,7 +193,7 @@ def test_run_elastic_replaces_a_lost_rank_and_goes_on_from_its_commit(spark: Spa
         main, (4,), num_proc=2, min_np=1, max_num_proc=3, reset_limit=1, verbose=0
     )
     assert values == [(3, 2, [2])] * 3
-    with pytest.raises(ValueError, match="least number of ranks comes first"):
+    with pytest.raises(ValueError, match=r"np=\(2, 3\)"):
         horovod.spark.run_elastic(main, (4,), num_proc=2, min_num_proc=3)
 
 
@@ -294,7 +294,7 @@ def test_a_backend_of_ones_own_trains_from_the_store(spark: SparkSession, tmp_pa
             read = estimator(tmp_path / "theirs", backend=each, validation="val")
             fitted = read.fit_on_parquet(dataset_idx=number)
             assert set(fitted.getHistory()[0]) == {"epoch", "train", "validation"}
-    with pytest.raises(ValueError, match=r"InAProcess.*set store="):
+    with pytest.raises(ValueError, match=r"InAProcess .*store=Store\.create"):
         estimator(backend=InAProcess()).fit(df)
 
 
@@ -483,7 +483,7 @@ def test_a_module_for_lightning_1_trains(spark: SparkSession, tmp_path: Path) ->
     assert counted.read_text().count("epoch") >= 2 * 2
     scored = trained.transform(df)
     assert scored.schema["y__output"].dataType.simpleString() == "float"
-    with pytest.raises(ValueError, match=r"loss has no effect.*training_step"):
+    with pytest.raises(ValueError, match=r"^loss .*training_step"):
         TorchEstimator(**given, loss=len).fit(df)
 
 
@@ -566,19 +566,21 @@ def test_mistakes_are_told_before_anything_is_launched(spark: SparkSession) -> N
     from horovod.spark.torch import TorchEstimator
 
     df = xor(spark)
-    with pytest.raises(ValueError, match="requires model"):
+    with pytest.raises(ValueError, match=r"TorchEstimator .* model$"):
         TorchEstimator(feature_cols=["features"], label_cols=["y"]).fit(df)
-    with pytest.raises(TypeError, match=r"no argument 'modle': it has .*label_cols"):
+    with pytest.raises(TypeError, match=r"'modle': .*label_cols"):
         TorchEstimator(modle=net())
-    with pytest.raises(ValueError, match="loss or loss_constructors, not both"):
+    with pytest.raises(ValueError, match="loss or loss_constructors"):
         estimator(loss_constructors=[len])
-    with pytest.raises(ValueError, match="backend or num_proc, not both"):
+    with pytest.raises(ValueError, match="backend or num_proc"):
         estimator(num_proc=2).fit(df)
-    with pytest.raises(ValueError, match="data_module is not supported"):
+    with pytest.raises(ValueError, match="data_module"):
         estimator(data_module=object).fit(df)
     with pytest.raises(DataError, match="no column 'nope'"):
         estimator(feature_cols=["nope"]).fit(df)
-    with pytest.raises(DataError, match=r"'features' has the shape \(2,\).*input_shapes"):
+    with pytest.raises(DataError, match=r"'features' .*\(2,\) .*\[-1, 3\] .*input_shapes"):
         estimator(input_shapes=[[-1, 3]]).fit(df.limit(4))
-    with pytest.raises(ModuleNotFoundError, match="internal to Horovod"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"horovod\.spark\.task .*horovod_runner\.horovod_spark"
+    ):
         import horovod.spark.task  # noqa: F401

@@ -134,14 +134,14 @@ def test_mistakes_of_log_model_are_told(df: DataFrame) -> None:
     runner = HorovodRunner(np=-1, progress=False, gpus_per_rank=0)
     runner.run(print)
     assert runner.last_run is not None
-    with pytest.raises(CheckpointError, match="no checkpoint to log a model from"):
+    with pytest.raises(CheckpointError, match=r"checkpoint .*save_checkpoint"):
         runner.last_run.log_model("net", network, columns=COLUMNS)
 
     def main() -> None:
         save_checkpoint({"net": network().state_dict()}, step=1)
 
     runner.run(main)
-    with pytest.raises(DataError, match=r"the run had no dataset.*its datasets are none"):
+    with pytest.raises(DataError, match=r"dataset .*signature .*none\."):
         runner.last_run.log_model("net", network, columns=COLUMNS)
 
 

@@ -128,7 +128,7 @@ def test_inputs_are_passed_by_name_where_the_module_has_them(df: DataFrame) -> N
     in_order = predict(df, Difference(), {"u": "a", "v": "s.y"}, output="p")
     assert values(by_name, "p")[10] == 29.0
     assert values(in_order, "p")[10] == -29.0
-    with pytest.raises(PredictionError, match=r"'second' .* would be passed as 'first'"):
+    with pytest.raises(PredictionError, match=r"'second' .*'first': .* first, second\."):
         predict(df, Difference(), {"second": "a", "v": "s.y"}, output="p")
 
 
@@ -203,11 +203,9 @@ def test_a_checkpoint_scores_with_the_network_that_build_returns(
     scored = predict(df, checkpoint, {"x": ["a"]}, "p", build=lambda: torch.nn.Linear(1, 1))
     expected = net(torch.tensor([[n / 10] for n in range(ROWS)])).detach().numpy()[:, 0]
     np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-5)
-    with pytest.raises(
-        TypeError, match="holds weights, not a model: pass the function that builds"
-    ):
+    with pytest.raises(TypeError, match=r"^Checkpoint\(.* weights, .*build=Net$"):
         predict(df, checkpoint, {"x": ["a"]}, "p")
-    with pytest.raises(Exception, match=r"holds no weights of Linear.*state\['net'\]"):
+    with pytest.raises(Exception, match=r"^Checkpoint\(.* weights .*Linear, .*state\['net'\]"):
         predict(df, checkpoint, {"x": ["a"]}, "p", build=lambda: torch.nn.Linear(1, 1, bias=False))
 
 
@@ -326,7 +324,7 @@ def test_rows_that_cannot_be_scored_are_null_and_counted(spark: SparkSession) ->
     assert found[0][1] is None
     assert observation.get == {"rows": 4, "bad_rows": 2}
     strict = predict(df, model, ["a", "photo"], {"p": "double"}, images={"photo": Image(2, 2)})
-    with pytest.raises(Exception, match=r"rows 0 to 3 \(columns a, photo\): column 'a' has nulls"):
+    with pytest.raises(Exception, match=r"rows 0 to 3 \(columns a, photo\): .*'a' .*nulls"):
         strict.collect()
 
 
@@ -337,7 +335,7 @@ def test_empty_and_tiny_partitions(spark: SparkSession) -> None:
     nothing = predict(df.filter("id > 5"), lambda parts: parts["id"] * 2, ["id"], "p")
     assert nothing.columns == ["id", "p"]
     assert nothing.collect() == []
-    with pytest.raises(DataError, match=r"is empty.*give the types of the outputs"):
+    with pytest.raises(DataError, match=r"empty, .*output=\{'p': 'float'\}"):
         predict(spark.createDataFrame([], "t string"), lambda parts: parts["t"], ["t"], "p")
 
 
@@ -389,17 +387,17 @@ def test_a_large_model_reaches_the_executors(df: DataFrame) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"columns": ["nope"]}, DataError, "there is no column 'nope': the columns are id, a"),
-        ({"output": "a"}, DataError, "already a column 'a'"),
-        ({"output": {"p": "map<int,int>"}}, ValueError, "cannot have the type"),
-        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more"),
-        ({"on_error": "ignore"}, ValueError, "on_error must be 'raise' or 'null'"),
-        ({"error_column": "why"}, ValueError, "set on_error='null'"),
-        ({"fill_null": {"nope": 0}}, DataError, "fill_null names the column 'nope'"),
-        ({"fill_null": {"a": "x"}}, DataError, "fill_null has 'x'"),
-        ({"build": list}, TypeError, "leave build out"),
-        ({"model": 3}, TypeError, "predict requires a model, not 3"),
-        ({"model": dict}, TypeError, "predict requires a model"),
+        ({"columns": ["nope"]}, DataError, "column 'nope': .* id, a, "),
+        ({"output": "a"}, DataError, "column 'a'.*output='a_2'"),
+        ({"output": {"p": "map<int,int>"}}, ValueError, "'map<int,int>'"),
+        ({"batch_size": 0}, ValueError, "^batch_size .* 1 .* 0$"),
+        ({"on_error": "ignore"}, ValueError, "^on_error .*'raise' .*'null', .*'ignore'$"),
+        ({"error_column": "why"}, ValueError, "^error_column .*on_error='null'$"),
+        ({"fill_null": {"nope": 0}}, DataError, "^fill_null .*'nope'"),
+        ({"fill_null": {"a": "x"}}, DataError, "^fill_null .*'x' .*column 'a'"),
+        ({"build": list}, TypeError, "^build .*checkpoint"),
+        ({"model": 3}, TypeError, "^predict .*model, .* 3:"),
+        ({"model": dict}, TypeError, "^predict .*model, .*'dict'>:"),
     ],
 )
 def test_mistakes_are_told_before_anything_runs(
@@ -416,5 +414,5 @@ def test_a_model_that_cannot_be_sent_is_named(df: DataFrame) -> None:
     def model(parts: Mapping[str, Any]) -> Any:
         return parts, lock
 
-    with pytest.raises(SerializationError, match=r"cannot be written to a file.*open files"):
+    with pytest.raises(SerializationError, match=r"model \(function\) .*_thread\.lock"):
         predict(df, model, {"x": ["a"]}, "p")

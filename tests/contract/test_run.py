@@ -287,13 +287,14 @@ def test_what_a_rank_logged_before_it_was_killed_arrives(ranks: Ranks) -> None:
 
 
 def test_sys_exit_with_a_code_is_a_failure_and_without_one_is_none(ranks: Ranks) -> None:
-    with pytest.raises(RankFailedError, match=r"sys.exit, exit code 3"):
+    with pytest.raises(RankFailedError, match=r"sys\.exit") as caught:
         ranks.run(1, lambda: sys.exit(3))
+    assert caught.value.exit_code == 3
     assert ranks.run(1, lambda: sys.exit(0)) is None
 
 
 def test_a_value_that_cannot_be_pickled_is_named(ranks: Ranks) -> None:
-    with pytest.raises(RankFailedError, match=r"type _thread.lock.*cannot be pickled"):
+    with pytest.raises(RankFailedError, match=r"type _thread\.lock .*TypeError"):
         ranks.run(1, threading.Lock)
 
 
@@ -310,7 +311,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_is_launched(ranks: Ranks
     def main() -> None:
         lock.acquire()
 
-    with pytest.raises(SerializationError, match="cannot be pickled"):
+    with pytest.raises(SerializationError, match=r"main -> lock .*_thread\.lock"):
         ranks.run(1, main)
 
 
@@ -324,9 +325,9 @@ def test_what_lives_on_the_driver_alone_is_named_with_the_way_to_it(ranks: Ranks
         assert session is not None
         return session.version
 
-    with pytest.raises(SerializationError, match=r"main -> session is a pyspark\.sql\..*use it"):
+    with pytest.raises(SerializationError, match=r"main -> session .*pyspark\.sql\..* before run"):
         ranks.run(1, main)
-    told = r"argument frames\[0\] is a pyspark\.sql\..*Make it an argument of its own"
+    told = r"frames\[0\] .*pyspark\.sql\..*run\(main, train=df\)"
     with pytest.raises(SerializationError, match=told):
         ranks.run(1, lambda frames: frames, frames=[frame])
 

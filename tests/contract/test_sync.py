@@ -37,10 +37,7 @@ def test_equal_weights_pass(ranks: Ranks, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.places("local", "spark", "cluster")
 def test_the_first_rank_and_variable_that_differ_are_named(ranks: Ranks) -> None:
-    told = (
-        "the ranks' weights differ after epoch 2: rank 1 is the first that differs from rank 0, "
-        r"in second \(1 of 2 weights\)"
-    )
+    told = r"epoch 2: rank 1 .*rank 0, .*second \(1 of 2 "
     with pytest.raises(SyncError, match=told):
         ranks.run(3, compare, {"weight_check": "epoch"}, differs_after=1, ranks=3)
 

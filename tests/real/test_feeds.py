@@ -138,11 +138,11 @@ def test_what_divides_rows_among_the_ranks_itself_gets_all_of_them(
     monkeypatch.setenv("HOROVOD_SIZE", "3")
     rows: Any = shard.to_torch_dataset(["n"], whole=True)
     assert [row["n"].item() for row in rows.__getitems__(range(ROWS))] == list(range(ROWS))
-    with pytest.raises(ValueError, match="last_batch='drop' says how the rows are divided"):
+    with pytest.raises(ValueError, match=r"^last_batch='drop' .*whole=True"):
         shard.to_torch_dataset(["n"], whole=True, last_batch="drop")
     assert shard.rows
     shard._counts = [ROWS]  # as if the hosts shared no folder
-    with pytest.raises(DataError, match=r"train is split among the ranks: .* and whole=True gives"):
+    with pytest.raises(DataError, match=r"^train .*whole=True .*shared_dir="):
         shard.to_torch_dataset(["n"], whole=True)
 
 
@@ -266,7 +266,7 @@ def test_evaluate_takes_batches_of_torch_and_tensorflow(shard: Shard) -> None:
     for _ in range(2):
         assert evaluate(dataset, measure) == exact
     assert evaluate(shard.to_tf(64, columns, start=len(dataset)), measure) == exact
-    with pytest.raises(TypeError, match=r"not _MapDataset. .* do that work in measure"):
+    with pytest.raises(TypeError, match=r"^evaluate .* _MapDataset\. .*measure"):
         evaluate(dataset.map(lambda a, flag: (tf.abs(a), flag)), measure)
 
 
@@ -342,7 +342,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(
 ) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(small_disk))
     large = pa.table({"v": np.zeros(3_000_000), "text": ["some words " * 2] * 3_000_000})
-    with pytest.raises(DataError, match=r"MB are free there\. Free space, or set TMPDIR"):
+    with pytest.raises(DataError, match=rf" MB in {small_disk}, .* MB .*TMPDIR"):
         shard_of(large).batches(10, [column])
     (small_disk / "other").write_bytes(bytes(1_000_000))
     (small_disk / "other").unlink()

@@ -245,7 +245,7 @@ def fit_without_broadcast(with_optimizer: bool) -> None:
 @TOGETHER["torch"]
 @pytest.mark.parametrize("with_optimizer", [True, False])
 def test_different_weights_are_detected(with_optimizer: bool) -> None:
-    with pytest.raises(SyncError, match="rank 1 is the first that differs from rank 0"):
+    with pytest.raises(SyncError, match=r"rank 1 .*rank 0, .*/kernel "):
         run(
             fit_without_broadcast, "torch", {"with_optimizer": with_optimizer}, weight_check="epoch"
         )
@@ -467,5 +467,5 @@ def sparse_and_unequal() -> None:
 
 @TOGETHER["tensorflow"]
 def test_the_error_for_unequal_ranks_with_sparse_gradients_names_the_cause() -> None:
-    with pytest.raises(RuntimeError, match=r"after 4 batches in epoch 1.*more batches"):
+    with pytest.raises(RuntimeError, match=r" 4 batches .*epoch 1\. .*more batches"):
         run(sparse_and_unequal)

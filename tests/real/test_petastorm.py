@@ -125,7 +125,7 @@ def test_columns_and_filter_are_applied(url: str) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_nulls_are_refused(url: str) -> None:
-    with pytest.raises(DataError, match="column 'maybe' has nulls"):
+    with pytest.raises(DataError, match=r"column 'maybe' .*nulls"):
         list(shard_of(petastorm(url)).batches(32, ["maybe"]))
 
 
@@ -193,7 +193,7 @@ def test_an_error_in_a_predicate_is_reported(url: str) -> None:
     from petastorm.predicates import in_lambda
 
     source = petastorm(url, predicate=in_lambda(["id"], lambda number: int("one")))
-    with pytest.raises(DataError, match=r"Petastorm cannot read .*: invalid literal for int"):
+    with pytest.raises(DataError, match=r"Petastorm .*: invalid literal for int"):
         source.prepare("train", None)
 
 
@@ -202,7 +202,7 @@ def test_a_predicate_that_accepts_no_row_is_refused(url: str) -> None:
     from petastorm.predicates import in_lambda
 
     source = petastorm(url, predicate=in_lambda(["id"], lambda number: number < 0))
-    with pytest.raises(DataError, match="gives no rows with predicate"):
+    with pytest.raises(DataError, match=r"no rows .*predicate"):
         source.prepare("train", None)
 
 
@@ -226,14 +226,14 @@ def test_a_dataset_of_make_spark_converter_is_read(spark: SparkSession, tmp_path
 
 
 def test_options_that_exclude_each_other_are_refused() -> None:
-    with pytest.raises(ValueError, match="pass one or the other"):
+    with pytest.raises(ValueError, match=r"^filter .*predicate, ngram .*transform_spec"):
         petastorm("file:///x", predicate=object(), filter=[("a", "<", 1)])
-    with pytest.raises(ValueError, match="names its columns itself"):
+    with pytest.raises(ValueError, match=r"ngram .*columns"):
         petastorm("file:///x", ngram=object(), columns=["a"])
-    with pytest.raises(ValueError, match="fill_null has no effect"):
+    with pytest.raises(ValueError, match=r"^fill_null .*transform_spec"):
         petastorm("file:///x", predicate=object(), fill_null={"a": 1})
 
 
 def test_a_folder_without_a_dataset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="train: there is no Parquet file at"):
+    with pytest.raises(DataError, match=f"^train: .*Parquet .*{tmp_path}"):
         petastorm(f"file://{tmp_path}").prepare("train", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -161,12 +162,12 @@ def test_calls_that_cannot_work_are_refused_before_anything_is_written(
 ) -> None:
     runner = runs.runner(2, checkpoint_dir=tmp_path)
     early, unknown, no_dict, different = runner.run(training.refused)
-    assert early.startswith("RuntimeError: save_checkpoint(sharded=True) divides the state, and")
-    assert unknown.startswith("TypeError: state['x'] is a builtin_function")
-    assert no_dict.startswith("TypeError: with sharded=True the state is a dict, not bytes")
-    assert "rank 0 saves the checkpoint number 4 of step 1, and rank 1 the checkpoint" in different
+    assert re.match(r"RuntimeError: save_checkpoint\(sharded=True\) .*hvd\.init\(\)", early)
+    assert re.match(r"TypeError: state\['x'\] .*builtin_function", unknown)
+    assert re.match(r"TypeError: .*sharded=True .*dict, .*bytes", no_dict)
+    assert re.search(r"rank 0 .* 4 of step 1, .*rank 1 .* 4 of step 2", different)
     request.getfixturevalue("hidden")
-    with pytest.raises(CheckpointError, match=r"2 ranks .*do not see the folder of checkpoints"):
+    with pytest.raises(CheckpointError, match=r"sharded=True: 2 ranks .*checkpoint_dir"):
         runs.run(2, training.with_horovod, {"checkpoint_dir": tmp_path}, steps=1)
     assert os.listdir(tmp_path) == []
 
@@ -233,11 +234,13 @@ def test_a_state_that_does_not_fit_is_an_error_that_names_the_difference(tmp_pat
 
     folder = LocalFolder(tmp_path)
     markers = save(folder, {"model": {"w": torch.ones(3), "b": torch.ones(1)}, "epoch": 1})
-    with pytest.raises(CheckpointError, match=r"lacks 1 values that into= has: model\.extra\. It"):
+    with pytest.raises(
+        CheckpointError, match=r"step 1 .*into= .*: model\.extra\. .* epoch, model\.b, model\.w\."
+    ):
         load(folder, markers, {"model": {"extra": torch.ones(3)}})
-    with pytest.raises(CheckpointError, match=r"does not fit .*[Ss]ize mismatch .*model\.w"):
+    with pytest.raises(CheckpointError, match=r"step 1 .*into= .*[Ss]ize mismatch .*model\.w"):
         load(folder, markers, {"model": {"w": torch.ones(4)}})
-    with pytest.raises(CheckpointError, match=r"does not fit .*model\.w"):
+    with pytest.raises(CheckpointError, match=r"step 1 .* fit .*into= .*model\.w"):
         load(folder, markers, {"model": {"w": None}})
 
 
@@ -253,7 +256,7 @@ def test_an_optimizer_without_a_state_is_refused_where_the_checkpoint_has_one(
     markers = save(folder, {**saved, "more": {}})
     model = torch.nn.Sequential(torch.nn.Linear(400, 50), torch.nn.Linear(50, 10))
     optimizer = torch.optim.Adam(model.parameters()).state_dict()
-    text = r"an empty dict at 'optimizer\.state', where the checkpoint of step 1 has 12 values"
+    text = r"into= .*'optimizer\.state', .*step 1 .* 12 values"
     with pytest.raises(CheckpointError, match=text):
         load(folder, markers, {"optimizer": optimizer})
     with pytest.raises(CheckpointError, match=text):
@@ -278,7 +281,7 @@ def test_if_a_rank_does_not_see_the_folder_no_rank_makes_its_state(tmp_path: Pat
     plan = CheckpointPlan(folder.url, "run1", resume=(marker,))
     made: list[str] = []
     loading = loader._Loading(plan, 0, OneOfTwo(), print, lambda: made.append("state"))
-    with pytest.raises(CheckpointError, match=r"1 ranks \(rank 1 is one\) do not see its folder"):
+    with pytest.raises(CheckpointError, match=r"\(step 1\), .* 1 ranks \(rank 1 .*checkpoint_dir"):
         loading._load_sharded(marker, "")
     assert made == []
 
@@ -326,7 +329,8 @@ def test_what_was_changed_is_not_loaded(tmp_path: Path, change: str) -> None:
         data = bytearray(path.read_bytes())
         data[-200] ^= 1
         path.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"no longer exists|damaged"):
+    told = "exists" if change == "marker" else "bytes"
+    with pytest.raises(CheckpointError, match=rf"\(step 1\) .*file {path.name} .*{told}"):
         Checkpoint(folder, marker).load()
 
 
@@ -341,8 +345,9 @@ def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     from horovod_runner.checkpoints.sharded import metadata
 
     monkeypatch.chdir(tmp_path)
-    for evil in (Evil(), {"x": torch.load}, {"x": partial(print)}):
-        with pytest.raises(CheckpointError, match="is not expected there"):
+    evils = {"mkdir": Evil(), "load": {"x": torch.load}, "partial": {"x": partial(print)}}
+    for called, evil in evils.items():
+        with pytest.raises(CheckpointError, match=rf"\.{called} .*expected"):
             metadata.read(pickle.dumps(evil), "name")
     assert not (tmp_path / "code ran").exists()
 

@@ -163,7 +163,7 @@ def test_mlflow_gets_the_url_of_a_checkpoint_in_remote_storage(mlflow: Any) -> N
 
 
 def test_an_invalid_tracking_uri_is_refused_before_the_launch(mlflow: Any) -> None:
-    with pytest.raises(ValueError, match="cannot write to nonsense://server") as caught:
+    with pytest.raises(ValueError, match=r"nonsense://server: .*tracking_uri") as caught:
         MLflowSink("nonsense://server")
     assert isinstance(caught.value.__cause__, mlflow.MlflowException)
 
@@ -236,7 +236,7 @@ def test_event_files_are_written_without_a_framework(tmp_path: Path) -> None:
 
 
 def test_event_files_cannot_be_in_remote_storage() -> None:
-    with pytest.raises(ValueError, match="is remote storage"):
+    with pytest.raises(ValueError, match="log_dir='s3://bucket/runs' "):
         TensorBoardSink("s3://bucket/runs")
 
 

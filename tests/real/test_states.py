@@ -236,12 +236,12 @@ def test_a_keras_model_keeps_what_its_layers_have_learned_of_the_data(tmp_path: 
 @pytest.mark.parametrize(
     ("state", "where"),
     [
-        ({"a": {"b": [1, object()]}}, r"state\['a'\]\['b'\]\[1\] is a object"),
-        ({"a": {1, 2}}, r"state\['a'\] is a set"),
-        ({(1, 2): 3}, "has a key of type tuple"),
-        ([1, 2], "a dict, a Keras model, bytes, or the path of a folder, not list"),
-        ("/no/such/folder", "'/no/such/folder' is not a folder"),
-        ({"f": print}, "is a builtin_function_or_method"),
+        ({"a": {"b": [1, object()]}}, r"state\['a'\]\['b'\]\[1\] .*\bobject,"),
+        ({"a": {1, 2}}, r"state\['a'\] .*\bset,"),
+        ({(1, 2): 3}, r"^state .*tuple \(\(1, 2\)\)"),
+        ([1, 2], r"dict, .* list\. .*state_dict\(\)"),
+        ("/no/such/folder", "^'/no/such/folder' "),
+        ({"f": print}, r"state\['f'\] .*builtin_function_or_method"),
     ],
 )
 def test_the_error_for_a_value_that_cannot_be_stored_names_its_place(
@@ -255,9 +255,9 @@ def test_the_error_for_a_module_or_an_object_array_says_what_to_do() -> None:
     import numpy as np
     import torch
 
-    with pytest.raises(TypeError, match=r"torch\.nn.*Linear.*give its state_dict\(\)"):
+    with pytest.raises(TypeError, match=r"state\['model'\] .*torch\.nn.*Linear.* state_dict\(\)"):
         Copier().copy({"model": torch.nn.Linear(1, 1)})
-    with pytest.raises(TypeError, match="of dtype object"):
+    with pytest.raises(TypeError, match=r"state\['a'\] .*dtype object"):
         Copier().copy({"a": np.array([{}])})
 
 

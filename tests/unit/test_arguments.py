@@ -181,8 +181,9 @@ def test_a_long_value_is_not_repeated_in_an_error() -> None:
 
 
 def test_a_value_of_env_is_not_repeated_in_an_error() -> None:
-    with pytest.raises(TypeError, match=r"'TOKEN' maps to bytes$"):
+    with pytest.raises(TypeError, match=r"env .*'TOKEN' .*bytes") as caught:
         HorovodRunner(np=1, env={"TOKEN": b"my-secret"})  # type: ignore[dict-item]
+    assert "my-secret" not in str(caught.value)
 
 
 def test_main_is_not_launched_with_a_misspelled_argument() -> None:
@@ -239,12 +240,12 @@ def test_names_of_frameworks_are_checked_before_a_run() -> None:
     assert preloads([]) == ()
     # torch's first optimizer imports torch._dynamo, which takes longer than torch itself.
     assert preloads(["keras", "horovod.torch"]) == ("keras", "horovod.torch", "torch._dynamo")
-    with pytest.raises(ValueError, match=r"'tensorflw' cannot be .* Did you mean tensorflow\?"):
+    with pytest.raises(ValueError, match=r"'tensorflw' .*Did you mean tensorflow\?"):
         preloads(["tensorflw"])
-    with pytest.raises(ValueError, match=r"'lightning' cannot be .* It can have horovod\.tensor"):
+    with pytest.raises(ValueError, match=r"'lightning' .* horovod\.tensorflow, "):
         preloads(["lightning"])
     for wrong in ("torch", 1, None):
-        with pytest.raises(TypeError, match=rf"or a list of names .* not {wrong!r}"):
+        with pytest.raises(TypeError, match=rf"preload_frameworks .*list.* {wrong!r}$"):
             preloads(wrong)
     with pytest.raises(ValueError, match="launcher='slurm'"):
         ClusterConfig(preload_frameworks=["torch"], launcher="slurm")

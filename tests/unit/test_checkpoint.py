@@ -135,10 +135,10 @@ def test_a_run_of_more_than_a_day_keeps_its_own_probe(tmp_path: Path) -> None:
 def test_loading_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     published = publish(tmp_path, 1)
     (tmp_path / published.name).write_bytes(b"stat!")
-    with pytest.raises(CheckpointError, match=r"step 10\) is damaged: 5 bytes"):
+    with pytest.raises(CheckpointError, match=r"\(step 10\).* 5 bytes .*SHA-256"):
         Checkpoint(LocalFolder(tmp_path), published).load()
     (tmp_path / published.name).unlink()
-    with pytest.raises(CheckpointError, match=r"step 10\) is gone"):
+    with pytest.raises(CheckpointError, match=r"\(step 10\).*num_to_keep"):
         Checkpoint(LocalFolder(tmp_path), published).load()
 
 
@@ -237,7 +237,7 @@ def test_a_folder_of_fsspec_holds_checkpoints(tmp_path: Path) -> None:
     assert loaded.load() == b"state"
     checkpoint.remove(folder, marker(2))
     assert [each.number for each in checkpoint.find_complete(folder)] == [1]
-    with pytest.raises(CheckpointError, match="is gone"):
+    with pytest.raises(CheckpointError, match=r"\(step 20\).*num_to_keep"):
         loaded.load()
 
 
@@ -258,12 +258,12 @@ def test_missing_pieces_are_an_error_and_leave_no_file(tmp_path: Path) -> None:
     made = marker(1, b"first second")
     with archive_of("run1", checkpoint_dir=str(tmp_path)) as archive:
         archive.part(FilePart(0, made.name, 0, b"first "))
-        with pytest.raises(ValueError, match="does not begin where the last one ended"):
+        with pytest.raises(ValueError, match=f"piece of {made.name}"):
             archive.part(FilePart(0, made.name, 7, b"econd"))
         assert archive.part(FilePart(0, made.name, 12, b"rest")) is None
         short = marker(2, b"longer")
         archive.part(FilePart(0, short.name, 0, b"long"))
-        with pytest.raises(OSError, match="lacks pieces"):
+        with pytest.raises(OSError, match=f"{short.name} .*pieces"):
             archive.saved(short)
     assert os.listdir(tmp_path) == []
 
@@ -359,7 +359,7 @@ def test_a_checkpoint_without_the_metric_is_warned_about_once_and_never_best(
 def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(CheckpointError, match="it is a file; name a folder"),
+        pytest.raises(CheckpointError, match=r"checkpoint_dir='.*/file' [^']*\bfile\b"),
         archive_of("run1", checkpoint_dir=str(tmp_path / "file")),
     ):
         pass
@@ -368,7 +368,7 @@ def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_created_is_an_error_before_the_launch(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(CheckpointError, match="check its name, permissions"),
+        pytest.raises(CheckpointError, match=r"checkpoint_dir='.*/file/x' .*Not a directory"),
         archive_of("run1", checkpoint_dir=str(tmp_path / "file" / "x")),
     ):
         pass

@@ -90,7 +90,7 @@ def test_bytes_and_folders_are_restored(commits: Commits, tmp_path: Path) -> Non
     (mine / "file.txt").write_text("here")
     write(commits, tmp_path / "mine", 4)
     assert (read(commits) / "deep" / "file.txt").read_text() == "here"
-    with pytest.raises(TypeError, match="is not a folder"):
+    with pytest.raises(TypeError, match=r"/nowhere' .*folder"):
         write(commits, tmp_path / "nowhere", 5)
     assert not list(tmp_path.glob(".part*"))
 
@@ -226,7 +226,7 @@ def test_too_little_memory_is_an_error_with_numbers_before_anything_is_lost(
     free = shutil.disk_usage(tmp_path)._replace(free=3_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     write(commits, {"x": np.ones(250_000)}, 2)
-    text = r"a state of 4\.0 MB needs another 4\.2 MB, and 3\.0 MB are free\. .*twice.*--shm-size"
+    text = r" 4\.0 MB .* 4\.2 MB.* 3\.0 MB .*--shm-size"
     with pytest.raises(CheckpointError, match=text):
         write(commits, {"x": np.ones(500_000)}, 3)
 
@@ -234,7 +234,7 @@ def test_too_little_memory_is_an_error_with_numbers_before_anything_is_lost(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(CheckpointError, match=r"needs another 2\.1 MB .*No space left on device"):
+    with pytest.raises(CheckpointError, match=r" 2\.1 MB .*No space left on device"):
         write(commits, {"x": np.ones(270_000)}, 4)
     assert len(read(commits)["x"]) == 250_000
 
@@ -299,9 +299,9 @@ def test_outside_an_elastic_run_arguments_are_checked_and_nothing_is_kept(
     for current in (rank, None):
         context.enter(current)
         commit({"x": 1}, 1, {"loss": 0.5})
-        with pytest.raises(ValueError, match="cannot be -1"):
+        with pytest.raises(ValueError, match=r"step .* -1$"):
             commit({"x": 1}, -1)
-        with pytest.raises(TypeError, match="step must be a whole number"):
+        with pytest.raises(TypeError, match=r"step .*str \('1'\)"):
             commit({"x": 1}, "1")  # type: ignore[arg-type]
     assert os.listdir(folder) == []
 
@@ -328,7 +328,7 @@ def test_the_rank_that_writes_leaves_at_a_commit(rank: context.RankContext) -> N
     Path(leave_file(rank.commits, 1)).touch()  # of the attempt before
     commit({"x": 1}, 10)
     Path(leave_file(rank.commits, 2)).touch()
-    with pytest.raises(RanksChangedError, match="the commit of step 20"):
+    with pytest.raises(RanksChangedError, match=r"\bcommit .*step 20\b"):
         commit({"x": 2}, 20)
     assert read(Commits(rank.commits)) == {"x": 2}
 
@@ -350,7 +350,7 @@ def test_rank_0_leaves_at_a_checkpoint_once_that_is_written(
     rank: context.RankContext, tmp_path: Path
 ) -> None:
     Path(leave_file(rank.commits, 2)).touch()
-    with pytest.raises(RanksChangedError, match="the checkpoint of step 30"):
+    with pytest.raises(RanksChangedError, match=r"\bcheckpoint .*step 30\b"):
         save_checkpoint({"x": 3}, 30)
     complete = checkpoint.find_complete(LocalFolder(tmp_path / "checkpoints"))
     assert [each.step for each in complete] == [30]

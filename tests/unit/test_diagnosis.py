@@ -127,7 +127,7 @@ def test_a_large_capture_warns_with_the_largest_part() -> None:
     def main() -> Any:
         return images, labels
 
-    told = r"take 80\d\.\d kB.* main -> images, a numpy.ndarray of"
+    told = r" 80\d\.\d kB .*main -> images, .*numpy\.ndarray"
     with pytest.warns(UserWarning, match=told):
         make(main, {}, warn_bytes=100_000)
     runner = HorovodRunner(np=-1, debug_config=DebugConfig(warn_pickle_bytes=100_000))
@@ -147,9 +147,8 @@ def test_a_module_of_ones_own_goes_along(tmp_path: Path, monkeypatch: pytest.Mon
     assert runner.run(recipes.cook, n=5) == 15
     with pytest.raises(ModuleNotFoundError, match="recipes") as caught:
         HorovodRunner(np=-1).run(recipes.cook, n=5)
-    advice = "send it with the run: ClusterConfig(ship_modules=[recipes])"
-    assert advice in str(caught.value.__cause__)
-    with pytest.raises(TypeError, match="must hold modules"):
+    assert "ClusterConfig(ship_modules=[recipes])" in str(caught.value.__cause__)
+    with pytest.raises(TypeError, match=r"ship_modules .* str: .*ship_modules="):
         HorovodRunner(np=-1, cluster_config=ClusterConfig(ship_modules=["recipes"]))
-    with pytest.raises(TypeError, match="must be a list of modules, not None"):
+    with pytest.raises(TypeError, match=r"ship_modules .* None$"):
         HorovodRunner(np=-1, cluster_config=ClusterConfig(ship_modules=None))

@@ -189,5 +189,5 @@ COPY --from=build /a /b
     assert chroot.argument('A="x $B"', {}, {"B": "y"}) == {"A": "x y"}
     assert chroot.argument("A=1", {"A": "2"}, {}) == {"A": "2"}
     assert chroot.argument("A", {}, {}) == {}
-    with pytest.raises(chroot.ImageError, match="ONBUILD is not known here"):
+    with pytest.raises(chroot.ImageError, match="ONBUILD"):
         chroot.parse("FROM a:1\nONBUILD RUN true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import traceback
 from pathlib import Path
 
@@ -112,8 +113,7 @@ def test_notes_do_not_hide_the_exception() -> None:
 def test_a_file_that_only_the_driver_has_is_named(tmp_path: Path) -> None:
     missing = FileNotFoundError(2, "No such file or directory", str(tmp_path))
     error = run_error([outcome(0, raised(missing))], reported=[0])
-    text = f"{tmp_path} exists on the driver's machine, but not for the rank on host0"
-    assert text in str(error.__cause__)
+    assert re.search(rf"{tmp_path} .*driver's machine.* host0", str(error.__cause__))
     missing = FileNotFoundError(2, "No such file or directory", str(tmp_path / "none"))
     error = run_error([outcome(0, raised(missing))], reported=[0])
     assert "driver's machine" not in str(error.__cause__)
@@ -131,7 +131,7 @@ def test_a_rank_that_returned_early_is_the_cause_of_the_others_errors() -> None:
     error = run_error([outcome(0, gone), outcome(1, OK), outcome(2, gone)], reported=[])
     assert isinstance(error, RankFailedError)
     assert error.rank == 1
-    assert "rank 1 returned from main while ranks 0, 2 still waited" in str(error)
+    assert re.search("rank 1 returned .*ranks 0, 2 ", str(error))
     assert "Connection closed by peer" in str(error)
 
 
@@ -144,7 +144,7 @@ def test_a_missing_module_is_reported_with_the_command_that_installs_it(
 ) -> None:
     missing = raised(ModuleNotFoundError(f"No module named '{module}'", name=module))
     cause = run_error([outcome(0, OK), outcome(1, missing)], reported=[1]).__cause__
-    assert f"The Python of host1 has no module {module}. " in str(cause)
+    assert re.search(rf"host1 .* {module}\. ", str(cause))
     assert remedy in str(cause)
 
 
@@ -152,7 +152,7 @@ def test_equal_failures_are_reported_together() -> None:
     outcomes = [outcome(r, raised(ValueError("same"))) for r in range(6)]
     outcomes[4] = outcome(4, None, -15)  # stopped by its task
     cause = run_error(outcomes, reported=[1, 0, 2, 3, 5]).__cause__
-    assert "The same failure: ranks 0, 2-3, 5." in str(cause)
+    assert "ranks 0, 2-3, 5." in str(cause)
 
 
 def test_an_exception_that_cannot_be_unpickled_is_quoted() -> None:
@@ -169,7 +169,9 @@ def test_a_task_without_a_worker_is_a_launch_error() -> None:
 
 def test_the_error_names_the_gpu() -> None:
     error = run_error([outcome(0, None, 3, gpus=("7",))], reported=[])
-    assert "(pid 100, GPU 7) failed: its process ended with exit code 3" in str(error)
+    assert isinstance(error, RankFailedError)
+    assert error.exit_code == 3
+    assert "(pid 100, GPU 7)" in str(error)
 
 
 def test_errors_survive_pickle() -> None:

@@ -84,12 +84,12 @@ def test_what_save_keeps_comes_back_with_its_types(tmp_path: Path) -> None:
 def test_a_state_without_a_model_that_was_committed_is_refused() -> None:
     state = State()
     kept = horovod_states._saved(state, vars(state))
-    with pytest.raises(CheckpointError, match=r"holds 'model'.*same hvd.elastic states"):
+    with pytest.raises(CheckpointError, match=r"'model'.*hvd\.elastic"):
         horovod_states._put(State(handlers=()), kept)
 
 
 def test_a_commit_of_another_kind_is_refused(tmp_path: Path) -> None:
     Commits(str(tmp_path)).write({"model": 1}, Commit(1, 1, 7, 1))
-    refused = pytest.raises(CheckpointError, match=r"step 7.*use state.commit\(\)")
+    refused = pytest.raises(CheckpointError, match=r"step 7\b.* state\.commit\(\)")
     with as_rank(0, 1, commits=str(tmp_path)), refused:
         horovod_states._States().load()

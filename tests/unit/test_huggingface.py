@@ -38,9 +38,7 @@ def not_connected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("rank")
 def test_a_training_whose_ranks_are_not_connected_is_refused() -> None:
     alone, connected = SimpleNamespace(world_size=1), SimpleNamespace(world_size=2)
-    with pytest.raises(
-        ValueError, match=r"sees 1 process and the run has 2 ranks: .*(use_cpu=True)"
-    ):
+    with pytest.raises(ValueError, match=r" 1 process .* 2 ranks.*\(use_cpu=True\)"):
         ReportCallback().on_train_begin(alone, STATE, None)
     ReportCallback().on_train_begin(connected, STATE, None)
 
@@ -104,7 +102,7 @@ def test_a_part_of_a_checkpoint_is_refused_where_there_are_several_hosts(
     arguments = SimpleNamespace(output_dir=str(tmp_path))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    with pytest.raises(CheckpointError, match="holds only this host's part"):
+    with pytest.raises(CheckpointError, match=r"/checkpoint-20 .*FULL_STATE_DICT"):
         ReportCallback().on_save(arguments, STATE, None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     ReportCallback().on_save(arguments, STATE, None)
@@ -115,10 +113,10 @@ def test_a_part_of_a_checkpoint_is_refused_where_there_are_several_hosts(
 def test_a_checkpoint_that_the_trainer_has_removed_is_missed(tmp_path: Path) -> None:
     arguments = SimpleNamespace(output_dir=str(tmp_path))
     (tmp_path / "run-1" / "checkpoint-20").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"written no checkpoint to .*hyperparameter_search"):
+    with pytest.raises(CheckpointError, match="hyperparameter_search"):
         ReportCallback().on_save(arguments, STATE, None)
     (tmp_path / "checkpoint-30").mkdir()
-    with pytest.raises(CheckpointError, match=r"removed .*checkpoint-20 .*save_total_limit"):
+    with pytest.raises(CheckpointError, match=r"/checkpoint-20 .*save_total_limit"):
         ReportCallback().on_save(arguments, STATE, None)
 
 
@@ -126,7 +124,10 @@ def test_a_checkpoint_of_another_training_cannot_be_resumed(tmp_path: Path) -> N
     trained = tmp_path / "checkpoint-20"
     trained.mkdir()
     for state in (trained, {"model": 1}):
-        with resuming(tmp_path / "kept", state), pytest.raises(TypeError, match="not written by"):
+        with (
+            resuming(tmp_path / "kept", state),
+            pytest.raises(TypeError, match=r"ReportCallback.*load_checkpoint"),
+        ):
             resume_from()
     (trained / "trainer_state.json").touch()
     with resuming(tmp_path / "kept", trained):

@@ -86,11 +86,14 @@ def test_nccl_is_used_if_its_requirements_are_met(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("missing", "text"),
     [
-        ({"frameworks": [CPU_TORCH]}, "torch 2.13.0[+]cpu is a CPU build"),
-        ({"frameworks": [CUDA_TORCH, CUDA_TF]}, "one CUDA release.*--frameworks"),
-        ({"frameworks": [CUDA_TF]}, "CUDA 12.5.1, for which tensorflow was built.*has 13.0"),
-        ({"cuda": None}, "CUDA_HOME"),
-        ({"nccl": None}, "nccl.h"),
+        ({"frameworks": [CPU_TORCH]}, r"torch 2\.13\.0\+cpu .*--frameworks"),
+        (
+            {"frameworks": [CUDA_TORCH, CUDA_TF]},
+            r"torch .*CUDA 13\.0 .*tensorflow .*CUDA 12\.5\.1: .*--frameworks",
+        ),
+        ({"frameworks": [CUDA_TF]}, r"CUDA 12\.5\.1.*tensorflow.* 13\.0: .*CUDA_HOME"),
+        ({"cuda": None}, "nvcc .*CUDA_HOME"),
+        ({"nccl": None}, r"nccl\.h .*pip install nvidia-nccl"),
     ],
 )
 def test_without_a_gpu_requirement_the_build_is_for_cpus_and_gpu_names_it(
@@ -155,12 +158,12 @@ def test_the_cmake_that_was_checked_is_the_one_that_builds(
 @pytest.mark.parametrize(
     ("state", "arguments", "text"),
     [
-        ({"frameworks": []}, {}, "neither torch nor tensorflow is installed"),
+        ({"frameworks": []}, {}, "torch .*tensorflow .*installed"),
         ({"frameworks": []}, {"frameworks": ["torch"]}, "pip install torch"),
-        ({}, {"frameworks": ["mxnet"]}, "unknown framework mxnet"),
+        ({}, {"frameworks": ["mxnet"]}, "mxnet"),
         ({"system": None}, {"mpi": "system"}, "libopenmpi-dev"),
         ({}, {"mpi": "mpich"}, "pip install mpich"),
-        ({"frameworks": [Framework("torch", "2", error="boom")]}, {}, "does not import .boom."),
+        ({"frameworks": [Framework("torch", "2", error="boom")]}, {}, r"torch 2 .*\(boom\)"),
     ],
 )
 def test_a_plan_that_is_impossible_is_a_one_line_error(
@@ -207,13 +210,13 @@ def test_another_patch_or_overlay_makes_another_wheel(
 @pytest.mark.parametrize(
     ("missing", "text"),
     [
-        ("find_compiler", r"apt-get install g\+\+, or set HOROVOD_RUNNER_WHEELS"),
+        ("find_compiler", r"apt-get install g\+\+.*HOROVOD_RUNNER_WHEELS"),
         ("make", "apt-get install make"),
-        ("cmake", "found none: pip install 'cmake<4'"),
-        ("cmake 3.18", "found 3.9.1: pip install 'cmake<4'"),
+        ("cmake", r"3\.18 .*none: pip install 'cmake<4'"),
+        ("cmake 3.18", r"3\.18 .*3\.9\.1: pip install 'cmake<4'"),
         ("header", "python3-dev"),
         ("packaging", r"horovod_runner\[build\]"),
-        ("disk", "GiB free"),
+        ("disk", r" 0\.0 GiB .* 2 GiB.*TMPDIR"),
     ],
 )
 def test_a_missing_prerequisite_is_a_one_line_error(
@@ -317,7 +320,7 @@ def test_the_source_is_unpacked_by_a_tarfile_without_filters(
 
 def test_a_failed_download_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
-    with pytest.raises(InstallError, match="could not be downloaded: pip exit code 1"):
+    with pytest.raises(InstallError, match=r"Horovod 0\.28\.1.* pip .* 1\b"):
         source.fetch(tmp_path)
 
 
@@ -338,7 +341,7 @@ def test_a_build_that_fails_ends_the_install(
     pip.write_text("#!/bin/sh\necho 'x.cc:3: error: no such thing'\nexit 3\n")
     pip.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(pip))
-    message = r"failed \(exit code 3\): x.cc:3: error: no such thing The whole log is .*build.log"
+    message = r" 3\): x\.cc:3: error: no such thing .*/build\.log"
     with pytest.raises(InstallError, match=message):
         build.compile_wheel(BuildPlan((CPU_TORCH,)), tmp_path / "horovod", tmp_path, print)
 
@@ -416,7 +419,7 @@ def test_without_pip_it_is_said_how_to_get_it(
     tiny: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pip", None)
-    with pytest.raises(InstallError, match=r"pip is missing in .* python -m ensurepip"):
+    with pytest.raises(InstallError, match=r"pip .*python -m ensurepip"):
         install.pip_install(tiny, print)
 
 
@@ -456,10 +459,10 @@ def test_an_install_ends_with_an_allreduce() -> None:
     assert said == ["two ranks reduced with torch: ok"]
 
 
-@pytest.mark.parametrize("totals", [(3, 2), (6, 6)])
-def test_a_wrong_sum_on_any_rank_is_an_error(totals: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("totals", "told"), [((3, 2), "2 on rank 1"), ((6, 6), "6 on rank 0")])
+def test_a_wrong_sum_on_any_rank_is_an_error(totals: tuple[float, float], told: str) -> None:
     said: list[str] = []
-    with pytest.raises(InstallError, match=r"reduced to \d on rank \d, not 3: run"):
+    with pytest.raises(InstallError, match=rf"torch .* {told}, .* 3\b.*doctor"):
         install.prove((CPU_TORCH,), said.append, lambda *_: greetings(*totals))
     assert said == []
 

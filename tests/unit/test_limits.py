@@ -56,7 +56,7 @@ def test_a_limit_that_does_not_exist_is_refused_with_the_one_that_was_meant() ->
         Limits(all_task=3)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"cluster_config=ClusterConfig\(limits=\.\.\.\)"):
         HorovodRunner(np=-1, limits=Limits())  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"limits must be a Limits\(\.\.\.\), not dict"):
+    with pytest.raises(TypeError, match=r"limits .*Limits\(\.\.\.\), .* dict$"):
         ClusterConfig(limits={"all_tasks": 3})  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -246,8 +247,6 @@ def test_a_lost_rank_says_what_was_last_known_of_its_memory() -> None:
     machine = Machine(0, 1e9, 5.0, memory=5 * GIB, free_memory=GIB, memory_limit=8 * GIB, grown=GIB)
     error = failures.lost_error([0], [SLOT], {0: 7}, {0: machine})
     assert isinstance(error, RankFailedError)
-    assert (
-        "When it was last measured: 1.0 GiB of the host's 8.0 GiB were left. The rank had 5.0 GiB "
-        "in memory, 1.0 GiB more than 60 s earlier. Use smaller batches" in str(error)
-    )
-    assert "last measured" not in str(failures.lost_error([0], [SLOT], {0: 7}, {}))
+    told = r" 1\.0 GiB .* 8\.0 GiB .* 5\.0 GiB .* 1\.0 GiB .* 60 s .*smaller batches"
+    assert re.search(told, str(error))
+    assert "GiB" not in str(failures.lost_error([0], [SLOT], {0: 7}, {}))

@@ -32,7 +32,7 @@ def test_pieces_of_a_stream_become_batches_of_whole_frames(items: list[bytes], s
 
 def test_what_follows_something_else_in_a_stream_is_dropped() -> None:
     splitter = framing.FrameSplitter()
-    with pytest.raises(ValueError, match="above the limit"):
+    with pytest.raises(ValueError, match=r" 4294967295 bytes.* 268435456$"):
         splitter.feed(framing.frame(b"a") + b"\xff" * 10)
     assert splitter.broken
     assert splitter.feed(framing.frame(b"b")) == b""
@@ -45,7 +45,7 @@ def test_any_bytes_are_frames_or_raise_a_value_error(data: bytes) -> None:
 
 
 def test_a_frame_above_the_size_limit_is_refused() -> None:
-    with pytest.raises(ValueError, match="above the limit"):
+    with pytest.raises(ValueError, match=r" 4294967295 bytes.* 268435456$"):
         framing.complete(b"\xff\xff\xff\xff")
 
 
@@ -93,5 +93,5 @@ def test_a_message_of_the_driver_is_not_accepted_from_a_rank() -> None:
 def test_a_deeply_nested_message_does_not_decode(level: bytes) -> None:
     # The type does not check an extra field, which a later version may send.
     data = b"\x94\xa3Log\x00\xa1x" + level * 100_000 + b"\xc0"
-    with pytest.raises(msgspec.DecodeError, match="nested too deeply"):
+    with pytest.raises(msgspec.DecodeError, match="nested"):
         messages.decode_from_rank(data)

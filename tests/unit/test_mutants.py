@@ -117,7 +117,7 @@ def test_a_pattern_is_searched_in_a_function_a_class_or_the_module(
 
 
 def test_functions_of_the_same_name_elsewhere_are_not_searched() -> None:
-    with pytest.raises(PatternError, match="occurs 0 times"):
+    with pytest.raises(PatternError, match=r"`old` .* 0 times"):
         replace(SOURCE, "add", "print(item)", "pass")
 
 
@@ -129,7 +129,7 @@ def test_consecutive_statements_are_replaced_by_others() -> None:
 
 
 def test_statements_that_are_apart_are_not_found() -> None:
-    with pytest.raises(PatternError, match="occurs 0 times"):
+    with pytest.raises(PatternError, match=r"`old` .* 0 times"):
         replace(SOURCE, "Box::add", "self.items.append(item)\nreturn True", "pass")
 
 
@@ -162,14 +162,14 @@ def test_an_operand_gets_the_parentheses_that_it_needs() -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new", "problem"),
     [
-        ("Box::add", "self.items", "[]", "occurs 4 times"),
-        ("Box::add", "self.elements", "[]", "occurs 0 times"),
-        ("Box::remove", "self.items", "[]", "there is no Box::remove"),
+        ("Box::add", "self.items", "[]", "`old` .* 4 times"),
+        ("Box::add", "self.elements", "[]", "`old` .* 0 times"),
+        ("Box::remove", "self.items", "[]", "Box::remove"),
         ("add", "one + other", "(one+other)", "changes nothing"),
-        ("", "LIMIT = 3", "return", "does not compile: 'return' outside function"),
-        ("add", "one +", "one", "not Python: 'one [+]'"),
-        ("add", "one + other", "", "not Python: ''"),
-        ("add", "# a comment", "one", "not Python"),
+        ("", "LIMIT = 3", "return", "'return' outside function"),
+        ("add", "one +", "one", r"Python: 'one \+'"),
+        ("add", "one + other", "", "Python: ''"),
+        ("add", "# a comment", "one", "Python: '# a comment'"),
     ],
 )
 def test_a_pattern_that_does_not_apply_says_why(

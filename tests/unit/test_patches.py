@@ -51,13 +51,13 @@ def test_a_patch_changes_its_lines_only(root: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "message"),
     [
-        ("horovod/a.cc", A.replace("two", "too"), "hunk 1 of horovod/a.cc does not match line 1"),
+        ("horovod/a.cc", A.replace("two", "too"), r"hunk 1 of horovod/a\.cc .*line 1 "),
         ("horovod/a.cc", A.replace("three", "three "), "hunk 1 of horovod/a.cc"),
-        ("horovod/a.cc", A.replace("six", "6"), "hunk 2 of horovod/a.cc does not match line 5"),
+        ("horovod/a.cc", A.replace("six", "6"), r"hunk 2 of horovod/a\.cc .*line 5 "),
         ("horovod/a.cc", f"zero\n{A}", "hunk 1 of horovod/a.cc"),  # moved by one line
         ("horovod/a.cc", "one\ntwo", "hunk 1 of horovod/a.cc"),
         ("b.py", "", "hunk 1 of b.py"),
-        ("b.py", None, "x.patch changes b.py, which does not exist"),
+        ("b.py", None, r"x\.patch .*b\.py, .*exist"),
     ],
 )
 def test_a_patch_that_does_not_fit_names_file_and_hunk(
@@ -91,12 +91,12 @@ def test_a_patch_that_does_not_fit_names_file_and_hunk(
 def test_a_damaged_patch_names_the_line(root: Path, old: str, new: str, line: int) -> None:
     assert old in DIFF
     damaged = Patch("x.patch", "Subject\n\n", DIFF.replace(old, new, 1))
-    with pytest.raises(InstallError, match=f"x.patch is damaged: its line {line} is not"):
+    with pytest.raises(InstallError, match=rf"x\.patch .*damaged.* line {line} "):
         patching.apply(damaged, root)
 
 
 def test_a_folder_without_patches_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InstallError, match=r"has no patches for Horovod.*reinstall"):
+    with pytest.raises(InstallError, match=rf"^{tmp_path} .*patches.*reinstall"):
         patching.read_patches(tmp_path)
 
 

@@ -64,8 +64,8 @@ def test_many_points_are_thinned_but_the_last_one_is_drawn() -> None:
 
 
 def test_the_error_for_an_unknown_metric_lists_the_reported_ones() -> None:
-    with pytest.raises(ValueError, match=r"no metric 'los' was reported; reported metrics: loss"):
+    with pytest.raises(ValueError, match=r"'los' .*: loss$"):
         run_of((1, 1, {"loss": 1.0})).plot("los")
-    with pytest.raises(ValueError, match="main did not call report"):
+    with pytest.raises(ValueError, match=r"'loss' .*none: .*report\(\)$"):
         run_of().plot("loss")
     assert run_of().plot().axes == []

@@ -157,7 +157,7 @@ def test_the_same_build_makes_the_same_wheel(folder: Path, built: Path, tmp_path
 
 def test_a_wheel_for_the_systems_mpi_is_not_published(built: Path, tmp_path: Path) -> None:
     plan = BuildPlan((TORCH,), mpi=Mpi(False, "4.1.4"))
-    with pytest.raises(InstallError, match="fits no other system"):
+    with pytest.raises(InstallError, match=r"mpich .*--mpi none"):
         release.release(built, plan, tmp_path, runner="0.1.0")
 
 
@@ -180,7 +180,7 @@ def test_an_index_of_no_wheels_makes_its_folder(tmp_path: Path) -> None:
 
 def test_a_record_that_is_damaged_is_named(folder: Path) -> None:
     (folder / "x.whl.json").write_text("{")
-    with pytest.raises(InstallError, match=r"x\.whl\.json is not a record of a wheel"):
+    with pytest.raises(InstallError, match=r"/x\.whl\.json .*record"):
         release.write_index(folder)
 
 
@@ -191,10 +191,10 @@ def test_sums_are_in_the_form_of_sha256sum(folder: Path) -> None:
 def test_no_index_is_written_for_wheels_that_are_not_those_of_their_records(folder: Path) -> None:
     (wheel,) = folder.glob("*.whl")
     wheel.write_bytes(b"another")
-    with pytest.raises(InstallError, match="is not the wheel of its record"):
+    with pytest.raises(InstallError, match=r"\.whl .*record: .*SHA-256"):
         release.write_index(folder)
     (folder / f"{wheel.name}.json").unlink()
-    with pytest.raises(InstallError, match="wheels without a record"):
+    with pytest.raises(InstallError, match=r"/wheels .*record: horovod.*\.whl$"):
         release.write_index(folder)
 
 
@@ -215,9 +215,9 @@ def test_the_oldest_c_library_follows_from_the_symbols(symbols: str, glibc: str)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("GLIBCXX_3.4.99", "newer than any version known"),
-        (" (NEEDED)  Shared library: [libmpi.so.40]", "needs libmpi.so.40, which other machines"),
-        (" (NEEDED)  Shared library: [libnuma.so.1]", "needs libnuma.so.1"),
+        ("GLIBCXX_3.4.99", r"GLIBCXX_3\.4\.99 "),
+        (" (NEEDED)  Shared library: [libmpi.so.40]", r"libmpi\.so\.40"),
+        (" (NEEDED)  Shared library: [libnuma.so.1]", r"libnuma\.so\.1"),
     ],
 )
 def test_a_wheel_that_would_not_load_elsewhere_is_not_published(text: str, message: str) -> None:
@@ -375,7 +375,7 @@ def test_install_takes_the_wheel_from_a_web_server_without_more_packages(
 
 def test_a_wheel_that_was_exchanged_is_refused_and_not_kept(folder: Path, tmp_path: Path) -> None:
     (folder / the_record(folder).file).write_bytes(b"another")
-    with pytest.raises(InstallError, match=r"is damaged: its SHA-256 is .* Nothing was installed"):
+    with pytest.raises(InstallError, match=r"\.whl .*SHA-256 .*wheels\.json \(7 bytes, "):
         take(folder, here())
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
 
@@ -404,7 +404,7 @@ def test_a_place_without_an_index_is_named_if_the_variable_names_it(tmp_path: Pa
 
 
 def test_a_place_that_cannot_be_read_is_an_error_that_names_the_setting() -> None:
-    message = r"HOROVOD_RUNNER_WHEELS nonsense://x could not be read .* leave HOROVOD_RUNNER_WHEELS"
+    message = r"^HOROVOD_RUNNER_WHEELS nonsense://x .*, or .*HOROVOD_RUNNER_WHEELS"
     with pytest.raises(InstallError, match=message):
         take("nonsense://x", here(), "HOROVOD_RUNNER_WHEELS")
 
@@ -421,14 +421,14 @@ def test_a_place_that_cannot_be_read_is_an_error_that_names_the_setting() -> Non
 def test_an_index_that_is_none_is_an_error(folder: Path, change: tuple[str, str]) -> None:
     text = (folder / "wheels.json").read_text()
     (folder / "wheels.json").write_text(text.replace(*change))
-    with pytest.raises(InstallError, match=r"is not an index of wheels .* Another version of"):
+    with pytest.raises(InstallError, match=r"/wheels\.json .* horovod_runner "):
         take(folder, here())
 
 
 @pytest.mark.parametrize("data", [b"<html>Sign in</html>", b'[{"file": "\xff"}]', b""])
 def test_a_page_that_is_no_index_is_an_error(folder: Path, data: bytes) -> None:
     (folder / "wheels.json").write_bytes(data)
-    with pytest.raises(InstallError, match=r"is not an index of wheels .* another page"):
+    with pytest.raises(InstallError, match=r"/wheels\.json .* page,"):
         take(folder, here())
 
 
@@ -465,9 +465,9 @@ def test_a_cache_that_cannot_be_written_is_named_with_its_setting(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InstallError, match=r"cannot be kept in .*/file/.* set XDG_CACHE_HOME"):
+    with pytest.raises(InstallError, match=r"/file/.*XDG_CACHE_HOME"):
         take(folder, here())
-    with pytest.raises(InstallError, match=r"cannot be kept in .*/file/.* set XDG_CACHE_HOME"):
+    with pytest.raises(InstallError, match=r"/file/.*XDG_CACHE_HOME"):
         install.find_or_build_wheel(PLAN, say=print)
 
 
@@ -478,7 +478,7 @@ def test_a_full_disk_is_not_a_fault_of_the_place(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(LocalFolder, "copy_out", copy_out)
-    with pytest.raises(InstallError, match=r"cannot be kept in .* No space left .* Free space"):
+    with pytest.raises(InstallError, match=r"/cache/.*No space left .*XDG_CACHE_HOME"):
         take(folder, here())
 
 

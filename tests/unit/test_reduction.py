@@ -44,13 +44,13 @@ def test_groups_are_split_by_type() -> None:
 
 @pytest.mark.parametrize("groups", [True, "two", 2.0, [variable("a")]])
 def test_groups_are_a_number_or_lists(groups: Any) -> None:
-    with pytest.raises(TypeError, match="a list of lists of variables"):
+    with pytest.raises(TypeError, match=r"^groups .*list of lists"):
         groups_of(groups, id)
 
 
 def test_a_variable_is_in_one_group_only() -> None:
     twice = variable("dense/kernel")
-    with pytest.raises(ValueError, match="variable dense/kernel is twice in groups"):
+    with pytest.raises(ValueError, match=r"dense/kernel .*groups"):
         groups_of([[twice, variable("dense/bias")], [twice]], id)
 
 
@@ -71,15 +71,19 @@ def test_a_rank_outside_of_the_process_set_reduces_with_nobody() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"op": "adasum"}, ValueError, "not Adasum: .*use op=hvd.Average"),
-        ({"op": "min"}, ValueError, "op must be Average or Sum:"),
-        ({"predivide": 0.0}, ValueError, "must be above 0, not 0.0"),
-        ({"op": "sum", "predivide": 2.0}, ValueError, "requires op=Average"),
-        ({"groups": -1}, ValueError, "groups must be 0 or more, not -1"),
-        ({"compression": "fp16"}, TypeError, "not 'fp16'"),
-        ({"compression": TORCHS}, TypeError, "must be Compression.none, fp16 or bf16"),
-        ({"compression": BFloat16, "groups": 2}, ValueError, "cannot be combined"),
-        ({"process_set": [0, 1]}, TypeError, r"must be a hvd.ProcessSet, not \[0, 1\]"),
+        ({"op": "adasum"}, ValueError, r"^op .*Adasum: .*op=hvd\.Average"),
+        ({"op": "min"}, ValueError, "^op .*Average or Sum:"),
+        ({"predivide": 0.0}, ValueError, r"gradient_predivide_factor .* 0, .*0\.0$"),
+        ({"op": "sum", "predivide": 2.0}, ValueError, "gradient_predivide_factor .*op=Average"),
+        ({"groups": -1}, ValueError, "^groups .* 0 .* -1$"),
+        ({"compression": "fp16"}, TypeError, "^compression .*'fp16'$"),
+        ({"compression": TORCHS}, TypeError, r"^compression .*Compression\.none, fp16 or bf16"),
+        (
+            {"compression": BFloat16, "groups": 2},
+            ValueError,
+            r"Compression\.bf16 .*gradient_predivide_factor or groups",
+        ),
+        ({"process_set": [0, 1]}, TypeError, r"^process_set .*hvd\.ProcessSet, .*\[0, 1\]"),
         ({"process_set": process_set(None)}, ValueError, "hvd.init.process_sets="),
     ],
 )

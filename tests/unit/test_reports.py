@@ -75,9 +75,9 @@ def test_total_steps_of_a_dropped_report_is_sent_with_the_next_one(pipe: Pipe) -
 
 
 def test_total_steps_is_a_whole_number(pipe: Pipe) -> None:
-    with pytest.raises(TypeError, match="total_steps must be a whole number"):
+    with pytest.raises(TypeError, match=r"^total_steps .*\(1\.5\)"):
         Reporter(0, pipe.write, True).report({}, None, None, 1.5)
-    with pytest.raises(TypeError, match="total_steps must be a whole number"):
+    with pytest.raises(TypeError, match=r"^total_steps .*\('100'\)"):
         report(total_steps="100")  # type: ignore[arg-type]
 
 
@@ -142,25 +142,25 @@ def test_whole_numbers_of_any_size_are_accepted() -> None:
     "value", ["0.5", None, [1.0], {}, 1j, b"1", Decimal(1), object(), float, print]
 )
 def test_the_error_names_a_metric_that_is_not_a_number(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"the metric 'loss' is a .*metrics are numbers"):
+    with pytest.raises(TypeError, match=rf"'loss' .*\b{type(value).__name__}: .*numbers"):
         check_report({"loss": value}, None, None)
 
 
 def test_the_error_has_an_arrays_shape() -> None:
     np = pytest.importorskip("numpy")
-    with pytest.raises(TypeError, match=r"a numpy\.ndarray of shape \(3, 2\)"):
+    with pytest.raises(TypeError, match=r"'loss' .*numpy\.ndarray .*\(3, 2\)"):
         check_report({"loss": np.zeros((3, 2))}, None, None)
 
 
 @pytest.mark.parametrize("name", ["rank", "attempt", "time"])
 def test_a_metric_must_not_be_named_like_a_column(name: str) -> None:
-    with pytest.raises(ValueError, match=f"cannot be named '{name}'"):
+    with pytest.raises(ValueError, match=f"'{name}': .*columns"):
         check_report({name: 1.0}, None, None)
 
 
 @pytest.mark.parametrize("step", [1.5, "3", True, [1]])
 def test_a_step_is_a_whole_number(step: Any) -> None:
-    with pytest.raises(TypeError, match="step must be a whole number"):
+    with pytest.raises(TypeError, match=f"^step .* {type(step).__name__} "):
         check_report({}, step, None)
 
 
@@ -172,7 +172,7 @@ def test_checking_a_number_imports_no_framework() -> None:
 
 def test_a_metrics_name_that_is_too_long_is_refused(pipe: Pipe) -> None:
     reporter = Reporter(0, pipe.write, True)
-    with pytest.raises(ValueError, match="a metric's name of 5000 characters is too long"):
+    with pytest.raises(ValueError, match=r" 5000 .* 4096 "):
         reporter.report({"x" * 5000: 1.0, "loss": 1.0}, None, None)
     reporter.report({"loss": 2.0}, None, None)
     assert pipe.drain()[-1].metrics == {"loss": 2.0}

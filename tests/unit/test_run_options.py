@@ -86,7 +86,7 @@ def test_the_help_is_the_docstring() -> None:
 
 
 def test_an_unknown_option_is_named() -> None:
-    with pytest.raises(TypeError, match="there is no option 'keep'"):
+    with pytest.raises(TypeError, match=r"'keep'.*num_to_keep"):
         options.grouped({"keep": 3})
 
 
@@ -102,12 +102,12 @@ def test_options_are_grouped_with_what_a_group_has_already() -> None:
 @pytest.mark.parametrize(
     ("np", "error", "said"),
     [
-        ((2,), ValueError, "a pair"),
+        ((2,), ValueError, r"^np .*pair.*\(2,\)$"),
         ((4, 2), ValueError, r"np=\(2, 4\)"),
         ((-4, -2), ValueError, r"np=\(-2, -4\)"),
-        ((-2, 4), ValueError, "both"),
-        ((0, 4), ValueError, "both"),
-        ((2, 4.0), TypeError, "pair of ints"),
+        ((-2, 4), ValueError, r"np=\(-2, 4\): both"),
+        ((0, 4), ValueError, r"np=\(0, 4\): both"),
+        ((2, 4.0), TypeError, r"^np .*\(2, 4\.0\)"),
     ],
 )
 def test_ranges_of_np_that_make_no_sense_are_refused(np: object, error: type, said: str) -> None:
@@ -119,5 +119,5 @@ def test_a_range_of_np_on_the_command_line() -> None:
     assert run_options.ranks_or_range("2:8") == (2, 8)
     assert run_options.ranks_or_range("-2:-8") == (-2, -8)
     assert run_options.ranks_or_range("-3") == -3
-    with pytest.raises(argparse.ArgumentTypeError, match="neither N nor LEAST:MOST"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"'2:many' .*LEAST:MOST"):
         run_options.ranks_or_range("2:many")

@@ -33,42 +33,34 @@ from horovod_runner.sinks.terminal import TerminalSink
     ("arguments", "error", "text"),
     [
         ({}, TypeError, "np"),
-        ({"np": "4"}, TypeError, "np must be an int, not str"),
-        ({"np": True}, TypeError, "np must be an int, not bool"),
-        ({"np": 2.0}, TypeError, "np must be an int, not float"),
+        ({"np": "4"}, TypeError, "^np .*int, .*str;"),
+        ({"np": True}, TypeError, "^np .*int, .*bool;"),
+        ({"np": 2.0}, TypeError, "^np .*int, .*float;"),
         ({"np": 1, "driver_log_verbosity": "most"}, ValueError, "'all', 'log_callback_only'"),
         ({"np": 1, "gpu_pinning": "none"}, ValueError, "'current', 'mask'"),
-        ({"np": 1, "slot_timeout": -1}, ValueError, "slot_timeout is in seconds"),
+        ({"np": 1, "slot_timeout": -1}, ValueError, "slot_timeout .* -1$"),
         ({"np": 1, "gpus_per_rank": 1.5}, ValueError, "gpus_per_rank"),
         ({"np": 1, "gpus_per_rank": -1}, ValueError, "gpus_per_rank"),
-        ({"np": 1, "env": {"A": 1}}, TypeError, "'A' maps to int"),
-        ({"np": 1, "resume": True}, ValueError, "resumes from the checkpoints in checkpoint_dir"),
+        ({"np": 1, "env": {"A": 1}}, TypeError, "^env .*'A' .*int$"),
+        ({"np": 1, "resume": True}, ValueError, "^resume=True .*checkpoint_dir"),
         ({"np": 1, "mode": "least"}, ValueError, "'min', 'max'"),
-        (
-            {"np": 1, "num_to_keep": 0},
-            ValueError,
-            "num_to_keep must be at least 1, not 0; None keeps all",
-        ),
-        ({"np": 1, "num_to_keep": "3"}, TypeError, "num_to_keep must be an int, not str"),
-        ({"np": 1, "max_restarts": -1}, ValueError, "max_restarts must be at least 0"),
-        ({"np": 1, "max_restarts": None}, TypeError, "max_restarts must be an int"),
-        ({"np": 1, "report_ranks": 1}, ValueError, "report_ranks must be one of 0, 'all'"),
-        ({"np": 1, "sinks": [print]}, TypeError, "has none of the methods"),
-        (
-            {"np": 1, "sinks": [Sink]},
-            TypeError,
-            r"that is the class; give an object, Sink\(\.\.\.\)",
-        ),
-        ({"np": 1, "sinks": "mlflow"}, TypeError, "'mlflow' is a string"),
+        ({"np": 1, "num_to_keep": 0}, ValueError, "num_to_keep .* 1, .* 0; None"),
+        ({"np": 1, "num_to_keep": "3"}, TypeError, "num_to_keep .*int, .*str$"),
+        ({"np": 1, "max_restarts": -1}, ValueError, "max_restarts .* 0, .* -1"),
+        ({"np": 1, "max_restarts": None}, TypeError, "max_restarts .*int, .*NoneType$"),
+        ({"np": 1, "report_ranks": 1}, ValueError, "report_ranks .* 0, 'all', .* 1"),
+        ({"np": 1, "sinks": [print]}, TypeError, "^sinks .*function print.* prepare, begin, "),
+        ({"np": 1, "sinks": [Sink]}, TypeError, r"sinks=\[Sink\]: .* Sink\(\.\.\.\)"),
+        ({"np": 1, "sinks": "mlflow"}, TypeError, r"^sinks .*'mlflow' .*sinks=\[MLflowSink\(\)\]"),
         ({"np": 1, "checkpoint_dir": ""}, ValueError, "checkpoint_dir is empty"),
-        ({"np": 1, "checkpoint_dir": 3}, TypeError, "checkpoint_dir must be a path or a URL"),
-        ({"np": 1, "metric": 3}, TypeError, "metric must be the name of a metric, not int"),
-        ({"np": 1, "mode": "max"}, ValueError, "name it, metric='accuracy'"),
-        ({"np": 1, "timeline": "/tmp"}, ValueError, "is a folder; name a file"),
-        ({"np": 1, "timeline": "/no/such/t.json"}, ValueError, "there is no folder /no/such"),
-        ({"np": 1, "torch_profiler": 3}, TypeError, "True, False or the path of a folder, not 3"),
-        ({"np": 1, "torch_profiler": __file__}, ValueError, "is a file; name a folder"),
-        ({"np": 1, "torch_profiler": "/no/such/x"}, ValueError, "there is no folder /no/such"),
+        ({"np": 1, "checkpoint_dir": 3}, TypeError, "checkpoint_dir .*URL, .*int$"),
+        ({"np": 1, "metric": 3}, TypeError, "^metric .*int$"),
+        ({"np": 1, "mode": "max"}, ValueError, "mode='max' .*metric='accuracy'"),
+        ({"np": 1, "timeline": "/tmp"}, ValueError, "timeline='/tmp' .*folder"),
+        ({"np": 1, "timeline": "/no/such/t.json"}, ValueError, "timeline=.* /no/such$"),
+        ({"np": 1, "torch_profiler": 3}, TypeError, "torch_profiler .*True, False .* 3$"),
+        ({"np": 1, "torch_profiler": __file__}, ValueError, f"torch_profiler='{__file__}' .*file"),
+        ({"np": 1, "torch_profiler": "/no/such/x"}, ValueError, "torch_profiler=.* /no/such$"),
     ],
 )
 def test_wrong_arguments_are_told_at_once(
@@ -84,7 +76,7 @@ def test_np_is_keyword_only() -> None:
 
 
 def test_main_must_be_callable() -> None:
-    with pytest.raises(TypeError, match="main must be callable, not str"):
+    with pytest.raises(TypeError, match=r"^main .*str: .*run\(train\)"):
         HorovodRunner(np=-1).run("train")  # type: ignore[arg-type]
 
 
@@ -99,11 +91,11 @@ def test_arguments_that_main_does_not_take_are_refused_before_the_launch() -> No
     runner = HorovodRunner(np=-1)
     with pytest.raises(TypeError, match=r"train\(learning_rate=...\): .*'lr'.*\(lr: .float., ep"):
         runner.run(train, learning_rate=0.1)
-    with pytest.raises(TypeError, match=r"train\(lr=..., rate=...\): got an unexpected .*.rate"):
+    with pytest.raises(TypeError, match=r"train\(lr=..., rate=...\): .*'rate'"):
         runner.start(train, lr=0.1, rate=0.1)
-    with pytest.raises(TypeError, match=r"are \(lr: .float., epochs: .int.\); run"):  # no defaults
+    with pytest.raises(TypeError, match=r"\(lr: .float., epochs: .int.\)"):  # no defaults
         runner.run(train)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'lr'"):
+    with pytest.raises(TypeError, match=r"train\(lr=...\): .*'lr'"):
         runner.run(decorated, lr=0.1)
     assert runner.last_run is None
     assert runner.run(decorated) == 0.5
@@ -133,7 +125,7 @@ def test_log_to_driver_prints_outside_a_run(capsys: pytest.CaptureFixture[str]) 
 
 def test_main_can_be_called_outside_a_run() -> None:
     report(loss=0.5, step=1)
-    with pytest.raises(TypeError, match="'loss' is a str"):
+    with pytest.raises(TypeError, match=r"'loss' .*str:"):
         report(loss="0.5")
     save_checkpoint({"w": 1}, 1)
     assert load_checkpoint() is None
@@ -162,7 +154,9 @@ class Model:
 
 @pytest.mark.parametrize("into", [Module(), Model(), [1], "model"])
 def test_a_state_to_load_into_is_a_dict_or_a_function(into: Any) -> None:
-    with pytest.raises(TypeError, match=rf"into is a {type(into).__name__}, .* into a dict"):
+    with pytest.raises(
+        TypeError, match=rf"^into .* {type(into).__name__}, .*load_checkpoint .*dict"
+    ):
         load_checkpoint(into=into)
 
 
@@ -245,7 +239,7 @@ def test_an_interrupt_loses_no_line_of_many_ranks(capsys: pytest.CaptureFixture[
 
 def test_a_misspelt_controller_in_the_environment_is_told() -> None:
     runner = HorovodRunner(np=-1, env={"HOROVOD_CONTROLLER": "glo"})
-    with pytest.raises(ValueError, match="HOROVOD_CONTROLLER must be gloo or mpi, not 'glo'"):
+    with pytest.raises(ValueError, match=r"HOROVOD_CONTROLLER .*gloo .*mpi, .*'glo'"):
         runner.run(print)
 
 
@@ -255,5 +249,5 @@ def test_a_spark_that_takes_no_profile_is_told() -> None:
     runner = HorovodRunner(
         np=1, cluster_config=ClusterConfig(spark=spark, resource_profile=profile)
     )
-    with pytest.raises(ValueError, match=r"requires Spark 4\.0 or later, and this is 3\.5\.9"):
+    with pytest.raises(ValueError, match=r"resource_profile .* 4\.0 .* 3\.5\.9:"):
         runner.run(print)

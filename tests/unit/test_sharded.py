@@ -50,9 +50,9 @@ def test_an_empty_state_stays_one() -> None:
 
 
 def test_keys_that_a_name_cannot_tell_apart_are_refused() -> None:
-    with pytest.raises(TypeError, match="the dict at 'a' of the state has keys of type int, str"):
+    with pytest.raises(TypeError, match=r"'a' .*int, str"):
         flatten({"a": {0: 1, "0": 2}})
-    with pytest.raises(ValueError, match=r"the same name 'a\.b': leave out dots in keys"):
+    with pytest.raises(ValueError, match=r"'a\.b'"):
         flatten({"a": {"b": 1}, "a.b": 2})
 
 
@@ -113,7 +113,7 @@ def test_a_host_that_does_not_see_a_sharded_checkpoint_says_so(tmp_path: Path) -
     markers = write(LocalFolder(tmp_path), 2), Marker("older.bin", 1, 1, "bytes", 5, "", "run1")
     plan = CheckpointPlan(str(tmp_path), "run2", resume=markers)  # without the driver's probe
     link: Any = None  # nothing is asked for
-    with pytest.raises(CheckpointError, match=r"\(step 2\), is sharded: .*Set checkpoint_dir to"):
+    with pytest.raises(CheckpointError, match=r"\(step 2\), .*sharded.*checkpoint_dir"):
         fetch_checkpoint(plan, link, tmp_path, 60)
 
 

@@ -30,7 +30,7 @@ def test_outside_an_allocation_the_error_says_how_to_get_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID")
-    with pytest.raises(LaunchError, match=r"in none \(SLURM_JOB_ID is not set\).*salloc"):
+    with pytest.raises(LaunchError, match=r"SLURM_JOB_ID .*salloc"):
         HorovodRunner(np=2, cluster_config=ClusterConfig(launcher="slurm")).run(print)
 
 
@@ -39,12 +39,12 @@ def test_an_allocation_has_a_slot_for_each_task(monkeypatch: pytest.MonkeyPatch)
     assert launcher.where == "slurm job 12"
     assert launcher.slots(3) == 3
     assert launcher.slots(0) == 4
-    with pytest.raises(SlotError, match=r"np=5 asks for 5 slots, and allocation 12 has 4 task"):
+    with pytest.raises(SlotError, match=r"np=5 .*allocation 12 .* 4 task.*--ntasks=5"):
         launcher.slots(5)
     monkeypatch.delenv("SLURM_NTASKS")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     assert SlurmLauncher().slots(0) == 2
-    with pytest.raises(SlotError, match=r"no --ntasks, which makes it one for each node.*=3"):
+    with pytest.raises(SlotError, match=r"np=3 .* 2 task\(s\) \(no --ntasks.*--ntasks=3"):
         SlurmLauncher().slots(3)
 
 
@@ -57,13 +57,13 @@ def test_only_ranks_on_the_drivers_node_share_its_files(
     other = SlurmLauncher()
     assert not other.shares_files
     monkeypatch.setenv("SLURM_JOB_NODELIST", "no.such.node.invalid")
-    with pytest.raises(LaunchError, match=r"knows no route to the node no\.such\.node"):
+    with pytest.raises(LaunchError, match=r"no\.such\.node\.invalid: .*HOROVOD_GLOO_IFACE"):
         SlurmLauncher()
 
 
 def test_dataframes_without_a_shared_folder_are_refused() -> None:
     nothing: Any = None
-    with pytest.raises(DataError, match=r"data: Slurm's tasks get no rows from Spark.*shared_dir"):
+    with pytest.raises(DataError, match=r"data: .*Slurm.*shared_dir="):
         SlurmLauncher().launch(nothing, nothing, print, {"data": object()})
 
 

@@ -72,9 +72,7 @@ def test_mpi_is_chosen_if_all_hosts_have_the_same_mpich() -> None:
     )
     assert controller == "gloo"
     assert "5.0.2 on a, 4.3.0 on b" in why
-    with pytest.raises(
-        LaunchError, match=r"cpu_collectives='mpi' is not possible.*of b.*pip install"
-    ):
+    with pytest.raises(LaunchError, match=r"cpu_collectives='mpi' .* b .*pip install mpich"):
         choose_controller("mpi", {"a": with_mpich, "b": HERE})
 
 
@@ -85,8 +83,8 @@ def test_equal_hosts_give_no_warning() -> None:
 @pytest.mark.parametrize(
     ("package", "version", "text"),
     [
-        ("python", "3.10.4", r"host b runs Python 3.10.4 and the driver 3.11.7.*PYSPARK_PYTHON"),
-        ("horovod_runner", "0.2.0", r"host b has horovod_runner 0.2.0 and the driver 0.1.0"),
+        ("python", "3.10.4", r"host b .*Python 3.10.4 .* 3.11.7: .*PYSPARK_PYTHON"),
+        ("horovod_runner", "0.2.0", r"host b .*horovod_runner 0.2.0 .* 0.1.0: "),
         ("horovod", "0.27.0", r"horovod: 0.28.1 on a, 0.27.0 on b.*horovod-runner install"),
     ],
 )

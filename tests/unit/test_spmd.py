@@ -99,7 +99,7 @@ def test_the_interface_that_the_user_chose_is_used_and_must_exist() -> None:
     ranks = [member(i, "ab"[i], interfaces=two(i), chosen="ib0") for i in range(2)]
     assert {t.slot.interface for t in choose_trainers(ranks)} == {"ib0"}
     ranks[1] = member(1, "b", chosen="ib0")
-    with pytest.raises(LaunchError, match=r"HOROVOD_GLOO_IFACE=ib0 is set on host-b.*eth0"):
+    with pytest.raises(LaunchError, match=r"HOROVOD_GLOO_IFACE=ib0 .*host-b.*eth0"):
         choose_trainers(ranks)
 
 
@@ -108,7 +108,7 @@ def test_the_error_without_a_common_network_lists_the_interfaces() -> None:
         member(0, "a", interfaces=(Interface("eth0", "10.1.0.1", ETHERNET),)),
         member(1, "b", interfaces=(Interface("eth0", "10.2.0.1", ETHERNET),)),
     ]
-    with pytest.raises(LaunchError, match=r"2 hosts have no network in common.*10.1.0.1.*10.2.0.1"):
+    with pytest.raises(LaunchError, match=r" 2 hosts .*10.1.0.1.*10.2.0.1.*HOROVOD_GLOO_IFACE"):
         choose_trainers(ranks)
 
 
@@ -175,11 +175,11 @@ def test_a_structure_is_flattened_and_rebuilt() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"x": None}, r"data\['x'\] is a builtins.NoneType.*empty one"),
+        ({"x": None}, r"data\['x'\] .*NoneType.*empty"),
         (np.float64(3), "numpy.float64"),
-        (np.array(3), "without rows"),
+        (np.array(3), r"^data .*\(\)\. .*\(1,\)$"),
         (np.ma.zeros(3), "MaskedArray"),
-        ([np.zeros(2), "text"], r"data\[1\] is a builtins.str"),
+        ([np.zeros(2), "text"], r"data\[1\] .*builtins.str"),
     ],
 )
 def test_unsupported_data_are_named_in_the_error(data: Any, message: str) -> None:
@@ -211,15 +211,15 @@ class TwoRanks:
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        (np.zeros(2), None, "rank 1: data is a builtins.NoneType"),
+        (np.zeros(2), None, "rank 1: data .*NoneType"),
         (np.zeros(2), [np.zeros(2)], r"Rank 0: data: Array. Rank 1: data\[0\]: Array"),
         ({"x": np.zeros(2)}, {"y": np.zeros(2)}, r"Rank 1: data\['y'\]"),
-        (np.zeros(2), np.zeros(2, "f4"), "dtype float64 and dtype float32"),
-        (np.zeros((2, 3)), np.zeros((2, 4)), r"shape \(3,\) and rows of shape \(4,\)"),
+        (np.zeros(2), np.zeros(2, "f4"), "^data .*ranks 0, 1: .*float64 .*float32"),
+        (np.zeros((2, 3)), np.zeros((2, 4)), r"ranks 0, 1: .*\(3,\) .*\(4,\)"),
         (pd.DataFrame({"a": [1]}), pd.DataFrame({"b": [1]}), r"columns \['a'\].*\['b'\]"),
-        (pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [0.5]}), "'a' of int64 and of float64"),
+        (pd.DataFrame({"a": [1]}), pd.DataFrame({"a": [0.5]}), "'a' .*int64 .*float64"),
         (pa.table({"a": [1]}), pa.table({"a": ["x"]}), "a: int64.*a: string"),
-        (np.array([{}]), np.array([[{}]]), "shape"),
+        (np.array([{}]), np.array([[{}]]), r"ranks 0, 1: .*\(\) .*\(1,\)"),
     ],
 )
 def test_data_that_do_not_fit_together_are_named_on_all_ranks(
@@ -306,14 +306,14 @@ def test_without_start_queries_are_false_and_prepare_data_raises() -> None:
     assert not spmd.is_cuda_available()
     spmd.end()
     spmd.end()
-    with pytest.raises(RuntimeError, match=r"requires spmd.start\(\) first"):
+    with pytest.raises(RuntimeError, match=r"spmd\.prepare_data\(\) .*spmd\.start\(\)"):
         spmd.prepare_data(np.zeros(1))
 
 
 def test_wrong_arguments_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ValueError, match="must be one of 'torch', 'tensorflow', 'keras', not 'jax"):
+    with pytest.raises(ValueError, match=r"^framework .*'torch', 'tensorflow', 'keras', .*'jax'"):
         spmd.start("jax")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"ranks_per_host .* 1, .* 0$"):
         spmd.start("torch", ranks_per_host=0)
 
 

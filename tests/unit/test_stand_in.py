@@ -196,7 +196,7 @@ def test_a_supervisor_that_cannot_start_leaves_no_variable_of_the_run_behind(
 
 
 def test_gpus_that_are_too_few_are_told_without_the_driver() -> None:
-    with pytest.raises(GpuError, match="at gpus_per_rank=32"):
+    with pytest.raises(GpuError, match=r" 2 ranks .* 64 .*gpus_per_rank=32"):
         run(print, {0, 1}, gpus_per_rank=32)
 
 
@@ -250,7 +250,7 @@ def test_a_checkpoint_that_is_required_ends_the_run(tmp_path: Path) -> None:
     options = Options(np=2, checkpoint_dir=tmp_path, checkpoint_config=config)
     with Archive("0a1b2c3d", options) as archive:
         hide(tmp_path, "0a1b2c3d")
-        with pytest.raises(CheckpointError, match="step 7 could not be written: the ranks reach"):
+        with pytest.raises(CheckpointError, match=r"step 7 .*checkpoint_dir .*required=True"):
             run(main, {0}, size=1, run_id="0a1b2c3d", archive=archive, checkpoint_config=config)
 
 
@@ -409,7 +409,7 @@ def test_nobody_without_the_key_may_call_the_stand_in() -> None:
 
 
 def test_a_task_that_spark_starts_again_never_goes_on_alone() -> None:
-    with pytest.raises(LaunchError, match="started this task again"):
+    with pytest.raises(LaunchError, match=r" again, .*HOROVOD_RUNNER_DRIVER_HOST"):
         Detached(
             Job("test", 1, Options(np=1), b""), Meeting(1).task(0, attempt=1), StandIn
         ).__enter__()
@@ -419,6 +419,6 @@ def test_tasks_that_do_not_all_meet_give_up() -> None:
     cluster = ClusterConfig(limits=Limits(detached_tasks=0.1))
     job = Job("test", 2, Options(np=2, cluster_config=cluster), b"")
     meeting = Meeting(2)
-    with pytest.raises(LaunchError, match="not all 2 tasks met"):
+    with pytest.raises(LaunchError, match=r" 2 tasks .* 0\.1 s .*HOROVOD_RUNNER_DRIVER_HOST"):
         Detached(job, meeting.task(0), StandIn).__enter__()
     meeting.barrier.abort()

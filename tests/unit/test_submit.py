@@ -39,14 +39,14 @@ def test_a_file_a_function_of_it_and_one_of_a_module_are_found(folder: Path) -> 
 @pytest.mark.parametrize(
     ("target", "function", "told"),
     [
-        ("nowhere.py", None, "nowhere.py cannot be read"),
-        ("train.py:fit", None, "train.py defines no fit"),
-        ("train.py:main", "main", "leave out --function main"),
+        ("nowhere.py", None, r"^nowhere\.py .*No such file"),
+        ("train.py:fit", None, "^train.py .* fit$"),
+        ("train.py:main", "main", "^train.py:main .*--function main$"),
         ("broken.py", None, "broken.py, line 2: "),
-        ("package.job", None, "names no function"),
-        ("package.job:fit", None, "package.job defines no fit"),
-        ("package.nothing:main", None, "no module package.nothing"),
-        ("nothing.at.all:main", None, "nothing.at.all cannot be imported"),
+        ("package.job", None, "^package.job .*package.module:main"),
+        ("package.job:fit", None, "^package.job .* fit$"),
+        ("package.nothing:main", None, " package.nothing .*installed"),
+        ("nothing.at.all:main", None, "^nothing.at.all .*'nothing'$"),
     ],
 )
 def test_what_is_not_there_is_told(

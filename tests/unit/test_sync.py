@@ -65,7 +65,7 @@ def test_weights_are_compared_once_all_ranks_have_sent_theirs(odd: int) -> None:
     for rank, digest in ((0, b"x"), (0, b"y"), (3 - odd, b"x"), (3 - odd, b"y"), (odd, b"x")):
         check.take(Weights(rank, ["a"], [digest], None))
     assert check.compared == 1
-    with pytest.raises(SyncError, match=f"rank {odd} is the first that differs from rank 0, in a"):
+    with pytest.raises(SyncError, match=rf"rank {odd} .*rank 0, .* a \(1 of 1 "):
         check.take(Weights(odd, [], [b"z"], None))
 
 
@@ -73,16 +73,19 @@ def test_a_rank_that_checks_alone_ends_the_run() -> None:
     check, message = SyncCheck(2), Weights(1, [], [b"x"], None)
     for _ in range(100):
         check.take(message)
-    with pytest.raises(SyncError, match="rank 1 checked its weights 101 times more often than"):
+    with pytest.raises(SyncError, match=r"rank 1 .* 101 .*rank 0: .*check_weights"):
         check.take(message)
 
 
 @pytest.mark.parametrize(
     ("other", "text"),
     [
-        (Weights(1, [], [b"x"], 3), "rank 1 checked its weights after epoch 3 and rank 0"),
-        (Weights(1, [], [b"x", b"y"], 2), "rank 1 has 2 weights after epoch 2, and rank 0 has 1"),
-        (Weights(1, [], [b"y"], 2), "in one .1 of 1 weights."),  # rank 0 sent no name
+        (Weights(1, [], [b"x"], 3), "rank 1 .*epoch 3 .*rank 0 .*epoch 2:"),
+        (Weights(1, [], [b"x", b"y"], 2), "rank 1 .* 2 weights .*epoch 2, .*rank 0 .* 1:"),
+        (
+            Weights(1, [], [b"y"], 2),
+            r"epoch 2: rank 1 .*rank 0, .* one \(1 of 1 ",
+        ),  # rank 0 sent no name
     ],
 )
 def test_other_differences_end_the_run(other: Weights, text: str) -> None:

@@ -33,12 +33,12 @@ def test_the_interface_that_the_user_names_is_offered_and_a_wrong_one_refused() 
     nowhere = ChannelAddress("192.0.2.1", 1, b"", b"", b"")
     offer = meeting.make_offer(job, nowhere, 1, interface="lo")
     assert (offer.address, offer.interface) == ("127.0.0.1", "lo")
-    with pytest.raises(LaunchError, match=r"HOROVOD_GLOO_IFACE=ib7.*no such network interface"):
+    with pytest.raises(LaunchError, match="HOROVOD_GLOO_IFACE=ib7:"):
         meeting.make_offer(job, nowhere, 1, interface="ib7")
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "fd00:77::1"])
 def test_a_driver_without_a_way_to_it_is_named(host: str) -> None:
     job = Job("test", 2, Options(np=2, gpus_per_rank=0), b"")
-    with pytest.raises(LaunchError, match=rf"no way to the driver at {host}.*HOROVOD_GLOO_IFACE"):
+    with pytest.raises(LaunchError, match=rf" {host}: .*spark\.driver\.host .*HOROVOD_GLOO_IFACE"):
         meeting.make_offer(job, ChannelAddress(host, 1, b"", b"", b""), 1)

@@ -58,14 +58,14 @@ def test_of_several_gpus_a_rank_the_first_ones_come_first() -> None:
 
 def test_ranks_share_a_gpu_only_when_asked() -> None:
     offers = [offer(task, host_gpus=("0",)) for task in range(2)]
-    with pytest.raises(GpuError, match=r"has 1 GPU\(s\) and its 2 ranks need 2.*gpus_per_rank"):
+    with pytest.raises(GpuError, match=r"host-a .* 1 GPU.* 2 ranks .* 2 .*gpus_per_rank=1\b"):
         assign(offers)
     assert [slot.gpus for slot in assign(offers, 0.5)] == [("0",), ("0",)]
 
 
 def test_one_gpu_given_to_two_tasks_is_refused_unless_shared() -> None:
     offers = [offer(task, task_gpus=("0",)) for task in range(2)]
-    with pytest.raises(GpuError, match="tasks 0 and 1 on host host-a were both given GPU 0"):
+    with pytest.raises(GpuError, match=r"tasks 0 and 1 .*host-a .*GPU 0\b"):
         assign(offers)
     assert len(assign(offers, 0.5)) == 2
 
@@ -81,12 +81,12 @@ def test_too_few_gpus_from_spark_are_named() -> None:
 
 
 def test_gpus_demanded_on_a_host_without_any_are_named() -> None:
-    with pytest.raises(GpuError, match=r"has 0 GPU\(s\)"):
+    with pytest.raises(GpuError, match=r"host-a .* 0 GPU.*gpus_per_rank=1\b"):
         assign([offer(0)], 1)
 
 
 def test_gpu_and_cpu_hosts_do_not_mix() -> None:
-    with pytest.raises(GpuError, match=r"those on host host-b on CPUs"):
+    with pytest.raises(GpuError, match=r"host-b .*gpus_per_rank=0"):
         assign([offer(0, "a", host_gpus=("0",)), offer(1, "b")])
 
 
@@ -106,7 +106,7 @@ def test_the_table_names_every_rank() -> None:
 
 
 def test_hosts_with_the_same_address_are_refused_unless_they_share_a_machine() -> None:
-    with pytest.raises(LaunchError, match=r"host-a and host-b both have.*10\.0\.2\.15.*GLOO_IFACE"):
+    with pytest.raises(LaunchError, match=r"host-a and host-b .*10\.0\.2\.15.*GLOO_IFACE"):
         assign([offer(0, "a", address="10.0.2.15"), offer(1, "b", address="10.0.2.15")])
     containers = [offer(0, "a", hostname="one"), offer(1, "a2", hostname="one")]
     assert [slot.address for slot in assign(containers)] == ["10.0.0.97"] * 2

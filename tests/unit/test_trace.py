@@ -328,17 +328,17 @@ def test_pieces_of_a_trace_become_a_file_that_only_the_user_reads(records: Path)
 
 @pytest.mark.parametrize("name", ["timeline", "../x", "torch.json", ""])
 def test_other_files_than_traces_are_refused(records: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="not an expected file"):
+    with pytest.raises(ValueError, match=f"'{name}', .*expected"):
         Arrivals("0a1b2c3d", True).part(FilePart(0, name, 0, b"x"))
-    with pytest.raises(ValueError, match="not an expected file"):
+    with pytest.raises(ValueError, match=r"'torch\.json\.gz', .*expected"):
         Arrivals("0a1b2c3d", False).part(FilePart(0, "torch.json.gz", 0, b"x"))
 
 
 def test_a_gap_or_too_many_bytes_are_refused(tmp_path: Path) -> None:
     with Arrivals("0a1b2c3d", tmp_path / "new", most_of_rank=100) as arrived:
-        with pytest.raises(ValueError, match="does not follow the one before"):
+        with pytest.raises(ValueError, match=r"torch\.json\.gz .*follow"):
             arrived.part(FilePart(0, "torch.json.gz", 5, b"x"))
-        with pytest.raises(ValueError, match="too large"):
+        with pytest.raises(ValueError, match=r"rank 0 .*large"):
             arrived.part(FilePart(0, "torch.json.gz", 0, bytes(101)))
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -346,7 +346,7 @@ def test_a_gap_or_too_many_bytes_are_refused(tmp_path: Path) -> None:
 def test_beside_the_record_there_is_room_for_so_much(records: Path) -> None:
     arrived = Arrivals("0a1b2c3d", True, most=100)
     arrived.part(FilePart(0, "torch.json.gz", 0, bytes(80)))
-    with pytest.raises(OSError, match="Name a folder"):
+    with pytest.raises(OSError, match="torch_profiler="):
         arrived.part(FilePart(1, "torch.json.gz", 0, bytes(80)))
     assert arrived.part(FilePart(1, "torch.json.gz", 80, bytes(80))) is None  # its rest
     assert arrived.part(FilePart(0, "torch.json.gz", 80, b"")) is not None

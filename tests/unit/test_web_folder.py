@@ -104,7 +104,7 @@ def test_half_a_file_is_an_error_and_not_a_damaged_one(tmp_path: Path) -> None:
     def answer(handler: BaseHTTPRequestHandler) -> None:
         send(handler, b"123", length=5)
 
-    with serving(answer) as host, pytest.raises(ConnectionError, match="3 of 5 bytes of file"):
+    with serving(answer) as host, pytest.raises(ConnectionError, match="3 of 5 bytes"):
         WebFolder(f"http://{host}", pauses=(0, 0)).copy_out("file", tmp_path / "file")
 
 
@@ -127,7 +127,7 @@ def test_a_redirect_that_gives_up_encryption_is_not_followed(to: str) -> None:
     with Path("/dev/null").open("rb") as body:
         arguments = (request, body, 302, "Found", HTTPMessage(), to)
         with pytest.raises(
-            OSError, match=r"leads from https://a\.example to .* not followed"
+            OSError, match=r" https://a\.example .* (http|ftp)://a\.example,"
         ) as raised:
             web._Redirects().redirect_request(*arguments)
     assert "secret" not in str(raised.value)
@@ -179,9 +179,9 @@ def test_no_message_shows_a_password_or_a_signature(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
-        (ImportError("Install s3fs to access S3"), "Install fsspec and its package"),
+        (ImportError("Install s3fs to access S3"), "Install fsspec"),
         (OSError("[SSL: CERTIFICATE_VERIFY_FAILED] self-signed"), "Set SSL_CERT_FILE"),
-        (TimeoutError("timed out"), "Check the address and your access"),
+        (TimeoutError("timed out"), "Check the address"),
     ],
 )
 def test_an_error_of_a_place_says_what_to_change(
@@ -191,5 +191,5 @@ def test_an_error_of_a_place_says_what_to_change(
         raise error
 
     monkeypatch.setattr(WebFolder, "read", read)
-    with pytest.raises(InstallError, match=f"{advice}.*, or leave --wheels out"):
+    with pytest.raises(InstallError, match=f"{advice}.*, or .*--wheels"):
         wheels.published(Place("https://host.example/wheels", "--wheels"))

@@ -102,7 +102,7 @@ def test_rebuild_ignores_a_wheel_of_another_host(shared: Path, host: Path) -> No
 def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> None:
     (stored,) = shared.rglob(NAME)
     stored.write_bytes(b"another")
-    with pytest.raises(InstallError, match=r"is damaged: its SHA-256 is .* Remove .*"):
+    with pytest.raises(InstallError, match=r"\.whl .*SHA-256 .*Remove .*/shared/"):
         obtain(shared)
     assert not list(host.rglob("*.whl"))
 
@@ -110,19 +110,19 @@ def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> 
 def test_a_missing_wheel_is_an_error(shared: Path, host: Path) -> None:
     (stored,) = shared.rglob(NAME)
     stored.unlink()
-    with pytest.raises(InstallError, match=r"could not be copied \(FileNotFoundError"):
+    with pytest.raises(InstallError, match=r"\.whl .*\(FileNotFoundError"):
         obtain(shared)
 
 
 @pytest.mark.parametrize("pointer", ["", "abc  x.whl", f"{'0' * 64}  ../../x.whl"])
 def test_a_pointer_that_names_no_wheel_is_an_error(shared: Path, host: Path, pointer: str) -> None:
     (shared / PLAN.key() / "latest.sha256").write_text(pointer)
-    with pytest.raises(InstallError, match="does not name a wheel"):
+    with pytest.raises(InstallError, match=rf"/latest\.sha256 .*: {pointer!r}\. "):
         obtain(shared)
 
 
 def test_a_shared_folder_that_cannot_be_read_is_an_error(tmp_path: Path, host: Path) -> None:
-    with pytest.raises(InstallError, match="--wheels nonsense://x could not be read"):
+    with pytest.raises(InstallError, match="--wheels nonsense://x "):
         obtain("nonsense://x")
 
 

@@ -117,7 +117,7 @@ def test_spark_ml_vectors_become_a_dense_matrix() -> None:
 
 
 def test_spark_ml_vectors_of_different_sizes_are_refused() -> None:
-    with pytest.raises(DataError, match="'c' has rows of 3 and of 4 values"):
+    with pytest.raises(DataError, match=r"'c'.* 3 .* 4 .*ragged=\['c'\]"):
         read(vectors(DENSE, {**SPARSE, "size": 4}))
 
 
@@ -128,7 +128,7 @@ def test_structs_become_their_fields_with_their_nulls() -> None:
     assert list(by_name) == ["s.x", "s.y.z"]
     assert columns.read(batch, by_name["s.y.z"]).values.tolist() == [2.0, 4.0]
     batch = pa.record_batch([pa.array([{"x": 1}, None])], ["s"])
-    with pytest.raises(DataError, match=r"'s.x' has nulls \(1 in a batch of 2 rows\)"):
+    with pytest.raises(DataError, match=r"'s\.x'.*nulls \(1 .* 2 rows"):
         columns.read(batch, columns.columns_of(batch.schema)["s.x"])
 
 
@@ -142,7 +142,7 @@ def test_structs_become_their_fields_with_their_nulls() -> None:
     ids=["number", "text", "in a list"],
 )
 def test_nulls_are_refused_with_the_name_of_the_column(array: pa.Array) -> None:
-    with pytest.raises(DataError, match=r"'c' has nulls.*fill_null=.*DataFrame"):
+    with pytest.raises(DataError, match=r"'c'.*nulls.*fill_null=.*DataFrame"):
         read(array)
 
 
@@ -152,8 +152,9 @@ def test_nulls_are_refused_with_the_name_of_the_column(array: pa.Array) -> None:
     ids=["list", "vector"],
 )
 def test_a_null_list_can_only_be_left_out(array: pa.Array) -> None:
-    with pytest.raises(DataError, match=r"'c' has nulls.*Leave those rows out$"):
+    with pytest.raises(DataError, match=r"'c'.*nulls") as caught:
         read(array)
+    assert "fill_null" not in str(caught.value)
 
 
 def test_fill_null_replaces_nulls() -> None:
@@ -174,7 +175,7 @@ def test_fill_null_replaces_nulls() -> None:
     ids=str,
 )
 def test_a_column_that_cannot_become_a_tensor_is_refused(type_: pa.DataType) -> None:
-    with pytest.raises(DataError, match=r"column 'odd' of type .* cannot become a tensor"):
+    with pytest.raises(DataError, match=f"'odd'.* {type_} .*tensor"):
         columns.columns_of(pa.schema([("odd", type_)]))
 
 
@@ -182,7 +183,7 @@ def test_a_list_with_one_length_at_first_and_others_later_is_refused() -> None:
     batch = pa.record_batch([pa.array([[1, 2]])], ["c"])
     column = columns.settle(columns.columns_of(batch.schema)["c"], batch)
     longer = pa.record_batch([pa.array([[1, 2], [1, 2, 3]])], ["c"])
-    with pytest.raises(DataError, match=r"of 2 and of 3 values.*ragged=\['c'\]"):
+    with pytest.raises(DataError, match=r"'c'.* 2 .* 3 .*ragged=\['c'\]"):
         columns.read(longer, column)
     assert columns.settle(columns.columns_of(batch.schema)["c"], batch, ["c"]).kind == "list"
 

@@ -65,9 +65,9 @@ def test_an_evaluation_that_was_left_early_begins_again(shard: Shard) -> None:
 @pytest.mark.parametrize(
     ("measured", "kind", "message"),
     [
-        ({"loss": 0.5}, ValueError, r"'loss' of shape \(\) for a batch of 8 rows: .*\(8,\)"),
-        ({"loss": np.ones((8, 1))}, ValueError, r"'loss' of shape \(8, 1\) for a batch"),
-        (0.5, TypeError, "measure must return a dict of values per row, .* not float"),
+        ({"loss": 0.5}, ValueError, r"'loss'.*\(\).* 8 rows.*\(8,\)"),
+        ({"loss": np.ones((8, 1))}, ValueError, r"'loss'.*\(8, 1\).*\(8,\)"),
+        (0.5, TypeError, "measure .*dict.* float"),
     ],
 )
 def test_other_results_of_measure_are_refused(
@@ -78,7 +78,7 @@ def test_other_results_of_measure_are_refused(
 
 
 def test_other_iterables_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"requires a feed .* not list"):
+    with pytest.raises(TypeError, match=r"evaluate .*to_torch.* list"):
         evaluate([1, 2], measure)  # type: ignore[arg-type]
 
 
@@ -86,5 +86,5 @@ def test_several_ranks_that_cannot_reach_each_other_are_refused(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 0, 2)
-    with pytest.raises(RuntimeError, match=r"call hvd.init\(\) before it"):
+    with pytest.raises(RuntimeError, match=r"evaluate .*hvd\.init\(\)"):
         evaluate(shard.batches(8), measure)

@@ -107,9 +107,9 @@ def test_dtypes_converts_numbers(shard: Shard) -> None:
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        ({"x": "nowhere"}, {}, "there is no column 'nowhere': the columns are a, b"),
-        ({"x": ["a", "text"]}, {}, "'x' cannot hold 'text' beside other columns"),
-        (["a"], {"pad_ragged": {"b": 0}}, "pad_ragged names 'b', .*: the parts are a"),
+        ({"x": "nowhere"}, {}, "'nowhere'.* a, b, label"),
+        ({"x": ["a", "text"]}, {}, "part 'x'.*'text'"),
+        (["a"], {"pad_ragged": {"b": 0}}, "pad_ragged .*'b'.* a$"),
         (["a"], {"dtypes": {"b": "int8"}}, "dtypes names 'b'"),
     ],
 )
@@ -142,7 +142,8 @@ def test_every_row_comes_once_and_all_ranks_have_the_same_number_of_batches(
         for rank in range(size):
             as_rank(patch, rank, size)
             if last_batch == "drop" and batch_size * size > ROWS:
-                with pytest.raises(DataError, match="last_batch='drop' leaves none"):
+                message = f"{ROWS} rows.* {batch_size * size}: last_batch='drop'"
+                with pytest.raises(DataError, match=message):
                     shard.batches(batch_size, ["label"], shuffle=shuffle, last_batch=last_batch)
                 return
             feed = shard.batches(batch_size, ["label"], shuffle=shuffle, last_batch=last_batch)
@@ -198,9 +199,9 @@ def test_a_feed_that_is_saved_at_the_last_batch_of_an_epoch_resumes_with_the_nex
 @pytest.mark.parametrize(
     ("batch_size", "options", "message"),
     [
-        (11, {"seed": 5}, "global_batch is 11 here and was 12 there"),
-        (12, {"seed": 6}, "seed is 6 here and was 5 there"),
-        (12, {"seed": 5, "last_batch": "drop"}, "last_batch is 'drop' here and was 'pad' there"),
+        (11, {"seed": 5}, "global_batch .* 11 .* 12 "),
+        (12, {"seed": 6}, "seed .* 6 .* 5 "),
+        (12, {"seed": 5, "last_batch": "drop"}, "last_batch .*'drop'.*'pad'"),
     ],
 )
 def test_the_state_of_another_feed_is_refused(
@@ -214,7 +215,7 @@ def test_the_state_of_another_feed_is_refused(
 def test_the_state_of_other_data_is_refused(shard: Shard) -> None:
     state = shard.batches(12).state_dict()
     other = shard_of(TABLE.set_column(0, "a", pa.array(np.ones(ROWS, np.float32))))
-    with pytest.raises(DataError, match=r"data is '.*' here and was '.*' there"):
+    with pytest.raises(DataError, match=r"data .*'\w+'.*'\w+'"):
         other.batches(12).load_state_dict(state)
 
 
@@ -287,7 +288,7 @@ def test_a_pandas_dataframe_is_a_dataset_and_other_arguments_are_not() -> None:
 
 
 def test_a_dataset_without_rows_is_refused() -> None:
-    with pytest.raises(DataError, match="train: it has no rows"):
+    with pytest.raises(DataError, match=r"train: .*no rows"):
         shard_of(TABLE[:0])
 
 
@@ -304,9 +305,9 @@ def test_padding_has_the_weight_0(shard: Shard, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_options_out_of_range_are_refused(shard: Shard) -> None:
-    with pytest.raises(ValueError, match="batch_size must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match=r"batch_size .* 1 .* 0$"):
         shard.batches(0)
-    with pytest.raises(ValueError, match="last_batch must be 'pad', 'drop' or 'short', not 'keep'"):
+    with pytest.raises(ValueError, match=r"last_batch .*'pad', 'drop'.*'short'.*'keep'"):
         shard.batches(4, last_batch="keep")  # type: ignore[arg-type]
 
 
@@ -339,29 +340,21 @@ def test_a_column_name_may_contain_a_dot(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"columns": {"a", "b"}}, TypeError, "columns must be a list of column names, not {"),
-        ({"columns": "label"}, TypeError, "columns must be a list of column names, not 'label'"),
-        ({"columns": [3]}, TypeError, r"not \[3\]"),
-        ({"columns": {"x": {"a", "b"}}}, TypeError, r"columns=\{'x': ...\} must be a list of col"),
+        ({"columns": {"a", "b"}}, TypeError, "^columns .*list.* {"),
+        ({"columns": "label"}, TypeError, "^columns .*list.* 'label'"),
+        ({"columns": [3]}, TypeError, r"^columns .*list.* \[3\]"),
+        ({"columns": {"x": {"a", "b"}}}, TypeError, r"columns=\{'x': ...\} .*list"),
         ({"columns": []}, ValueError, "columns is empty"),
         ({"columns": {}}, ValueError, "columns is empty"),
         ({"columns": {"x": []}}, ValueError, r"columns=\{'x': ...\} is empty"),
-        ({"pad_ragged": 0}, TypeError, "pad_ragged must map parts to numbers"),
-        (
-            {"pad_ragged": {"ragged": 0.5}},
-            DataError,
-            "pad_ragged={'ragged': 0.5} does not fit int64",
-        ),
-        ({"pad_ragged": {"ragged": float("nan")}}, DataError, "does not fit int64"),
-        (
-            {"pad_ragged": {"ragged": [0, 5]}},
-            DataError,
-            r"pad_ragged={'ragged': \[0, 5\]} does not fit int64",
-        ),
-        ({"dtypes": {"text": "float32"}}, DataError, "dtypes names 'text', which is text"),
-        ({"dtypes": {"a": "float99"}}, TypeError, "NumPy types such as 'float32', not 'float99'"),
-        ({"images": {"nope": Image(2, 2)}}, DataError, "column 'nope' holds no images"),
-        ({"batch_size": 2.5}, TypeError, "batch_size must be a whole number, not 2.5"),
+        ({"pad_ragged": 0}, TypeError, "pad_ragged .* 0$"),
+        ({"pad_ragged": {"ragged": 0.5}}, DataError, "{'ragged': 0.5} .*int64"),
+        ({"pad_ragged": {"ragged": float("nan")}}, DataError, "{'ragged': nan} .*int64"),
+        ({"pad_ragged": {"ragged": [0, 5]}}, DataError, r"{'ragged': \[0, 5\]} .*int64"),
+        ({"dtypes": {"text": "float32"}}, DataError, "dtypes .*'text'.*numbers"),
+        ({"dtypes": {"a": "float99"}}, TypeError, "dtypes .*NumPy.*'float99'"),
+        ({"images": {"nope": Image(2, 2)}}, DataError, "'nope'.*images"),
+        ({"batch_size": 2.5}, TypeError, r"batch_size .* 2\.5"),
     ],
 )
 def test_arguments_of_the_wrong_form_are_refused(
@@ -383,7 +376,7 @@ def test_sample_weights_do_not_replace_a_column_called_weight(
 ) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(tmp_path))
     shard = shard_of(pd.DataFrame({"weight": [7.0, 8.0]}))
-    with pytest.raises(DataError, match="name yours differently"):
+    with pytest.raises(DataError, match=r"sample_weights=True.*'weight'.*columns="):
         shard.batches(2, sample_weights=True)
     [batch] = shard.batches(2, {"importance": "weight"}, sample_weights=True)
     assert (batch["importance"].tolist(), batch["weight"].tolist()) == ([7, 8], [1, 1])
@@ -391,37 +384,38 @@ def test_sample_weights_do_not_replace_a_column_called_weight(
 
 def test_a_dict_that_is_not_a_state_is_refused(shard: Shard) -> None:
     batches = shard.batches(8, ["label"])
-    with pytest.raises(DataError, match="not the state of a feed: it lacks data, epoch"):
+    with pytest.raises(DataError, match=r"lacks data, epoch, .*state_dict\(\)"):
         batches.load_state_dict({"weights": 1})
-    with pytest.raises(DataError, match="step 1000 of an epoch, and an epoch has 13 steps"):
+    with pytest.raises(DataError, match=r"step 1000 .* 13 steps"):
         batches.load_state_dict({**batches.state_dict(), "step": 1000})
 
 
 def test_a_shard_outside_main_is_refused() -> None:
-    with pytest.raises(DataError, match=r"train is one rank's part .* only inside main"):
+    with pytest.raises(DataError, match=r"train .*Shard.* main\b"):
         Shard("train").batches(8)
     assert repr(Shard("train")) == "Shard(train)"  # for a debugger, or the last line of a cell
 
 
 def test_a_pandas_dataframe_with_objects_is_refused() -> None:
-    with pytest.raises(DataError, match="the pandas DataFrame cannot be converted to Arrow"):
+    with pytest.raises(DataError, match=r"^train: .*pandas.*Arrow.*column odd"):
         shard_of(pd.DataFrame({"odd": [object(), object()]}))
 
 
 def test_an_error_during_packing_names_the_dataset(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1, None], "v": [[1.0], None]}), tmp_path / "0.parquet")
     train = shard_of(parquet(str(tmp_path)))
-    with pytest.raises(DataError, match=r"^train: column 'a' has nulls \(1 .* fill_null={'a': 0}"):
+    with pytest.raises(DataError, match=r"^train: .*'a'.*nulls \(1 .*fill_null={'a': 0}"):
         train.batches(1, ["a"])
-    with pytest.raises(DataError, match=r"^train: column 'v' has nulls .*Leave those rows out$"):
+    with pytest.raises(DataError, match=r"^train: .*'v'.*nulls") as caught:
         train.batches(1, ["v"])
+    assert "fill_null" not in str(caught.value)
 
 
 def test_dropping_the_only_batch_is_refused_with_the_number_of_rows(
     shard: Shard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     as_rank(monkeypatch, 1, 4)
-    message = f"train has {shard.rows} rows, and a step over 4 ranks takes 4000: last_batch='drop'"
+    message = f"train .* {shard.rows} rows.* 4 ranks .* 4000: last_batch='drop'"
     with pytest.raises(DataError, match=message):
         shard.batches(1000, last_batch="drop")
 

@@ -74,7 +74,7 @@ def test_only_the_given_columns_are_read(folder: Path) -> None:
     files = listing.find(str(folder), columns=["b"])
     assert list(files.columns) == ["b"]
     assert rows_of(files)[7] == {"b": 7.0}
-    with pytest.raises(DataError, match="no column 'c': the columns are a, b, year, state"):
+    with pytest.raises(DataError, match=r"'c'.* a, b, year, state"):
         listing.find(str(folder), columns=["c"])
 
 
@@ -115,18 +115,18 @@ def test_a_file_that_was_written_again_is_filtered_again(folder: Path) -> None:
 
 @pytest.mark.parametrize("filter_", ["a < 5", [("a", "5")], [("a", "<>", 5)]])
 def test_a_filter_of_the_wrong_form_is_refused_with_an_example(folder: Path, filter_: Any) -> None:
-    with pytest.raises(DataError, match=r"the filter .* such as \[\('year', '>=', 2024\)\]"):
+    with pytest.raises(DataError, match=r"filter .* \[\('year', '>=', 2024\)\]"):
         listing.find(str(folder), filter_=filter_)
 
 
 @pytest.mark.parametrize("filter_", [[("nope", "=", 1)], [("a", "<", "text")]])
 def test_a_filter_that_does_not_fit_the_columns_is_refused(folder: Path, filter_: Any) -> None:
-    with pytest.raises(DataError, match=r"the filter .* cannot be applied to a, b.* of .*parquet"):
+    with pytest.raises(DataError, match=r"filter .* a, b, year.*/0\.parquet"):
         listing.find(str(folder), filter_=filter_)
 
 
 def test_fill_null_for_a_column_that_does_not_exist_is_refused(folder: Path) -> None:
-    with pytest.raises(DataError, match="train: fill_null names 'nope', and the columns are a, b"):
+    with pytest.raises(DataError, match=r"train: fill_null .*'nope'.* a, b"):
         parquet(str(folder), fill_null={"nope": 1}).prepare("train", None)
 
 
@@ -138,7 +138,7 @@ def test_fill_null_of_the_wrong_type_is_refused_before_rows_are_read(
 ) -> None:
     lists = pa.array([[n] for n in range(ROWS)])
     pq.write_table(TABLE.append_column("lists", lists), tmp_path / "0.parquet")
-    with pytest.raises(DataError, match=f"train: fill_null has .* nulls of column '{name}', whi"):
+    with pytest.raises(DataError, match=f"train: fill_null .*column '{name}'"):
         parquet(str(tmp_path), fill_null={name: fill_null}).prepare("train", None)
 
 
@@ -164,30 +164,30 @@ def test_quoted_partition_values_are_unquoted(tmp_path: Path) -> None:
 
 
 def test_a_path_without_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no Parquet file at .*nowhere"):
+    with pytest.raises(DataError, match=r"Parquet .*/nowhere\b"):
         listing.find(str(tmp_path / "nowhere"))
 
 
 def test_files_with_different_columns_are_refused(folder: Path) -> None:
     odd = TABLE.set_column(1, "b", pa.array(range(ROWS)))
     pq.write_table(odd, folder / "3.parquet")
-    with pytest.raises(DataError, match=r"3.parquet has other columns than .*0.*: b is int64"):
+    with pytest.raises(DataError, match=r"/3\.parquet .*/0\.parquet: b .*int64"):
         listing.find(str(folder))
 
 
 def test_a_file_that_is_not_parquet_is_named(folder: Path) -> None:
     (folder / "4.parquet").write_text("text")
-    with pytest.raises(DataError, match=r"4.parquet cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"/4\.parquet .*'folder/\*\.parquet'"):
         listing.find(str(folder))
 
 
 def test_a_file_that_changes_during_the_run_is_named(folder: Path) -> None:
     files = listing.find(str(folder))
     pq.write_table(TABLE.slice(5, 400), folder / "0.parquet", row_group_size=100)
-    with pytest.raises(DataError, match=r"0.parquet was changed or removed since the run began"):
+    with pytest.raises(DataError, match=r"/0\.parquet .*changed"):
         rows_of(files)
     (folder / "0.parquet").unlink()
-    with pytest.raises(DataError, match=r"0.parquet was changed or removed since the run began"):
+    with pytest.raises(DataError, match=r"/0\.parquet .*changed"):
         rows_of(files)
 
 
@@ -203,7 +203,7 @@ def damage(path: Path, group: int, column: int) -> None:
 
 def test_a_damaged_page_is_named(folder: Path) -> None:
     damage(folder / "1.parquet", group=0, column=0)
-    with pytest.raises(DataError, match=r"1.parquet cannot be read \(row groups"):
+    with pytest.raises(DataError, match=r"/1\.parquet .*\(row groups \[0\]\)"):
         rows_of(listing.find(str(folder)))
 
 
@@ -333,6 +333,6 @@ def test_renamed_columns_have_their_new_names(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_a_delta_table_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
-    with pytest.raises(DataError, match=r"cannot be read as a Delta table"):
+    with pytest.raises(DataError, match=r"Delta.*storage_options"):
         delta_table.find(str(tmp_path))
     shutil.rmtree(tmp_path)

@@ -74,9 +74,7 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
         root = folder.path.parent
     root.mkdir()
     root.chmod(0o777)
-    with pytest.raises(
-        DataError, match=r"is not a private folder of this user.*Remove it, or set TMPDIR"
-    ):
+    with pytest.raises(DataError, match=rf"{root} .*private.*TMPDIR"):
         RunFolder("run", tmp_path).__enter__()
 
 
@@ -85,13 +83,13 @@ def test_a_symbolic_link_in_its_place_is_refused(tmp_path: Path) -> None:
         root = folder.path.parent
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     root.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="is not a private folder of this user"):
+    with pytest.raises(DataError, match=f"{root} .*private"):
         RunFolder("run", tmp_path).__enter__()
 
 
 def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"the scratch folder .* could not be created"):
+    with pytest.raises(DataError, match=r"/file/horovod_runner.*Errno.*TMPDIR"):
         RunFolder("run", tmp_path / "file").__enter__()
 
 
@@ -100,9 +98,7 @@ def test_existing_files_count_against_the_limit(tmp_path: Path) -> None:
         check_room(folder.path, 900_000)
         (folder.path / "rows").write_bytes(bytes(500_000))
         check_room(folder.path, 400_000)
-        with pytest.raises(
-            DataError, match=r"another 0.6 MB .* may use 1.0 MB .* already uses 0.5 MB"
-        ):
+        with pytest.raises(DataError, match=r" 0\.6 MB .* 1\.0 MB .* 0\.5 MB.*disk_limit"):
             check_room(folder.path, 600_000)
 
 
@@ -118,11 +114,9 @@ def test_some_of_the_disk_stays_free_unless_there_is_a_limit(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Disk(100 << 30, 97 << 30, 3 << 30))
     with RunFolder("run", tmp_path) as folder:
         check_room(folder.path, (2 << 30) - 1)
-        with pytest.raises(
-            DataError, match=r"2147\.5 MB are free there\. Free space, or set TMPDIR"
-        ):
+        with pytest.raises(DataError, match=r" 2147\.5 MB .* 2147\.5 MB .*TMPDIR"):
             check_room(folder.path, (2 << 30) + 1)
     with RunFolder("run", tmp_path, limit=100 << 30) as folder:
         check_room(folder.path, (3 << 30) - 1)
-        with pytest.raises(DataError, match=r"3221\.2 MB are free there"):
+        with pytest.raises(DataError, match=r" 3221\.2 MB .* 3221\.2 MB .*TMPDIR"):
             check_room(folder.path, (3 << 30) + 1)

@@ -145,19 +145,19 @@ def test_an_empty_part_is_a_row_with_the_weight_0(
 
 
 def test_exactly_one_of_batch_size_and_global_batch_is_given(shard: Shard) -> None:
-    for arguments in ({}, {"batch_size": 8, "global_batch": 8}):
-        with pytest.raises(TypeError, match="pass either batch_size, the rows of a step on each"):
-            shard.batches(**arguments)
-    with pytest.raises(ValueError, match="global_batch must be 1 or more, not 0"):
+    for number in (None, 8):
+        with pytest.raises(TypeError, match=f"batch_size .* {number} .*global_batch .* {number}$"):
+            shard.batches(number, global_batch=number)
+    with pytest.raises(ValueError, match=r"global_batch .* 1 .* 0$"):
         shard.batches(global_batch=0)
-    with pytest.raises(TypeError, match=r"global_batch must be a whole number, not 1\.5"):
+    with pytest.raises(TypeError, match=r"global_batch .* 1\.5"):
         shard.batches(global_batch=1.5)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"last_batch='short' .* pass global_batch instead"):
+    with pytest.raises(ValueError, match=r"last_batch='short' .*global_batch"):
         shard.batches(8, last_batch="short")
 
 
 def test_a_dataset_that_is_split_among_the_ranks_is_refused(shard: Shard) -> None:
     assert shard.rows == ROWS
     shard._counts = [50, 53]  # as if the hosts shared no folder
-    with pytest.raises(DataError, match=r"train is split among the ranks: .*global_batch=8 promis"):
+    with pytest.raises(DataError, match=r"train .*global_batch=8 .*shared_dir="):
         shard.batches(global_batch=8)

@@ -71,7 +71,7 @@ def test_gray_and_transparent_images_become_rgb() -> None:
 def test_a_damaged_image_is_named(form: str) -> None:
     whole = encoded(gradient(40, 40, 7), form)
     for cell in (whole[: len(whole) // 2], b"no image at all"):
-        with pytest.raises(DataError, match="row 1 of 'image' is not a complete"):
+        with pytest.raises(DataError, match=r"row 1 .*'image' .*complete"):
             Image(40, 40).decode([whole, cell], "image")
 
 
@@ -79,14 +79,14 @@ def test_images_of_a_known_size_are_not_resized() -> None:
     deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 5000
     pixels = images.decode_unresized([encoded(deep)], (3, 4), "uint16", "depth")
     assert pixels[0].tolist() == deep.tolist()
-    with pytest.raises(DataError, match=r"row 0 of 'depth' is an image of shape \(3, 4, 1\), and"):
+    with pytest.raises(DataError, match=r"row 0 .*'depth' .*\(3, 4, 1\).*\(3, 5\)"):
         images.decode_unresized([encoded(deep)], (3, 5), "uint16", "depth")
 
 
 def test_image_options_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="height and width must be 1 or more, not 0, 5"):
+    with pytest.raises(ValueError, match=r"height .*width .* 1 .* 0, 5"):
         Image(0, 5)
-    with pytest.raises(ValueError, match="mode must be 'RGB' or 'GRAY', not 'BGR'"):
+    with pytest.raises(ValueError, match=r"mode .*'RGB' .*'GRAY'.*'BGR'"):
         Image(5, 5, "BGR")  # type: ignore[arg-type]
 
 
@@ -186,9 +186,9 @@ def test_a_column_without_images_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = shard_with(tmp_path, monkeypatch, PNGS)
-    with pytest.raises(DataError, match="column 'n' holds no images"):
+    with pytest.raises(DataError, match=r"column 'n' .*images.* number"):
         shard.batches(4, ["n"], images={"n": Image(6, 6)})
-    with pytest.raises(DataError, match="images names the column 'image', which is not a part"):
+    with pytest.raises(DataError, match=r"images .*'image'.*columns={"):
         shard.batches(4, ["n"], images={"image": Image(6, 6)})
 
 
@@ -197,7 +197,7 @@ def test_spark_images_of_the_wrong_size_are_refused(
 ) -> None:
     bad = [*SPARK[:-1], {**SPARK[-1], "width": 7}]
     shard = shard_with(tmp_path, monkeypatch, bad)
-    with pytest.raises(DataError, match="has 108 bytes for 6 x 7 pixels of 3 channels"):
+    with pytest.raises(DataError, match=r"'image' .* 108 bytes .* 6 x 7 .* 3 "):
         list(shard.batches(4, ["image"], images={"image": Image(6, 6)}))
 
 
@@ -218,7 +218,7 @@ def test_the_layout_says_where_the_channels_are(
 
 
 def test_a_layout_of_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="layout must be 'HWC', 'CHW' or None, not 'NCHW'"):
+    with pytest.raises(ValueError, match=r"layout .*'HWC', 'CHW' .*None.*'NCHW'"):
         Image(5, 5, layout="NCHW")  # type: ignore[arg-type]
 
 

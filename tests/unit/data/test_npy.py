@@ -40,11 +40,11 @@ def test_cells_of_different_lengths_become_lists() -> None:
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ([cell([1, 2])[:-1]], r"not a complete array of shape \(2,\): it has 15 bytes of 16"),
-        ([cell([1, 2])[:20]], "not a complete NumPy array"),
-        ([b"something else entirely"], "not a complete NumPy array"),
-        ([cell([[1, 2]]), cell([[1, 2], [3, 4]])], "arrays of different shapes"),
-        ([cell(np.asfortranarray(np.ones((2, 2))))], "in Fortran order"),
+        ([cell([1, 2])[:-1]], r"'c' .*\(2,\).* 15 .* 16\b"),
+        ([cell([1, 2])[:20]], "'c' .*complete NumPy"),
+        ([b"something else entirely"], "'c' .*complete NumPy"),
+        ([cell([[1, 2]]), cell([[1, 2], [3, 4]])], "different shapes"),
+        ([cell(np.asfortranarray(np.ones((2, 2))))], "float64 .*Fortran"),
         ([cell(["text"])], "arrays of <U4"),
         ([cell([{1: 2}], allow_pickle=True)], "arrays of object"),
     ],

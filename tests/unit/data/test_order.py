@@ -162,7 +162,7 @@ def test_a_rank_whose_part_is_empty_gets_one_row() -> None:
 
 
 def test_a_step_after_the_epoch_is_refused() -> None:
-    with pytest.raises(IndexError, match="step 3 of an epoch of 3 steps"):
+    with pytest.raises(IndexError, match=r"step 3 .* 3 steps"):
         Order(10, 4).take(0, 3, 1, 0, 1)
 
 

@@ -157,8 +157,9 @@ def test_the_unit_of_a_killed_process_is_packed_by_another(tmp_path: Path, parts
 def test_a_truncated_file_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
     filled(tmp_path, parts)
     path = tmp_path / "packed" / name
-    os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(DataError, match=rf"{name} of the packed dataset has \d+ bytes"):
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    with pytest.raises(DataError, match=rf"/packed/{name} .* {size - 1} bytes .* {size}\b"):
         Store(tmp_path / "packed").open()
 
 
@@ -166,7 +167,7 @@ def test_a_truncated_file_is_named(tmp_path: Path, parts: Parts, name: str) -> N
 def test_a_missing_file_is_named(tmp_path: Path, parts: Parts, name: str) -> None:
     filled(tmp_path, parts)
     (tmp_path / "packed" / name).unlink()
-    with pytest.raises(DataError, match=r"packed"):
+    with pytest.raises(DataError, match=f"/packed.*{name}"):
         Store(tmp_path / "packed").open()
 
 
@@ -177,7 +178,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_rows_are_written(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(store.os, "posix_fallocate", full)
-    with pytest.raises(DataError, match=r"too little room.*it needs 0\.1 MB.*free.*TMPDIR"):
+    with pytest.raises(DataError, match=r"packed .* 0\.1 MB.*TMPDIR"):
         Store.create(tmp_path / "packed", parts.layout)
     assert not (tmp_path / "packed").exists()
 
@@ -206,7 +207,7 @@ def test_no_incomplete_unit_is_used_after_the_disk_was_full(
 
     with monkeypatch.context() as patch:
         patch.setattr(store.os, "pwrite", full)
-        with pytest.raises(DataError, match="too little room"):
+        with pytest.raises(DataError, match=r"packed .*TMPDIR"):
             packed.fill(parts)
     whole = {path.name for path in (tmp_path / "packed").glob("unit-*.json")}
     assert whole <= {"unit-1.json"}  # which has no rows
@@ -217,7 +218,7 @@ def test_no_incomplete_unit_is_used_after_the_disk_was_full(
 def test_a_unit_whose_number_of_rows_changed_is_refused(tmp_path: Path, parts: Parts) -> None:
     other = Parts([300, 0, 449, 251])
     packed = Store.create(tmp_path / "packed", parts.layout)
-    with pytest.raises(DataError, match=r"part [23] of the dataset has \d+ rows, and had"):
+    with pytest.raises(DataError, match=r"part 2 .* 449 .* 450 |part 3 .* 251 .* 250 "):
         packed.fill(other)
 
 

@@ -32,9 +32,16 @@ def test_the_type_of_a_column_follows_from_the_values(values: Any, ddl: str) -> 
     assert OutputType.of(values).ddl == ddl
 
 
-@pytest.mark.parametrize("values", [np.zeros(2, np.complex64), [object()], [None]])
-def test_values_without_a_type_in_spark_are_refused(values: Any) -> None:
-    with pytest.raises(PredictionError, match="the model returned"):
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        (np.zeros(2, np.complex64), "complex64"),
+        ([object()], "list of object"),
+        ([None], "list of NoneType"),
+    ],
+)
+def test_values_without_a_type_in_spark_are_refused(values: Any, named: str) -> None:
+    with pytest.raises(PredictionError, match=named):
         OutputType.of(values)
 
 
@@ -47,7 +54,7 @@ def test_a_type_may_be_given_in_the_words_of_spark(given: str, ddl: str) -> None
 
 
 def test_a_type_that_no_output_can_have_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cannot have the type 'map<int,int>'.*array<float>"):
+    with pytest.raises(ValueError, match=r"'map<int,int>'.*'array<float>'"):
         OutputType.parse("map<int,int>")
 
 
@@ -83,7 +90,7 @@ def test_one_number_per_row_fits_a_number_and_an_array() -> None:
 def test_values_that_do_not_fit_the_given_type_name_the_output(
     type_: OutputType, values: Any
 ) -> None:
-    with pytest.raises(PredictionError, match=r"output 'p' is .*do not fit"):
+    with pytest.raises(PredictionError, match=r"output 'p' .*output={'p': "):
         type_.to_arrow("p", values)
 
 
@@ -98,11 +105,11 @@ def test_results_are_found_by_name_or_in_order() -> None:
 @pytest.mark.parametrize(
     ("result", "names", "message"),
     [
-        ({"x": np.zeros(2), "y": np.zeros(2)}, "a", "returned the outputs x, y, and none is"),
-        ((np.zeros(2), np.zeros(2)), "a", "returned 2 outputs, and output names 1"),
-        (np.zeros(2), "ab", "returned one ndarray, and output names 2"),
-        (np.zeros(3), "a", "returned 3 rows of 'a' for a batch of 2 rows"),
-        (np.float32(1), "a", "returned a single value of 'a' for a batch of 2 rows"),
+        ({"x": np.zeros(2), "y": np.zeros(2)}, "a", "outputs x, y.*'a'"),
+        ((np.zeros(2), np.zeros(2)), "a", "2 outputs.* 1: a"),
+        (np.zeros(2), "ab", "ndarray.* 2: a, b"),
+        (np.zeros(3), "a", " 3 rows .*'a' .* 2 rows"),
+        (np.float32(1), "a", "single value .*'a' .* 2 rows"),
     ],
 )
 def test_results_that_do_not_fit_say_what_was_returned(
@@ -118,9 +125,9 @@ def test_output_names_are_checked() -> None:
     assert [output.type for output in typed] == [OutputType("float"), None]
     with pytest.raises(ValueError, match="twice: a, a"):
         parse_outputs(["a", "a"])
-    with pytest.raises(ValueError, match="at least one column"):
+    with pytest.raises(ValueError, match=r"output .* \[\]"):
         parse_outputs([])
-    with pytest.raises(TypeError, match="a name, names, or a dict"):
+    with pytest.raises(TypeError, match=r"output .* 3$"):
         parse_outputs(3)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="already a column 'a'"):
+    with pytest.raises(DataError, match=r"column 'a'.*output='a_2'"):
         check_free([Output("a")], ["a", "b"])

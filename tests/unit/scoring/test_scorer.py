@@ -69,7 +69,7 @@ def test_a_null_is_named_with_its_rows_and_columns(tmp_path: Path) -> None:
     batch = pa.record_batch({"x": pa.array([1.0, 2.0, 3.0, None])})
     before = pa.record_batch({"x": pa.array([1.0, 2.0])})
     scorer = scorer_of(doubled, batch, tmp_path)
-    with pytest.raises(DataError, match=r"row 5 \(columns x\): column 'x' has nulls"):
+    with pytest.raises(DataError, match=r"row 5 \(columns x\): .*'x' .*nulls"):
         scored(scorer, before, batch)
 
 
@@ -115,7 +115,7 @@ def test_a_wrong_number_of_rows_is_never_passed_over(tmp_path: Path) -> None:
 
     batch = pa.record_batch({"x": np.arange(3.0)})
     scorer = scorer_of(model, batch, tmp_path, on_error="null")
-    with pytest.raises(PredictionError, match="returned 1 rows of 'p' for a batch of 3 rows"):
+    with pytest.raises(PredictionError, match=r" 1 rows .*'p' .* 3 rows"):
         scored(scorer, batch)
 
 
@@ -133,5 +133,5 @@ def test_lists_of_one_length_are_vectors_in_each_worker(tmp_path: Path) -> None:
     scorer = scorer_of(model, batch, tmp_path)
     assert scored(scorer, batch) == [[3.0, 7.0]]
     other = pa.record_batch({"x": pa.array([[1.0, 2.0, 3.0]])})
-    with pytest.raises(DataError, match="rows of 2 and of 3 values"):
+    with pytest.raises(DataError, match=r"'x' .* 2 .* 3 .*ragged=\['x'\]"):
         scored(scorer, batch, other)
