@@ -27,6 +27,7 @@ _LOOK_SECONDS: Final = 1.0
 _PROCESSES_SECONDS: Final = 5.0
 _MUCH: Final = 0.75
 _KEPT_SECONDS: Final = 60.0
+_DYING_SECONDS: Final = 3.0  # how long a killed process may take to end on a crowded machine
 # Less than this is little: a share of the limit, or bytes where that is more, but of a small limit
 # never more than a quarter.
 _LITTLE: Final = 0.05
@@ -144,13 +145,16 @@ class MemoryWatch:
         last = self._readings[-1]
         before = next(each.killed for each in self._readings if each.counter == last.counter)
         killed = _more(control_groups.killed_for_memory(last.counter), before)
-        # A worker that has moved to another container since then is counted there.
+        # A worker that has moved to another container since then is counted there. The last reading
+        # may be of one that was killed already and had not ended yet.
+        now = time.monotonic()
+        alive = [each for each in self._readings if now - each.time > _DYING_SECONDS]
         of_host = _more(
             control_groups.killed_for_memory(control_groups.host_kill_counter()),
-            last.killed_on_host,
+            (alive[-1] if alive else self._readings[0]).killed_on_host,
         )
         return msgspec.structs.replace(
-            self.use, killed=killed or of_host, age=time.monotonic() - self._looks[-1][0]
+            self.use, killed=killed or of_host, age=now - self._looks[-1][0]
         )
 
     def _read(self, now: float) -> None:
