@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.places("spark", "cluster", "connect
 
 def test_more_ranks_than_slots_are_refused_at_once(spark: SparkSession) -> None:
     started = _active_jobs(spark)
-    with pytest.raises(SlotError, match=r"np=5 .* local\[4\] .* 4\.") as caught:
+    with pytest.raises(SlotError, match=r"np=5 .* has 4\.") as caught:
         HorovodRunner(np=5, cluster_config=ClusterConfig(spark=spark, slot_timeout=0)).run(print)
     assert "spark.task.cpus=1" in str(caught.value)
     assert _active_jobs(spark) == started
