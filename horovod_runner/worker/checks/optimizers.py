@@ -136,17 +136,18 @@ def unused_left_out(weights: Sequence[Any], name: str, process_set: Any) -> Iter
     from horovod.torch import mpi_ops
 
     handle = mpi_ops.allreduce_async_(
-        torch.tensor([weight.grad is not None for weight in weights], dtype=torch.int32),
+        # Like most gradients, which Horovod then sends together with it.
+        torch.tensor([weight.grad is not None for weight in weights], dtype=torch.float32),
         name=f"has gradient {name}",
-        op=mpi_ops.Sum,
+        op=mpi_ops.Average,
         process_set=process_set,
     )
     try:
         yield
     finally:  # or the next one would have the name of this one
-        counts = mpi_ops.synchronize(handle).tolist()
-    for weight, ranks in zip(weights, counts, strict=True):
-        if not ranks:
+        shares = mpi_ops.synchronize(handle).tolist()  # of the ranks
+    for weight, share in zip(weights, shares, strict=True):
+        if not share:
             weight.grad = None
 
 
