@@ -57,6 +57,13 @@ def without_password(text: str) -> str:
     return _OPTION_OF_URL.sub(option, _USER_OF_URL.sub(HIDDEN, text))
 
 
+def without_secret(name: str, value: object) -> object:
+    """A value with a name; hidden if it looks like a secret, and without the passwords of URLs."""
+    if is_secret(name, value):
+        return HIDDEN
+    return without_password(value) if isinstance(value, str) else value
+
+
 def broken(line: str, columns: int, indent: int = 2) -> str:
     """Break a line between words, so that it fits into a terminal; words stay in one piece.
 

@@ -44,14 +44,14 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
 
 
 def count_ranks(
-    gradients: Sequence[Any], name: str, process_set: Any = None
+    gradients: Sequence[Any], name: str, how: Reduction
 ) -> tuple[list[Any], Callable[[], Any]]:
     """Begin to count how many ranks have each gradient.
 
     Args:
         gradients: this rank's; None where it has none.
         name: the name of the reduction.
-        process_set: the ranks that reduce; None for all ranks.
+        how: the settings.
 
     Returns:
         The gradients, to be used instead, and a function that returns the numbers as a tensor.
@@ -59,9 +59,9 @@ def count_ranks(
     there = tf.constant([gradient is not None for gradient in gradients], tf.int32) + _zero()
     after = list(gradients)
     if tf.executing_eagerly():
-        eager = _counter(name, process_set)(there)
+        eager = _counter(name, how)(there)
         return after, lambda: eager
-    counts = _count(there, name, process_set)
+    counts = _count(there, name, how)
     with tf.control_dependencies([counts]):  # or a graph would leave it out where nobody asks
         for position, gradient in enumerate(gradients):
             if gradient is not None:
@@ -89,14 +89,13 @@ def _zero_variable() -> Any:
         return tf.Variable(0, trainable=False, dtype=tf.int32, name="horovod_runner_zero")
 
 
-def _count(there: Any, name: str, process_set: Any) -> Any:
-    where = {} if process_set is None else {"process_set": process_set}
-    return _allreduce(there, f"{name}.there", op=hvd.Sum, **where)
+def _count(there: Any, name: str, how: Reduction) -> Any:
+    return _allreduce(there, f"{name}.there", op=hvd.Sum, **how.where())
 
 
 @cache
-def _counter(name: str, process_set: Any) -> Any:
-    return tf.function(lambda there: _count(there, name, process_set), autograph=False)
+def _counter(name: str, how: Reduction) -> Any:
+    return tf.function(lambda there: _count(there, name, how), autograph=False)
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:

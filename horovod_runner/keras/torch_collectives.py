@@ -45,12 +45,11 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def count_ranks(
-    gradients: Sequence[Any], name: str, process_set: Any = None
+    gradients: Sequence[Any], name: str, how: Reduction
 ) -> tuple[list[Any], Callable[[], Any]]:
     """Begin to count how many ranks have each gradient; see tensorflow_collectives."""
     there = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
-    where = {} if process_set is None else {"process_set": process_set}
-    handle = hvd.allreduce_async(there, name=f"{name}.there", op=hvd.Sum, **where)
+    handle = hvd.allreduce_async(there, name=f"{name}.there", op=hvd.Sum, **how.where())
     return list(gradients), torch.compiler.disable(lambda: hvd.synchronize(handle))
 
 

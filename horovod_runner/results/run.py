@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.common.text import HIDDEN, is_secret, without_password
+from horovod_runner.common.text import without_secret
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.slowness.profile import RunProfile
@@ -377,11 +377,5 @@ def plain_params(np: int | tuple[int, int], kwargs: Mapping[str, Any]) -> dict[s
     plain = (bool, int, float, str, type(None))
     # As text where it is a range: MLflow and the record's file know no pairs.
     ranks = np if isinstance(np, int) else f"{np[0]} to {np[1]}"
-    shown = {name: _shown(name, value) for name, value in kwargs.items() if type(value) in plain}
-    return {"np": ranks, **shown}
-
-
-def _shown(name: str, value: object) -> object:
-    if is_secret(name, value):
-        return HIDDEN
-    return without_password(value) if isinstance(value, str) else value
+    given = {name: value for name, value in kwargs.items() if type(value) in plain}
+    return {"np": ranks, **{name: without_secret(name, value) for name, value in given.items()}}

@@ -340,7 +340,7 @@ def test_a_task_that_cannot_go_on_ends_the_run(
             raise OSError(errno.EMFILE, "Too many open files")
         return Link(address, number, *args)
 
-    # What the system refuses there is refused in the driver's process, in a thread of its own.
+    # The limit is reached in the driver's process, in the thread that starts the task.
     monkeypatch.setattr(task, "Link", link)
     with pytest.raises(LaunchError, match=r"task 1 of 2 .*Too many open files"):
         ranks.run(2, main)

@@ -169,7 +169,7 @@ def custom_step(keras: Any) -> Any:
 
 
 def experts(keras: Any, alone: bool = False) -> Any:
-    """A model of which each rank uses layers of its own, and nobody the last ones.
+    """A model in which each rank uses other layers. No rank uses the last ones.
 
     In one process the first rows of a batch are those of rank 0.
     """

@@ -110,7 +110,7 @@ def test_install_takes_the_cached_wheel_and_proves_it(tmp_path: Path) -> None:
     assert "using the wheel built before" in Beside(tmp_path / "beside").install()
 
 
-# Slow: an environment of its own, whose Horovod is proved by two ranks with each framework.
+# Slow: a new environment, and two ranks with each framework that prove its Horovod.
 def test_install_takes_a_published_wheel_where_there_is_no_compiler(tmp_path: Path) -> None:
     beside = Beside(tmp_path / "beside")
     plan = make_plan(beside.built, beside.gpu, beside.mpi)

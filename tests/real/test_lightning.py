@@ -28,7 +28,7 @@ def fit(
         alone: whether this is the training of one process.
         fails: whether the first attempt does, in the third epoch.
         clip: gradients, by this norm.
-        experts: whether each rank uses layers of its own. Nobody uses the last ones.
+        experts: whether each rank uses other layers. No rank uses the last ones.
     """
     import horovod.torch as hvd
     import lightning

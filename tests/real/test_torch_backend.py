@@ -207,7 +207,7 @@ def test_a_hook_of_ddp_may_wait_for_a_further_collective(ranks: Ranks) -> None:
         return several, learn(dist.group.WORLD), learn(dist.new_group(backend="gloo"))
 
     several, ours, theirs = ranks.run(3, main)
-    assert several == pytest.approx(theirs, rel=1e-2)  # each bucket has random numbers of its own
+    assert several == pytest.approx(theirs, rel=1e-2)  # each bucket draws its own numbers
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 

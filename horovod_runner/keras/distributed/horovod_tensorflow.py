@@ -78,7 +78,7 @@ def _patch_tape(tape: Any) -> None:
 
 
 def _with_our_reductions(hvd: Any) -> Callable[..., Any]:
-    """Reduce gradients with names of their own, and zeros where this rank lacks one.
+    """Reduce gradients under fixed names, and send zeros for those that this rank lacks.
 
     Horovod leaves out what a rank lacks, and adds up gradients of different steps. It finds the
     variables of listed groups by name, and loses all gradients but one of those that have the same
@@ -130,7 +130,7 @@ def _with_our_reductions(hvd: Any) -> Callable[..., Any]:
             partition = how.partition([_key(variable) for variable in variables])
             reduced = list(collectives.reduce_gradients(filled, unique, how, partition))
             if graph == "eager":  # where it is known that no rank has one
-                counts = collectives.count_ranks(grads, unique, how.process_set)[1]().numpy()
+                counts = collectives.count_ranks(grads, unique, how)[1]().numpy()
                 reduced = [g if count else None for g, count in zip(reduced, counts, strict=True)]
             return reduced
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from horovod_runner.common.text import HIDDEN, is_secret, ranks_text, without_password
+from horovod_runner.common.text import ranks_text, without_password, without_secret
 from horovod_runner.results.page import scales
 from horovod_runner.results.page.charts import Part, bar, key
 from horovod_runner.results.page.markup import Html, Section, element, section, table
@@ -184,4 +184,4 @@ def parameters(view: View) -> Section | None:
 
 def _shown(params: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Html | str]]:
     for name, value in params:
-        yield name, HIDDEN if is_secret(name, value) else without_password(str(value))
+        yield name, str(without_secret(name, value))

@@ -40,6 +40,7 @@ class _Training:
         self._named, self._name, self._groups = _weights_of(optimizer)
         self._when = "at the end" if number == 1 else f"at the end of optimizer {number}"
         self._sets = _process_set(optimizer)
+        self._some = self._named[:: -(-len(self._named) // _VERSIONS) or 1]
         self._latest: list[tuple[int, int]] = []
 
     def count(self) -> None:
@@ -53,8 +54,7 @@ class _Training:
             _send(self._when + self._sets, self._name, _rates(self._groups), self._named)
 
     def _versions(self) -> list[tuple[int, int]]:
-        some = self._named[:: -(-len(self._named) // _VERSIONS) or 1]
-        return [(weight._version, weight.data_ptr()) for _, weight in some]
+        return [(weight._version, weight.data_ptr()) for _, weight in self._some]
 
 
 class _TorchSteps:
