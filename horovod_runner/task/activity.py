@@ -18,17 +18,24 @@ from horovod_runner.wire.messages import Alive
 
 _MAIN_SHARE = 0.01  # of a core
 _THREAD_SHARE = 0.15  # of a core, while it had one; Horovod's threads take up to 0.11 each
-_CLOCK_STEP_SECONDS = 0.011  # the counters have steps of 10 ms
+_CLOCK_STEP_SECONDS = 0.011  # psutil's counters have steps of 10 ms
+_LEAST_SECONDS = 0.002  # of the finer counters
 
 
-class _Used(NamedTuple):
-    """A thread's seconds since its start, or since the last measurement."""
+class _Thread(NamedTuple):
+    """What is known of a thread.
+
+    Attributes:
+        busy: seconds on a core since its start.
+        waiting: seconds for which it waited for a core.
+        at: when this was measured.
+        worked: whether it was busy before that.
+    """
 
     busy: float
-    waiting: float  # for a core
-
-    def since(self, before: _Used) -> _Used:
-        return _Used(self.busy - before.busy, self.waiting - before.waiting)
+    waiting: float
+    at: float
+    worked: bool = False
 
 
 class Activity:
@@ -43,7 +50,8 @@ class Activity:
         self._pid = pid
         self._interval = interval
         self._printed_at = self._worked_at = self._measured_at = time.monotonic()
-        self._threads: dict[int, _Used] = {}
+        self._threads: dict[int, _Thread] = {}  # without the main one
+        self._main_time = 0.0
         self._children: dict[int, float] = {}
         self._frozen = False
 
@@ -72,19 +80,16 @@ class Activity:
 
     def _has_worked(self, process: psutil.Process, elapsed: float) -> bool:
         self._frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        before = self._threads
-        self._threads = {
-            thread.id: _Used(thread.user_time + thread.system_time, _waiting(self._pid, thread.id))
-            for thread in process.threads()
-        }
-        nothing = _Used(0, 0)
-        used = {id_: now.since(before.get(id_, nothing)) for id_, now in self._threads.items()}
+        times = {each.id: each.user_time + each.system_time for each in process.threads()}
         idle_limit = max(_CLOCK_STEP_SECONDS, _MAIN_SHARE * elapsed)
-        worked = used.pop(self._pid, nothing).busy > idle_limit
-        worked = worked or any(
-            each.busy > max(_CLOCK_STEP_SECONDS, _THREAD_SHARE * (elapsed - each.waiting))
-            for each in used.values()
-        )
+        main_time, self._main_time = self._main_time, times.get(self._pid, 0.0)
+        worked = self._main_time - main_time > idle_limit
+        self._threads = {
+            each: self._measure_thread(each, time)
+            for each, time in times.items()
+            if each != self._pid
+        }
+        worked = worked or any(thread.worked for thread in self._threads.values())
         children, self._children = self._children, {}
         if not worked:  # otherwise the children's counters are not needed
             for child in process.children(recursive=True):
@@ -93,11 +98,35 @@ class Activity:
             worked = sum(self._children.values()) - sum(children.values()) > idle_limit
         return worked
 
+    def _measure_thread(self, thread: int, time_used: float) -> _Thread:
+        """Judge a thread by its share of the time in which it could have had a core.
 
-def _waiting(pid: int, thread: int) -> float:
-    """For how many seconds a thread has waited for a core since its start; 0 if unknown."""
+        The system counts a wait for a core when it is over.
+        """
+        now = time.monotonic()
+        schedule = _schedule(self._pid, thread)
+        least = _CLOCK_STEP_SECONDS if schedule is None else _LEAST_SECONDS
+        busy, waiting = schedule or (time_used, 0.0)
+        before = self._threads.get(thread, _Thread(0.0, 0.0, self._measured_at))
+        if (busy, waiting) == (before.busy, before.waiting) and _is_runnable(self._pid, thread):
+            return before  # it has waited for a core all the time
+        could = now - before.at - (waiting - before.waiting)
+        worked = busy - before.busy > max(least, _THREAD_SHARE * could)
+        return _Thread(busy, waiting, now, worked)
+
+
+def _schedule(pid: int, thread: int) -> tuple[float, float] | None:
+    """A thread's seconds on a core and those it waited for one; None if unknown."""
     try:
         counters = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text("ascii").split()
-        return int(counters[1]) / 1e9
+        return int(counters[0]) / 1e9, int(counters[1]) / 1e9
     except (OSError, ValueError, IndexError):  # it has ended, or this kernel does not count
-        return 0.0
+        return None
+
+
+def _is_runnable(pid: int, thread: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/task/{thread}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[:1] == ["R"]
