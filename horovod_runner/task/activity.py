@@ -80,13 +80,13 @@ class Activity:
 
     def _has_worked(self, process: psutil.Process, elapsed: float) -> bool:
         self._frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-        times = {each.id: each.user_time + each.system_time for each in process.threads()}
+        used = {each.id: each.user_time + each.system_time for each in process.threads()}
         idle_limit = max(_CLOCK_STEP_SECONDS, _MAIN_SHARE * elapsed)
-        main_time, self._main_time = self._main_time, times.get(self._pid, 0.0)
+        main_time, self._main_time = self._main_time, used.get(self._pid, 0.0)
         worked = self._main_time - main_time > idle_limit
         self._threads = {
             each: self._measure_thread(each, time)
-            for each, time in times.items()
+            for each, time in used.items()
             if each != self._pid
         }
         worked = worked or any(thread.worked for thread in self._threads.values())
