@@ -177,8 +177,8 @@ HOROVOD = {
     ),
     "Weights are unfrozen or added after `DistributedOptimizer`": Mistake(
         "`for weight in backbone.parameters(): weight.requires_grad = True`",
-        "warned",
-        "they were frozen (requires_grad=False) when DistributedOptimizer was called",
+        "works",
+        "Their gradients are averaged, too.",
     ),
     "Gradients are clipped before they are averaged": Mistake(
         "`loss.backward(); clip_grad_norm_(...); optimizer.step()`",

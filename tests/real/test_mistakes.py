@@ -235,14 +235,11 @@ def misuse_later(folder: str) -> None:
 
     hvd.init()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
-    model[0].requires_grad_(False)
     plain = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     optimizer = hvd.DistributedOptimizer(plain, named_parameters=model.named_parameters())
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     for step in range(40):
-        if step == 20:
-            model[0].requires_grad_(True)
         optimizer.zero_grad()
         model(torch.ones(4, 2) * (hvd.rank() + 1)).sum().backward()
         optimizer.step()
@@ -264,12 +261,10 @@ def test_what_goes_wrong_after_the_first_steps_is_shown_once(
         "All ranks log to MLflow",
         "All ranks write logs for TensorBoard",
         "The learning rate differs by rank",
-        "Weights are unfrozen or added after `DistributedOptimizer`",
     )
     check(text, *names)
     assert sorted(warned_of(text)) == sorted(names)
     assert "than rank 0 after step 40" in text
-    assert "the gradients of 2 weights are not averaged (0.weight is the first)" in text
     assert f"of one host write to the same folder of logs, {tmp_path}/logs/ at " in text
 
 

@@ -320,6 +320,71 @@ def a_schedule_belongs_to_the_plain_optimizer(hvd: Any) -> list[Any]:
     return [optimizer.param_groups[0]["lr"], training.weights()]
 
 
+def weights_are_added_or_unfrozen_later(hvd: Any) -> list[Any]:
+    import torch
+
+    model = torch.nn.Sequential(*network(), torch.nn.Linear(1, 1))
+    training = Training(hvd, model)
+    model[0].requires_grad_(False)
+    plain = torch.optim.SGD(model[:3].parameters(), lr=0.1, momentum=0.9)
+    optimizer = plain
+    if hvd is not None:
+        optimizer = hvd.DistributedOptimizer(plain, model[:3].named_parameters(), groups=1)
+    for step in range(4):
+        if step == 1:
+            optimizer.add_param_group({"params": list(model[3].parameters()), "lr": 0.2})
+        if step == 2:
+            model[0].requires_grad_(True)
+        optimizer.zero_grad()
+        loss_of(training).backward()
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        torch.nn.utils.clip_grad_norm_(weights, 0.5)
+        optimizer.step()
+    return training.weights()
+
+
+def passes_are_left_over(hvd: Any) -> list[Any]:
+    import torch
+
+    found = []
+    for options in ({}, {"groups": 1}):
+        training = Training(hvd, network())
+        plain = torch.optim.SGD(training.model.parameters(), lr=0.05)
+        optimizer = training.distributed(plain, backward_passes_per_step=2, **options)
+        for _ in range(2):  # epochs of five batches; the second one begins with what is left over
+            for number in range(1, 6):
+                loss_of(training).backward()
+                if number % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        optimizer.step()
+        found.append(training.weights())
+    return found
+
+
+def two_networks_are_trained(hvd: Any) -> list[Any]:
+    """As in a GAN, the loss of one also gives gradients to the other; they have equal names."""
+    import torch
+
+    found = []
+    for frees in ("optimizer", "network"):
+        one, other = (Training(hvd, network()) for _ in range(2))
+        torch.nn.init.ones_(other.model[2].weight)
+        first = one.distributed(torch.optim.Adam(one.model.parameters(), lr=0.02))
+        second = other.distributed(torch.optim.Adam(other.model.parameters(), lr=0.02))
+        for _ in range(3):
+            (second if frees == "optimizer" else other.model).zero_grad()
+            rows = one.rows(3)
+            fake = one.model(rows).repeat(1, 3)
+            (other.model(rows) - other.model(fake.detach())).mean().backward()
+            second.step()
+            first.zero_grad()
+            other.model(fake).mean().backward()
+            first.step()
+        found += [one.weights(), other.weights()]
+    return found
+
+
 TRAININGS = {
     function.__name__: function
     for function in (
@@ -331,6 +396,9 @@ TRAININGS = {
         weights_have_another_layout,
         gradients_are_sparse,
         a_schedule_belongs_to_the_plain_optimizer,
+        weights_are_added_or_unfrozen_later,
+        passes_are_left_over,
+        two_networks_are_trained,
     )
 }
 

@@ -7,8 +7,6 @@ others wait for it. Here both call ``optimizer.synchronize()`` first, and the st
 again. A rank that has left out ``backward`` does so too: the others wait for it, and all have to
 clip alike. Where more gradients are to be accumulated first, ``step`` clips after it has averaged.
 Horovod's own pattern, ``synchronize`` and ``skip_synchronize``, works as before.
-
-Also finds weights whose gradients Horovod does not average.
 """
 
 from __future__ import annotations
@@ -17,12 +15,11 @@ import functools
 import math
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
-from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
+from horovod_runner.worker.checks.optimizers import forget_gradients
 
-_EVERY: Final = 16  # steps
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
@@ -34,19 +31,19 @@ def watch_horovod(module: Any) -> None:
     argument that PyTorch's has.
     """
     kind = module._DistributedOptimizer
-    plain_init, plain_zero = kind.__init__, kind.zero_grad
+    plain_init = kind.__init__
     plain_synchronize, plain_step = kind.synchronize, kind.step
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         self._averaged_early = False
         self._clips_later = {}
         plain_init(self, *args, **options)
-        self._steps_to_check = 0
         _optimizers.add(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
         if self._handles:
-            plain_zero(self)  # raises Horovod's error
+            forget_gradients(self)
+            self._synchronized = False
         if self._averaged_early:  # the step was left out
             self._averaged_early = self._synchronized = False
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)
@@ -54,10 +51,6 @@ def watch_horovod(module: Any) -> None:
     def synchronize(self: Any) -> None:
         if self._averaged_early and not self._handles:
             return
-        if self._steps_to_check == 0:
-            self._steps_to_check = _EVERY
-            _check_unknown(self)
-        self._steps_to_check -= 1
         plain_synchronize(self)
 
     @functools.wraps(plain_step)
@@ -90,29 +83,6 @@ def watch_horovod(module: Any) -> None:
         return plain_wrap(optimizer, *args, **options)
 
     module.DistributedOptimizer = wrap
-
-
-def _check_unknown(optimizer: Any) -> None:
-    """Notice weights whose gradients Horovod does not average."""
-    rank = context.current()
-    if rank is None or rank.size == 1 or not rank.start_check:
-        return
-    if not optimizer.process_set.included() or optimizer.process_set.size() == 1:
-        return
-    known = optimizer._requires_update
-    parameters = (p for group in optimizer.param_groups for p in group["params"])
-    unknown = [each for each in parameters if each.requires_grad and each not in known]
-    if unknown:
-        name = optimizer._parameter_names.get(unknown[0]) or f"of shape {tuple(unknown[0].shape)}"
-        notes.send(
-            "mistake",
-            "unknown weights",
-            f"the gradients of {len(unknown)} weights are not averaged ({name} is the first), so "
-            "each rank trains its own: they were frozen (requires_grad=False) when "
-            "DistributedOptimizer was called, or were added after that (add_param_group). Make a "
-            "new optimizer with all weights, and call DistributedOptimizer again.",
-            once=True,
-        )
 
 
 def _averages(optimizer: Any, closure: Any) -> Any:

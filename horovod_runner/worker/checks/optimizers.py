@@ -2,16 +2,20 @@
 
 As Horovod makes them, they drop a state that was loaded before they were made, call hooks twice,
 move weights that no rank has a gradient for, refuse gradients that are not contiguous, and go on
-sending those of weights that have got another optimizer since.
+sending those of weights that have got another optimizer since. They leave weights that are added or
+unfrozen later to each rank, and mix up two networks whose weights have the same names.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+_names: Counter[str] = Counter()  # of weights: how many optimizers have used each
 
 _HOOKS = (
     "_optimizer_step_pre_hooks",
@@ -27,7 +31,10 @@ def mend(module: Any) -> None:
     """Change the optimizers of a module, which is ``horovod.torch.optimizer``."""
     kind = module._DistributedOptimizer
     _retire_earlier_ones(kind)
+    _take_more_passes(kind)
+    _send_whole_groups(kind)
     _leave_out_unused(kind)
+    _take_new_weights(kind)
     _send_all_layouts(kind)
     for each in (kind, module._DistributedAdasumOptimizer):
         each.step.hooked = True  # the step of the user's class calls them
@@ -41,6 +48,7 @@ def _keep_what_was_there(module: Any) -> None:
     def wrap(optimizer: Any, *args: Any, **options: Any) -> Any:
         distributed = plain_wrap(optimizer, *args, **options)
         distributed.state = optimizer.state
+        distributed.defaults = optimizer.defaults  # of groups that are added later
         for name in _HOOKS:
             setattr(distributed, name, getattr(optimizer, name))
         distributed._wrapped = optimizer
@@ -101,6 +109,119 @@ def _retire_earlier_ones(kind: Any) -> None:
         return call
 
     kind.__init__, kind._make_hook = init, make_hook
+
+
+def _take_more_passes(kind: Any) -> None:
+    """Accept a backward pass more than ``backward_passes_per_step``.
+
+    It happens where some passes are left over at the end of an epoch, and where the loss of one
+    network also gives gradients to another one. So accumulated gradients are sent in ``step``, and
+    not during the last pass, for it may not be the last one.
+    """
+    plain_hook = kind._make_hook
+
+    @functools.wraps(plain_hook)
+    def make_hook(self: Any, weight: Any) -> Any:
+        hook = plain_hook(self, weight)
+
+        def call(*args: Any) -> None:
+            if self._is_retired:
+                return
+            if self._allreduce_delay[weight] > 0 and self.backward_passes_per_step == 1:
+                hook(*args)
+            elif self._allreduce_delay[weight] > 0:
+                self._allreduce_delay[weight] -= 1
+                self._handles[weight] = (None, None)
+            elif self._handles.get(weight, ("sent in a group", None))[0] is not None:
+                raise ValueError(
+                    "a second backward pass came before step(), and the gradient of "
+                    f"{self._parameter_names[weight]} is already being averaged. Call step() or "
+                    "the zero_grad() of this optimizer before it, or pass "
+                    "backward_passes_per_step=... to DistributedOptimizer, with the number of "
+                    "passes of a step."
+                )
+
+        return call
+
+    kind._make_hook = make_hook
+
+
+def _send_whole_groups(kind: Any) -> None:
+    """Send each group as a group, on ranks that lack a gradient of it, too."""
+    plain = kind.synchronize
+
+    @functools.wraps(plain)
+    def synchronize(self: Any) -> None:
+        for group in self._group_counts if self.process_set.included() else ():
+            if group not in self._handles:
+                for weight in group:
+                    self._handles.pop(weight, None)
+                    if weight.grad is None:
+                        weight.grad = weight.detach().new_zeros(weight.shape)
+                self._handles[group] = self._grouped_allreduce_grad_async(group)
+                self._group_counts[group] = 0
+        plain(self)
+
+    kind.synchronize = synchronize
+
+
+def forget_gradients(optimizer: Any) -> None:
+    """Drop gradients that no step has used, as in a network that another one's loss has reached."""
+    if any(handle is not None for handle, _ in optimizer._handles.values()):
+        optimizer.synchronize()  # the ranks average them already
+    optimizer._handles.clear()
+    optimizer._unsent_bytes = 0
+    for weight in optimizer._allreduce_delay:
+        optimizer._allreduce_delay[weight] = optimizer.backward_passes_per_step
+    for group in optimizer._group_counts:
+        optimizer._group_counts[group] = 0
+
+
+def _take_new_weights(kind: Any) -> None:
+    """Average also the gradients of weights that are added or unfrozen later."""
+    plain_init, plain_synchronize = kind.__init__, kind.synchronize
+
+    @functools.wraps(plain_init)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        plain_init(self, *args, **options)
+        # Two networks may be in flight at a time, and their weights have the same names.
+        earlier = max((_names[name] for name in self._parameter_names.values()), default=0)
+        _names.update(self._parameter_names.values())
+        if earlier:
+            for weight, name in self._parameter_names.items():
+                self._parameter_names[weight] = f"{name} of optimizer {earlier + 1}"
+        self._is_made = True
+
+    def add_param_group(self: Any, group: Any) -> None:
+        super(self.__class__, self).add_param_group(group)
+        if not getattr(self, "_is_made", False):
+            return
+        number = len(self.param_groups) - 1
+        for place, weight in enumerate(self.param_groups[-1]["params"]):
+            self._parameter_names[weight] = f"allreduce.noname.{number}.{place}"
+            self._allreduce_delay[weight] = self.backward_passes_per_step
+
+    @functools.wraps(plain_synchronize)
+    def synchronize(self: Any) -> None:
+        if self.process_set.included() and self.process_set.size() > 1:
+            for group in self.param_groups:
+                for weight in group["params"]:
+                    if weight.requires_grad and weight not in self._requires_update:
+                        _watch(self, weight)
+        plain_synchronize(self)
+
+    kind.__init__, kind.synchronize = init, synchronize
+    kind.add_param_group = add_param_group
+
+
+def _watch(optimizer: Any, weight: Any) -> None:
+    optimizer._requires_update.add(weight)
+    if optimizer._groups is not None:
+        optimizer._p_to_group[weight] = (weight,)
+        optimizer._group_counts[(weight,)] = 0
+    accumulator = weight.expand_as(weight).grad_fn.next_functions[0][0]
+    accumulator.register_hook(optimizer._make_hook(weight))
+    optimizer._grad_accs.append(accumulator)
 
 
 def _leave_out_unused(kind: Any) -> None:

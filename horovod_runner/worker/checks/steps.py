@@ -151,12 +151,9 @@ def _send_torch(when: str, optimizer: Any) -> None:
 def _weights_of(optimizer: Any) -> tuple[list[tuple[str, Any]], str, list[Any]]:
     """The weights that ranks share, with their names; the optimizer's name; and its groups."""
     names = getattr(optimizer, "_parameter_names", {})
-    averaged = getattr(optimizer, "_requires_update", None)
     named = []
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for number, parameter in enumerate(parameters):
-        if averaged is not None and parameter.requires_grad and parameter not in averaged:
-            continue  # the checks of gradients say so
         name = names.get(parameter) or f"parameter {number} of shape {tuple(parameter.shape)}"
         named.append((name, parameter))
     distributed = "Distributed " if hasattr(optimizer, "_allreduce_delay") else ""

@@ -1,0 +1,1 @@
+"""Random small training programs, and a judge of what their ranks learn."""

@@ -1,0 +1,247 @@
+"""Runs programs and judges them: the ranks alike, equal to one process, or told why not."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import os
+import pickle
+import re
+import tempfile
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from horovod_runner import DebugConfig, HorovodRunner
+from horovod_runner.errors import CancelledError, HangError
+from horovod_runner.options import grouped
+from tests.oracle.programs import Program
+
+#: Of weights of float64 after a few steps; a wrong training differs by far more.
+TOLERANCE = 1e-5
+_HANG_SECONDS = 12.0
+_DEADLINE = 90.0
+# Lines for the user, but for those that each run has.
+_TOLD = re.compile(r"^HorovodRunner:(?! *(rank +host|\d+ |controller:|start:|$))|lr_scheduler")
+_PRELOADED = {
+    "torch": ["horovod.torch"],
+    "ddp": ["horovod.torch"],
+    "lightning": ["horovod.torch", "lightning"],
+    "trainer": ["horovod.torch", "transformers"],
+    "keras_torch": ["horovod.torch", "keras"],
+    "keras_tensorflow": ["horovod.tensorflow", "keras"],
+    "tape": ["horovod.tensorflow"],
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a program.
+
+    Attributes:
+        kind: "right"; "told", of a training that has no counterpart in one process; or what is
+            wrong.
+        details: numbers, or what the user was shown.
+    """
+
+    kind: str
+    details: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        return self.kind in ("right", "told")
+
+
+def judge(program: Program) -> Verdict:
+    """Run a program alone, and judge it."""
+    (verdict,) = judge_all([program])
+    return verdict
+
+
+def judge_all(programs: Sequence[Program]) -> list[Verdict]:
+    """Judge programs of one framework and number of ranks, that are run one after another.
+
+    A program that is not right beside others is run again alone, and that counts.
+    """
+    expected = [_one_process(program) for program in programs]
+    found: list[list[Any] | None] = [None] * len(programs)
+    if len(programs) > 1:
+        together = [number for number, each in enumerate(programs) if len(each.phases) == 1]
+        for number, weights in zip(
+            together, _run_together([programs[n] for n in together]), strict=True
+        ):
+            found[number] = weights
+    verdicts = []
+    for program, future, weights in zip(programs, expected, found, strict=True):
+        right = future.result(timeout=_DEADLINE)
+        if weights is not None:
+            verdict = _compare(program, weights, right, "")
+            if verdict.kind == "right":
+                verdicts.append(verdict)
+                continue
+        verdicts.append(_judge_alone(program, right))
+    return verdicts
+
+
+def _judge_alone(program: Program, right: Any) -> Verdict:
+    state, weights, shown = None, None, io.StringIO()
+    for ranks, begin, end in program.phases:
+        runner = _runner(program, ranks)
+        with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
+            handle = runner.start(
+                _run_one, source=program.source, begin=begin, end=end, state=state
+            )
+            try:
+                weights, state = handle.result(timeout=_DEADLINE)
+            except TimeoutError:
+                handle.cancel()
+                with contextlib.suppress(CancelledError):
+                    handle.exception(timeout=30)
+                return Verdict("unnamed hang", shown.getvalue()[-1500:])
+            except Exception as error:
+                return _of_error(program, error, right)
+    assert weights is not None
+    return _compare(program, weights, right, shown.getvalue())
+
+
+def _of_error(program: Program, error: Exception, right: Any) -> Verdict:
+    told = f"{type(error).__name__}: {error}"
+    if program.undefined:
+        return Verdict("told", told)
+    if isinstance(right, Exception):
+        return Verdict("fails in one process, too", f"{right!r}\n\n{told}")
+    return Verdict("hang of a right program" if isinstance(error, HangError) else "refused", told)
+
+
+def _compare(program: Program, weights: list[Any], right: Any, shown: str) -> Verdict:
+    shown = "\n".join(line for line in shown.splitlines() if _TOLD.search(line))
+    was_told = bool(shown)
+    by_rank = max((_difference(weights[0], other) for other in weights[1:]), default=0.0)
+    if by_rank > 0:
+        if was_told:
+            return Verdict("told" if program.undefined else "accused", shown)
+        return Verdict("ranks differ silently", f"by {by_rank:.3g}")
+    if isinstance(right, Exception):
+        return Verdict("fails in one process, too", repr(right))
+    if not numpy.isfinite(_flat(right)).all():
+        return Verdict("right", "not finite")
+    difference = _difference(weights[0], right)
+    if program.only_alike:
+        return Verdict("right", program.only_alike)
+    if program.undefined:
+        kind = "told" if was_told or difference < TOLERANCE else "differs silently"
+        return Verdict(kind, f"by {difference:.3g}")
+    if not difference < TOLERANCE:
+        return Verdict(
+            "differs, told" if was_told else "differs silently", f"by {difference:.3g}\n{shown}"
+        )
+    return Verdict("false warning", shown) if was_told else Verdict("right")
+
+
+def _difference(one: list[Any], other: list[Any]) -> float:
+    a, b = _flat(one), _flat(other)
+    if a.shape != b.shape:
+        return float("inf")
+    both = numpy.isnan(a) & numpy.isnan(b)
+    return float(numpy.max(numpy.where(both, 0.0, numpy.abs(a - b)), initial=0.0))
+
+
+def _flat(weights: list[Any]) -> Any:
+    return numpy.concatenate([numpy.ravel(each) for each in weights])
+
+
+def _runner(program: Program, ranks: int) -> HorovodRunner:
+    environment = {"KERAS_BACKEND": _backend(program.framework)}
+    return HorovodRunner(
+        np=-ranks,
+        env=environment,
+        progress=False,
+        debug_config=DebugConfig(hang_timeout=_HANG_SECONDS),
+        **{
+            name: value
+            for name, value in grouped(
+                {"preload_frameworks": _PRELOADED[program.framework]}
+            ).items()
+        },
+    )
+
+
+def _backend(framework: str) -> str:
+    return "tensorflow" if framework in ("keras_tensorflow", "tape") else "torch"
+
+
+def _run_one(source: str, begin: int, end: int, state: Any) -> Any:
+    return _names_of(source)["main"](begin, end, state)
+
+
+def _names_of(source: str) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "program"}
+    exec(compile(source, "program.py", "exec"), names)  # noqa: S102
+    return names
+
+
+def _run_together(programs: Sequence[Program]) -> list[list[Any] | None]:
+    """The weights of programs by rank, of those that came to their end."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
+        while True:
+            done = len(list(Path(folder).iterdir()))
+            sources = [program.source for program in programs[done:]]
+            ends = [program.steps for program in programs[done:]]
+            if not sources:
+                break
+            runner = _runner(programs[0], programs[0].ranks)
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    runner.run(_run_each, sources=sources, ends=ends, folder=folder, number=done)
+            except Exception:
+                failed = Path(folder, str(len(list(Path(folder).iterdir()))))
+                if int(failed.name) < len(programs):
+                    failed.write_bytes(pickle.dumps(None))
+        return [
+            pickle.loads(Path(folder, str(number)).read_bytes())  # noqa: S301
+            for number in range(len(programs))
+        ]
+
+
+def _run_each(sources: list[str], ends: list[int], folder: str, number: int) -> None:
+    for source, end in zip(sources, ends, strict=True):
+        weights, _ = _run_one(source, 0, end, None)
+        if os.environ["RANK"] == "0":
+            file = Path(folder, str(number))
+            file.with_suffix(".draft").write_bytes(pickle.dumps(weights))
+            file.with_suffix(".draft").rename(file)
+        number += 1
+
+
+def _one_process(program: Program) -> Future[Any]:
+    """What one process learns: weights, or an exception."""
+    return _pool(_backend(program.framework)).submit(_train_alone, program.source, program.phases)
+
+
+@cache
+def _pool(backend: str) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, context, _set_backend, (backend,))
+
+
+def _set_backend(backend: str) -> None:
+    os.environ["KERAS_BACKEND"] = backend
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+
+
+def _train_alone(source: str, phases: list[tuple[int, int, int]]) -> Any:
+    names = _names_of(source)
+    weights, state = None, None
+    try:
+        for ranks, begin, end in phases:
+            weights, state = names["train"](list(range(ranks)), False, begin, end, state)
+    except Exception:
+        return RuntimeError(traceback.format_exc())
+    return weights

@@ -1,0 +1,443 @@
+"""Programs for Keras 3, on torch and on TensorFlow, and for loops with a GradientTape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.oracle.programs import Program, lines
+
+_OPTIMIZERS = {
+    "sgd": "SGD(0.1{})",
+    "momentum": "SGD(0.05, momentum=0.9{})",
+    "nesterov": "SGD(0.05, momentum=0.9, nesterov=True{})",
+    "adam": "Adam(0.05{})",
+    "amsgrad": "Adam(0.05, amsgrad=True{})",
+    "adamw": "AdamW(0.05, weight_decay=0.1{})",
+    "decay": "SGD(0.05, momentum=0.9, weight_decay=0.1{})",
+    "rmsprop": "RMSprop(0.02{})",
+    "adagrad": "Adagrad(0.1{})",
+    "nadam": "Nadam(0.02{})",
+    "lion": "Lion(0.01{})",
+}
+_COMMON: dict[str, list[Any]] = {
+    "ranks": [2, 1, 3, 4],
+    "steps": [4, 3, 6],
+    "optimizer": list(_OPTIMIZERS),
+    "branch": ["none", "rank", "data", "rank 0", "cond"],
+    "embedding": [False, True],
+    "normalizes": [False, "batch", "layer"],
+    "head": [False, "unused"],
+    "ties": [False, True],
+    "frozen": [False, True],
+    "clip": ["none", "clipnorm", "global_clipnorm", "clipvalue"],
+    "average": [False, True],
+    "schedule": [False, True],
+    "ema": [False, True],
+    "compression": ["none", "fp16"],
+    "op": ["average", "sum", "predivide"],
+    "groups": [0, 1, 2],
+    "rows": ["equal", "uneven", "one row"],
+    "seeds": ["by rank", "equal"],
+    "restart": ["none", "weights"],
+    "ranks_later": [2, 1, 3],
+    "eager": [False, True],
+}
+_FIT: dict[str, list[Any]] = {
+    **_COMMON,
+    "passes": [1, 2, 3],
+    "own_passes": [1, 2],
+    "scaler": ["none", "plain", "infinity on rank 1", "infinity on all"],
+    "fits": ["once", "twice", "freezes between", "recompiles"],
+    "excludes": [False, True],  # a weight from weight decay
+}
+CHOICES: dict[str, dict[str, list[Any]]] = {
+    "keras_torch": _FIT,
+    "keras_tensorflow": {**_FIT, "steps_per_execution": [1, 2], "sparse_as_dense": [False, True]},
+    "tape": {
+        **{name: values for name, values in _COMMON.items() if name != "average"},
+        "sparse_as_dense": [False, True],
+        "skips": ["none", "tape on rank 1"],
+    },
+}
+
+
+def excluded(program: Program) -> str | None:  # noqa: PLR0911, C901
+    """A choice that does not go together with the others, or None."""
+    p = program
+    if "average" in p.choices and p.passes == 1:
+        return "average"
+    if "ranks_later" in p.choices and p.restart == "none":
+        return "ranks_later"
+    if p.passes > 1 and p.own_passes > 1:
+        return "own_passes"
+    if p.branch == "data" and not p.eager:
+        return "branch"
+    if p.fits != "once" and (p.restart != "none" or p.steps % 2):
+        return "fits"
+    if p.own_passes > 1 and (p.scaler != "none" or p.steps % 2):
+        return "own_passes"
+    if p.passes > 1 and (p.scaler != "none" or p.restart != "none" or p.fits != "once"):
+        return "passes"
+    if p.restart != "none" and (p.ema or p.scaler != "none" or p.own_passes > 1):
+        return "restart"
+    if p.excludes and p.optimizer not in ("adamw", "decay"):
+        return "excludes"
+    if p.groups and p.branch != "none":
+        return "groups"
+    if p.op == "predivide" and p.compression != "none":
+        return "compression"
+    if p.rows == "one row" and p.normalizes == "batch":
+        return "rows"
+    if p.steps_per_execution == 2 and (p.eager or p.steps % 2 or p.fits != "once"):
+        return "steps_per_execution"
+    if p.steps_per_execution == 2 and p.restart != "none":
+        return "steps_per_execution"
+    if p.framework == "tape" and p.op == "predivide" and p.embedding:
+        return "op"
+    if p.framework == "tape" and not p.eager and p.head:
+        return "head"  # a graph cannot know that no rank uses it, which the documentation says
+    if p.framework == "tape" and not p.eager and p.branch in ("rank", "rank 0"):
+        return "branch"
+    if p.clip == "clipvalue" and p.embedding:
+        return "clip"
+    return None
+
+
+def undefined(program: Program) -> str:
+    """See Program.undefined."""
+    p = program
+    if p.skips == "tape on rank 1" and p.ranks > 1:
+        return "rank 1 leaves out a reduction"
+    return ""
+
+
+def only_alike(program: Program) -> str:
+    """See Program.only_alike."""
+    return "gradients are rounded" if program.compression == "fp16" else ""
+
+
+def source(program: Program) -> str:
+    """See Program.source."""
+    p = program
+    parts = [_imports(p), _network(p), _batches(p)]
+    parts += [_tape(p) if p.framework == "tape" else _fit(p), _main(p)]
+    return "\n\n\n".join(parts) + "\n"
+
+
+def _imports(p: Program) -> str:
+    backend = "torch" if p.framework == "keras_torch" else "tensorflow"
+    rows = {"equal": [5] * 4, "uneven": [5, 2, 7, 3], "one row": [1] * 4}[p.rows]
+    return lines(
+        f'"""{p}."""',
+        "",
+        "import os",
+        "",
+        f'os.environ["KERAS_BACKEND"] = "{backend}"',
+        "import keras",
+        "import numpy",
+        "torch" in backend and "import torch",
+        "tensor" in backend and "import tensorflow as tf",
+        "",
+        'keras.config.set_floatx("float64")',
+        f"RANKS = {p.ranks}",
+        f"ROWS = {rows}  # of a batch, by rank",
+    )
+
+
+def _network(p: Program) -> str:
+    branch = {
+        "rank": "(self.left(h) if self.rank % 2 == 0 else self.right(h))",
+        "data": "(self.left(h) if float(keras.ops.mean(x)) > 0 else self.right(h))",
+        "rank 0": "(self.left(h) if self.rank == 0 else 0)",
+        "cond": "keras.ops.cond(keras.ops.mean(x) > 0, lambda: self.left(h), lambda: self.right(h))",
+    }.get(p.branch)
+    norm = {"batch": "BatchNormalization", "layer": "LayerNormalization"}.get(p.normalizes)
+    return lines(
+        "class Network(keras.Model):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.rank = 0",
+        '        self.first = keras.layers.Dense(6, "tanh", name="first")',
+        p.frozen and "        self.first.trainable = False",
+        p.ties and '        self.second = keras.layers.Dense(6, "tanh")',
+        branch and "        self.left = keras.layers.Dense(6)",
+        branch and p.branch != "rank 0" and "        self.right = keras.layers.Dense(6)",
+        p.embedding and "        self.table = keras.layers.Embedding(7, 6)",
+        norm and f"        self.norm = keras.layers.{norm}()",
+        p.head and "        self.head = keras.layers.Dense(2)",
+        "        self.last = keras.layers.Dense(1)",
+        "",
+        "    def call(self, inputs, training=False):",
+        "        x = inputs[:, :4]",
+        "        h = self.first(x)",
+        p.embedding and '        h = h + self.table(keras.ops.cast(inputs[:, 4], "int32"))',
+        norm and "        h = self.norm(h, training=training)",
+        p.ties and "        h = self.second(self.second(h))",
+        branch and f"        h = h + {branch}",
+        "        return self.last(h)",
+        "",
+        "    def make(self):",
+        '        """Make the weights, also of what is not used."""',
+        "        self(numpy.zeros((1, 5)))",
+        branch and "        self.left.built or self.left.build((None, 6))",
+        branch
+        and p.branch != "rank 0"
+        and "        self.right.built or self.right.build((None, 6))",
+        p.head and "        self.head.build((None, 6))",
+        "        return self",
+    )
+
+
+def _batches(p: Program) -> str:
+    infinite = {"infinity on rank 1": "rank == 1", "infinity on all": "True"}.get(p.scaler)
+    return lines(
+        "def batch(rank, step):",
+        "    drawn = numpy.random.default_rng([step, rank])",
+        "    x = drawn.normal(size=(ROWS[rank], 5))",
+        "    x[:, 4] = drawn.integers(7, size=ROWS[rank])",
+        "    y = x[:, :4].sum(1, keepdims=True) + 0.1 * x[:, 4:] + rank",
+        infinite and f"    if step == 1 and {infinite}:",
+        infinite and "        y = y * numpy.inf",
+        "    return x, y",
+    )
+
+
+def _optimizer(p: Program, passes: int = 1) -> str:
+    clip = {"clipnorm": "0.1", "global_clipnorm": "0.5", "clipvalue": "0.05"}.get(p.clip)
+    options = [
+        clip and f"{p.clip}={clip}",
+        p.ema and "use_ema=True, ema_overwrite_frequency=2",
+        (p.own_passes or 1) * passes > 1
+        and f"gradient_accumulation_steps={(p.own_passes or 1) * passes}",
+    ]
+    made = _OPTIMIZERS[p.optimizer].format("".join(f", {each}" for each in options if each))
+    if p.schedule:
+        kind, _, rest = made.partition("(")
+        rate = rest.split(",")[0].rstrip(")")
+        decay = f"keras.optimizers.schedules.ExponentialDecay({rate}, 2, 0.5)"
+        made = f"{kind}({decay}{rest[len(rate) :]}"
+    made = f"keras.optimizers.{made}"
+    if p.scaler and p.scaler != "none":
+        made = (
+            f"keras.optimizers.LossScaleOptimizer({made}, initial_scale=16.0, "
+            "dynamic_growth_steps=2)"
+        )
+    return made
+
+
+def _options(p: Program) -> str:
+    options = [
+        p.passes > 1 and f"backward_passes_per_step={p.passes}",
+        p.passes > 1 and p.average and "average_aggregated_gradients=True",
+        p.compression == "fp16" and "compression=hvd.Compression.fp16",
+        p.op == "sum" and "op=hvd.Sum",
+        p.op == "predivide" and "gradient_predivide_factor=2.0",
+        p.groups and f"{'num_groups' if p.framework == 'tape' else 'groups'}={p.groups}",
+        p.sparse_as_dense and "sparse_as_dense=True",
+    ]
+    return "".join(f", {each}" for each in options if each)
+
+
+def _begin(p: Program) -> list[str | bool | None]:
+    return [
+        "def train(ranks, distributed, begin, end, state):",
+        f"    keras.utils.set_random_seed({'1 + ranks[0]' if p.seeds == 'by rank' else '1'})",
+        "    model = Network()",
+        "    model.rank = ranks[0]",
+        "    model.make()",
+        f"    optimizer = {_optimizer(p)}",
+        p.excludes and "    optimizer.exclude_from_weight_decay([model.last.kernel])",
+    ]
+
+
+def _load(p: Program) -> list[str | bool | None]:
+    return [
+        p.restart != "none" and "    if state is not None:",
+        p.restart != "none" and "        model.set_weights(state[0])",
+        p.restart != "none" and "        optimizer.build(model.trainable_variables)",
+        p.restart != "none"
+        and "        for variable, value in zip(optimizer.variables, state[1]):",
+        p.restart != "none" and "            variable.assign(value)",
+    ]
+
+
+def _end(p: Program) -> list[str | bool | None]:
+    return [
+        "    weights = [v.numpy() for v in model.trainable_variables]"
+        if p.framework == "tape"
+        else "    weights = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]",
+        p.restart != "none"
+        and "    kept = [keras.ops.convert_to_numpy(v) for v in optimizer.variables]",
+        "    return weights, (model.get_weights(), kept)"
+        if p.restart != "none"
+        else "    return weights, None",
+    ]
+
+
+def _gradients(p: Program) -> str:
+    scaled = "optimizer.scale_loss(loss)" if p.scaler and p.scaler != "none" else "loss"
+    torch = p.framework == "keras_torch"
+    return lines(
+        "def gradients_of(model, optimizer, rank, step):",
+        "    model.rank = rank",
+        "    x, y = map(keras.ops.convert_to_tensor, batch(rank, step))",
+        torch and "    model.zero_grad()",
+        torch and "    loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
+        torch and f"    {scaled}.backward()",
+        torch and "    gradients = [v.value.grad for v in model.trainable_variables]",
+        torch and "    return [None if g is None else g.clone() for g in gradients]",
+        not torch and "    with tf.GradientTape() as tape:",
+        not torch and "        loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
+        not torch and scaled != "loss" and f"        loss = {scaled}",
+        not torch and "    gradients = tape.gradient(loss, model.trainable_variables)",
+        not torch
+        and "    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]",
+        "\n",
+        "def averaged(by_rank):",
+        "    found = []",
+        "    for gradients in zip(*by_rank):",
+        "        there = [g for g in gradients if g is not None]",
+        f"        found.append(sum(there){'' if p.op == 'sum' else ' / len(by_rank)'} if there else None)",
+        "    return found",
+    )
+
+
+def _fit(p: Program) -> str:
+    torch = p.framework == "keras_torch"
+    passes = p.passes
+    compiles = (
+        lines(
+            "        model.compile(",
+            '            optimizer, "mse"',
+            f"            , run_eagerly={bool(p.eager)}, jit_compile=False",
+            p.steps_per_execution == 2 and "            , steps_per_execution=2",
+            "        )",
+        )
+        .replace("\n            , ", ", ")
+        .replace("(\n            ", "(")
+        .replace("\n        )", ")")
+    )
+    callbacks = "[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]"
+    fit = f"model.fit(x, y, batch_size=ROWS[rank], shuffle=False, verbose=0, callbacks={callbacks})"
+    freezes = {"freezes between": "model.first.trainable = False"}.get(p.fits)
+    again = p.fits in ("freezes between", "recompiles")
+    later = (
+        f"        optimizer = hvd.DistributedOptimizer({_optimizer(p)}{_options(p)})"
+        if again
+        else None
+    )
+    factor = f" * {passes}" if passes > 1 and not p.average else ""
+    new = _optimizer(p, passes).replace("optimizer = ", "")
+    return lines(
+        _gradients(p),
+        "\n",
+        *_begin(p),
+        *_load(p),
+        "    if distributed:",
+        "        (rank,) = ranks",
+        f"        optimizer = hvd.DistributedOptimizer(optimizer{_options(p)})",
+        compiles,
+        *(
+            [
+                "        x, y = map(numpy.concatenate, zip(*(batch(rank, s) for s in range(begin, end))))",
+                f"        {fit}",
+            ]
+            if p.fits == "once"
+            else [
+                "        middle = (begin + end) // 2",
+                "        for steps in (range(begin, middle), range(middle, end)):",
+                "            x, y = map(numpy.concatenate, zip(*(batch(rank, s) for s in steps)))",
+                f"            {fit}",
+                *(
+                    [
+                        "            if steps.start == begin:",
+                        freezes and f"                {freezes}",
+                        "        " + str(later),
+                        p.excludes
+                        and "                optimizer.exclude_from_weight_decay([model.last.kernel])",
+                        *("        " + line for line in compiles.splitlines()),
+                    ]
+                    if again
+                    else []
+                ),
+            ]
+        ),
+        "    else:",
+        passes > 1 and f"        optimizer = {new}",
+        p.fits != "once" and "        middle = (begin + end) // 2",
+        "        for step in range(begin, end):",
+        p.fits != "once" and "            if step == middle:",
+        p.fits != "once"
+        and "                optimizer.finalize_variable_values(model.trainable_variables)",
+        again and freezes and f"                {freezes}",
+        again and f"                optimizer = {_optimizer(p)}",
+        again
+        and p.excludes
+        and "                optimizer.exclude_from_weight_decay([model.last.kernel])",
+        "            gradients = averaged([gradients_of(model, optimizer, r, step) for r in ranks])",
+        bool(factor)
+        and f"            gradients = [g if g is None else g{factor} for g in gradients]",
+        "            with torch.no_grad():" if torch else None,
+        f"            {'    ' if torch else ''}optimizer.apply(gradients, model.trainable_variables)",
+        "        optimizer.finalize_variable_values(model.trainable_variables)  # as fit does",
+        p.fits == "freezes between" and "    model.first.trainable = True",
+        *_end(p),
+    )
+
+
+def _tape(p: Program) -> str:
+    skips = p.skips == "tape on rank 1"
+    return lines(
+        _gradients(p),
+        "\n",
+        *_begin(p),
+        *_load(p),
+        "    if distributed:",
+        "        (rank,) = ranks",
+        "",
+        "        @tf.function" if not p.eager else None,
+        "        def update(x, y):",
+        "            with tf.GradientTape() as tape:",
+        "                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)",
+        f"            tape = hvd.DistributedGradientTape(tape{_options(p)})",
+        "            gradients = tape.gradient(loss, model.trainable_variables)",
+        "            optimizer.apply_gradients(",
+        "                (g, v) for g, v in zip(gradients, model.trainable_variables) if g is not None",
+        "            )",
+        "",
+        "        optimizer.build(model.trainable_variables)",
+        "        hvd.broadcast_variables(model.variables, root_rank=0)",
+        "        hvd.broadcast_variables(optimizer.variables, root_rank=0)",
+        "        for step in range(begin, end):",
+        skips and "            if rank == 1 and step == 1:",
+        skips and "                continue",
+        "            x, y = batch(rank, step)",
+        "            update(tf.constant(x), tf.constant(y))",
+        "    else:",
+        "        for step in range(begin, end):",
+        "            gradients = averaged([gradients_of(model, optimizer, r, step) for r in ranks])",
+        "            optimizer.apply_gradients(",
+        "                (g, v) for g, v in zip(gradients, model.trainable_variables) if g is not None",
+        "            )",
+        *_end(p),
+    )
+
+
+def _main(p: Program) -> str:
+    module = "horovod.tensorflow" if p.framework == "tape" else "horovod_runner.keras"
+    gather = "hvd.allgather_object(weights)" if p.framework == "tape" else "gathered(weights)"
+    return lines(
+        p.framework != "tape" and "def gathered(weights):",
+        p.framework != "tape"
+        and "    both = numpy.concatenate([numpy.ravel(each) for each in weights])",
+        p.framework != "tape"
+        and '    return [[each] for each in keras.ops.convert_to_numpy(hvd.allgather(both[None], name="w"))]',
+        p.framework != "tape" and "\n",
+        "def main(begin, end, state):",
+        "    global hvd",
+        f"    import {module} as hvd",
+        "",
+        "    hvd.init()",
+        "    weights, saved = train([hvd.rank()], True, begin, end, state)",
+        f"    return {gather}, saved",
+    )

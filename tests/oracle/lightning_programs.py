@@ -1,0 +1,161 @@
+"""Programs for Lightning, with HorovodStrategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.oracle import torch_programs
+from tests.oracle.programs import Program, lines
+
+CHOICES: dict[str, dict[str, list[Any]]] = {
+    "lightning": {
+        "ranks": [2, 1, 3],
+        "steps": [4, 3, 6],
+        "optimizer": ["sgd", "momentum", "adam", "adamw", "rmsprop", "lbfgs"],
+        "groups_of_weights": [1, 2],
+        **{name: torch_programs.NETWORK[name] for name in torch_programs.NETWORK},
+        "passes": [1, 2, 3],
+        "clip": ["none", "norm", "value"],
+        "schedule": ["none", "step", "cosine", "lambda"],
+        "manual": [False, True],
+        "losses": ["one", "penalty"],
+        "changes": ["none", "freezes later"],
+        "rows": ["equal", "uneven", "one row"],
+        "seeds": ["by rank", "equal"],
+        "restart": ["none"],
+    }
+}
+
+
+def excluded(program: Program) -> str | None:
+    """A choice that does not go together with the others, or None."""
+    p = program
+    if p.manual and (p.passes > 1 or p.clip != "none" or p.schedule != "none"):
+        return "manual"
+    if p.optimizer == "lbfgs" and (p.manual or p.passes > 1 or p.clip != "none" or p.embedding):
+        return "optimizer"
+    if p.optimizer == "lbfgs" and (p.groups_of_weights > 1 or p.changes != "none"):
+        return "optimizer"
+    if p.embedding == "sparse" and (p.clip != "none" or p.optimizer != "sgd"):
+        return "embedding"
+    if p.rows == "one row" and p.normalizes == "batch":
+        return "rows"
+    if p.losses != "one" and (p.convolution or p.ties):
+        return "losses"
+    return None
+
+
+def undefined(program: Program) -> str:
+    """See Program.undefined."""
+    return ""
+
+
+def only_alike(program: Program) -> str:
+    """See Program.only_alike."""
+    return ""
+
+
+def source(program: Program) -> str:
+    """See Program.source."""
+    p = program
+    return "\n\n\n".join([*torch_programs.common(p), _train(p), _main(p)]) + "\n"
+
+
+def _train(p: Program) -> str:
+    clip = {
+        "norm": 'gradient_clip_val=0.5, gradient_clip_algorithm="norm"',
+        "value": 'gradient_clip_val=0.05, gradient_clip_algorithm="value"',
+    }.get(p.clip)
+    passes = p.passes > 1 and f"accumulate_grad_batches={p.passes}"
+    options = "".join(f", {each}" for each in (clip, passes) if each)
+    schedule = torch_programs.schedule(p)
+    freezes = p.changes == "freezes later"
+    plain = {
+        "norm": "torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)",
+        "value": "torch.nn.utils.clip_grad_value_(plain.parameters(), 0.05)",
+    }.get(p.clip)
+    every = "schedule, 'interval': 'step'"
+    return lines(
+        torch_programs.REST,
+        "\n",
+        "def train(ranks, distributed, begin, end, state):",
+        f"    torch.manual_seed({'ranks[0]' if p.seeds == 'by rank' else '0'})",
+        "    plain = Network().double()",
+        f"    optimizer = {torch_programs.optimizer(p, 'plain.parameters()')}",
+        schedule and f"    schedule = torch.optim.lr_scheduler.{schedule}",
+        "    if distributed:",
+        "        fit(ranks[0], plain, optimizer, "
+        + ("schedule" if schedule else "None")
+        + ", end)",
+        "    else:",
+        "        for step in range(begin, end):",
+        freezes and "            if step == 2:",
+        freezes and "                plain.first.requires_grad_(False)",
+        *(
+            [
+                "            def closure():",
+                "                optimizer.zero_grad()",
+                "                total = sum(loss_of(plain, r, step) for r in ranks) / len(ranks)",
+                "                total.backward()",
+                "                return total.detach()",
+                "",
+                "            optimizer.step(closure)",
+                schedule and "            schedule.step()",
+            ]
+            if p.optimizer == "lbfgs"
+            else [
+                "            for rank in ranks:",
+                f"                (loss_of(plain, rank, step) / len(ranks) / {p.passes}).backward()",
+                p.passes > 1 and f"            if (step + 1) % {p.passes} and step < end - 1:",
+                p.passes > 1 and "                continue",
+                plain and f"            {plain}",
+                "            optimizer.step()",
+                "            optimizer.zero_grad()",
+                schedule and "            schedule.step()",
+            ]
+        ),
+        "    return [w.detach().numpy().copy() for w in plain.parameters()], None",
+        "\n",
+        "def fit(rank, plain, optimizer, schedule, end):",
+        "    import lightning",
+        "    from horovod_runner.lightning import HorovodStrategy",
+        "",
+        "    class Model(lightning.LightningModule):",
+        "        def __init__(self):",
+        "            super().__init__()",
+        "            self.plain = plain",
+        p.manual and "            self.automatic_optimization = False",
+        "",
+        "        def configure_optimizers(self):",
+        f"            return [optimizer], [{{'scheduler': {every}}}]"
+        if schedule
+        else "            return optimizer",
+        "",
+        "        def training_step(self, step, index):",
+        "            step = int(step)",
+        freezes and "            if step == 2:",
+        freezes and "                self.plain.first.requires_grad_(False)",
+        not p.manual and "            return loss_of(self.plain, rank, step)",
+        p.manual and "            used = self.optimizers()",
+        p.manual and "            used.zero_grad()",
+        p.manual and "            self.manual_backward(loss_of(self.plain, rank, step))",
+        p.manual and "            used.step()",
+        "",
+        "    trainer = lightning.Trainer(",
+        "        strategy=HorovodStrategy(), max_epochs=1, logger=False, enable_checkpointing=False,",
+        "        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False"
+        + options,
+        "    )",
+        "    trainer.fit(Model(), torch.utils.data.DataLoader(range(end), batch_size=None))",
+    )
+
+
+def _main(p: Program) -> str:
+    return lines(
+        "def main(begin, end, state):",
+        "    import horovod.torch as hvd",
+        "",
+        "    hvd.init()",
+        "    weights, saved = train([hvd.rank()], True, begin, end, state)",
+        "    return hvd.allgather_object(weights), saved",
+    )

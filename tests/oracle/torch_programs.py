@@ -1,0 +1,637 @@
+"""Programs for PyTorch: Horovod's optimizer, and DistributedDataParallel over the backend hvd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.oracle.programs import Program, lines
+
+_OPTIMIZERS = {
+    "sgd": "SGD({}, lr=0.1)",
+    "momentum": "SGD({}, lr=0.05, momentum=0.9, weight_decay=0.01)",
+    "nesterov": "SGD({}, lr=0.05, momentum=0.9, nesterov=True)",
+    "adam": "Adam({}, lr=0.05)",
+    "amsgrad": "Adam({}, lr=0.05, amsgrad=True, weight_decay=0.01)",
+    "adamw": "AdamW({}, lr=0.05, weight_decay=0.1)",
+    "rmsprop": "RMSprop({}, lr=0.02, momentum=0.5)",
+    "adagrad": "Adagrad({}, lr=0.1)",
+    "lbfgs": "LBFGS({}, lr=0.1, max_iter=3)",
+}
+_SCHEDULES = {
+    "step": "StepLR(optimizer, 2, 0.5)",
+    "cosine": "CosineAnnealingLR(optimizer, 8)",
+    "lambda": "LambdaLR(optimizer, lambda step: 1 / (step + 1))",
+    "one cycle": "OneCycleLR(optimizer, 0.2, total_steps=20)",
+}
+#: What network layers there may be, beside the first and the last one.
+NETWORK: dict[str, list[Any]] = {
+    "branch": ["none", "rank", "turns", "data", "rank 0"],
+    "embedding": ["none", "dense", "sparse"],
+    "normalizes": [False, "batch", "layer"],
+    "head": [False, "unused"],
+    "ties": [False, True],
+    "frozen": [False, True],
+    "buffer": [False, True],
+    "convolution": [False, True],
+}
+#: All weights but those of the first layer, in a group of their own.
+REST = """def rest(model):
+    first = set(model.first.parameters())
+    return [w for w in model.parameters() if w not in first]"""
+_COMMON: dict[str, list[Any]] = {
+    "ranks": [2, 1, 3, 4],
+    "steps": [4, 3, 6],
+    "optimizer": list(_OPTIMIZERS),
+    "groups_of_weights": [1, 2],
+    "changes": ["none", "freezes later", "unfreezes later", "adds later"],
+    "schedule": ["none", *_SCHEDULES],
+    "passes": [1, 2, 3],
+    "rest": [False, True],  # whether the last step has fewer passes
+    "clip": ["none", "norm", "value", "norm of a part"],
+    "scaler": ["none", "plain", "unscales", "infinity on rank 1", "infinity on all"],
+    "skips": ["none", "backward on rank 1", "backward on all", "step on rank 1"],
+    "losses": ["one", "two", "penalty"],
+    "set_to_none": [True, False],
+    "zeroes": ["before", "after", "model"],
+    "compiles": [False, "before", "after"],
+    "rows": ["equal", "uneven", "one row"],
+    "restart": ["none", "loads before wrapping", "loads after wrapping", "rank 0 loads"],
+    "ranks_later": [2, 1, 3],
+    "seeds": ["by rank", "equal"],
+    "gan": [False, "textbook", "freezes"],
+}
+CHOICES: dict[str, dict[str, list[Any]]] = {
+    "torch": {
+        **_COMMON,
+        **NETWORK,
+        "schedule_made": ["after wrapping", "before wrapping"],
+        "closure": [False, True],
+        "compression": ["none", "fp16"],
+        "op": ["average", "sum", "predivide"],
+        "fused_groups": [0, 1, 2],
+        "pauses": [False, "synchronizes"],
+        "named": [True, False],
+        "hooks": ["none", "step", "gradient"],
+        "joins": [False, True],
+    },
+    "ddp": {
+        **_COMMON,
+        **NETWORK,
+        "finds_unused": [False, True],
+        "static": [False, True],
+        "views": [False, True],
+        "hook": ["none", "fp16", "powersgd", "allreduce"],
+        "zero": [False, True],
+        "bucket": ["usual", "small"],
+    },
+}
+
+
+def excluded(program: Program) -> str | None:  # noqa: PLR0911, C901
+    """A choice that does not go together with the others, or None."""
+    p = program
+    ddp = p.framework == "ddp"
+    sparse = p.embedding == "sparse"
+    if p.optimizer == "lbfgs":
+        for name in ("groups_of_weights", "scaler", "changes", "gan", "schedule", "passes", "zero"):
+            if name in p.choices:
+                return name
+        if sparse or p.skips != "none" or p.losses != "one" or p.clip != "none":
+            return "optimizer"
+        if ddp or p.restart != "none" or p.rows != "equal" or p.hooks != "none":
+            return "optimizer"
+    if sparse and p.optimizer not in ("sgd", "adagrad"):
+        return "embedding"
+    if sparse and (p.clip != "none" or p.losses == "penalty" or p.scaler != "none"):
+        return "embedding"
+    if sparse and (p.schedule != "none" or not p.set_to_none or ddp):
+        return "embedding"
+    if p.schedule == "one cycle" and p.optimizer not in ("momentum", "nesterov", "adam"):
+        return "schedule"
+    if p.schedule != "none" and (p.changes == "adds later" or p.restart != "none"):
+        return "schedule"
+    if p.changes != "none" and (p.restart != "none" or p.gan):
+        return "changes"
+    if p.changes == "freezes later" and ddp:
+        return "changes"
+    if p.gan and (p.restart != "none" or p.passes > 1 or p.losses != "one"):
+        return "gan"
+    if p.gan and (p.skips != "none" or p.compiles or p.scaler != "none" or p.clip != "none"):
+        return "gan"
+    if "rest" in p.choices and p.passes == 1:
+        return "rest"
+    if "ranks_later" in p.choices and p.restart == "none":
+        return "ranks_later"
+    if p.rows == "one row" and p.normalizes == "batch":
+        return "rows"
+    if p.losses != "one" and (p.compiles or p.convolution):
+        return "losses"
+    if p.ties and p.ranks and p.losses == "penalty":
+        return "ties"
+    if p.skips == "backward on all" and p.scaler != "none":
+        return "skips"
+    if p.scaler != "none" and p.skips != "none":
+        return "skips"
+    if ddp:
+        if p.static and (p.finds_unused or p.losses == "two" or p.passes > 1):
+            return "static"
+        if p.losses == "two" or (p.losses == "penalty"):
+            return "losses"
+        if p.hook == "powersgd" and (p.branch != "none" or p.head or p.static):
+            return "hook"
+        if p.zero and (p.hook != "none" or p.groups_of_weights > 1 or p.restart != "none"):
+            return "zero"
+        if p.zero and (p.scaler != "none" or p.gan or p.changes != "none"):
+            return "zero"
+        if p.gan and (p.hook != "none" or p.finds_unused or p.static or p.branch != "none"):
+            return "gan"
+        return None
+    if "schedule_made" in p.choices and p.schedule == "none":
+        return "schedule_made"
+    if p.closure and (p.scaler != "none" or p.passes > 1 or p.skips != "none" or p.clip != "none"):
+        return "closure"
+    if p.closure and (p.gan or p.losses != "one"):
+        return "closure"
+    if p.pauses and (p.closure or p.optimizer == "lbfgs" or p.passes > 1 or p.gan):
+        return "pauses"
+    if p.pauses and p.scaler == "plain":
+        return "pauses"
+    if p.op == "predivide" and p.compression != "none":
+        return "compression"
+    if p.fused_groups and sparse:
+        return "fused_groups"
+    if p.joins and (p.skips != "none" or p.scaler != "none" or p.closure or p.passes > 1):
+        return "joins"
+    if p.joins and (sparse or p.gan or p.optimizer == "lbfgs" or p.restart != "none"):
+        return "joins"
+    if p.joins and (p.clip != "none" or p.fused_groups or p.changes != "none"):
+        return "joins"
+    return None
+
+
+def undefined(program: Program) -> str:
+    """See Program.undefined."""
+    p = program
+    if p.framework == "ddp" and not p.finds_unused and (p.branch != "none" or p.head):
+        return "DDP asks for find_unused_parameters"
+    if p.ranks == 1 and p.restart == "none":
+        return ""
+    if p.skips == "step on rank 1":
+        return "rank 1 leaves out a step"
+    if p.framework == "ddp":
+        if p.restart == "rank 0 loads":
+            return "DDP broadcasts nothing after it is made"
+        if p.changes in ("adds later", "unfreezes later"):
+            return "DDP does not know the new weights"
+        if p.skips != "none":
+            return "DDP waits for the backward pass of all ranks"
+    return ""
+
+
+def only_alike(program: Program) -> str:
+    """See Program.only_alike."""
+    p = program
+    if p.framework == "torch" and p.compression == "fp16":
+        return "gradients are rounded"
+    if p.framework == "ddp" and p.hook in ("fp16", "powersgd"):
+        return "gradients are rounded"
+    return ""
+
+
+def source(program: Program) -> str:
+    """See Program.source."""
+    training = _gan(program) if program.gan else _train(program)
+    return "\n\n\n".join([*common(program), training, _main(program)]) + "\n"
+
+
+def common(program: Program) -> list[str]:
+    """The parts of a script that make a network, batches and losses."""
+    return [_imports(program), _network(program), _batches(program), _loss(program)]
+
+
+def _imports(p: Program) -> str:
+    return lines(
+        f'"""{p}."""',
+        "",
+        "from contextlib import nullcontext",
+        "",
+        "import torch",
+        "",
+        f"RANKS = {p.ranks}",
+        f"ROWS = {_rows(p)}  # of a batch, by rank",
+    )
+
+
+def _rows(p: Program) -> list[int]:
+    return {"equal": [5] * 4, "uneven": [5, 2, 7, 3], "one row": [1] * 4}[p.rows]
+
+
+def _network(p: Program) -> str:
+    experts = p.branch in ("rank", "turns", "data")
+    condition = {
+        "rank": "rank % 2 == 0",
+        "turns": "(rank + step) % 2 == 0",
+        "data": "x.mean() > 0",
+        "rank 0": "rank == 0",
+    }.get(p.branch)
+    norm = {"batch": "BatchNorm1d(6)", "layer": "LayerNorm(6)"}.get(p.normalizes)
+    return lines(
+        "class Network(torch.nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.first = torch.nn.Linear(4, 6)",
+        p.frozen and "        self.first.bias.requires_grad_(False)",
+        p.ties and "        self.second, self.third = (torch.nn.Linear(6, 6) for _ in range(2))",
+        p.ties and "        self.third.weight = self.second.weight",
+        (experts or p.branch == "rank 0")
+        and "        self.left, self.right = (torch.nn.Linear(6, 6) for _ in range(2))",
+        p.branch == "rank 0" and "        del self.right",
+        p.embedding != "none"
+        and f"        self.table = torch.nn.Embedding(7, 6, sparse={p.embedding == 'sparse'})",
+        norm and f"        self.norm = torch.nn.{norm}",
+        p.convolution and "        self.convolution = torch.nn.Conv2d(2, 6, (1, 2))",
+        p.head and "        self.head = torch.nn.Linear(6, 2)",
+        p.buffer and '        self.register_buffer("seen", torch.zeros(()))',
+        "        self.last = torch.nn.Linear(6, 1)",
+        "",
+        "    def forward(self, x, ids, rank, step):",
+        "        h = torch.tanh(self.first(x))",
+        p.convolution
+        and "        h = h + self.convolution(x.reshape(-1, 2, 1, 2)).mean((2, 3)).tanh()",
+        p.embedding != "none" and "        h = h + self.table(ids)",
+        norm and "        h = self.norm(h)",
+        p.ties and "        h = torch.tanh(self.third(torch.tanh(self.second(h))))",
+        experts and f"        h = h + (self.left(h) if {condition} else self.right(h))",
+        p.branch == "rank 0" and f"        h = h + (self.left(h) if {condition} else 0)",
+        p.buffer and "        self.seen += 1",
+        "        return self.last(h)",
+    )
+
+
+def _batches(p: Program) -> str:
+    infinite = {"infinity on rank 1": "rank == 1", "infinity on all": "True"}.get(p.scaler)
+    return lines(
+        "def batch(rank, step):",
+        "    drawn = torch.Generator().manual_seed(1000 * step + rank)",
+        "    x = torch.randn(ROWS[rank], 4, generator=drawn, dtype=torch.float64)",
+        "    ids = torch.randint(7, (ROWS[rank],), generator=drawn)",
+        "    y = x.sum(1, keepdim=True) + 0.1 * ids[:, None] + rank",
+        infinite and f"    if step == 1 and {infinite}:",
+        infinite and "        y = y * float('inf')",
+        "    return x, ids, y",
+    )
+
+
+def _loss(p: Program) -> str:
+    return lines(
+        "def loss_of(model, rank, step):",
+        "    x, ids, y = batch(rank, step)",
+        p.losses == "penalty" and "    x.requires_grad_()",
+        "    out = model(x, ids, rank, step)",
+        "    loss = (out - y).square().mean()",
+        p.losses == "penalty"
+        and "    (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)",
+        p.losses == "penalty" and "    loss = loss + 0.1 * slope.square().mean()",
+        "    return loss",
+        p.losses == "two" and "\n",
+        p.losses == "two" and "def other_loss_of(model, rank, step):",
+        p.losses == "two" and "    x, ids, _ = batch(rank, step)",
+        p.losses == "two" and "    return 0.1 * model(x, ids, rank, step).abs().mean()",
+    )
+
+
+def optimizer(p: Program, weights: str) -> str:
+    """Code that makes an optimizer."""
+    if p.groups_of_weights == 2:
+        weights = "[dict(params=plain.first.parameters(), lr=0.01), dict(params=rest(plain))]"
+    return f"torch.optim.{_OPTIMIZERS[p.optimizer].format(weights)}"
+
+
+def schedule(p: Program) -> str | None:
+    """Code that makes a learning rate schedule."""
+    return _SCHEDULES.get(p.schedule)
+
+
+def _wrap(p: Program, optimizer: str = "optimizer", model: str = "model", prefix: str = "") -> str:
+    passes = p.passes * (2 if p.losses == "two" else 1)
+    options = [
+        p.named and f"named_parameters={model}.named_parameters()",
+        passes > 1 and f"backward_passes_per_step={passes}",
+        p.compression == "fp16" and "compression=hvd.Compression.fp16",
+        p.op == "sum" and "op=hvd.Sum",
+        p.op == "predivide" and "gradient_predivide_factor=2.0",
+        p.fused_groups and f"groups={p.fused_groups}",
+    ]
+    arguments = ", ".join(["", *(each for each in options if each)])
+    return lines(
+        f"{prefix}{optimizer} = hvd.DistributedOptimizer({optimizer}{arguments})",
+        f"{prefix}hvd.broadcast_parameters({model}.state_dict(), root_rank=0)",
+        f"{prefix}hvd.broadcast_optimizer_state({optimizer}, root_rank=0)",
+    )
+
+
+def _parallel(p: Program, model: str = "model", prefix: str = "") -> str:
+    options = [
+        p.finds_unused and "find_unused_parameters=True",
+        p.static and "static_graph=True",
+        p.views and "gradient_as_bucket_view=True",
+        p.bucket == "small" and "bucket_cap_mb=0.0001",
+    ]
+    arguments = ", ".join(["", *(each for each in options if each)])
+    hooks = "torch.distributed.algorithms.ddp_comm_hooks"
+    hook = {
+        "fp16": (f"{hooks}.default_hooks", "default_hooks.fp16_compress_hook", "None"),
+        "allreduce": (f"{hooks}.default_hooks", "default_hooks.allreduce_hook", "None"),
+        "powersgd": (
+            f"{hooks}.powerSGD_hook",
+            "powerSGD_hook.powerSGD_hook",
+            "powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)",
+        ),
+    }.get(p.hook)
+    name = hook[0].rpartition(".")[2] if hook else ""
+    return lines(
+        f"{prefix}plain = {model}",
+        f"{prefix}{model} = torch.nn.parallel.DistributedDataParallel({model}{arguments})",
+        hook and f"{prefix}from {hooks} import {name}",
+        hook and f"{prefix}{model}.register_comm_hook({hook[2]}, {hook[1]})",
+    )
+
+
+def _train(p: Program) -> str:  # noqa: C901
+    ddp = p.framework == "ddp"
+    later = {
+        "freezes later": ["model.first.requires_grad_(False)"],
+        "unfreezes later": ["plain.first.weight.requires_grad_(True)"],
+        "adds later": [
+            'optimizer.add_param_group({"params": list(plain.last.parameters())})',
+        ],
+    }.get(p.changes, [])
+    weights = "(w for n, w in model.named_parameters() if 'last' not in n)"
+    given = weights if p.changes == "adds later" else "model.parameters()"
+    made = schedule(p)
+    makes_schedule = made and f"    schedule = torch.optim.lr_scheduler.{made}"
+    early = not ddp and p.schedule_made == "before wrapping"
+    loads = {
+        "loads before wrapping": "",
+        "loads after wrapping": "",
+        "rank 0 loads": " and 0 in ranks",
+    }.get(p.restart)
+    load = loads is not None and lines(
+        f"    if state is not None{loads}:",
+        '        plain.load_state_dict(state["model"])',
+        '        optimizer.load_state_dict(state["optimizer"])',
+    )
+    loads_early = p.restart == "loads before wrapping"
+    makes = f"    optimizer = {optimizer(p, given)}"
+    if ddp and p.zero:
+        kind, _, rest = _OPTIMIZERS[p.optimizer].partition("({}")
+        makes = lines(
+            "    if distributed:",
+            "        from torch.distributed.optim import ZeroRedundancyOptimizer",
+            f"        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.{kind}"
+            f"{rest}",
+            "    else:",
+            f"        optimizer = {optimizer(p, given)}",
+        )
+    wrap = lines("    if distributed:", _wrap(p, prefix="        ")) if not ddp else None
+    parallel = ddp and lines("    if distributed:", _parallel(p, prefix="        "))
+    hook = {
+        "step": [
+            "    def shorten(optimizer, *_):",
+            "        for group in optimizer.param_groups:",
+            "            for w in group['params']:",
+            "                if w.grad is not None and not w.grad.is_sparse:",
+            "                    w.grad.clamp_(-0.5, 0.5)",
+            "",
+            "    optimizer.register_step_pre_hook(shorten)",
+        ],
+        "gradient": ["    plain.last.weight.register_hook(lambda gradient: gradient * 2)"],
+    }.get("none" if ddp else p.hooks, [])
+    return lines(
+        REST,
+        "\n",
+        "def train(ranks, distributed, begin, end, state):",
+        f"    torch.manual_seed({'ranks[0]' if p.seeds == 'by rank' else '0'})",
+        "    plain = model = Network().double()",
+        p.changes == "unfreezes later" and "    plain.first.weight.requires_grad_(False)",
+        p.compiles == "before" and '    model = torch.compile(model, backend="eager")',
+        parallel,
+        makes,
+        *hook,
+        early and makes_schedule,
+        loads_early and load,
+        wrap,
+        not early and makes_schedule,
+        loads is not None and not loads_early and load,
+        p.restart == "rank 0 loads" and _broadcast_again(p),
+        p.compiles == "after" and '    model = torch.compile(model, backend="eager")',
+        p.scaler != "none"
+        and '    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=2)',
+        "    for step in range(begin, end):",
+        p.joins and "        if distributed and ranks[0] == 1 and step == end - 1:",
+        p.joins and "            break  # this rank has fewer batches",
+        later and "        if step == 2:",
+        *(f"            {line}" for line in later),
+        p.zeroes == "before" and f"        optimizer.zero_grad({_none(p)})",
+        p.zeroes == "model" and f"        plain.zero_grad({_none(p)})",
+        *(_closure(p) if _has_closure(p) else _passes(p)),
+        made and "        schedule.step()",
+        p.zeroes == "after" and not _has_closure(p) and f"        optimizer.zero_grad({_none(p)})",
+        p.joins and "    if distributed:",
+        p.joins and "        hvd.join()",
+        p.joins and "        hvd.broadcast_parameters(plain.state_dict(), root_rank=0)",
+        "    weights = [w.detach().numpy().copy() for w in plain.parameters()]",
+        '    saved = {"model": plain.state_dict(), "optimizer": optimizer.state_dict()}'
+        if p.restart != "none"
+        else "    saved = None",
+        "    return weights, saved",
+    )
+
+
+def _broadcast_again(p: Program) -> str | None:
+    if p.framework == "ddp":
+        return None
+    return lines(
+        "    if distributed:",
+        "        hvd.broadcast_parameters(plain.state_dict(), root_rank=0)",
+        "        hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
+    )
+
+
+def _none(p: Program) -> str:
+    return "" if p.set_to_none else "set_to_none=False"
+
+
+def _has_closure(p: Program) -> bool:
+    return p.optimizer == "lbfgs" or (p.framework == "torch" and bool(p.closure))
+
+
+def _closure(p: Program) -> list[str]:
+    share = "" if p.framework == "torch" and p.op == "sum" else " / len(ranks)"
+    return [
+        "",
+        "        def closure():",
+        f"            optimizer.zero_grad({_none(p)})",
+        "            total = 0",
+        "            for rank in ranks:",
+        f"                loss = loss_of(model, rank, step){share}",
+        "                loss.backward()",
+        "                total += loss.detach()",
+        "            return total",
+        "",
+        "        optimizer.step(closure)",
+    ]
+
+
+def _passes(p: Program) -> list[str]:
+    torch_loop = p.framework == "torch"
+    share = " / len(ranks)" if not (torch_loop and p.op == "sum") else ""
+    if p.passes > 1:
+        share += f" / {p.passes}"
+    count = f"{p.passes} if step < end - 1 else 1" if p.rest else str(p.passes)
+    scaled = p.scaler != "none"
+    skip = {
+        "backward on rank 1": "rank == 1 and step == 1",
+        "backward on all": "step == 1",
+    }.get(p.skips)
+    backward = ["scaler.scale(loss).backward()" if scaled else "loss.backward()"]
+    if p.losses == "two":
+        backward = [
+            *backward,
+            f"loss = other_loss_of(model, rank, {_number(p)}){share}",
+            *backward,
+        ]
+    condition = [f"    if not ({skip}):"] if skip else []
+    deeper = "    " if skip else ""
+    joined = ["    if rank == 1 and step == end - 1:", "        continue"]
+    clips = {
+        "norm": ["torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)"],
+        "value": ["torch.nn.utils.clip_grad_value_(model.parameters(), 0.05)"],
+        "norm of a part": ["torch.nn.utils.clip_grad_norm_(plain.first.parameters(), 0.1)"],
+    }.get(p.clip, [])
+    pauses = torch_loop and p.pauses
+    step = "scaler.step(optimizer)" if scaled else "optimizer.step()"
+    unscales = scaled and (p.scaler == "unscales" or p.clip != "none")
+    after = [
+        pauses and "if distributed:",
+        pauses and "    optimizer.synchronize()",
+        unscales and "scaler.unscale_(optimizer)",
+        *clips,
+        pauses and "with optimizer.skip_synchronize() if distributed else nullcontext():",
+        f"{'    ' if pauses else ''}{step}",
+        scaled and "scaler.update()",
+    ]
+    if p.skips == "step on rank 1":
+        after = [
+            "if not (1 in ranks and len(ranks) == 1 and step == 1):",
+            *(f"    {line}" for line in after if line),
+        ]
+    body = [
+        *(joined if torch_loop and p.joins else []),
+        f"    loss = loss_of(model, rank, {_number(p)}){share}",
+        *condition,
+        *(f"    {deeper}{line}" for line in backward),
+    ]
+    if p.passes == 1:
+        passes = ["for rank in ranks:", *body]
+    elif p.framework == "ddp":
+        passes = [
+            f"count = {count}",
+            "for part in range(count):",
+            "    quiet = distributed and part < count - 1",
+            "    with model.no_sync() if quiet else nullcontext():",
+            "        for rank in ranks:",
+            *(f"        {line}" for line in body),
+        ]
+    else:
+        passes = [
+            f"for part in range({count}):",
+            "    for rank in ranks:",
+            *(f"    {line}" for line in body),
+        ]
+    return [f"        {line}" for line in (*passes, *after) if line]
+
+
+def _number(p: Program) -> str:
+    return f"{p.passes} * step + part" if p.passes > 1 else "step"
+
+
+def _gan(p: Program) -> str:
+    ddp = p.framework == "ddp"
+    freezes = p.gan == "freezes"
+    wraps = (
+        [
+            "        model = torch.nn.parallel.DistributedDataParallel(model)",
+            "        critic = torch.nn.parallel.DistributedDataParallel(critic)",
+        ]
+        if ddp
+        else [
+            _wrap(p, "optimizer", "model", "        "),
+            _wrap(p, "other", "critic", "        "),
+        ]
+    )
+    return lines(
+        REST,
+        "\n",
+        "def train(ranks, distributed, begin, end, state):",
+        f"    torch.manual_seed({'ranks[0]' if p.seeds == 'by rank' else '0'})",
+        "    plain = model = Network().double()",
+        "    judge = critic = torch.nn.Sequential(",
+        "        torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)",
+        "    ).double()",
+        ddp and "    if distributed:",
+        *(wraps if ddp else []),
+        f"    optimizer = {optimizer(p, 'model.parameters()')}",
+        "    other = torch.optim.Adam(critic.parameters(), lr=0.02)",
+        not ddp and "    if distributed:",
+        *([] if ddp else wraps),
+        "    for step in range(begin, end):",
+        freezes and "        judge.requires_grad_(True)",
+        f"        other.zero_grad({_none(p)})",
+        "        for rank in ranks:",
+        "            x, ids, y = batch(rank, step)",
+        "            fake = model(x, ids, rank, step).detach()",
+        "            both = critic(torch.cat([y, fake]))",
+        "            loss = torch.nn.functional.softplus(both[len(y):]).mean()",
+        "            loss = loss + torch.nn.functional.softplus(-both[: len(y)]).mean()",
+        f"            (loss{_share(p)}).backward()",
+        "        other.step()",
+        freezes and "        judge.requires_grad_(False)",
+        f"        optimizer.zero_grad({_none(p)})",
+        "        for rank in ranks:",
+        "            x, ids, y = batch(rank, step)",
+        "            out = critic(model(x, ids, rank, step))",
+        f"            (torch.nn.functional.softplus(-out).mean(){_share(p)}).backward()",
+        "        optimizer.step()",
+        "    weights = [w.detach().numpy().copy() for w in plain.parameters()]",
+        "    weights += [w.detach().numpy().copy() for w in judge.parameters()]",
+        "    return weights, None",
+    )
+
+
+def _share(p: Program) -> str:
+    return "" if p.framework == "torch" and p.op == "sum" else " / len(ranks)"
+
+
+def _main(p: Program) -> str:
+    if p.framework == "torch":
+        return lines(
+            "def main(begin, end, state):",
+            "    global hvd",
+            "    import horovod.torch as hvd",
+            "",
+            "    hvd.init()",
+            "    weights, saved = train([hvd.rank()], True, begin, end, state)",
+            "    return hvd.allgather_object(weights), saved",
+        )
+    return lines(
+        "def main(begin, end, state):",
+        "    import torch.distributed as dist",
+        "",
+        "    if not dist.is_initialized():",
+        "        dist.init_process_group()",
+        "    weights, saved = train([dist.get_rank()], True, begin, end, state)",
+        "    found = [None] * dist.get_world_size()",
+        "    dist.all_gather_object(found, weights)",
+        "    return found, saved",
+    )
