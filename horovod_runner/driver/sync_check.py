@@ -244,15 +244,28 @@ def weights_differ(first: Note, other: Note) -> str:
         )
     name = pairs[0][0].rpartition(" ")[0]
     some = f"{name} and {len(pairs) - 1} more" if len(pairs) > 1 else name
+    parallel = optimizer.startswith("DistributedDataParallel")
     if first.key.startswith("before"):
+        remedy = (
+            "Load weights on every rank, or before DistributedDataParallel is made, which "
+            "broadcasts rank 0's."
+            if parallel
+            else "Broadcast rank 0's after the model is made or loaded: "
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) in PyTorch, "
+            "BroadcastGlobalVariablesCallback(0) in Keras."
+        )
         return (
             f"rank {other.rank} begins with other weights than rank {first.rank} ({some} of "
             f"{len(weights)} weights differ {first.key}{_at(other)}), so the ranks train "
-            "different models. Broadcast rank 0's after the model is made or loaded: "
-            "hvd.broadcast_parameters(model.state_dict(), root_rank=0) in PyTorch, "
-            f"BroadcastGlobalVariablesCallback(0) in Keras. {_ON_PURPOSE}"
+            f"different models. {remedy} {_ON_PURPOSE}"
         )
-    if optimizer.startswith("Distributed"):
+    if parallel:
+        cause = (
+            "although DistributedDataParallel averages gradients. Perhaps only rank 0 has loaded "
+            "the optimizer's state, some weights were frozen when DistributedDataParallel was "
+            "made (make it again after you unfreeze them), or not all ranks make the same steps"
+        )
+    elif optimizer.startswith("Distributed"):
         cause = (
             "although the optimizer is distributed. Its state may differ by rank, for example "
             "because only rank 0 has loaded it (call hvd.broadcast_optimizer_state in PyTorch), or "

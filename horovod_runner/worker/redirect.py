@@ -344,6 +344,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "pyspark.core.context": _check("calls", "watch_spark"),
     "torch.distributed.distributed_c10d": _patch_c10d,
     "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
+    "torch.nn.parallel.distributed": _check("steps", "watch_data_parallel"),
     "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
     "torch.optim.optimizer": _watch_optimizers,
     "torch.serialization": _check("calls", "watch_torch_save"),

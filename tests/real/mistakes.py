@@ -180,6 +180,16 @@ HOROVOD = {
         "works",
         "Their gradients are averaged, too.",
     ),
+    "Only rank 0 loads weights into `DistributedDataParallel`": Mistake(
+        "`model = DistributedDataParallel(model); if rank == 0: model.load_state_dict(...)`",
+        "warned",
+        "Load weights on every rank, or before DistributedDataParallel is made",
+    ),
+    "Weights are unfrozen after `DistributedDataParallel`": Mistake(
+        "`for weight in backbone.parameters(): weight.requires_grad = True`",
+        "warned",
+        "some weights were frozen when DistributedDataParallel was made",
+    ),
     "Gradients are clipped before they are averaged": Mistake(
         "`loss.backward(); clip_grad_norm_(...); optimizer.step()`",
         "works",

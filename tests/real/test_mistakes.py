@@ -268,6 +268,55 @@ def test_what_goes_wrong_after_the_first_steps_is_shown_once(
     assert f"of one host write to the same folder of logs, {tmp_path}/logs/ at " in text
 
 
+def misuse_data_parallel(mistake: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+    model[0].requires_grad_(False)
+    loaded = {name: weight + 1 for name, weight in model.state_dict().items()}
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    if mistake == "loads" and dist.get_rank() == 0:
+        model.load_state_dict(loaded)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        if step == 1 and mistake == "unfreezes":
+            model[0].requires_grad_(True)
+        if mistake == "steps in turn":  # weights that are averaged later
+            with parallel.no_sync():
+                parallel(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
+                optimizer.step()
+            continue
+        optimizer.zero_grad()
+        parallel(torch.ones(4, 2) * (dist.get_rank() + 1)).sum().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+@pytest.mark.places("local")
+@pytest.mark.parametrize(
+    ("mistake", "name"),
+    [
+        ("loads", "Only rank 0 loads weights into `DistributedDataParallel`"),
+        ("unfreezes", "Weights are unfrozen after `DistributedDataParallel`"),
+        ("none", None),
+        ("steps in turn", None),
+    ],
+)
+def test_weights_under_data_parallel_are_compared(
+    ranks: Ranks, shown: Shown, mistake: str, name: str | None
+) -> None:
+    ranks.run(2, misuse_data_parallel, mistake=mistake)
+    text = shown()
+    if name is None:
+        assert not warned_of(text)
+    else:
+        check(text, name)
+        assert "0.weight" in text
+
+
 def right(train: Any, folder: str) -> list[list[int]]:
     """A training without a mistake; feeds are made anew in each epoch.
 

@@ -7,6 +7,7 @@ weights that Horovod does not know of. These trainings run without an error, and
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import sys
 import weakref
@@ -24,7 +25,10 @@ _SAMPLES = 1024  # values of a weight
 _DIGEST_BYTES = 4
 _VERSIONS = 4  # of weights, to see whether they have changed
 _SHARDED = ("DTensor", "FlatParameter")
+#: How the notes call an optimizer of weights that torch's own class averages.
+DATA_PARALLEL = "DistributedDataParallel's "
 _watching: list[_TorchSteps] = []
+_parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
 
 class _Training:
@@ -118,6 +122,39 @@ def watch_torch(module: Any) -> None:
     _watching.append(_TorchSteps(module))
 
 
+def watch_data_parallel(module: Any) -> None:
+    """Note the weights that all ranks share; called with ``torch.nn.parallel.distributed``."""
+    plain = module.DistributedDataParallel.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        import torch.distributed as dist
+
+        plain(self, *args, **options)
+        if self.process_group is not None and self.process_group.size() == dist.get_world_size():
+            _parallel.add(self)
+
+    module.DistributedDataParallel.__init__ = init
+
+
+def _parallel_names(optimizer: Any) -> dict[int, str]:
+    """The names of an optimizer's weights, by id, if DistributedDataParallel keeps them alike."""
+    names = {
+        id(weight): name.removeprefix("module.")
+        for parallel in list(_parallel)
+        if parallel.require_backward_grad_sync and not _averages_weights(parallel)
+        for name, weight in parallel.named_parameters()
+        if name.removeprefix("module.") not in parallel.parameters_to_ignore
+    }
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return names if weights and all(id(weight) in names for weight in weights) else {}
+
+
+def _averages_weights(parallel: Any) -> bool:
+    """Whether weights are averaged from time to time, and differ in between."""
+    return any("localSGD" in hook.__name__ for hook, _ in getattr(parallel, "_comm_hooks", ()))
+
+
 def _is_due(steps: int) -> bool:
     """Whether to compare the ranks: after steps 1, 20, 40, 80, ..."""
     # With a warm-up the first one may change nothing.
@@ -138,9 +175,11 @@ def _differs(optimizer: Any) -> bool:
         return True
     distributed, horovod = sys.modules.get("torch.distributed"), sys.modules.get("horovod.torch")
     others = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return "deepspeed" in sys.modules or (
-        bool(others) and not (horovod is not None and horovod.is_initialized())
-    )
+    if "deepspeed" in sys.modules:
+        return True
+    if not others or (horovod is not None and horovod.is_initialized()):
+        return False
+    return not _parallel_names(optimizer)
 
 
 def _send_torch(when: str, optimizer: Any) -> None:
@@ -151,12 +190,15 @@ def _send_torch(when: str, optimizer: Any) -> None:
 def _weights_of(optimizer: Any) -> tuple[list[tuple[str, Any]], str, list[Any]]:
     """The weights that ranks share, with their names; the optimizer's name; and its groups."""
     names = getattr(optimizer, "_parameter_names", {})
+    parallel = _parallel_names(optimizer) if _parallel else {}
     named = []
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for number, parameter in enumerate(parameters):
-        name = names.get(parameter) or f"parameter {number} of shape {tuple(parameter.shape)}"
-        named.append((name, parameter))
+        name = names.get(parameter) or parallel.get(id(parameter))
+        named.append((name or f"parameter {number} of shape {tuple(parameter.shape)}", parameter))
     distributed = "Distributed " if hasattr(optimizer, "_allreduce_delay") else ""
+    if parallel:
+        distributed = DATA_PARALLEL
     return named, distributed + type(optimizer).__name__, optimizer.param_groups
 
 
