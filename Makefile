@@ -7,6 +7,7 @@
 #   make test-all all tests, on both dependency legs; or a part: make test-main, make test-petastorm
 #   make coverage the main leg again, with what it covers of the package
 #   make fuzz     the fire at a run's sockets, thirty times as long
+#   make oracle N=1000 SEED=1   random small trainings, judged against one process
 #   make wheels   Horovod's wheels of wheels/table.toml: for hours; ROWS=3.13-torch-cpu for one
 #   make mutants  which test notices which of some breakages of the package: for hours
 
@@ -83,7 +84,7 @@ CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
 	$(wildcard horovod_runner/horovod_build/patches/*.patch horovod_runner/horovod_build/overlay/*/*/*)
 
-.PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants wheels packages docs notebooks check lint fast format bench clean
+.PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants oracle wheels packages docs notebooks check lint fast format bench clean
 
 # A checkout that is set up for the tests has all that the demo takes.
 demo: $(firstword $(wildcard $(MAIN)/.ready) $(MAIN)/.demo)
@@ -157,6 +158,9 @@ fuzz: $(MAIN)/.ready
 
 mutants: $(MAIN)/.ready
 	$(call with_java,$(MAIN)) $(MAIN)/bin/python -m tests.mutants.run
+
+oracle: $(MAIN)/.ready
+	$(MAIN)/bin/python -m tests.oracle.run $(or $(N),100) --seed $(or $(SEED),1)
 
 # In dist/wheels, with their index.
 wheels: $(WHEELS)/.ready

@@ -151,7 +151,8 @@ class NoteCheck:
 
     def _warn_of_difference(self, first: Note, other: Note) -> None:
         if first.kind == "weights":
-            self._warn_once("weights", weights_differ(first, other))
+            if text := weights_differ(first, other):
+                self._warn_once("weights", text)
             return
         name = first.key.partition("\n")[0]
         self._warn_once(
@@ -218,7 +219,9 @@ def _at(note: Note) -> str:
 
 
 def weights_differ(first: Note, other: Note) -> str:
-    """The warning that two ranks have different weights or learning rates.
+    """The warning that two ranks have different weights or learning rates, or "".
+
+    Keras may name a weight otherwise on a rank that builds its layers in another order.
 
     Args:
         first: the note of the one with the lower number. Its key says when, and its value has a
@@ -227,7 +230,7 @@ def weights_differ(first: Note, other: Note) -> str:
         other: the other rank's.
     """
     (optimizer, rates), weights = _optimizer_and_weights(first)
-    (_, their_rates), theirs = _optimizer_and_weights(other)
+    (their_optimizer, their_rates), theirs = _optimizer_and_weights(other)
     if rates != their_rates:
         return (
             f"rank {other.rank} has another learning rate than rank {first.rank} {first.key}"
@@ -236,12 +239,18 @@ def weights_differ(first: Note, other: Note) -> str:
             "loss needs the mean of all ranks: hvd.allreduce in PyTorch, MetricAverageCallback() "
             f"before ReduceLROnPlateau in Keras. {_ON_PURPOSE}"
         )
-    pairs = [(ours, their) for ours, their in zip(weights, theirs, strict=False) if ours != their]
-    if len(weights) != len(theirs) or not pairs:
+    pairs = [
+        (ours, their)
+        for ours, their in zip(weights, theirs, strict=False)
+        if ours.rpartition(" ")[2] != their.rpartition(" ")[2]
+    ]
+    if len(weights) != len(theirs) or optimizer != their_optimizer:
         return (
             f"rank {other.rank} trains {len(theirs)} weights and rank {first.rank} {len(weights)}, "
             f"or with another optimizer{_at(other)}: the ranks do not train the same model"
         )
+    if not pairs:
+        return ""
     name = pairs[0][0].rpartition(" ")[0]
     some = f"{name} and {len(pairs) - 1} more" if len(pairs) > 1 else name
     parallel = optimizer.startswith("DistributedDataParallel")

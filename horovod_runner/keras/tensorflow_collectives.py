@@ -43,9 +43,7 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
     return _allreduce(flag, f"{name}.finite", op=hvd.Min, **how.where()) > 0.5
 
 
-def count_ranks(
-    gradients: Sequence[Any], name: str, how: Reduction
-) -> tuple[list[Any], Callable[[], Any]]:
+def count_ranks(gradients: Sequence[Any], name: str, how: Reduction) -> Callable[[], Any]:
     """Begin to count how many ranks have each gradient.
 
     Args:
@@ -54,22 +52,17 @@ def count_ranks(
         how: the settings.
 
     Returns:
-        The gradients, to be used instead, and a function that returns the numbers as a tensor.
+        A function that returns the numbers as a tensor.
     """
     there = tf.constant([gradient is not None for gradient in gradients], tf.int32) + _zero()
-    after = list(gradients)
     if tf.executing_eagerly():
         eager = _counter(name, how)(there)
-        return after, lambda: eager
+        return lambda: eager
     counts = _count(there, name, how)
-    with tf.control_dependencies([counts]):  # or a graph would leave it out where nobody asks
-        for position, gradient in enumerate(gradients):
-            if gradient is not None:
-                after[position] = tf.nest.map_structure(
-                    tf.identity, gradient, expand_composites=True
-                )
-                break
-    return after, lambda: counts
+    # TensorFlow removes a reduction from a graph where its result has no use, on this rank alone,
+    # unless a variable gets it.
+    _variable("count").assign(counts[0])
+    return lambda: counts
 
 
 def zeros_like(variable: Any) -> Any:
@@ -80,13 +73,13 @@ def zeros_like(variable: Any) -> Any:
 
 def _zero() -> Any:
     # Not a constant: TensorFlow would reduce constants while it makes the graph, each rank its own.
-    return _zero_variable().read_value()
+    return _variable("zero").read_value()
 
 
 @cache
-def _zero_variable() -> Any:
+def _variable(name: str) -> Any:
     with tf.init_scope(), tf.device("/cpu:0"):
-        return tf.Variable(0, trainable=False, dtype=tf.int32, name="horovod_runner_zero")
+        return tf.Variable(0, trainable=False, dtype=tf.int32, name=f"horovod_runner_{name}")
 
 
 def _count(there: Any, name: str, how: Reduction) -> Any:

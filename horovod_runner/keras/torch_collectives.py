@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import horovod.torch as hvd
 import torch
@@ -44,13 +44,11 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def count_ranks(
-    gradients: Sequence[Any], name: str, how: Reduction
-) -> tuple[list[Any], Callable[[], Any]]:
+def count_ranks(gradients: Sequence[Any], name: str, how: Reduction) -> Callable[[], Any]:
     """Begin to count how many ranks have each gradient; see tensorflow_collectives."""
     there = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
     handle = hvd.allreduce_async(there, name=f"{name}.there", op=hvd.Sum, **how.where())
-    return list(gradients), torch.compiler.disable(lambda: hvd.synchronize(handle))
+    return cast("Callable[[], Any]", torch.compiler.disable(lambda: hvd.synchronize(handle)))
 
 
 def zeros_like(variable: Any) -> Any:

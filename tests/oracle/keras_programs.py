@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.oracle.programs import Program, lines
@@ -61,46 +62,25 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
 }
 
 
-def excluded(program: Program) -> str | None:  # noqa: PLR0911, C901
-    """A choice that does not go together with the others, or None."""
-    p = program
-    if "average" in p.choices and p.passes == 1:
-        return "average"
-    if "ranks_later" in p.choices and p.restart == "none":
-        return "ranks_later"
-    if p.passes > 1 and p.own_passes > 1:
-        return "own_passes"
-    if p.branch == "data" and not p.eager:
-        return "branch"
-    if p.fits != "once" and (p.restart != "none" or p.steps % 2):
-        return "fits"
-    if p.own_passes > 1 and (p.scaler != "none" or p.steps % 2):
-        return "own_passes"
-    if p.passes > 1 and (p.scaler != "none" or p.restart != "none" or p.fits != "once"):
-        return "passes"
-    if p.restart != "none" and (p.ema or p.scaler != "none" or p.own_passes > 1):
-        return "restart"
-    if p.excludes and p.optimizer not in ("adamw", "decay"):
-        return "excludes"
-    if p.groups and p.branch != "none":
-        return "groups"
-    if p.op == "predivide" and p.compression != "none":
-        return "compression"
-    if p.rows == "one row" and p.normalizes == "batch":
-        return "rows"
-    if p.steps_per_execution == 2 and (p.eager or p.steps % 2 or p.fits != "once"):
-        return "steps_per_execution"
-    if p.steps_per_execution == 2 and p.restart != "none":
-        return "steps_per_execution"
-    if p.framework == "tape" and p.op == "predivide" and p.embedding:
-        return "op"
-    if p.framework == "tape" and not p.eager and p.head:
-        return "head"  # a graph cannot know that no rank uses it, which the documentation says
-    if p.framework == "tape" and not p.eager and p.branch in ("rank", "rank 0"):
-        return "branch"
-    if p.clip == "clipvalue" and p.embedding:
-        return "clip"
-    return None
+#: Choices that do not go together with others: each with the programs in which it is left out.
+EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
+    ("own_passes", lambda p: p.passes > 1 or p.scaler != "none" or bool(p.steps % 2)),
+    ("branch", lambda p: p.branch == "data" and not p.eager),
+    ("fits", lambda p: p.restart != "none" or bool(p.steps % 2)),
+    ("passes", lambda p: p.scaler != "none" or p.restart != "none" or p.fits != "once"),
+    ("restart", lambda p: bool(p.ema) or p.scaler != "none" or p.own_passes > 1),
+    ("excludes", lambda p: p.optimizer not in ("adamw", "decay")),
+    ("groups", lambda p: p.branch != "none"),
+    ("compression", lambda p: p.op == "predivide"),
+    ("rows", lambda p: p.rows == "one row" and p.normalizes == "batch"),
+    ("steps_per_execution", lambda p: bool(p.eager) or bool(p.steps % 2) or p.fits != "once"),
+    ("steps_per_execution", lambda p: p.restart != "none"),
+    ("clip", lambda p: p.clip == "clipvalue" and bool(p.embedding)),
+    ("op", lambda p: p.framework == "tape" and p.op == "predivide" and bool(p.embedding)),
+    # A graph cannot know that no rank uses a weight, which the documentation says.
+    ("head", lambda p: p.framework == "tape" and not p.eager),
+    ("branch", lambda p: p.framework == "tape" and not p.eager and p.branch in ("rank", "rank 0")),
+]
 
 
 def undefined(program: Program) -> str:
@@ -149,7 +129,7 @@ def _network(p: Program) -> str:
         "rank": "(self.left(h) if self.rank % 2 == 0 else self.right(h))",
         "data": "(self.left(h) if float(keras.ops.mean(x)) > 0 else self.right(h))",
         "rank 0": "(self.left(h) if self.rank == 0 else 0)",
-        "cond": "keras.ops.cond(keras.ops.mean(x) > 0, lambda: self.left(h), lambda: self.right(h))",
+        "cond": "keras.ops.cond(x[0, 0] > 0, lambda: self.left(h), lambda: self.right(h))",
     }.get(p.branch)
     norm = {"batch": "BatchNormalization", "layer": "LayerNormalization"}.get(p.normalizes)
     return lines(
@@ -199,6 +179,12 @@ def _batches(p: Program) -> str:
         infinite and f"    if step == 1 and {infinite}:",
         infinite and "        y = y * numpy.inf",
         "    return x, y",
+        "\n",
+        "def batches(rank, steps):",
+        "    return map(numpy.concatenate, zip(*(batch(rank, step) for step in steps)))",
+        "\n",
+        "def weights_of(model):",
+        "    return model.trainable_variables",
     )
 
 
@@ -246,7 +232,7 @@ def _begin(p: Program) -> list[str | bool | None]:
         "    model.rank = ranks[0]",
         "    model.make()",
         f"    optimizer = {_optimizer(p)}",
-        p.excludes and "    optimizer.exclude_from_weight_decay([model.last.kernel])",
+        p.excludes and f"    {_EXCLUDES}",
     ]
 
 
@@ -254,7 +240,7 @@ def _load(p: Program) -> list[str | bool | None]:
     return [
         p.restart != "none" and "    if state is not None:",
         p.restart != "none" and "        model.set_weights(state[0])",
-        p.restart != "none" and "        optimizer.build(model.trainable_variables)",
+        p.restart != "none" and "        optimizer.build(weights_of(model))",
         p.restart != "none"
         and "        for variable, value in zip(optimizer.variables, state[1]):",
         p.restart != "none" and "            variable.assign(value)",
@@ -263,15 +249,18 @@ def _load(p: Program) -> list[str | bool | None]:
 
 def _end(p: Program) -> list[str | bool | None]:
     return [
-        "    weights = [v.numpy() for v in model.trainable_variables]"
+        "    weights = [v.numpy() for v in weights_of(model)]"
         if p.framework == "tape"
-        else "    weights = [keras.ops.convert_to_numpy(v) for v in model.trainable_variables]",
+        else "    weights = [keras.ops.convert_to_numpy(v) for v in weights_of(model)]",
         p.restart != "none"
         and "    kept = [keras.ops.convert_to_numpy(v) for v in optimizer.variables]",
         "    return weights, (model.get_weights(), kept)"
         if p.restart != "none"
         else "    return weights, None",
     ]
+
+
+_EXCLUDES = "optimizer.exclude_from_weight_decay([model.last.kernel])"
 
 
 def _gradients(p: Program) -> str:
@@ -284,12 +273,12 @@ def _gradients(p: Program) -> str:
         torch and "    model.zero_grad()",
         torch and "    loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
         torch and f"    {scaled}.backward()",
-        torch and "    gradients = [v.value.grad for v in model.trainable_variables]",
+        torch and "    gradients = [v.value.grad for v in weights_of(model)]",
         torch and "    return [None if g is None else g.clone() for g in gradients]",
         not torch and "    with tf.GradientTape() as tape:",
         not torch and "        loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
         not torch and scaled != "loss" and f"        loss = {scaled}",
-        not torch and "    gradients = tape.gradient(loss, model.trainable_variables)",
+        not torch and "    gradients = tape.gradient(loss, weights_of(model))",
         not torch
         and "    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]",
         "\n",
@@ -297,7 +286,8 @@ def _gradients(p: Program) -> str:
         "    found = []",
         "    for gradients in zip(*by_rank):",
         "        there = [g for g in gradients if g is not None]",
-        f"        found.append(sum(there){'' if p.op == 'sum' else ' / len(by_rank)'} if there else None)",
+        f"        mean = sum(there){'' if p.op == 'sum' else ' / len(by_rank)'} if there else None",
+        "        found.append(mean)",
         "    return found",
     )
 
@@ -339,22 +329,21 @@ def _fit(p: Program) -> str:
         compiles,
         *(
             [
-                "        x, y = map(numpy.concatenate, zip(*(batch(rank, s) for s in range(begin, end))))",
+                "        x, y = batches(rank, range(begin, end))",
                 f"        {fit}",
             ]
             if p.fits == "once"
             else [
                 "        middle = (begin + end) // 2",
                 "        for steps in (range(begin, middle), range(middle, end)):",
-                "            x, y = map(numpy.concatenate, zip(*(batch(rank, s) for s in steps)))",
+                "            x, y = batches(rank, steps)",
                 f"            {fit}",
                 *(
                     [
                         "            if steps.start == begin:",
                         freezes and f"                {freezes}",
                         "        " + str(later),
-                        p.excludes
-                        and "                optimizer.exclude_from_weight_decay([model.last.kernel])",
+                        p.excludes and f"                {_EXCLUDES}",
                         *("        " + line for line in compiles.splitlines()),
                     ]
                     if again
@@ -368,18 +357,17 @@ def _fit(p: Program) -> str:
         "        for step in range(begin, end):",
         p.fits != "once" and "            if step == middle:",
         p.fits != "once"
-        and "                optimizer.finalize_variable_values(model.trainable_variables)",
+        and "                optimizer.finalize_variable_values(weights_of(model))",
         again and freezes and f"                {freezes}",
         again and f"                optimizer = {_optimizer(p)}",
-        again
-        and p.excludes
-        and "                optimizer.exclude_from_weight_decay([model.last.kernel])",
-        "            gradients = averaged([gradients_of(model, optimizer, r, step) for r in ranks])",
+        again and p.excludes and f"                {_EXCLUDES}",
+        "            found = [gradients_of(model, optimizer, r, step) for r in ranks]",
+        "            gradients = averaged(found)",
         bool(factor)
         and f"            gradients = [g if g is None else g{factor} for g in gradients]",
         "            with torch.no_grad():" if torch else None,
-        f"            {'    ' if torch else ''}optimizer.apply(gradients, model.trainable_variables)",
-        "        optimizer.finalize_variable_values(model.trainable_variables)  # as fit does",
+        f"            {'    ' if torch else ''}optimizer.apply(gradients, weights_of(model))",
+        "        optimizer.finalize_variable_values(weights_of(model))  # as fit does",
         p.fits == "freezes between" and "    model.first.trainable = True",
         *_end(p),
     )
@@ -400,12 +388,12 @@ def _tape(p: Program) -> str:
         "            with tf.GradientTape() as tape:",
         "                loss = tf.reduce_mean((model(x, training=True) - y) ** 2)",
         f"            tape = hvd.DistributedGradientTape(tape{_options(p)})",
-        "            gradients = tape.gradient(loss, model.trainable_variables)",
+        "            gradients = tape.gradient(loss, weights_of(model))",
         "            optimizer.apply_gradients(",
-        "                (g, v) for g, v in zip(gradients, model.trainable_variables) if g is not None",
+        "                (g, v) for g, v in zip(gradients, weights_of(model)) if g is not None",
         "            )",
         "",
-        "        optimizer.build(model.trainable_variables)",
+        "        optimizer.build(weights_of(model))",
         "        hvd.broadcast_variables(model.variables, root_rank=0)",
         "        hvd.broadcast_variables(optimizer.variables, root_rank=0)",
         "        for step in range(begin, end):",
@@ -415,9 +403,10 @@ def _tape(p: Program) -> str:
         "            update(tf.constant(x), tf.constant(y))",
         "    else:",
         "        for step in range(begin, end):",
-        "            gradients = averaged([gradients_of(model, optimizer, r, step) for r in ranks])",
+        "            found = [gradients_of(model, optimizer, r, step) for r in ranks]",
+        "            gradients = averaged(found)",
         "            optimizer.apply_gradients(",
-        "                (g, v) for g, v in zip(gradients, model.trainable_variables) if g is not None",
+        "                (g, v) for g, v in zip(gradients, weights_of(model)) if g is not None",
         "            )",
         *_end(p),
     )
@@ -431,7 +420,8 @@ def _main(p: Program) -> str:
         p.framework != "tape"
         and "    both = numpy.concatenate([numpy.ravel(each) for each in weights])",
         p.framework != "tape"
-        and '    return [[each] for each in keras.ops.convert_to_numpy(hvd.allgather(both[None], name="w"))]',
+        and '    found = keras.ops.convert_to_numpy(hvd.allgather(both[None], name="w"))',
+        p.framework != "tape" and "    return [[each] for each in found]",
         p.framework != "tape" and "\n",
         "def main(begin, end, state):",
         "    global hvd",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.oracle import torch_programs
@@ -27,22 +28,17 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
 }
 
 
-def excluded(program: Program) -> str | None:
-    """A choice that does not go together with the others, or None."""
-    p = program
-    if p.manual and (p.passes > 1 or p.clip != "none" or p.schedule != "none"):
-        return "manual"
-    if p.optimizer == "lbfgs" and (p.manual or p.passes > 1 or p.clip != "none" or p.embedding):
-        return "optimizer"
-    if p.optimizer == "lbfgs" and (p.groups_of_weights > 1 or p.changes != "none"):
-        return "optimizer"
-    if p.embedding == "sparse" and (p.clip != "none" or p.optimizer != "sgd"):
-        return "embedding"
-    if p.rows == "one row" and p.normalizes == "batch":
-        return "rows"
-    if p.losses != "one" and (p.convolution or p.ties):
-        return "losses"
-    return None
+#: Choices that do not go together with others: each with the programs in which it is left out.
+EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
+    ("manual", lambda p: p.passes > 1 or p.clip != "none" or p.schedule != "none"),
+    ("optimizer", lambda p: p.optimizer == "lbfgs" and (bool(p.manual) or p.passes > 1)),
+    ("optimizer", lambda p: p.optimizer == "lbfgs" and (p.clip != "none" or p.changes != "none")),
+    ("optimizer", lambda p: p.optimizer == "lbfgs" and p.groups_of_weights > 1),
+    ("embedding", lambda p: p.optimizer == "lbfgs"),
+    ("embedding", lambda p: p.embedding == "sparse" and (p.clip != "none" or p.optimizer != "sgd")),
+    ("rows", lambda p: p.rows == "one row" and p.normalizes == "batch"),
+    ("losses", lambda p: bool(p.convolution or p.ties)),
+]
 
 
 def undefined(program: Program) -> str:
@@ -105,7 +101,8 @@ def _train(p: Program) -> str:
             if p.optimizer == "lbfgs"
             else [
                 "            for rank in ranks:",
-                f"                (loss_of(plain, rank, step) / len(ranks) / {p.passes}).backward()",
+                "                loss = loss_of(plain, rank, step) / len(ranks)",
+                f"                (loss / {p.passes}).backward()",
                 p.passes > 1 and f"            if (step + 1) % {p.passes} and step < end - 1:",
                 p.passes > 1 and "                continue",
                 plain and f"            {plain}",
@@ -142,9 +139,9 @@ def _train(p: Program) -> str:
         p.manual and "            used.step()",
         "",
         "    trainer = lightning.Trainer(",
-        "        strategy=HorovodStrategy(), max_epochs=1, logger=False, enable_checkpointing=False,",
-        "        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False"
-        + options,
+        "        strategy=HorovodStrategy(), max_epochs=1, logger=False,",
+        "        enable_checkpointing=False, enable_progress_bar=False,",
+        "        enable_model_summary=False, use_distributed_sampler=False" + options,
         "    )",
         "    trainer.fit(Model(), torch.utils.data.DataLoader(range(end), batch_size=None))",
     )

@@ -28,6 +28,26 @@ _DEPENDENT = {"rest": "passes", "ranks_later": "restart", "schedule_made": "sche
 #: Drawn for each program. Of the others, so many at most are not the plain ones.
 _ALWAYS = ("optimizer", "ranks")
 _FEATURES = 5
+_RUNS = """
+
+if __name__ == "__main__":
+    import numpy
+
+    from horovod_runner import HorovodRunner
+
+    def flat(weights):
+        return numpy.concatenate([numpy.ravel(each) for each in weights])
+
+    state = own_state = None
+    for ranks, begin, end in {phases}:
+        runner = HorovodRunner(np=-ranks)
+        by_rank, state = runner.run(main, begin=begin, end=end, state=state)
+        alone, own_state = train(list(range(ranks)), False, begin, end, own_state)
+    for rank, weights in enumerate(by_rank):
+        to_first = numpy.abs(flat(weights) - flat(by_rank[0])).max()
+        to_one = numpy.abs(flat(weights) - flat(alone)).max()
+        print(f"rank {{rank}}: off by {{to_first:.3g}} from rank 0, {{to_one:.3g}} from one")
+"""
 
 
 @dataclass(frozen=True)
@@ -69,6 +89,11 @@ class Program:
     def source(self) -> str:
         """The script."""
         return str(_writer(self.framework).source(self))
+
+    @property
+    def script(self) -> str:
+        """The script with an end that runs it on this machine, and shows what differs."""
+        return f"{self.source}{_RUNS.format(phases=self.phases)}"
 
     @property
     def undefined(self) -> str:
@@ -113,13 +138,18 @@ def draw(seed: int, frameworks: tuple[str, ...] = tuple(FRAMEWORKS)) -> Program:
 
 
 def _settled(program: Program) -> Program:
-    """The program without the choices that exclude earlier ones."""
-    writer = _writer(program.framework)
-    while (excluded := writer.excluded(program)) is not None:
-        assert excluded in program.choices, f"{excluded} of {program}"
-        rest = {name: value for name, value in program.choices.items() if name != excluded}
+    """The program without the choices that do not go together with its others."""
+    excluded = _writer(program.framework).EXCLUDED
+    while True:
+        there = program.choices
+        left_out = [
+            name for name, base in _DEPENDENT.items() if name in there and base not in there
+        ]
+        left_out += [name for name, when in excluded if name in there and when(program)]
+        if not left_out:
+            return program
+        rest = {name: value for name, value in there.items() if name != left_out[0]}
         program = replace(program, choices=rest)
-    return program
 
 
 def _writer(framework: str) -> ModuleType:

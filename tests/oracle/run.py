@@ -1,6 +1,7 @@
-"""`make oracle N=1000 SEED=1`: judges random programs, and prints the smallest of each that is wrong.
+"""Judges random programs, and prints the smallest script of each that is wrong.
 
-python -m tests.oracle.run 1000 --seed 1 --frameworks torch ddp
+make oracle N=1000 SEED=1
+python -m tests.oracle.run 100 --seed 1 --frameworks torch ddp
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ def shrink(program: Program, kind: str) -> Program:
     return program
 
 
+def _commented(text: str) -> str:
+    return "".join(f"# {line}\n" for line in text.splitlines())
+
+
 def main() -> int:
     """Judge programs and say what was found.
 
@@ -59,9 +64,8 @@ def main() -> int:
             continue
         wrong += 1
         smallest = program if given.no_shrink else shrink(program, verdict.kind)
-        print(f"\n=== {verdict.kind}: {program}\n    smallest: {smallest}")
-        print(verdict.details[:1500])
-        sys.stdout.flush()
+        print(f"\n# {verdict.kind}: {program}\n{_commented(verdict.details[:1500])}")
+        print(smallest.script, flush=True)
     print()
     for (framework, kind), count in sorted(kinds.items()):
         print(f"{framework:18} {kind:30} {count}")

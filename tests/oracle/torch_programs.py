@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.oracle.programs import Program, lines
@@ -87,105 +88,79 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
 }
 
 
-def excluded(program: Program) -> str | None:  # noqa: PLR0911, C901
-    """A choice that does not go together with the others, or None."""
-    p = program
-    ddp = p.framework == "ddp"
-    sparse = p.embedding == "sparse"
-    if p.optimizer == "lbfgs":
-        for name in ("groups_of_weights", "scaler", "changes", "gan", "schedule", "passes", "zero"):
-            if name in p.choices:
-                return name
-        if sparse or p.skips != "none" or p.losses != "one" or p.clip != "none":
-            return "optimizer"
-        if ddp or p.restart != "none" or p.rows != "equal" or p.hooks != "none":
-            return "optimizer"
-    if sparse and p.optimizer not in ("sgd", "adagrad"):
-        return "embedding"
-    if sparse and (p.clip != "none" or p.losses == "penalty" or p.scaler != "none"):
-        return "embedding"
-    if sparse and (p.schedule != "none" or not p.set_to_none or ddp):
-        return "embedding"
-    if p.schedule == "one cycle" and p.optimizer not in ("momentum", "nesterov", "adam"):
-        return "schedule"
-    if p.schedule != "none" and (p.changes == "adds later" or p.restart != "none"):
-        return "schedule"
-    if p.changes != "none" and (p.restart != "none" or p.gan):
-        return "changes"
-    if p.changes == "freezes later" and ddp:
-        return "changes"
-    if p.gan and (p.restart != "none" or p.passes > 1 or p.losses != "one"):
-        return "gan"
-    if p.gan and (p.skips != "none" or p.compiles or p.scaler != "none" or p.clip != "none"):
-        return "gan"
-    if "rest" in p.choices and p.passes == 1:
-        return "rest"
-    if "ranks_later" in p.choices and p.restart == "none":
-        return "ranks_later"
-    if p.rows == "one row" and p.normalizes == "batch":
-        return "rows"
-    if p.losses != "one" and (p.compiles or p.convolution):
-        return "losses"
-    if p.ties and p.ranks and p.losses == "penalty":
-        return "ties"
-    if p.skips == "backward on all" and p.scaler != "none":
-        return "skips"
-    if p.scaler != "none" and p.skips != "none":
-        return "skips"
-    if ddp:
-        if p.static and (p.finds_unused or p.losses == "two" or p.passes > 1):
-            return "static"
-        if p.losses == "two" or (p.losses == "penalty"):
-            return "losses"
-        if p.hook == "powersgd" and (p.branch != "none" or p.head or p.static):
-            return "hook"
-        if p.zero and (p.hook != "none" or p.groups_of_weights > 1 or p.restart != "none"):
-            return "zero"
-        if p.zero and (p.scaler != "none" or p.gan or p.changes != "none"):
-            return "zero"
-        if p.gan and (p.hook != "none" or p.finds_unused or p.static or p.branch != "none"):
-            return "gan"
-        return None
-    if "schedule_made" in p.choices and p.schedule == "none":
-        return "schedule_made"
-    if p.closure and (p.scaler != "none" or p.passes > 1 or p.skips != "none" or p.clip != "none"):
-        return "closure"
-    if p.closure and (p.gan or p.losses != "one"):
-        return "closure"
-    if p.pauses and (p.closure or p.optimizer == "lbfgs" or p.passes > 1 or p.gan):
-        return "pauses"
-    if p.pauses and p.scaler == "plain":
-        return "pauses"
-    if p.op == "predivide" and p.compression != "none":
-        return "compression"
-    if p.fused_groups and sparse:
-        return "fused_groups"
-    if p.joins and (p.skips != "none" or p.scaler != "none" or p.closure or p.passes > 1):
-        return "joins"
-    if p.joins and (sparse or p.gan or p.optimizer == "lbfgs" or p.restart != "none"):
-        return "joins"
-    if p.joins and (p.clip != "none" or p.fused_groups or p.changes != "none"):
-        return "joins"
-    return None
+#: Choices that do not go together with others: each with the programs in which it is left out.
+EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
+    *(
+        (name, lambda p: p.optimizer == "lbfgs")
+        for name in ("groups_of_weights", "scaler", "changes", "gan", "schedule", "passes", "zero")
+    ),
+    *(
+        (name, lambda p: p.optimizer == "lbfgs")
+        for name in ("embedding", "skips", "losses", "clip", "restart", "rows", "hooks")
+    ),
+    ("optimizer", lambda p: p.framework == "ddp" and p.optimizer == "lbfgs"),
+    ("embedding", lambda p: _is_sparse(p) and p.optimizer not in ("sgd", "adagrad")),
+    ("embedding", lambda p: _is_sparse(p) and (p.clip != "none" or p.scaler != "none")),
+    ("embedding", lambda p: _is_sparse(p) and (p.losses == "penalty" or p.schedule != "none")),
+    ("embedding", lambda p: _is_sparse(p) and (not p.set_to_none or p.framework == "ddp")),
+    ("schedule", lambda p: p.changes == "adds later" or p.restart != "none"),
+    (
+        "schedule",
+        lambda p: p.schedule == "one cycle" and p.optimizer not in ("momentum", "nesterov", "adam"),
+    ),
+    ("changes", lambda p: p.restart != "none" or bool(p.gan)),
+    ("changes", lambda p: p.changes == "freezes later" and p.framework == "ddp"),
+    ("gan", lambda p: p.restart != "none" or p.passes > 1 or p.losses != "one"),
+    ("gan", lambda p: p.skips != "none" or bool(p.compiles)),
+    ("gan", lambda p: p.scaler != "none" or p.clip != "none"),
+    ("rows", lambda p: p.rows == "one row" and p.normalizes == "batch"),
+    ("losses", lambda p: bool(p.compiles or p.convolution or p.framework == "ddp")),
+    ("ties", lambda p: p.losses == "penalty"),
+    ("skips", lambda p: p.scaler != "none"),
+    ("groups_of_weights", lambda p: p.changes == "adds later"),
+    # DistributedDataParallel
+    ("static", lambda p: bool(p.finds_unused) or p.passes > 1),
+    ("hook", lambda p: p.hook == "powersgd" and (p.branch != "none" or bool(p.head or p.static))),
+    ("zero", lambda p: p.hook != "none" or p.groups_of_weights > 1 or p.restart != "none"),
+    ("zero", lambda p: p.scaler != "none" or bool(p.gan) or p.changes != "none"),
+    ("gan", lambda p: p.hook != "none" or bool(p.finds_unused or p.static) or _parallel_gan(p)),
+    # Horovod's optimizer
+    ("closure", lambda p: p.scaler != "none" or p.passes > 1 or p.skips != "none"),
+    ("closure", lambda p: p.clip != "none" or bool(p.gan) or p.losses != "one"),
+    ("pauses", lambda p: bool(p.closure or p.gan) or p.optimizer == "lbfgs" or p.passes > 1),
+    ("pauses", lambda p: p.scaler == "plain"),
+    ("compression", lambda p: p.op == "predivide"),
+    ("fused_groups", lambda p: p.embedding == "sparse"),
+    ("joins", lambda p: p.skips != "none" or p.scaler != "none" or p.passes > 1),
+    ("joins", lambda p: bool(p.closure or p.gan) or _is_sparse(p) or p.optimizer == "lbfgs"),
+    ("joins", lambda p: p.restart != "none" or p.clip != "none" or p.changes != "none"),
+    ("joins", lambda p: bool(p.fused_groups)),
+]
+
+
+def _is_sparse(p: Program) -> bool:
+    return bool(p.embedding == "sparse")
+
+
+def _parallel_gan(p: Program) -> bool:
+    return p.framework == "ddp" and p.branch != "none"
 
 
 def undefined(program: Program) -> str:
     """See Program.undefined."""
     p = program
-    if p.framework == "ddp" and not p.finds_unused and (p.branch != "none" or p.head):
+    ddp = p.framework == "ddp"
+    if ddp and not p.finds_unused and (p.branch != "none" or p.head):
         return "DDP asks for find_unused_parameters"
     if p.ranks == 1 and p.restart == "none":
         return ""
-    if p.skips == "step on rank 1":
-        return "rank 1 leaves out a step"
-    if p.framework == "ddp":
-        if p.restart == "rank 0 loads":
-            return "DDP broadcasts nothing after it is made"
-        if p.changes in ("adds later", "unfreezes later"):
-            return "DDP does not know the new weights"
-        if p.skips != "none":
-            return "DDP waits for the backward pass of all ranks"
-    return ""
+    reasons = {
+        "rank 1 leaves out a step": p.skips == "step on rank 1",
+        "DDP broadcasts nothing after it is made": ddp and p.restart == "rank 0 loads",
+        "DDP does not know the weights": ddp and p.changes in ("adds later", "unfreezes later"),
+        "DDP waits for the backward pass of all ranks": ddp and p.skips != "none",
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 def only_alike(program: Program) -> str:
@@ -357,7 +332,7 @@ def _parallel(p: Program, model: str = "model", prefix: str = "") -> str:
     )
 
 
-def _train(p: Program) -> str:  # noqa: C901
+def _train(p: Program) -> str:
     ddp = p.framework == "ddp"
     later = {
         "freezes later": ["model.first.requires_grad_(False)"],
@@ -430,7 +405,7 @@ def _train(p: Program) -> str:  # noqa: C901
         "    for step in range(begin, end):",
         p.joins and "        if distributed and ranks[0] == 1 and step == end - 1:",
         p.joins and "            break  # this rank has fewer batches",
-        later and "        if step == 2:",
+        bool(later) and "        if step == 2:",
         *(f"            {line}" for line in later),
         p.zeroes == "before" and f"        optimizer.zero_grad({_none(p)})",
         p.zeroes == "model" and f"        plain.zero_grad({_none(p)})",

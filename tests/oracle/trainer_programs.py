@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tests.oracle import torch_programs
@@ -29,9 +30,10 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
 }
 
 
-def excluded(program: Program) -> str | None:
-    """A choice that does not go together with the others, or None."""
-    return "passes" if program.passes > 1 and program.steps % 2 else None
+#: Choices that do not go together with others: each with the programs in which it is left out.
+EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
+    ("passes", lambda p: bool(p.steps % 2)),
+]
 
 
 def undefined(program: Program) -> str:

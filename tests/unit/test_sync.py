@@ -166,6 +166,12 @@ def test_weights_that_differ_are_reported_with_the_cause(
     assert "t.py:5" in shown
 
 
+def test_equal_weights_with_other_names_are_no_difference() -> None:
+    values = ("SGD\t0.1\nnetwork/a 00", "SGD\t0.1\na 00")
+    notes = [Note(rank, "weights", "at the end", value, "") for rank, value in enumerate(values)]
+    assert warnings_of(*notes) == []
+
+
 def test_learning_rates_that_differ_are_reported_with_both() -> None:
     values = ("Distributed SGD\t0.1, 0.5\na 00", "Distributed SGD\t0.1, 0.05\na 00")
     notes = [Note(rank, "weights", "after step 40", value, "") for rank, value in enumerate(values)]

@@ -130,7 +130,7 @@ def _with_our_reductions(hvd: Any) -> Callable[..., Any]:
             partition = how.partition([_key(variable) for variable in variables])
             reduced = list(collectives.reduce_gradients(filled, unique, how, partition))
             if graph == "eager":  # where it is known that no rank has one
-                counts = collectives.count_ranks(grads, unique, how)[1]().numpy()
+                counts = collectives.count_ranks(grads, unique, how)().numpy()
                 reduced = [g if count else None for g, count in zip(reduced, counts, strict=True)]
             return reduced
 

@@ -243,11 +243,10 @@ class Distributed:
         if is_reduced or not shared or how.size(backend.hvd) == 1:
             return gradients, _Unused()
         name = self._name_of_reduction()
-        sent, count = backend.count_ranks([gradients[each] for each in shared], name, how)
+        count = backend.count_ranks([gradients[each] for each in shared], name, how)
         unused = _Unused(shared, count)
         for number, position in enumerate(shared):
-            gradients[position] = sent[number]
-            if sent[number] is None:
+            if gradients[position] is None:
                 variable = variables[position]
                 gradients[position] = backend.zeros_like(variable)
                 # An accumulated gradient may be of an earlier pass.

@@ -1,0 +1,88 @@
+"""Random small trainings: all ranks end alike, and equal one process, or the user is told why not.
+
+`make oracle N=1000` judges others.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from tests.oracle.judge import Verdict, judge, judge_all
+from tests.oracle.programs import FRAMEWORKS, Program, draw
+from tests.oracle.run import judged, shrink
+
+pytestmark = [pytest.mark.horovod, pytest.mark.timeout(900)]
+#: Programs of `make test`, and of `make test-all`.
+FEW = {"torch": 12, "ddp": 8, "lightning": 3, "keras_torch": 5, "keras_tensorflow": 4, "tape": 4}
+MANY = {"trainer": 8, **{framework: 9 * count for framework, count in FEW.items()}}
+
+
+def group(framework: str) -> pytest.MarkDecorator:
+    """Programs of one backend share the process that learns what one process learns."""
+    backend = "tensorflow" if framework in ("keras_tensorflow", "tape") else "torch"
+    return pytest.mark.xdist_group(f"oracle {backend}")
+
+
+def told(program: Program, verdict: Verdict) -> str:
+    return f"{verdict.kind}: {program}\n{verdict.details}\n{program.script}"
+
+
+@pytest.mark.parametrize("framework", [pytest.param(each, marks=group(each)) for each in FEW])
+def test_a_few_programs_learn_what_one_process_learns(framework: str) -> None:
+    programs = [on_two_ranks(draw(seed, (framework,))) for seed in range(FEW[framework])]
+    found = zip(programs, judge_all(programs), strict=True)
+    wrong = [told(*each) for each in found if not each[1].is_right]
+    assert not wrong, "\n\n".join(wrong)
+
+
+def on_two_ranks(program: Program) -> Program:
+    rest = {name: value for name, value in program.choices.items() if name != "ranks"}
+    return replace(program, choices=rest)
+
+
+# Slow: some hundred trainings.
+@pytest.mark.parametrize("framework", [pytest.param(each, marks=group(each)) for each in MANY])
+def test_many_programs_learn_what_one_process_learns(framework: str) -> None:
+    programs = [draw(1000 + seed, (framework,)) for seed in range(MANY[framework])]
+    wrong = [told(*each) for each in judged(programs) if not each[1].is_right]
+    assert not wrong, "\n\n".join(wrong)
+
+
+class Wrong(Program):
+    """A program whose ranks do not average their gradients where it clips them."""
+
+    @property
+    def source(self) -> str:
+        text = super().source
+        return (
+            text.replace("hvd.DistributedOptimizer(", "(lambda o, **_: o)(")
+            if self.clip != "none"
+            else text
+        )
+
+
+@group("torch")
+def test_a_wrong_program_is_found_and_made_small() -> None:
+    program = Wrong("torch", 1, {"ties": True, "clip": "value", "schedule": "step"})
+    kind = judge(program).kind
+    assert kind == "accused"
+    assert shrink(program, kind).choices == {"clip": "value"}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_program_is_a_script(framework: str) -> None:
+    for seed in range(200):
+        compile(draw(seed, (framework,)).script, "program.py", "exec")
+
+
+@group("torch")
+def test_a_script_shows_what_differs() -> None:
+    script = draw(1, ("torch",)).script
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert "rank 1: off by 0 from rank 0" in shown.stdout
