@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from horovod_runner.results.saved_run import load_run
     from horovod_runner.runner import HorovodRunner
     from horovod_runner.scoring.predict import predict
+    from horovod_runner.worker.agreement import agree
     from horovod_runner.worker.api import (
         check_weights,
         commit,
@@ -73,6 +74,7 @@ __all__ = [
     "SerializationError",
     "SlotError",
     "SyncError",
+    "agree",
     "check_weights",
     "commit",
     "current_attempt",
@@ -92,6 +94,7 @@ _HOMES = {
     "HorovodRunner": "runner",
     "Limits": "limits",
     "RunHandle": "handle",
+    "agree": "worker.agreement",
     "check_weights": "worker.api",
     "commit": "worker.api",
     "current_attempt": "worker.api",

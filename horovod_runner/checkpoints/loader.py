@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from horovod_runner.checkpoints import checkpoint, collectives, formats
+from horovod_runner.checkpoints import checkpoint, formats
+from horovod_runner.common import collectives
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
@@ -23,8 +24,8 @@ from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 
 if TYPE_CHECKING:
-    from horovod_runner.checkpoints.collectives import Collectives
     from horovod_runner.checkpoints.commits import Commit, Commits, Held
+    from horovod_runner.common.collectives import Collectives
 
 _BROADCAST_BYTES = 64 << 20
 

@@ -236,8 +236,8 @@ def weights_differ(first: Note, other: Note) -> str:
             f"rank {other.rank} has another learning rate than rank {first.rank} {first.key}"
             f"{_at(other)} ({their_rates or 'none'} and {rates or 'none'}), so the ranks train "
             "different models. Change it on every rank in the same way. A schedule that follows a "
-            "loss needs the mean of all ranks: hvd.allreduce in PyTorch, MetricAverageCallback() "
-            f"before ReduceLROnPlateau in Keras. {_ON_PURPOSE}"
+            'loss needs the mean of all ranks: agree(loss, "mean"), or in Keras '
+            f"hvd.callbacks.ReduceLROnPlateau. {_ON_PURPOSE}"
         )
     pairs = [
         (ours, their)
@@ -268,27 +268,30 @@ def weights_differ(first: Note, other: Note) -> str:
             f"{len(weights)} weights differ {first.key}{_at(other)}), so the ranks train "
             f"different models. {remedy} {_ON_PURPOSE}"
         )
-    if parallel:
-        cause = (
+    return (
+        f"rank {other.rank} and rank {first.rank} have different weights {first.key}{_at(other)} "
+        f"({some} of {len(weights)}), {_cause(optimizer)}. {_ON_PURPOSE}"
+    )
+
+
+def _cause(optimizer: str) -> str:
+    """Why weights may differ after a step of an optimizer."""
+    if optimizer.startswith("DistributedDataParallel"):
+        return (
             "although DistributedDataParallel averages gradients. Perhaps only rank 0 has loaded "
             "the optimizer's state, some weights were frozen when DistributedDataParallel was "
             "made (make it again after you unfreeze them), or not all ranks make the same steps"
         )
-    elif optimizer.startswith("Distributed"):
-        cause = (
+    if optimizer.startswith("Distributed"):
+        return (
             "although the optimizer is distributed. Its state may differ by rank, for example "
             "because only rank 0 has loaded it (call hvd.broadcast_optimizer_state in PyTorch), or "
             "a setting may, or gradients were changed after they were averaged"
         )
-    else:
-        cause = (
-            f"because the gradients are not averaged: the {optimizer} that steps there is not the "
-            "optimizer that hvd.DistributedOptimizer returned. Use "
-            "optimizer = hvd.DistributedOptimizer(optimizer, ...)"
-        )
     return (
-        f"rank {other.rank} and rank {first.rank} have different weights {first.key}{_at(other)} "
-        f"({some} of {len(weights)}), {cause}. {_ON_PURPOSE}"
+        f"because the gradients are not averaged: the {optimizer} that steps there is not the "
+        "optimizer that hvd.DistributedOptimizer returned. Use "
+        "optimizer = hvd.DistributedOptimizer(optimizer, ...)"
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from horovod_runner.keras.collective_callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
+    EarlyStopping,
     MetricAverageCallback,
+    ReduceLROnPlateau,
 )
 from horovod_runner.keras.learning_rate import (
     LearningRateScheduleCallback,
@@ -19,9 +21,11 @@ from horovod_runner.keras.reporting import LogCallback, ReportCallback
 __all__ = [
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
+    "EarlyStopping",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "LogCallback",
     "MetricAverageCallback",
+    "ReduceLROnPlateau",
     "ReportCallback",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import keras
 from horovod_runner.checkpoints.keras_copy import keras_variables
 from horovod_runner.keras.batch_counts import CollectiveCallback, by_rank
 from horovod_runner.keras.collectives import collectives
+from horovod_runner.worker.agreement import agree
 from horovod_runner.worker.api import save_checkpoint
 
 
@@ -198,3 +200,34 @@ class BestModelCheckpoint(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.save(os.fspath(self.filepath).format(epoch=epoch + 1, **logs))
         if self.verbose:
             print(f"\nEpoch {epoch + 1}: saved the model, {self.monitor}={value:g} is the best.")
+
+
+class _DecidesTogether:
+    """A mixin in front of a callback: it sees the mean of its metric over the ranks."""
+
+    monitor: str
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        mean = agree((logs or {}).get(self.monitor, math.nan), "mean")
+        averaged = {**(logs or {}), self.monitor: mean}
+        if math.isnan(mean):  # Keras says so where a metric is missing
+            del averaged[self.monitor]
+        super().on_epoch_end(epoch, averaged)  # type: ignore[misc]
+        if isinstance(logs, dict) and "learning_rate" in averaged:
+            logs["learning_rate"] = averaged["learning_rate"]
+
+
+class EarlyStopping(_DecidesTogether, keras.callbacks.EarlyStopping):  # type: ignore[misc]
+    """Stops all ranks, when the mean of a metric over the ranks improves no more.
+
+    Keras's own callback compares the rank's own metric, unless MetricAverageCallback comes before
+    it: then one rank stops, and the others wait for it. Use this one on every rank.
+    """
+
+
+class ReduceLROnPlateau(_DecidesTogether, keras.callbacks.ReduceLROnPlateau):  # type: ignore[misc]
+    """Lowers the learning rate of all ranks, when the mean of a metric improves no more.
+
+    Use it on every rank. With Keras's own callback, and without MetricAverageCallback before it,
+    ranks train with different learning rates.
+    """

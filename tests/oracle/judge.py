@@ -32,7 +32,7 @@ _TOLD = re.compile(r"^HorovodRunner:(?! *(rank +host|\d+ |controller:|start:|$))
 _PRELOADED = {
     "torch": ["horovod.torch"],
     "ddp": ["horovod.torch"],
-    "lightning": ["horovod.torch", "lightning"],
+    "lightning": ["horovod.torch"],
     "trainer": ["horovod.torch", "transformers"],
     "keras_torch": ["horovod.torch", "keras"],
     "keras_tensorflow": ["horovod.tensorflow", "keras"],

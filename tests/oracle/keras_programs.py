@@ -77,6 +77,7 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("steps_per_execution", lambda p: p.restart != "none"),
     ("clip", lambda p: p.clip == "clipvalue" and bool(p.embedding)),
     ("op", lambda p: p.framework == "tape" and p.op == "predivide" and bool(p.embedding)),
+    ("head", lambda p: p.branch == "cond"),
     # A graph cannot know that no rank uses a weight, which the documentation says.
     ("head", lambda p: p.framework == "tape" and not p.eager),
     ("branch", lambda p: p.framework == "tape" and not p.eager and p.branch in ("rank", "rank 0")),
@@ -286,9 +287,28 @@ def _gradients(p: Program) -> str:
         "    found = []",
         "    for gradients in zip(*by_rank):",
         "        there = [g for g in gradients if g is not None]",
+        not torch and "        if there and isinstance(there[0], tf.IndexedSlices):",
+        not torch and "            values = tf.concat([g.values for g in there], 0)",
+        not torch and f"            values = values{'' if p.op == 'sum' else ' / len(by_rank)'}",
+        not torch and "            places = tf.concat([g.indices for g in there], 0)",
+        not torch and "            found.append(tf.IndexedSlices(values, places, (7, 6)))",
+        p.sparse_as_dense and "            found[-1] = tf.convert_to_tensor(found[-1])",
+        not torch and "            continue",
         f"        mean = sum(there){'' if p.op == 'sum' else ' / len(by_rank)'} if there else None",
         "        found.append(mean)",
         "    return found",
+    )
+
+
+def _zeros_in_graphs(p: Program) -> str | bool:
+    """In a graph a branch that is not taken has gradients of zeros."""
+    return (
+        p.branch == "cond"
+        and not p.eager
+        and lines(
+            "    pairs = zip(gradients, weights_of(model))",
+            "    gradients = [tf.zeros_like(v.value) if g is None else g for g, v in pairs]",
+        )
     )
 
 

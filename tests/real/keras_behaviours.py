@@ -236,6 +236,29 @@ def best_models() -> list[str]:
         return sorted(path.name for path in Path(folder).iterdir())
 
 
+def decided_together() -> list[Any]:
+    """The epochs and the learning rate of a fit in which the ranks have different metrics."""
+    import keras
+
+    import horovod_runner.keras as hvd
+
+    class SetMetric(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["metric"] = ([3.0, 2.0, 1.0, 0.0], [0.0, 0.5, 2.5, 4.5])[hvd.rank()][epoch]
+            if hvd.rank() == 0:
+                logs["alone"] = 1.0
+
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        SetMetric(),
+        hvd.callbacks.ReduceLROnPlateau("metric", factor=0.5, patience=1, mode="min"),
+        hvd.callbacks.EarlyStopping("metric", patience=2, mode="min"),
+        hvd.callbacks.EarlyStopping("alone", patience=0, mode="min"),
+    ]
+    model, history = _fit(keras.optimizers.SGD(0.4), epochs=4, callbacks=callbacks)
+    return [history.epoch, float(model.optimizer.learning_rate)]
+
+
 def values() -> list[Any]:
     import keras
 
@@ -354,6 +377,7 @@ BEHAVIOURS: tuple[Callable[[], Any], ...] = (
     schedule,
     averaged,
     best_models,
+    decided_together,
     values,
     dropout_differs,
     unknown_to_keras,

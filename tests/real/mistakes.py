@@ -166,8 +166,8 @@ HOROVOD = {
         "`ReduceLROnPlateau(optimizer).step(own_loss)`",
         "warned",
         "has another learning rate than rank 0",
-        "Average the loss first: `hvd.allreduce`; in Keras `MetricAverageCallback` before "
-        "`ReduceLROnPlateau`.",
+        'Average the loss first: `agree(loss, "mean")`; in Keras use '
+        "`hvd.callbacks.ReduceLROnPlateau`.",
     ),
     "Only rank 0 loads the optimizer's state": Mistake(
         "`if hvd.rank() == 0: optimizer.load_state_dict(...)`",

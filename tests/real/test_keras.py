@@ -227,6 +227,16 @@ def test_ranks_drop_out_different_units(backend: str) -> None:
         assert weights[0] == weights[1]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_callbacks_decide_by_the_mean_of_the_ranks(backend: str) -> None:
+    # The means are 1.5, 1.25, 1.75 and 2.25.
+    for decided in results_of("decided_together", backend):
+        assert len(decided) == 2, decided
+        epochs, rate = decided
+        assert epochs == [0, 1, 2, 3]
+        assert rate == pytest.approx(0.1)
+
+
 def fit_without_broadcast(with_optimizer: bool) -> None:
     """Train on ranks with different weights."""
     import keras

@@ -21,13 +21,14 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
-from horovod_runner.checkpoints import checkpoint, collectives
+from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.checkpoint import METADATA
-from horovod_runner.checkpoints.collectives import Collectives
 from horovod_runner.checkpoints.sharded import metadata as metadata_
 from horovod_runner.checkpoints.sharded.meeting import Meeting
 from horovod_runner.checkpoints.sharded.tree import Shape, flatten, merge
 from horovod_runner.checkpoints.snapshot import map_state
+from horovod_runner.common import collectives
+from horovod_runner.common.collectives import Collectives
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.problems import describe

@@ -5,21 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from horovod_runner.common.connected import connected_library
+from horovod_runner.common.collectives import connected
 from horovod_runner.data.feed.feed import Feed
 from horovod_runner.worker.checks import notes
 from horovod_runner.worker.checks.captured import names_used
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-Totals: TypeAlias = npt.NDArray[np.float64]
-_NAME = "horovod_runner.evaluate"
 
 
 def evaluate(
@@ -53,7 +49,7 @@ def evaluate(
     """
     source = _source(feed)
     # Where the ranks cannot reach each other, that is said before the work.
-    add_up = None if source.ranks == 1 else _allreduce()
+    ranks = None if source.ranks == 1 else connected("evaluate adds up what the ranks measured")
     _check_mode(measure)
     sums: dict[str, Any] = {}
     rows = 0
@@ -66,8 +62,8 @@ def evaluate(
                 sums[name] = sums[name] + total if name in sums else total
     names = sorted(sums)  # the same order on all ranks
     totals = np.array([rows, *(float(sums[name]) for name in names)])
-    if add_up is not None:
-        totals = add_up(totals)
+    if ranks is not None:
+        totals = ranks.add(totals)
     means = dict(zip(names, (totals[1:] / totals[0]).tolist(), strict=True))
     return {name: means[name] for name in sums}
 
@@ -150,51 +146,3 @@ def _no_gradients() -> AbstractContextManager[Any]:
     torch = sys.modules.get("torch")
     context: AbstractContextManager[Any] = nullcontext() if torch is None else torch.no_grad()
     return context
-
-
-def _allreduce() -> Callable[[Totals], Totals]:
-    """A sum over all ranks, by what ``main`` has initialised."""
-    connected = connected_library()
-    if connected is not None:
-        name, module = connected
-        return {
-            "horovod.torch": _by_torch,
-            "horovod.tensorflow": _by_tensorflow,
-            "torch": _by_torch_distributed,
-        }[name](module)
-    raise RuntimeError(
-        "evaluate adds up what the ranks measured, and they cannot reach each other yet: call "
-        "hvd.init() before it"
-    )
-
-
-def _by_torch(horovod: Any) -> Callable[[Totals], Totals]:
-    import torch
-
-    def add_up(totals: Totals) -> Totals:
-        summed = horovod.allreduce(torch.from_numpy(totals), op=horovod.Sum, name=_NAME)
-        return np.asarray(summed.numpy())
-
-    return add_up
-
-
-def _by_tensorflow(horovod: Any) -> Callable[[Totals], Totals]:
-    import tensorflow
-
-    def add_up(totals: Totals) -> Totals:
-        with tensorflow.device("/cpu:0"):
-            summed = horovod.allreduce(tensorflow.constant(totals), op=horovod.Sum, name=_NAME)
-        return np.asarray(summed.numpy())
-
-    return add_up
-
-
-def _by_torch_distributed(torch: Any) -> Callable[[Totals], Totals]:
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-
-    def add_up(totals: Totals) -> Totals:
-        summed = torch.from_numpy(totals).to(device)
-        torch.distributed.all_reduce(summed)
-        return np.asarray(summed.cpu().numpy())
-
-    return add_up

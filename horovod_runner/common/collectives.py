@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from horovod_runner.common.connected import connected_library
+import numpy as np
+import numpy.typing as npt
+
+Library = Literal["horovod.torch", "horovod.tensorflow", "torch"]
+Totals = npt.NDArray[np.float64]
 
 
 class Collectives(Protocol):
-    """What loading needs. All ranks make the same calls in the same order."""
+    """All ranks make the same calls in the same order."""
 
     def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
         """Broadcast bytes from a rank.
@@ -20,8 +25,33 @@ class Collectives(Protocol):
             root: the sending rank.
         """
 
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of all ranks, in the order of the ranks; equally many on each."""
+    def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
+        """The numbers of all ranks, in the order of the ranks; equally many on each.
+
+        Args:
+            numbers: this rank's.
+            name: shown where a rank waits for the others for ever.
+        """
+
+    def add(self, totals: Totals) -> Totals:
+        """The sums over all ranks of arrays of float64 of the same length."""
+
+
+def connected_library() -> tuple[Library, Any] | None:
+    """The name and module of an initialized Horovod, or of torch for torch.distributed.
+
+    None if the ranks are not connected yet. Imports nothing: only modules that are loaded count.
+    """
+    names: tuple[Library, ...] = ("horovod.torch", "horovod.tensorflow")
+    for name in names:
+        horovod = sys.modules.get(name)
+        if horovod is not None and horovod.is_initialized():
+            return name, horovod
+    torch = sys.modules.get("torch")
+    distributed = None if torch is None else torch.distributed
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return "torch", torch
+    return None
 
 
 def connected(what: str = "load_checkpoint broadcasts from a rank to the others") -> Collectives:
@@ -61,12 +91,20 @@ class _Torch:
         self._horovod.broadcast_(buffer, root, name="horovod_runner.checkpoint")
         return bytes(buffer.numpy().tobytes())
 
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+    def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
         import torch
 
         ours = torch.tensor([numbers], dtype=torch.int64)
-        gathered = self._horovod.allgather(ours, name="horovod_runner.commits")
+        gathered = self._horovod.allgather(ours, name=f"horovod_runner.{name}")
         return gathered.tolist()  # type: ignore[no-any-return]
+
+    def add(self, totals: Totals) -> Totals:
+        import torch
+
+        ours, sums = torch.from_numpy(totals), self._horovod.Sum
+        return np.asarray(
+            self._horovod.allreduce(ours, op=sums, name="horovod_runner.evaluate").numpy()
+        )
 
 
 class _TensorFlow:
@@ -76,22 +114,30 @@ class _TensorFlow:
         self._horovod = horovod
 
     def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
-        import numpy
         import tensorflow
 
-        array = numpy.frombuffer(data or bytes(count), numpy.uint8)
+        array = np.frombuffer(data or bytes(count), np.uint8)
         with tensorflow.device("/cpu:0"):
             tensor = tensorflow.constant(array)
             received = self._horovod.broadcast(tensor, root, name="horovod_runner.checkpoint")
         return bytes(received.numpy().tobytes())
 
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+    def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
         import tensorflow
 
         with tensorflow.device("/cpu:0"):
             ours = tensorflow.constant([list(numbers)], tensorflow.int64)
-            gathered = self._horovod.allgather(ours, name="horovod_runner.commits")
+            gathered = self._horovod.allgather(ours, name=f"horovod_runner.{name}")
         return gathered.numpy().tolist()  # type: ignore[no-any-return]
+
+    def add(self, totals: Totals) -> Totals:
+        import tensorflow
+
+        sums = self._horovod.Sum
+        with tensorflow.device("/cpu:0"):
+            ours = tensorflow.constant(totals)
+            summed = self._horovod.allreduce(ours, op=sums, name="horovod_runner.evaluate")
+        return np.asarray(summed.numpy())
 
 
 class _Distributed:
@@ -108,9 +154,14 @@ class _Distributed:
         torch.distributed.broadcast(buffer, root)
         return bytes(buffer.cpu().numpy().tobytes())
 
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+    def gather(self, numbers: Sequence[int], name: str = "") -> list[list[int]]:
         torch = self._torch
         ours = torch.tensor(list(numbers), dtype=torch.int64, device=self._device)
         parts = [torch.empty_like(ours) for _ in range(torch.distributed.get_world_size())]
         torch.distributed.all_gather(parts, ours)
         return [part.tolist() for part in parts]
+
+    def add(self, totals: Totals) -> Totals:
+        summed = self._torch.from_numpy(totals).to(self._device)
+        self._torch.distributed.all_reduce(summed)
+        return np.asarray(summed.cpu().numpy())

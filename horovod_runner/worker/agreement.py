@@ -1,0 +1,139 @@
+"""Decisions that all ranks take together."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, overload
+
+from horovod_runner.common.collectives import Collectives, connected
+from horovod_runner.worker import context
+
+T = TypeVar("T")
+How = Literal["rank 0", "any", "all", "mean", "min", "max"]
+_NAME = "agree"
+_TEXT = 210  # bytes of what a rank asked, and where
+_COMBINE: dict[str, Callable[[Sequence[float]], Any]] = {
+    "any": any,
+    "all": all,
+    "mean": lambda values: sum(values) / len(values),
+    "min": lambda values: math.nan if any(map(math.isnan, values)) else min(values),
+    "max": lambda values: math.nan if any(map(math.isnan, values)) else max(values),
+}
+
+
+@overload
+def agree(value: T, how: Literal["rank 0"] = "rank 0") -> T: ...
+
+
+@overload
+def agree(value: Any, how: Literal["any", "all"]) -> bool: ...
+
+
+@overload
+def agree(value: Any, how: Literal["mean", "min", "max"]) -> float: ...
+
+
+def agree(value: Any, how: How = "rank 0") -> Any:
+    """Return the same value on every rank, for decisions that all ranks must take alike.
+
+        width = agree(random.choice([32, 64]))          # rank 0's
+        if agree(math.isnan(loss), "any"): break        # True on all ranks if it is on one
+        scheduler.step(agree(loss.item(), "mean"))      # the mean over the ranks
+
+    Call it on every rank, after ``hvd.init()`` or ``torch.distributed.init_process_group()``. It
+    takes one small collective; two with "rank 0". With one rank, and outside a run, it returns the
+    value.
+
+    Args:
+        value: this rank's. "rank 0": anything that can be pickled. "any", "all": its truth counts.
+            Otherwise a number, or a tensor with one value.
+        how: "rank 0" returns rank 0's value; "any" and "all" return a bool; "mean", "min" and
+            "max" return a number, which is NaN if one of them is.
+
+    Raises:
+        RuntimeError: the ranks are not connected yet, or do not all make this call.
+        TypeError: ``value`` is not a number.
+        ValueError: ``how`` is unknown.
+    """
+    if how not in get_args(How):
+        raise ValueError(f"agree: how must be one of {', '.join(get_args(How))}, not {how!r}")
+    number = None if how == "rank 0" else _number(value, how)
+    rank = context.current()
+    if rank is None or rank.size == 1:
+        return value if number is None else _as_given(number, value, how)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and not tensorflow.executing_eagerly():
+        raise RuntimeError(
+            "agree was called inside a tf.function, which calls Python only once: call it in the "
+            "loop around that, or in a callback"
+        )
+    ranks = connected("agree compares the values of the ranks")
+    caller = sys._getframe(1)
+    # Without the folder, which may differ by host.
+    place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
+    asked = f"agree(how={how!r}) at {place}"
+    if number is not None:
+        values = [_unpacked(each) for each in _same_call(ranks, asked, _packed(number))]
+        return _as_given(_COMBINE[how](values), value, how)
+    data = pickle.dumps(value) if rank.rank == 0 else b""
+    count = _same_call(ranks, asked, len(data))[0]
+    received = ranks.broadcast(data, count)
+    return pickle.loads(received) if rank.rank else value  # noqa: S301 - rank 0 sent it
+
+
+def _number(value: Any, how: str) -> float:
+    if how in ("any", "all"):
+        return float(bool(value))
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"agree(value, how={how!r}) requires a number, not {type(value).__name__}; "
+            'how="rank 0" takes any object'
+        ) from None
+
+
+def _as_given(number: Any, value: Any, how: str) -> Any:
+    """A bool, and an integer where the smallest or largest of integers was asked for."""
+    if how in ("any", "all"):
+        return bool(number)
+    return int(number) if how in ("min", "max") and isinstance(value, int) else float(number)
+
+
+def _packed(number: float) -> int:
+    return int.from_bytes(struct.pack("<d", number), "little", signed=True)
+
+
+def _unpacked(number: int) -> float:
+    (unpacked,) = struct.unpack("<d", number.to_bytes(8, "little", signed=True))
+    return float(unpacked)
+
+
+def _same_call(ranks: Collectives, asked: str, number: int) -> list[int]:
+    """The numbers of all ranks, which must make the same call.
+
+    Raises:
+        RuntimeError: on all ranks: they make different ones.
+    """
+    found = ranks.gather([zlib.crc32(asked.encode()), number], _NAME)
+    if len({call for call, _ in found}) == 1:
+        return [each for _, each in found]
+    text = asked.encode()[-_TEXT:].rjust(_TEXT)
+    numbers = [int.from_bytes(text[at : at + 7], "little") for at in range(0, _TEXT, 7)]
+    texts = [
+        b"".join(each.to_bytes(7, "little") for each in row)
+        .rstrip(b"\0")
+        .decode("utf-8", "replace")
+        for row in ranks.gather(numbers, _NAME)
+    ]
+    shown = "; ".join(f"rank {rank} {each.strip()}" for rank, each in enumerate(texts))
+    raise RuntimeError(
+        f"the ranks do not make the same decision: {shown}. Every rank must call agree at the same "
+        "place, the same number of times."
+    )
