@@ -5,7 +5,7 @@ They run in the ranks; test_global_batch compares the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -108,6 +108,19 @@ def two_losses(train: Shard, valid: Shard) -> list[Any]:
     return weights_of(model)
 
 
+def drawn_ahead(train: Shard, valid: Shard) -> list[Any]:
+    """A batch is drawn before backward of the one before, also across epochs."""
+    from torch.nn import functional
+
+    model, optimizer = distributed()
+    feed = train.to_torch(global_batch=BATCH, columns=COLUMNS, shuffle=True, seed=8)
+    for x, y, _ in one_ahead(both(feed, 3)):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
 def recomputed(train: Shard, valid: Shard) -> list[Any]:
     """Checkpointed activations, which call backward inside backward; and a gradient scaler."""
     import torch
@@ -184,6 +197,7 @@ TRAININGS: dict[str, Callable[[Shard, Shard], list[Any]]] = {
         plain,
         accumulated,
         two_losses,
+        drawn_ahead,
         recomputed,
         data_parallel,
         by_sample_weights,
@@ -206,6 +220,16 @@ def distributed(**options: Any) -> tuple[Any, Any]:
 def both(feed: Any, epochs: int) -> Any:
     for _ in range(epochs):
         yield from feed
+
+
+def one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches, each of which is given when the one after it was drawn."""
+    left = iter(batches)
+    batch = next(left)
+    for following in left:
+        yield batch
+        batch = following
+    yield batch
 
 
 def some_steps(train: Shard, until: int, saved: dict[str, Any] | None) -> dict[str, Any]:

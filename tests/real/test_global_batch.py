@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +21,10 @@ from tests.real.global_batch_training import (
     ROWS,
     STEPS,
     TRAININGS,
+    both,
     keras_training,
     normalized,
+    one_ahead,
     some_steps,
     table,
     train_all,
@@ -95,6 +100,62 @@ def test_backward_is_weighted_in_the_loop_over_the_feed_alone(feed: Any) -> None
         expected = share if step < 6 else 12 * 2 / 25  # the last step has 25 rows
         assert gradient(losses[0][0]) == pytest.approx(expected)
     assert gradient(losses[0][0]) == 1.0
+
+
+def blocks(batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches that are drawn four at a time, and not kept."""
+    drawn: deque[Any] = deque()
+    for batch in batches:
+        drawn.append(batch)
+        while len(drawn) == 4:
+            while drawn:
+                yield drawn.popleft()
+    while drawn:
+        yield drawn.popleft()
+
+
+def by_a_thread(batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches that a thread draws ahead."""
+    drawn: queue.Queue[Any] = queue.Queue(2)
+
+    def draw() -> None:
+        for batch in batches:
+            drawn.put(batch)
+        drawn.put(None)
+
+    thread = threading.Thread(target=draw, daemon=True)
+    thread.start()
+    while (batch := drawn.get()) is not None:
+        yield batch
+    thread.join()
+
+
+@pytest.mark.parametrize("ahead", [one_ahead, blocks, by_a_thread])
+def test_a_batch_that_is_drawn_ahead_keeps_its_weight(feed: Any, ahead: Any) -> None:
+    import torch
+
+    weights = {15: 15 * 2 / 31, 12: 12 * 2 / 25}  # by rows; the last step has 25 rows
+
+    def check(x: Any) -> None:
+        for _ in range(2):
+            factor = gradient(lambda weight: (weight * len(x)).sum().backward()) / len(x)
+            assert factor == pytest.approx(weights[len(x)])
+
+    rows = []
+    for x, *_ in ahead(feed):
+        rows.append(len(x))
+        check(x)
+    assert rows == [15] * 6 + [12]
+    with torch.no_grad():
+        for x, _, _ in ahead(feed):
+            rows.append(len(x))
+    for x, _, _ in feed:  # an evaluation, whose author forgot no_grad
+        rows.append(len(x))
+    for step, batch in enumerate(ahead(both(feed, 3))):
+        if step not in (0, 3, 6):  # skipped, as where a loss is not a number
+            check(batch[0])
+    del batch
+    assert gradient(lambda weight: weight.sum().backward()) == 1.0
 
 
 @pytest.mark.parametrize(
