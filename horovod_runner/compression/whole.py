@@ -28,6 +28,14 @@ class WholeGradients:
             process_set: the ranks that reduce.
         """
 
+    def scaled_by(self, scaler: Any, *, is_reduced: bool) -> None:
+        """Note which ``GradScaler`` has scaled the losses; it may change the scale after each step.
+
+        Args:
+            scaler: of the gradients of this step, which calls it before it divides them.
+            is_reduced: whether the gradients of this step were reduced before.
+        """
+
     def reduce(
         self, gradients: Mapping[str, Any], op: Any, process_set: Any, prefix: str
     ) -> dict[str, Any]:
