@@ -162,7 +162,6 @@ def test_a_batch_that_is_drawn_ahead_keeps_its_weight(feed: Any, ahead: Any) -> 
     ("kind", "equal"),
     [
         ("BatchNorm1d", True),
-        ("checkpointed BatchNorm1d", True),
         ("BatchNorm1d for evaluation", False),
         ("InstanceNorm1d", False),
         ("GroupNorm", False),
@@ -172,7 +171,6 @@ def test_a_loss_with_batch_normalization_makes_parts_equal(
     feed: Any, kind: str, equal: bool
 ) -> None:
     import torch
-    from torch.utils.checkpoint import checkpoint
 
     layers = {
         "InstanceNorm1d": torch.nn.InstanceNorm1d(3, affine=True),
@@ -182,10 +180,7 @@ def test_a_loss_with_batch_normalization_makes_parts_equal(
     layer.train("evaluation" not in kind)
     for x, _, _ in feed:
         shaped = x[:, :, None].expand(-1, -1, 4).clone().requires_grad_()
-        if "checkpointed" in kind:
-            checkpoint(layer, shaped, use_reentrant=True).sum().backward()
-        else:
-            layer(shaped).sum().backward()
+        layer(shaped).sum().backward()
         assert feed.batch_rows(0) == (16 if equal else 15)
 
 
@@ -218,10 +213,13 @@ def test_a_training_goes_on_with_other_numbers_of_ranks_as_if_nothing_had_happen
     assert rows == {epoch: Counter(range(ROWS)) for epoch in range(3)}
 
 
+@pytest.mark.parametrize("hidden", [False, True])
 def test_batch_normalization_is_said_once_and_gets_equal_parts(
-    capfd: pytest.CaptureFixture[str],
+    hidden: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    taken = run(3, normalized, train=table(67))  # 32 + 32 + 3 rows: 11, 11, 10 and 1, 1, 1
+    taken = run(
+        3, normalized, train=table(67), hidden=hidden
+    )  # 32 + 32 + 3 rows: 11, 11, 10 and 1, 1, 1
     text = capfd.readouterr().out
     assert text.count("the model has batch normalization") == 1
     assert text.count("equal parts, 11 rows on each of 3 ranks") == 1
