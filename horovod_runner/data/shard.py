@@ -142,7 +142,8 @@ class Shard(PackedDataset):
             transform: called with each batch as a dict of NumPy arrays, which have these types and
                 shapes already.
             device: where the tensors go. None: this rank's GPU if there is one, copied from pinned
-                memory while the batch before is in use; otherwise the CPU.
+                memory while the batch before is in use; otherwise the CPU. A batch is ready for the
+                stream that is current when the loop takes it.
         """
         options = FeedOptions.of("torch", locals())
         from horovod_runner.data.feed import gradients, torch_feed

@@ -20,6 +20,7 @@ import torch
 
 from horovod_runner.data.feed import inexact
 from horovod_runner.data.feed.feed import Feed
+from horovod_runner.data.feed.torch_feed import tensors_of
 from horovod_runner.errors import DataError
 
 
@@ -61,6 +62,7 @@ class _Drawn:
 
     def add(self, loop: _Loop, batch: Any) -> None:
         """Note that a loop gives a batch."""
+        tensors = [weakref.ref(tensor) for tensor in tensors_of(batch)]
         with self._lock:
             if not loop.is_open:
                 loop.is_open = True
@@ -68,7 +70,7 @@ class _Drawn:
             self._advance()
             while self._batches and not self._batches[0].is_alive():
                 self._batches.popleft()
-            self._batches.append(_Batch(loop, loop.feed.weight, list(_references(batch))))
+            self._batches.append(_Batch(loop, loop.feed.weight, tensors))
 
     def end(self, loop: _Loop, *, left: bool) -> None:
         """Note that a loop has ended, or was left before.
@@ -137,15 +139,6 @@ class WeightedFeed(Feed[Any]):
             is_left = False
         finally:
             _drawn.end(loop, left=is_left)
-
-
-def _references(value: Any) -> Iterator[weakref.ref[torch.Tensor]]:
-    """Weak references to the tensors of a batch."""
-    if isinstance(value, torch.Tensor):
-        yield weakref.ref(value)
-    elif isinstance(value, dict | tuple | list):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _references(part)
 
 
 def _wrap_backward() -> None:
