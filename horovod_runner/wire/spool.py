@@ -20,8 +20,8 @@ class Spool:
     """A queue for one thread.
 
     Args:
-        memory: bytes to hold in memory. Items beyond that go to an unnamed temporary file, which
-            the system removes with the process.
+        memory: bytes to hold in memory, or one item that has more. Items beyond that go to an
+            unnamed temporary file, which the system removes with the process.
         write: writes bytes to the descriptor of that file.
     """
 
@@ -45,8 +45,10 @@ class Spool:
         Raises:
             OSError: the disk is full. The item is not queued; the earlier ones are unharmed.
         """
-        # While items wait on disk, later ones go there too, or they would overtake them.
-        if self._on_disk or self._memory_bytes + len(item) > self._memory_limit:
+        # While items wait on disk, later ones go there too, or they would overtake them. An empty
+        # queue has room for any item: so with a full disk the sender goes on in the end.
+        is_full = self._memory_bytes + len(item) > self._memory_limit
+        if self._on_disk or (self._memory and is_full):
             self._write(item)
         else:
             self._memory.append(item)
