@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.descriptors import free_front, write_all
 from horovod_runner.common.files import unnamed_file
 from horovod_runner.wire.framing import LENGTH, frame
 
@@ -96,7 +96,10 @@ class Spool:
             self._memory_bytes += length
             self._read_at += LENGTH.size + length
             self._on_disk -= 1
-        if not self._on_disk:
+        if self._on_disk:
+            # A queue that is never empty would otherwise keep all that ever went through it.
+            free_front(self._file.fileno(), self._read_at)
+        else:
             self._file.truncate(0)
             self._read_at = 0
 
