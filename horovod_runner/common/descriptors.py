@@ -1,4 +1,4 @@
-"""Writes all of some bytes to a file descriptor, and locks single bytes of a file.
+"""Writes all of some bytes to a file descriptor, frees parts of a file, and locks single bytes.
 
 Every rank imports this at its start: import nothing heavy here.
 """
@@ -29,6 +29,23 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = No
             written = os.pwrite(descriptor, view, offset)
             offset += written
         view = view[written:]
+
+
+def free_front(descriptor: int, size: int) -> None:
+    """Free the disk's blocks under the first bytes of a file, whose other bytes stay in place.
+
+    Does nothing on file systems without such holes, such as NFS before 4.2.
+
+    Args:
+        descriptor: a file, open for writing.
+        size: how many bytes. They read as zeros after that.
+    """
+    import ctypes
+
+    fallocate = getattr(ctypes.CDLL(None), "fallocate64", None)
+    if fallocate is not None:
+        keep_size, punch_hole = 1, 2  # linux/falloc.h
+        fallocate(descriptor, keep_size | punch_hole, ctypes.c_int64(0), ctypes.c_int64(size))
 
 
 def lock_byte(descriptor: int, byte: int) -> None:

@@ -28,11 +28,11 @@ class BFloat16(WholeGradients):
     def __init__(self) -> None:
         self._begun: dict[str, _Sums] = {}
 
-    def begin(self, name: str, gradient: Any, process_set: Any) -> None:
+    def begin(self, name: str, gradient: Any, process_set: Any, prefix: str) -> None:
         """Send a large gradient; see :class:`WholeGradients`."""
         if gradient.numel() >= _LARGE:
             where = {"process_set": process_set}
-            self._begun[name] = _Sums([gradient], f"{self.name}.{name}", process_set.size(), where)
+            self._begun[name] = _Sums([gradient], prefix, process_set.size(), where)
 
     def reduce(
         self, gradients: Mapping[str, Any], op: Any, process_set: Any, prefix: str

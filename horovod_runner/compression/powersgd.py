@@ -50,6 +50,8 @@ class PowerSGD(WholeGradients):
         self._steps = 0
         self._q: dict[str, Any] = {}
         self._errors: dict[str, Any] = {}
+        self._scaler: Any = None
+        self._scale: float | None = 1.0  # of the losses that the errors come from
         self._unused: dict[str, Any] = {}  # memory for the next step's matrices
         self._process_set: Any = hvd.global_process_set
 
@@ -79,6 +81,7 @@ class PowerSGD(WholeGradients):
             "steps": self._steps,
             "q": q,
             "errors": errors,
+            "scale": self._scale,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -99,6 +102,14 @@ class PowerSGD(WholeGradients):
         self._steps = int(state["steps"])
         self._q = {name: matrix.clone() for name, matrix in state["q"].items()}
         self._errors = {name: error.clone() for name, error in state["errors"].items()}
+        # States of earlier versions lack it: their errors have the scale of the next gradients.
+        self._scale = state.get("scale")
+
+    def scaled_by(self, scaler: Any, *, is_reduced: bool) -> None:
+        """Keep errors at the scale of the gradients; see :class:`WholeGradients`."""
+        if is_reduced and scaler is not self._scaler:
+            self._scale = scaler.get_scale()
+        self._scaler = scaler
 
     def reduce(
         self, gradients: Mapping[str, Any], op: Any, process_set: Any, prefix: str
@@ -110,6 +121,7 @@ class PowerSGD(WholeGradients):
         """
         self._process_set = process_set
         self._steps += 1
+        self._rescale_errors()
         matrices = {
             name: self._with_error(name, gradient)
             for name, gradient in gradients.items()
@@ -147,6 +159,13 @@ class PowerSGD(WholeGradients):
         if op == hvd.Sum:
             return {name: total * process_set.size() for name, total in result.items()}
         return result
+
+    def _rescale_errors(self) -> None:
+        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        if self._scale is not None and scale != self._scale:
+            for error in self._errors.values():
+                error.mul_(scale / self._scale)
+        self._scale = scale
 
     def _shrinks(self, gradient: Any) -> bool:
         if gradient.ndim < 2:

@@ -19,13 +19,22 @@ class WholeGradients:
 
     name = ""
 
-    def begin(self, name: str, gradient: Any, process_set: Any) -> None:
+    def begin(self, name: str, gradient: Any, process_set: Any, prefix: str) -> None:
         """Begin to reduce a gradient, if that is of use before all others are there.
 
         Args:
             name: of the parameter.
             gradient: as in :meth:`reduce`.
             process_set: the ranks that reduce.
+            prefix: of the names of the collectives, the same on all ranks.
+        """
+
+    def scaled_by(self, scaler: Any, *, is_reduced: bool) -> None:
+        """Note which ``GradScaler`` has scaled the losses; it may change the scale after each step.
+
+        Args:
+            scaler: of the gradients of this step, which calls it before it divides them.
+            is_reduced: whether the gradients of this step were reduced before.
         """
 
     def reduce(
@@ -109,6 +118,11 @@ class _Later:
             )
         return gradient
 
+    def prefix(self) -> str:
+        """Of collectives: Horovod's names, which those of another optimizer do not share."""
+        optimizer = self._optimizer
+        return f"{optimizer._compression.name}.{optimizer._parameter_names[self._parameter]}"
+
     def put(self, total: Any) -> None:
         """Keep the reduced gradient."""
         self._sum = total.to(self._parameter.grad.dtype)
@@ -116,18 +130,24 @@ class _Later:
 
 def _reduce_all(optimizer: Any) -> None:
     waiting = {
-        optimizer._parameter_names[parameter]: handle
+        _name(optimizer, parameter): handle
         for parameter, (handle, _) in optimizer._handles.items()
         if isinstance(handle, _Later)
     }
     names = sorted(waiting)  # ranks compute their gradients in different orders
     gradients = {name: waiting[name].gradient(name) for name in names}
     compression = optimizer._compression
-    prefix = f"{compression.name}.{names[0]}"
+    prefix = waiting[names[0]].prefix()
     with torch.no_grad():
         sums = compression.reduce(gradients, optimizer.op, optimizer.process_set, prefix)
     for name, total in sums.items():
         waiting[name].put(total)
+
+
+def _name(optimizer: Any, parameter: Any) -> str:
+    """The name that the user gave a parameter, for states and errors."""
+    name: str = optimizer._own_names.get(parameter) or optimizer._parameter_names[parameter]
+    return name
 
 
 def patch_optimizer(module: Any) -> None:
@@ -143,10 +163,10 @@ def patch_optimizer(module: Any) -> None:
             return plain(self, parameter)
         if parameter.grad is None:  # other ranks may have it
             parameter.grad = parameter.data.new_zeros(parameter.shape)
-        name = self._parameter_names[parameter]
-        later = _Later(self, parameter)
+        name, later = _name(self, parameter), _Later(self, parameter)
         with torch.no_grad():
-            self._compression.begin(name, later.gradient(name), self.process_set)
+            gradient = later.gradient(name)
+            self._compression.begin(name, gradient, self.process_set, later.prefix())
         return later, None
 
     kind._allreduce_grad_async = allreduce_grad_async

@@ -130,8 +130,8 @@ class Shard(PackedDataset):
             columns: a dict of each part's name to its column, or to a list of columns side by side.
                 A list of names makes each column a part, and None all columns.
             global_batch: rows per step over all ranks, see :meth:`batches`. During a loop over the
-                feed every ``backward()`` is weighted by the feed's ``weight``, so that a step of an
-                optimizer that averages gradients equals that of one process.
+                feed every ``backward()`` is weighted by the ``weight`` of its batch, so that a step
+                of an optimizer that averages gradients equals that of one process.
             shuffle: shuffle the rows, differently in each epoch; ``seed`` is the same on all ranks.
             last_batch: "pad" fills the last batch with earlier rows, "drop" leaves it out, and
                 "short" is for ``global_batch`` alone. None is "short" with it, otherwise "pad".
@@ -142,7 +142,8 @@ class Shard(PackedDataset):
             transform: called with each batch as a dict of NumPy arrays, which have these types and
                 shapes already.
             device: where the tensors go. None: this rank's GPU if there is one, copied from pinned
-                memory while the batch before is in use; otherwise the CPU.
+                memory while the batch before is in use; otherwise the CPU. A batch is ready for the
+                stream that is current when the loop takes it.
         """
         options = FeedOptions.of("torch", locals())
         from horovod_runner.data.feed import gradients, torch_feed

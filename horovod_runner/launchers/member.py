@@ -126,7 +126,8 @@ class _Contact:
             while not self._over and not self._link.lost:
                 with self._lock:
                     said = self._said
-                if said is not None and time.monotonic() >= say_at:
+                # Not again while it waits: an outcome may be large, and the pool away for long.
+                if said is not None and time.monotonic() >= say_at and not self._link.waiting:
                     say_at = time.monotonic() + _REPEAT_SECONDS
                     self._link.put(said)
                 self._link.flush()

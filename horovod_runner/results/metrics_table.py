@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # When a rank has more rows than this, every second row is dropped, and from then on every second
 # report. Each further time the interval doubles.
 MAX_ROWS: Final = 1 << 20
+# Of all ranks: cells take 8 or 16 bytes. Above that the rank with the most is thinned out likewise.
+MAX_CELLS: Final = 1 << 24
 # Further metrics of a rank get no column.
 MAX_METRICS: Final = 1 << 12
 
@@ -88,8 +90,10 @@ class Metrics:
             table had too many rows.
     """
 
-    def __init__(self, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, max_rows: int = MAX_ROWS, max_cells: int = MAX_CELLS) -> None:
         self._max_rows = max_rows
+        self._max_cells = max_cells
+        self._cells: dict[int, int] = {}  # by rank
         self._lock = threading.Lock()
         self._ranks: dict[int, _Rows] = {}
         self.latest: dict[int, dict[str, float | int]] = {}
@@ -124,6 +128,19 @@ class Metrics:
                 while rows.count > self._max_rows:
                     dropped += rows.thin()
             self.dropped[rank] += dropped
+            self._cells[rank] = rows.cells()
+            self._thin_largest()
+
+    def _thin_largest(self) -> None:
+        """Drop every second row of the ranks with the most cells, until there is room."""
+        while sum(self._cells.values()) > self._max_cells:
+            # Of equal ones a later rank, because rank 0 is shown most.
+            largest = max(self._cells, key=lambda rank: (self._cells[rank], rank))
+            rows = self._ranks[largest]
+            if rows.count <= 1:
+                return
+            self.dropped[largest] += rows.thin()
+            self._cells[largest] = rows.cells()
 
     def saved(self) -> list[MetricRows]:
         """All rows, for a file."""
@@ -278,6 +295,11 @@ class _Rows:
                 column = self.columns[sys.intern(name)] = _Column("d")
             if column is not None:
                 column.extend(row, [metrics.get(name) for metrics in all_metrics])
+
+    def cells(self) -> int:
+        """The number of values, with those that every row has."""
+        columns = (self.steps, self.epochs, *self.columns.values())
+        return 2 * self.count + sum([len(column.values) for column in columns])
 
     def thin(self) -> int:
         """Drop every second row; returns the number of dropped rows."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from horovod_runner.wire.messages import Controller, Report
 
 _KEPT_CHARACTERS = 16 << 20
+_KEPT_PIECES = 500_000  # of output: each takes about 160 bytes beside its characters
 _DETAIL_CHARACTERS = 64 << 10
 
 
@@ -24,6 +25,7 @@ class Recorder(Sink):
     Args:
         run: the run.
         most_characters: how much of the output is kept.
+        most_pieces: how many pieces of output are kept.
         clock: the time in seconds since 1970.
     """
 
@@ -32,10 +34,12 @@ class Recorder(Sink):
         run: Run,
         *,
         most_characters: int = _KEPT_CHARACTERS,
+        most_pieces: int = _KEPT_PIECES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._run = run
         self._most_characters = most_characters
+        self._most_pieces = most_pieces
         self._clock = clock
         self._characters = 0
         self._attempt = 1
@@ -67,7 +71,7 @@ class Recorder(Sink):
         with run._lock:
             run._lines.append(Line(self._clock(), rank, stream, text))
             self._characters += len(text)
-            while self._characters > self._most_characters:
+            while self._characters > self._most_characters or len(run._lines) > self._most_pieces:
                 cut = len(run._lines.popleft().text)
                 self._characters -= cut
                 run.logs_cut += cut

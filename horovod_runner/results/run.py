@@ -260,7 +260,10 @@ class Run:
 
     @property
     def logs(self) -> list[Line]:
-        """What ranks and runner printed: the last 16 million characters."""
+        """What ranks and runner printed: the last 16 million characters, in 500,000 pieces at most.
+
+        A piece is mostly a line.
+        """
         with self._lock:
             return list(self._lines)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _IDLE_SECONDS: Final = 1.0
 _MAX_QUEUED: Final = 100_000  # events
+_MAX_QUEUED_BYTES: Final = 64 << 20  # of output and reports, roughly
 # Events that may overflow a queue; all others are few, and are never dropped.
 _MEASURED: Final = ("profile", "machine", "lines")  # most sinks have no method for these
 _FREQUENT: Final = ("report", "profile", "machine", "output", "log")
@@ -126,6 +127,7 @@ class _SinkThread:
         self._notice = notice
         self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._changed = threading.Condition()
+        self._bytes = 0  # in the queue, roughly
         self._closed = False
         self._dropped = 0
         self._thread = threading.Thread(
@@ -143,10 +145,12 @@ class _SinkThread:
         with self._changed:
             if self._closed:
                 return
-            if len(self._events) >= _MAX_QUEUED and event in _FREQUENT:
+            is_full = len(self._events) >= _MAX_QUEUED or self._bytes >= _MAX_QUEUED_BYTES
+            if is_full and event in _FREQUENT:
                 self._dropped += 1
                 return
             self._events.append((event, arguments))
+            self._bytes += _bytes(event, arguments)
             self._changed.notify()
 
     def _hears(self, event: str) -> bool:
@@ -164,6 +168,7 @@ class _SinkThread:
                     if not self._changed.wait(None if idle_called else _IDLE_SECONDS):
                         break
                 event, arguments = self._events.popleft() if self._events else ("idle", ())
+                self._bytes -= _bytes(event, arguments)
             idle_called = event in ("idle", "end")
             try:
                 self._call(event, arguments)
@@ -212,3 +217,9 @@ class _SinkThread:
                 f"the sink {self._name} was too slow: {self._dropped} reports and lines were "
                 "dropped. Report less often"
             )
+
+
+def _bytes(event: str, arguments: tuple[Any, ...]) -> int:
+    if event in ("output", "log"):
+        return len(arguments[-1])
+    return 100 * len(arguments[0].metrics) if event == "report" else 0

@@ -130,9 +130,7 @@ class Relay:
             self._read_rest(descriptor)
         for stream in self._streams.values():
             self._print(stream, b"", final=True)
-        while self._unspooled:
-            self._spool()
-            self._link.wait(_POLL_MS / 1000)
+        self._spool_all()
 
     def outcome(self) -> Outcome:
         """How the rank ended. Also sends Failed if the worker died before it could."""
@@ -142,6 +140,7 @@ class Relay:
             exit_code = worker_outcome.exit_code
         elif exit_code is not None:
             self._queue(messages.Failed(self._slot.rank, exit_code))
+            self._spool_all()
         return Outcome(
             self._slot.task,
             self._slot.rank,
@@ -379,6 +378,14 @@ class Relay:
             except OSError:
                 return  # the disk is full: tried again when something has been sent
             self._unspooled.popleft()
+
+    def _spool_all(self) -> None:
+        """Wait until all is spooled, or the driver is lost."""
+        while self._unspooled and not self._link.lost:
+            self._link.wait(_POLL_MS / 1000)
+            self._spool()
+        self._link.dropped += len(self._unspooled)
+        self._unspooled.clear()
 
 
 def _only_waits(batch: bytes) -> bool:

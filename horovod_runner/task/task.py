@@ -120,7 +120,8 @@ def _run_with(job: Job, address: ChannelAddress, setup: TaskSetup, stack: ExitSt
             raise
         except Exception as error:
             # Reported at once: other ranks may already wait for this one in a collective.
-            link.put(messages.Failed(-1, 1, type(error).__name__))
+            failed = messages.Failed(-1, 1, type(error).__name__)
+            link.put_patiently(failed, job.limits.messages_taken)
             outcome = Outcome(
                 setup.task,
                 hostname=socket.gethostname(),
@@ -242,10 +243,10 @@ class _RankTask:
             with _restart_prepared(worker, setup.commits):
                 relay.run()
             if timeline is not None and slot.rank == 0:
-                transfer.send_timeline(timeline, self._link)
+                transfer.send_timeline(timeline, self._link, job.limits.messages_taken)
             outcome = relay.outcome()
             if trace:
-                transfer.send_trace(trace, slot.rank, self._link)
+                transfer.send_trace(trace, slot.rank, self._link, job.limits.messages_taken)
             keep = preload is True or not outcome.ok
             if keep and worker.fork_server is not None and outcome.worker is not None:
                 worker.fork_server.keep(outcome.worker.imported)
@@ -346,20 +347,23 @@ def _gpu_variables(job: Job, slot: Slot) -> dict[str, str]:
 def _drain(link: Link, task: int, patience: float) -> int:
     """Wait until the driver has taken all messages; returns the number of batches it has not.
 
+    On a full disk some may be lost: the outcome never is.
+
     Args:
         link: the task's end of the channel.
         task: the task's number.
         patience: for so many seconds the driver may take none.
     """
-    expected = link.sent + link.waiting
-    link.put(messages.Ended(task, expected))
+    dropped, expected = link.dropped, link.sent + link.waiting
+    if not link.put_patiently(messages.Ended(task, expected), patience):
+        return link.waiting + dropped
     sent, deadline = link.sent, time.monotonic() + patience
     while time.monotonic() < deadline and not link.lost:
         if any(isinstance(message, messages.Taken) for message in link.wait(0.5)):
-            return 0
+            return dropped
         if link.sent > sent:
             sent, deadline = link.sent, time.monotonic() + patience
-    return link.waiting
+    return link.waiting + dropped
 
 
 def stderr_echo(line: str) -> None:

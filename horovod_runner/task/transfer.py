@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from horovod_runner.errors import CheckpointError
@@ -14,7 +13,7 @@ from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.marker import Marker
 
-_MAX_WAITING = 32  # pieces that the driver has not taken yet
+_MAX_WAITING = 4  # pieces that the driver has not taken yet: they stay in memory
 
 
 def fetch_checkpoint(
@@ -84,39 +83,53 @@ def _await_piece(link: Link, name: str, offset: int, patience: float) -> message
     return messages.Fetched(name, offset, problem=problem)
 
 
-def send_timeline(path: Path, link: Link) -> None:
+def send_timeline(path: Path, link: Link, patience: float) -> None:
     """Send Horovod's timeline to the driver, also after the worker was killed.
 
     Args:
         path: the file that Horovod wrote; it does not exist if ``main`` never called hvd.init().
         link: this task's end of the message channel.
+        patience: the driver may take nothing for so many seconds; then the rest is left out.
     """
-    with suppress(FileNotFoundError):
-        _send_file(path, 0, "timeline", link)
+    try:
+        _send_file(path, 0, "timeline", link, patience)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        text = f"Horovod's timeline cannot be read on rank 0's host: {error}"
+        link.put_patiently(messages.Log(0, text), patience)
 
 
-def send_trace(path: str, rank: int, link: Link) -> None:
+def send_trace(path: str, rank: int, link: Link, patience: float) -> None:
     """Send a rank's trace to the driver, if there is one.
 
     Args:
         path: the start of the file's path, see profiling.framework_profiler.
         rank: the rank's number.
         link: this task's end of the message channel.
+        patience: as in :func:`send_timeline`.
     """
     for name in messages.TRACE_NAMES:
         file = Path(f"{path}.{name}")
-        with suppress(FileNotFoundError):
-            size = _send_file(file, rank, name, link)
-            link.put(messages.FilePart(rank, name, size, b""))  # it is complete
+        try:
+            size = _send_file(file, rank, name, link, patience)
+            if size is not None:  # it is complete
+                link.put_patiently(messages.FilePart(rank, name, size, b""), patience)
             file.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            why = f"It cannot be read on the rank's host: {error}"
+            link.put_patiently(messages.Untraced(rank, why), patience)
 
 
-def _send_file(path: Path, rank: int, name: str, link: Link) -> int:
-    """Send a file piece by piece; returns its size."""
+def _send_file(path: Path, rank: int, name: str, link: Link, patience: float) -> int | None:
+    """Send a file piece by piece; returns its size, or None if the driver takes no more."""
     offset = 0
     with path.open("rb") as file:
         while data := file.read(PIECE_BYTES):
-            link.put(messages.FilePart(rank, name, offset, data))
+            if not link.put_patiently(messages.FilePart(rank, name, offset, data), patience):
+                return None
             offset += len(data)
             while link.waiting >= _MAX_WAITING and not link.lost:
                 link.wait(0.1)

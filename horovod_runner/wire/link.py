@@ -22,6 +22,7 @@ from horovod_runner.wire.transport import (
 )
 
 _BEAT_SECONDS = 1.0
+_FULL_SECONDS = 0.1  # between two tries to queue a message on a full disk
 _ALIVE = messages.Alive()
 
 
@@ -35,12 +36,13 @@ class Link:
 
     Attributes:
         sent: how many batches ZeroMQ has accepted.
+        dropped: how many batches could not be queued, and were given up.
         monitor: a socket to poll; readable when the connection has changed.
     """
 
     def __init__(self, address: ChannelAddress, task: int, limits: Limits = DEFAULTS) -> None:
         self._limits = limits
-        self.sent = 0
+        self.sent = self.dropped = 0
         self._reached = False
         self._spool = Spool()
         self._context = zmq.Context()
@@ -127,6 +129,31 @@ class Link:
     def put_batch(self, batch: bytes) -> None:
         """Queue a batch of frames; raises as :meth:`put`."""
         self._spool.put(batch)
+
+    def put_patiently(self, message: Sent, patience: float) -> bool:
+        """Queue a message; on a full disk wait until the driver has taken others.
+
+        The driver's messages that arrive meanwhile are dropped.
+
+        Args:
+            message: the message.
+            patience: the driver may take nothing for so many seconds; then the message is dropped.
+
+        Returns:
+            Whether the message is queued.
+        """
+        sent, deadline = self.sent, time.monotonic() + patience
+        while True:
+            try:
+                self.put(message)
+                return True
+            except OSError:
+                if self.lost or time.monotonic() > deadline:
+                    self.dropped += 1
+                    return False
+            self.wait(_FULL_SECONDS)
+            if self.sent > sent:
+                sent, deadline = self.sent, time.monotonic() + patience
 
     def flush(self) -> None:
         """Send what ZeroMQ accepts without blocking."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.descriptors import free_front, write_all
 from horovod_runner.common.files import unnamed_file
 from horovod_runner.wire.framing import LENGTH, frame
 
@@ -20,8 +20,8 @@ class Spool:
     """A queue for one thread.
 
     Args:
-        memory: bytes to hold in memory. Items beyond that go to an unnamed temporary file, which
-            the system removes with the process.
+        memory: bytes to hold in memory, or one item that has more. Items beyond that go to an
+            unnamed temporary file, which the system removes with the process.
         write: writes bytes to the descriptor of that file.
     """
 
@@ -45,8 +45,10 @@ class Spool:
         Raises:
             OSError: the disk is full. The item is not queued; the earlier ones are unharmed.
         """
-        # While items wait on disk, later ones go there too, or they would overtake them.
-        if self._on_disk or self._memory_bytes + len(item) > self._memory_limit:
+        # While items wait on disk, later ones go there too, or they would overtake them. An empty
+        # queue has room for any item: so with a full disk the sender goes on in the end.
+        is_full = self._memory_bytes + len(item) > self._memory_limit
+        if self._on_disk or (self._memory and is_full):
             self._write(item)
         else:
             self._memory.append(item)
@@ -94,7 +96,10 @@ class Spool:
             self._memory_bytes += length
             self._read_at += LENGTH.size + length
             self._on_disk -= 1
-        if not self._on_disk:
+        if self._on_disk:
+            # A queue that is never empty would otherwise keep all that ever went through it.
+            free_front(self._file.fileno(), self._read_at)
+        else:
             self._file.truncate(0)
             self._read_at = 0
 

@@ -136,8 +136,8 @@ class _UncollectedLoader(_OwnLoader):
     """Lets Python collect no garbage meanwhile, and never search what the first import has made.
 
     It would search that in each full collection, and twice when the rank ends: for 1 to 2 seconds.
-    Later imports may come when there are a model and data, which must stay in sight. Keras follows
-    the import of its backend.
+    Later imports may come when there are a model and data, which are to be freed at some time.
+    Keras mostly follows the import of its backend.
     """
 
     def exec_module(self, module: ModuleType) -> None:
@@ -338,12 +338,14 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "keras.src.callbacks.callback_list": _check("steps", "watch_keras"),
     "keras.src.callbacks.csv_logger": _check("calls", "watch_keras_csv"),
     "keras.src.callbacks.tensorboard": _check("calls", "watch_keras_logs"),
+    "keras.src.layers.normalization.batch_normalization": _check("batch_norms", "watch_keras"),
     "keras.src.saving.saving_api": _check("calls", "watch_keras_save"),
     "mlflow.tracking.fluent": _check("calls", "watch_mlflow"),
     "pyspark.context": _check("calls", "watch_spark"),
     "pyspark.core.context": _check("calls", "watch_spark"),
     "torch.distributed.distributed_c10d": _patch_c10d,
     "torch.amp.grad_scaler": _check("gradients", "watch_scaling"),
+    "torch.nn.modules.batchnorm": _check("batch_norms", "watch_torch"),
     "torch.nn.parallel.distributed": _check("steps", "watch_data_parallel"),
     "torch.nn.utils.clip_grad": _check("gradients", "watch_clipping"),
     "torch.optim.optimizer": _watch_optimizers,

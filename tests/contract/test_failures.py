@@ -123,16 +123,28 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(small_disk: Path) -> None:
+def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
+    small_disk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("large_disk")
     script = textwrap.dedent(
         """
-        from horovod_runner import HorovodRunner, RankFailedError, LaunchError
+        import os
+        from horovod_runner import DebugConfig, HorovodRunner, RankFailedError, LaunchError
+        def trace():
+            with open("written", "wb") as file:
+                file.write(bytes(30 << 20))
+            os.symlink(os.path.abspath("written"), os.environ["HOROVOD_TIMELINE"])
         runner = HorovodRunner(np=-2)
         for number, (main, kwargs) in enumerate([
             (lambda: b"x" * (4 << 20), {}),
             (lambda data: len(data), {"data": bytearray(4 << 20)}),
             (lambda: print("a line of output\\n" * 300_000), {}),
+            (trace, {}),
         ]):
+            if main is trace:
+                debug = DebugConfig(timeline="timeline.json")
+                runner = HorovodRunner(np=-1, debug_config=debug)
             try:
                 runner.run(main, **kwargs)
                 print(f"case {number}: well")
@@ -146,15 +158,17 @@ def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(small_di
         text=True,
         check=False,
         timeout=400,
+        cwd=folder,
         env={**os.environ, "TMPDIR": str(small_disk)},
     )
     told = [line for line in done.stdout.splitlines() if line.startswith("case ")]
-    assert len(told) == 3, done.stderr
+    assert len(told) == 4, done.stderr
     assert "case 0: RankFailedError" in told[0]
     assert f"returned or raised could not be written to {small_disk}" in done.stdout
     assert "case 1: LaunchError" in told[1]
     assert f"could not be written to {small_disk}: [Errno 28]" in told[1]
-    assert told[2] == "case 2: well"
+    assert told[2:] == ["case 2: well", "case 3: well"]
+    assert (folder / "timeline.json").stat().st_size >= 30 << 20
 
 
 def test_an_exception_that_cannot_be_pickled_is_still_told(ranks: Ranks) -> None:

@@ -5,7 +5,9 @@ They run in the ranks; test_global_batch compares the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -108,6 +110,19 @@ def two_losses(train: Shard, valid: Shard) -> list[Any]:
     return weights_of(model)
 
 
+def drawn_ahead(train: Shard, valid: Shard) -> list[Any]:
+    """A batch is drawn before backward of the one before, also across epochs."""
+    from torch.nn import functional
+
+    model, optimizer = distributed()
+    feed = train.to_torch(global_batch=BATCH, columns=COLUMNS, shuffle=True, seed=8)
+    for x, y, _ in one_ahead(both(feed, 3)):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return weights_of(model)
+
+
 def recomputed(train: Shard, valid: Shard) -> list[Any]:
     """Checkpointed activations, which call backward inside backward; and a gradient scaler."""
     import torch
@@ -184,6 +199,7 @@ TRAININGS: dict[str, Callable[[Shard, Shard], list[Any]]] = {
         plain,
         accumulated,
         two_losses,
+        drawn_ahead,
         recomputed,
         data_parallel,
         by_sample_weights,
@@ -206,6 +222,16 @@ def distributed(**options: Any) -> tuple[Any, Any]:
 def both(feed: Any, epochs: int) -> Any:
     for _ in range(epochs):
         yield from feed
+
+
+def one_ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    """Batches, each of which is given when the one after it was drawn."""
+    left = iter(batches)
+    batch = next(left)
+    for following in left:
+        yield batch
+        batch = following
+    yield batch
 
 
 def some_steps(train: Shard, until: int, saved: dict[str, Any] | None) -> dict[str, Any]:
@@ -251,14 +277,23 @@ def some_steps(train: Shard, until: int, saved: dict[str, Any] | None) -> dict[s
     }
 
 
-def normalized(train: Shard) -> list[list[int]]:
-    """Batch normalization, with a last step of one row per rank; the rows of each batch."""
+def normalized(train: Shard, *, hidden: bool) -> list[list[int]]:
+    """Batch normalization, with a last step of one row per rank; the rows of each batch.
+
+    Args:
+        train: the dataset.
+        hidden: whether neither the graph of a loss nor the garbage collector shows the layer, as
+            with checkpointed activations after a late import of Keras.
+    """
     import horovod.torch as hvd
     import torch
     from torch.nn import functional
+    from torch.utils.checkpoint import checkpoint
 
     hvd.init()
-    model = network(normalizes=True)
+    model = copy.deepcopy(network(normalizes=True))
+    if hidden:
+        gc.freeze()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
     feed = train.to_torch(global_batch=BATCH, columns=COLUMNS)
@@ -267,7 +302,11 @@ def normalized(train: Shard) -> list[list[int]]:
         for x, y, _ in feed:
             taken.append([len(x), feed.real])
             optimizer.zero_grad()
-            functional.cross_entropy(model(x), y).backward()
+            if hidden:
+                outputs = checkpoint(model, x.requires_grad_(), use_reentrant=True)
+            else:
+                outputs = model(x)
+            functional.cross_entropy(outputs, y).backward()
             optimizer.step()
     return list(hvd.allgather_object(taken))
 
@@ -291,6 +330,7 @@ def keras_training(train: Shard) -> dict[str, Any]:
         results[name] = model.get_weights()
     # Last, because the layers of all models of a process are noticed.
     model = keras.Sequential([keras.Input((3,)), keras.layers.BatchNormalization(), *layers[1:]])
+    gc.freeze()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss)
     model.fit(**keras_batches(train, 10), epochs=1, shuffle=False, verbose=0)
     return results

@@ -92,6 +92,39 @@ def test_batches_may_be_changed_in_place(shard: Shard) -> None:
     assert first == second
 
 
+def test_work_on_another_stream_waits_for_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins for the streams of a GPU; `horovod-runner verify` reads on real ones."""
+    import torch
+
+    from horovod_runner.data.feed.torch_feed import CopiedBatches
+
+    calls: list[Any] = []
+
+    class Stream:
+        device = torch.device("cpu")
+
+        def record_event(self) -> str:
+            return "the copies"
+
+        def wait_event(self, event: str) -> None:
+            calls.append((self, event))
+
+    copying, other = Stream(), Stream()
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: calls.append((stream, tensor.item()))
+    )
+    current = [copying]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    x, y, z = torch.arange(3.0)
+    chunk: Any = CopiedBatches([(x, "text"), {"y": [y, z]}], copying)  # type: ignore[arg-type]
+    batches = iter(chunk)
+    assert next(batches)[1] == "text"
+    assert calls == []
+    current[0] = other
+    assert next(batches) == {"y": [y, z]}
+    assert calls == [(other, "the copies"), (other, 1.0), (other, 2.0)]
+
+
 # With "spawn" each worker imports torch for itself: one is enough.
 @pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (1, "spawn")])
 def test_a_dataloader_gets_single_rows(

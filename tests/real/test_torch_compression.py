@@ -40,6 +40,7 @@ def all_cases() -> list[dict[str, Any]]:
         "bf16": sent(hvd.Compression.bf16),
         "full": sent(hvd.Compression.powersgd(matrix_rank=1, full_steps=1)),
         "overflow": overflow(),
+        "scaled": {early: scaled(early) for early in (False, True)},
         "loss": loss_of_training(),
         "refused": {name: refusal(call) for name, call in refused().items()},
         "embedding": embedding(),
@@ -129,6 +130,52 @@ def overflow() -> dict[str, Any]:
     for weight in model.values():
         weight.data.zero_()
     return {"broken": broken["matrix"], "next": step(gradients(1, hvd.rank()))["matrix"]}
+
+
+def scaled(early: bool) -> list[Any]:
+    """Steps with a scaler that doubles its scale twice, and halves it where rank 1 overflows.
+
+    In their middle the training goes on from a state, with a scale that is still another one.
+
+    Args:
+        early: whether the user averages the gradients before the scaler does.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(ROWS, COLUMNS))
+    reduced: list[Any] = []
+    state = None
+    for first, scale in ((0, 4.0), (RESUMED_AT, 64.0)):
+        compression = hvd.Compression.powersgd(matrix_rank=2)
+        if state is not None:
+            compression.load_state_dict(state)
+        optimizer = torch.optim.SGD([weight], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(optimizer, [("w", weight)], compression)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1)
+        scales = []
+        for number in range(first, first + 3):
+            for overflows in (True, False) if number % 3 == 2 else (False,):
+                scales.append(scaler.get_scale())
+                own = torch.from_numpy(gradients(number, hvd.rank())["matrix"])
+                if overflows and hvd.rank() == 1:
+                    own[0, 0] = np.inf
+                optimizer.zero_grad()
+                before = weight.detach().clone()
+                scaler.scale((weight * own).sum()).backward()
+                if early:
+                    optimizer.synchronize()
+                    scaler.unscale_(optimizer)
+                    with optimizer.skip_synchronize():
+                        scaler.step(optimizer)
+                else:
+                    scaler.step(optimizer)
+                scaler.update()
+                assert overflows == bool((before == weight).all())
+            reduced.append((before - weight.detach()).numpy())
+        assert scales == [scale, 2 * scale, 4 * scale, 2 * scale]
+        state = compression.state_dict()
+    return reduced
 
 
 def loss_of_training() -> dict[str, float]:
@@ -339,6 +386,15 @@ def test_a_gradient_that_overflows_leaves_no_trace() -> None:
         assert not np.isfinite(result["overflow"]["broken"]).any()
         expected = result["powersgd"]["reduced"][1]["matrix"]
         np.testing.assert_allclose(result["overflow"]["next"], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_powersgd_follows_the_scale_of_a_scaler(early: bool) -> None:
+    for result in results():
+        pairs = zip(result["scaled"][early], result["powersgd"]["reduced"], strict=True)
+        # A state that goes on where the user averages early has lost its errors' scale once.
+        for reduced, expected in list(pairs)[: RESUMED_AT if early else STEPS]:
+            np.testing.assert_allclose(reduced, expected["matrix"], atol=1e-4)
 
 
 def test_compressed_training_converges() -> None:

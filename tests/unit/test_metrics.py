@@ -51,6 +51,24 @@ def test_rows_and_dropped_reports_add_up_and_the_latest_value_is_kept(
     assert metrics.latest[0] == {"loss": count - 1}
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20), st.integers(1, 5)), max_size=40))
+def test_the_reports_of_all_ranks_together_have_a_limit(calls: list[tuple[int, int, int]]) -> None:
+    limit, sent = 300, dict.fromkeys(range(10), 0)
+    metrics = Metrics(max_cells=limit)
+    for rank, count, width in calls:
+        numbers = {f"m{number}": 0.5 for number in range(width)}
+        metrics.extend([Report(rank, numbers, step=step) for step in range(count)], 1)
+        sent[rank] += count
+    rows = metrics.table().to_pylist()
+    # All values are kept but the rank.
+    values = sum(value is not None for row in rows for value in row.values())
+    assert values - len(rows) <= limit
+    for rank, count in sent.items():
+        kept = sum(row["rank"] == rank for row in rows)
+        assert kept + metrics.dropped.get(rank, 0) == count
+        assert (kept > 0) == (count > 0)
+
+
 def test_points_have_their_step_and_attempt() -> None:
     metrics = Metrics()
     for attempt, step in [(1, 0), (1, 5), (2, 5)]:

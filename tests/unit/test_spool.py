@@ -75,3 +75,22 @@ def test_a_full_disk_raises_and_keeps_the_other_items() -> None:
     spool.put(b"d" * 40)  # there is room again
     assert spool.get() == b"d" * 40
     spool.close()
+
+
+def test_what_was_read_back_takes_no_room_on_the_disk() -> None:
+    descriptors = set[int]()
+
+    def write(descriptor: int, data: bytes) -> None:
+        descriptors.add(descriptor)
+        os.write(descriptor, data)
+
+    spool, item, most = Spool(memory=1 << 20, write=write), bytes(64 << 10), 0
+    for _ in range(64):
+        spool.put(item)
+    for _ in range(1000):  # 64 MB, through a queue of 4
+        spool.put(item)
+        assert spool.get() == item
+        [descriptor] = descriptors
+        most = max(most, os.fstat(descriptor).st_blocks * 512)
+    assert most < 32 << 20
+    spool.close()

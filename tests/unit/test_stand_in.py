@@ -221,13 +221,14 @@ def test_output_beyond_the_limit_is_cut_in_front_and_told(
     assert "9000 characters of what the ranks printed were too many" in captured.err
 
 
-def test_reports_come_to_the_driver_at_the_end() -> None:
+@pytest.mark.parametrize("limit", ["most_reports", "most_numbers"])
+def test_reports_come_to_the_driver_at_the_end(limit: str) -> None:
     def main() -> None:
         for step in range(1000):
             report(loss=float(step), step=step)
 
     recorder = Recorder(Run("test", 1))
-    make_keeper = partial(Keeper, most_reports=100)
+    make_keeper = partial(Keeper, **{limit: 100})
     run(main, {0}, size=1, sink=recorder, make_keeper=make_keeper)
     metrics = recorder._run._metrics
     assert 50 <= len(metrics) <= 100

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec import structs
@@ -14,6 +17,7 @@ from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.summary import Summary, write_files
 from horovod_runner.wire.measurements import Lines, Machine, Profile
+from horovod_runner.wire.messages import Report
 
 
 def profile(rank: int, **spent: float) -> Profile:
@@ -103,6 +107,53 @@ def test_the_files_hold_tables_diagnosis_and_flame_graphs(
     with (tmp_path / "steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["rank"], row["data"]) for row in rows] == [("0", "0.3"), ("1", "0.3")]
+
+
+@pytest.mark.parametrize("kind", ["lines", "short lines", "reports"])
+def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
+    notices: list[str] = []
+    called, go_on = threading.Event(), threading.Event()
+    heard = Counter[str]()
+
+    class Slow(Sink):
+        def began(self, rank: int) -> None:
+            called.set()
+            go_on.wait()
+
+        def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
+            heard["output"] += 1
+
+        def report(self, report: Report) -> None:
+            heard["report"] += 1
+
+        def notice(self, text: str) -> None:
+            heard["notice"] += 1
+
+    fan_out = FanOut([], [Slow()], notices.append)
+    fan_out.began(0)
+    called.wait()
+    text = "x" * (1 << 20)  # one object
+    report = Report(0, {f"m{number}": 0.5 for number in range(1000)})
+    if kind == "lines":
+        for _ in range(200):
+            fan_out.output(0, "stdout", text)
+    elif kind == "short lines":
+        for _ in range(150_000):
+            fan_out.output(0, "stdout", "")
+    else:
+        fan_out.reports([report] * 1000)
+    fan_out.notice("comes all the same")
+    go_on.set()
+    fan_out.close()
+    most, given = {
+        "lines": (64, 200),
+        "short lines": (100_000, 150_000),
+        "reports": (672, 1000),  # of 100 kB each
+    }[kind]
+    assert heard.total() == most + 1
+    assert heard["notice"] == 1
+    assert len(notices) == 1
+    assert f"was too slow: {given - most} reports and lines were dropped" in notices[0]
 
 
 def test_a_sink_without_a_method_for_measurements_is_idle_between_reports() -> None:

@@ -129,6 +129,7 @@ class Feed(Generic[T]):
     def weight(self) -> float:
         """Factor of this rank's loss for the last batch, by which ranks with more rows count more.
 
+        The last batch is the one that was taken last, also where batches are taken ahead.
         It is the rows of this rank's part x the number of ranks / the rows of the global batch. The
         average over the ranks of the weighted mean losses is then the mean over the global batch.
         It is 1.0 where all parts have the same number of rows, and 0.0 for an empty part.

@@ -6,12 +6,12 @@ Its statistics are those of a rank's own rows, and a batch with one row has none
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.worker.api import log_to_driver
+from horovod_runner.worker.checks.batch_norms import keras_layers, torch_layers
 
 if TYPE_CHECKING:
     from horovod_runner.data.feed.feed import Feed
@@ -35,10 +35,7 @@ def check_graph(feed: Feed[Any], roots: Iterable[Any]) -> None:
 
 def check_layers(feed: Feed[Any]) -> None:
     """Give equal parts if the process has a Keras layer for batch normalization."""
-    keras = sys.modules.get("keras")
-    if keras is not None and any(
-        layer.trainable for layer in _instances_of(keras.layers.BatchNormalization)
-    ):
+    if any(getattr(layer, "trainable", False) for layer in list(keras_layers)):
         _go_on_with_equal_parts(feed)
 
 
@@ -88,10 +85,6 @@ def _has_torch_layers() -> bool:
     """Whether a module for batch normalization, without synchronization, is in training mode."""
     batch_norm = sys.modules["torch"].nn.modules.batchnorm._BatchNorm
     return any(
-        layer.training and type(layer).forward is batch_norm.forward
-        for layer in _instances_of(batch_norm)
+        getattr(layer, "training", False) and type(layer).forward is batch_norm.forward
+        for layer in list(torch_layers)
     )
-
-
-def _instances_of(kind: type) -> Iterable[Any]:
-    return (thing for thing in gc.get_objects() if issubclass(type(thing), kind))

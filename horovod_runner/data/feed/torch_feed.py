@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,42 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
         return rows if transform is None else [transform(row) for row in rows]
 
 
+class CopiedBatches(list[Any]):
+    """Batches of a GPU, ready for the stream that is current where they are iterated over.
+
+    Another thread has begun the copies, on a stream of its own: work on other streams has to wait
+    for them, and the memory must not be used again before that work is done.
+
+    Args:
+        batches: with tensors on the stream's device.
+        stream: copies the tensors.
+    """
+
+    def __init__(self, batches: list[Any], stream: torch.cuda.Stream) -> None:
+        super().__init__(batches)
+        self._stream = stream
+        self._copied = stream.record_event()
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            stream = torch.cuda.current_stream(self._stream.device)
+            if stream != self._stream:
+                stream.wait_event(self._copied)
+                for tensor in tensors_of(batch):
+                    if tensor.device == stream.device:
+                        tensor.record_stream(stream)
+            yield batch
+
+
+def tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a batch."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | tuple | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(part)
+
+
 class Make:
     """Turns the values of some steps into batches of tensors.
 
@@ -80,6 +116,12 @@ class Make:
 
     def __call__(self, names: list[str], values: list[Any]) -> list[Any]:
         """See :class:`~horovod_runner.data.feed.feed.Feed`."""
+        batches = self._batches(names, values)
+        if self._device.type == "cuda":
+            return CopiedBatches(batches, torch.cuda.current_stream(self._device))
+        return batches
+
+    def _batches(self, names: list[str], values: list[Any]) -> list[Any]:
         if self._transform is not None:
             batches = [dict(zip(names, parts, strict=True)) for parts in zip(*values, strict=True)]
             return [self._tensors(self._transform(batch)) for batch in batches]

@@ -33,6 +33,7 @@ from horovod_runner.wire.slots import Call, ChannelAddress, RankInfo
 _KEPT_CHARACTERS = 16 << 20
 _KEPT_MESSAGES = 500_000
 _KEPT_REPORTS = 100_000
+_KEPT_NUMBERS = 2_000_000
 
 
 class Keeper:
@@ -43,6 +44,7 @@ class Keeper:
         required: whether a checkpoint that cannot be written ends the run.
         most_characters: how much output to keep.
         most_reports: how many reports to keep.
+        most_numbers: how many numbers of reports to keep.
 
     Attributes:
         cut: how many characters of output were too many to keep.
@@ -56,9 +58,12 @@ class Keeper:
         required: bool = False,
         most_characters: int = _KEPT_CHARACTERS,
         most_reports: int = _KEPT_REPORTS,
+        most_numbers: int = _KEPT_NUMBERS,
     ) -> None:
         self._most_characters = most_characters
         self._most_reports = most_reports
+        self._most_numbers = most_numbers
+        self._numbers = 0  # in the reports that are kept
         self._journal = journal
         self._required = required
         self.cut = 0
@@ -86,7 +91,7 @@ class Keeper:
         for kept in (self._facts, self._reports, self._profiles, self._lines, self._texts):
             kept.clear()
         self._characters = 0
-        self._every, self._seen = 1, 0
+        self._every, self._seen, self._numbers = 1, 0, 0
         return live
 
     def take(self, message: Content) -> Fetched | None:
@@ -153,10 +158,12 @@ class Keeper:
             report = msgspec.structs.replace(report, left_out=report.left_out + self._left_out)
             self._left_out = 0
         self._reports.append(report)
-        if len(self._reports) > self._most_reports:
+        self._numbers += len(report.metrics)
+        if len(self._reports) > self._most_reports or self._numbers > self._most_numbers:
             dropped = self._reports[::2]
             self._left_out += sum(1 + each.left_out for each in dropped)
             self._reports = self._reports[1::2]
+            self._numbers = sum(len(each.metrics) for each in self._reports)
             self._every *= 2
 
     def notice(self, text: str) -> None:

@@ -234,14 +234,14 @@ def watch_scaling(module: Any) -> None:
     @functools.wraps(plain_unscale)
     def unscale(self: Any, optimizer: Any) -> None:
         if self._enabled:
-            _average_scaled(optimizer)
+            _average_scaled(optimizer, self)
         plain_unscale(self, optimizer)
 
     @functools.wraps(plain_step)
     def step(self: Any, optimizer: Any, *args: Any, **options: Any) -> Any:
         if not self._enabled or not hasattr(optimizer, "_allreduce_delay"):
             return plain_step(self, optimizer, *args, **options)
-        _average_scaled(optimizer)  # fused optimizers look for infinity without unscale_
+        _average_scaled(optimizer, self)  # fused optimizers look for infinity without unscale_
         try:
             return plain_step(self, optimizer, *args, **options)
         finally:  # also if the step was skipped
@@ -250,7 +250,7 @@ def watch_scaling(module: Any) -> None:
     kind.unscale_, kind.step = unscale, step
 
 
-def _average_scaled(optimizer: Any) -> None:
+def _average_scaled(optimizer: Any, scaler: Any) -> None:
     """Average the gradients of an optimizer of Horovod's, unless that is done.
 
     Also on a rank without any gradient, because the other ranks wait for it.
@@ -260,7 +260,11 @@ def _average_scaled(optimizer: Any) -> None:
             "a GradScaler does not work with op=Adasum: this optimizer has made its step in "
             "backward(), with scaled gradients. Use op=Average, or bfloat16 without a scaler."
         )
-    if not hasattr(optimizer, "_allreduce_delay") or not optimizer._should_synchronize:
+    if not hasattr(optimizer, "_allreduce_delay"):
         return
-    if optimizer._handles or not optimizer._synchronized:
+    is_averaged = optimizer._synchronized and not optimizer._handles
+    scaled_by = getattr(optimizer._compression, "scaled_by", None)
+    if scaled_by is not None:
+        scaled_by(scaler, is_reduced=is_averaged)
+    if optimizer._should_synchronize and not is_averaged:
         _average(optimizer)

@@ -184,6 +184,7 @@ def _take_new_weights(kind: Any) -> None:
     @functools.wraps(plain_init)
     def init(self: Any, *args: Any, **options: Any) -> None:
         plain_init(self, *args, **options)
+        self._own_names = dict(self._parameter_names)
         # Two networks may be in flight at a time, and their weights have the same names.
         earlier = max((_names[name] for name in self._parameter_names.values()), default=0)
         _names.update(self._parameter_names.values())
