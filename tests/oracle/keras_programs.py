@@ -280,8 +280,8 @@ def _gradients(p: Program) -> str:
         not torch and "        loss = keras.ops.mean((model(x, training=True) - y) ** 2)",
         not torch and scaled != "loss" and f"        loss = {scaled}",
         not torch and "    gradients = tape.gradient(loss, weights_of(model))",
-        not torch
-        and "    return [None if g is None else tf.convert_to_tensor(g) for g in gradients]",
+        not torch and _zeros_in_graphs(p),
+        not torch and "    return gradients",
         "\n",
         "def averaged(by_rank):",
         "    found = []",
