@@ -16,6 +16,7 @@ from horovod_runner.keras.batch_counts import CollectiveCallback, by_rank
 from horovod_runner.keras.collectives import collectives
 from horovod_runner.worker.agreement import agree
 from horovod_runner.worker.api import save_checkpoint
+from horovod_runner.worker.checks.models import check_same_model
 
 
 class BroadcastGlobalVariablesCallback(CollectiveCallback):
@@ -86,6 +87,8 @@ class BroadcastGlobalVariablesCallback(CollectiveCallback):
         if collectives().hvd.size() > 1:
             kept = self._kept(model)
             shared = [v for v in keras_variables(model) if not {id(v), id(v.value)} & kept]
+            # Keras may name a weight otherwise on a rank that builds its layers in another order.
+            check_same_model(((v.path, v.shape) for v in shared), same_names=False)
             collectives().broadcast_variables(shared, self._root_rank)
         self.broadcast_done = True
 

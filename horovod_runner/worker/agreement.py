@@ -17,7 +17,7 @@ from horovod_runner.worker import context
 T = TypeVar("T")
 How = Literal["rank 0", "any", "all", "mean", "min", "max"]
 _NAME = "agree"
-_TEXT = 210  # bytes of what a rank asked, and where
+_SHOWN = 4  # ranks of each kind
 _COMBINE: dict[str, Callable[[Sequence[float]], Any]] = {
     "any": any,
     "all": all,
@@ -121,19 +121,42 @@ def _same_call(ranks: Collectives, asked: str, number: int) -> list[int]:
     Raises:
         RuntimeError: on all ranks: they make different ones.
     """
-    found = ranks.gather([zlib.crc32(asked.encode()), number], _NAME)
-    if len({call for call, _ in found}) == 1:
-        return [each for _, each in found]
-    text = asked.encode()[-_TEXT:].rjust(_TEXT)
-    numbers = [int.from_bytes(text[at : at + 7], "little") for at in range(0, _TEXT, 7)]
-    texts = [
-        b"".join(each.to_bytes(7, "little") for each in row)
-        .rstrip(b"\0")
-        .decode("utf-8", "replace")
-        for row in ranks.gather(numbers, _NAME)
-    ]
-    shown = "; ".join(f"rank {rank} {each.strip()}" for rank, each in enumerate(texts))
+    numbers, texts = exchange(ranks, asked, asked, number)
+    if not texts:
+        return numbers
+    shown = "; ".join(f"rank {rank} {text}" for rank, text in texts.items())
     raise RuntimeError(
         f"the ranks do not make the same decision: {shown}. Every rank must call agree at the same "
         "place, the same number of times."
     )
+
+
+def exchange(
+    ranks: Collectives, key: str, text: str, number: int = 0, *, name: str = _NAME
+) -> tuple[list[int], dict[int, str]]:
+    """Gather a number, and find out whether all ranks have the same key.
+
+    Args:
+        ranks: connects them.
+        key: to be compared.
+        text: for other ranks to see, where keys differ.
+        number: this rank's.
+        name: shown where a rank waits for the others for ever.
+
+    Returns:
+        The numbers by rank, and the texts of some ranks by number, of which not all have the same
+        key; none if all have.
+    """
+    data = text.encode()
+    found = ranks.gather([zlib.crc32(key.encode()), len(data), number], name)
+    numbers = [each for _, _, each in found]
+    if len({digest for digest, _, _ in found}) == 1:
+        return numbers, {}
+    differing = [rank for rank, (digest, _, _) in enumerate(found) if digest != found[0][0]]
+    same = [rank for rank in range(len(found)) if rank not in differing]
+    rank = context.current()
+    own = 0 if rank is None else rank.rank
+    return numbers, {
+        root: ranks.broadcast(data if root == own else b"", found[root][1], root).decode()
+        for root in sorted([*same[:_SHOWN], *differing[:_SHOWN]])
+    }

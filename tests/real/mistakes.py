@@ -219,15 +219,18 @@ HOROVOD = {
     ),
     "`zero_grad` between `backward` and `step`": Mistake(
         "`loss.backward(); optimizer.zero_grad(); optimizer.step()`",
-        "error",
-        "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()",
+        "warned",
+        "a step had no gradients, because zero_grad() was called between backward() and step()",
     ),
     "Two optimizers, and a loss of one goes through the weights of both": Mistake(
         "`generator_loss.backward(); generator_optimizer.step(); critic_optimizer.zero_grad()`",
+        "works",
+        "The gradients of the critic that no step has used are dropped.",
+    ),
+    "Each rank chooses its own width": Mistake(
+        "`width = random.choice([32, 64])`",
         "error",
-        "optimizer.zero_grad() was called after loss.backward() but before optimizer.step()",
-        "Call `critic_optimizer.synchronize()` before its `zero_grad()`, or "
-        "`critic.requires_grad_(False)` before the generator's `backward()`.",
+        "Let all ranks take rank 0's choice: width = agree(width).",
     ),
     "A layer that some ranks leave out": Mistake(
         "`if hvd.rank() == 0: x = extra(x)`",
@@ -253,8 +256,9 @@ HOROVOD = {
     ),
     "Gradients are accumulated without saying so": Mistake(
         "`loss.backward()` twice before `optimizer.step()`",
-        "error",
-        "Increase backward_passes_per_step to accumulate gradients locally.",
+        "works",
+        "They are averaged once, in `step`. On GPUs and with more than 4 MB of weights, where "
+        "averaging begins in `backward`, an error asks for `backward_passes_per_step=2`.",
     ),
     "Accumulated gradients are not divided": Mistake(
         "`backward_passes_per_step=4`, and the loss is not divided by 4",

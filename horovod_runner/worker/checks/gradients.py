@@ -35,7 +35,7 @@ def watch_horovod(module: Any) -> None:
     plain_synchronize, plain_step = kind.synchronize, kind.step
 
     def init(self: Any, *args: Any, **options: Any) -> None:
-        self._averaged_early = False
+        self._averaged_early = self._forgot = False
         self._clips_later = {}
         plain_init(self, *args, **options)
         _optimizers.add(self)
@@ -44,6 +44,7 @@ def watch_horovod(module: Any) -> None:
         if self._handles:
             forget_gradients(self)
             self._synchronized = False
+            self._forgot = True
         if self._averaged_early:  # the step was left out
             self._averaged_early = self._synchronized = False
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)
@@ -51,12 +52,16 @@ def watch_horovod(module: Any) -> None:
     def synchronize(self: Any) -> None:
         if self._averaged_early and not self._handles:
             return
+        self._forgot = self._forgot and not self._handles
         plain_synchronize(self)
 
     @functools.wraps(plain_step)
     def step(self: Any, closure: Any = None) -> Any:
         is_averaged = self._averaged_early and not self._handles
         self._averaged_early = False
+        if self._forgot and not self._handles and closure is None:
+            _note_forgotten()
+        self._forgot = False
         if closure is not None and self._should_synchronize:
             with self.skip_synchronize():
                 return plain_step(self, _averages(self, closure))
@@ -83,6 +88,16 @@ def watch_horovod(module: Any) -> None:
         return plain_wrap(optimizer, *args, **options)
 
     module.DistributedOptimizer = wrap
+
+
+def _note_forgotten() -> None:
+    notes.send(
+        "mistake",
+        "forgotten gradients",
+        "a step had no gradients, because zero_grad() was called between backward() and step(). "
+        "Call it before backward(), or after step().",
+        once=True,
+    )
 
 
 def _averages(optimizer: Any, closure: Any) -> Any:

@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from horovod_runner.worker.checks.models import check_same_model
+
 
 class _Place(NamedTuple):
     """Where a tensor was in a state, and what it is like."""
@@ -36,6 +38,8 @@ def mend(module: Any) -> None:
             else:  # Horovod refuses it
                 copies.append((tensor, tensor.detach().contiguous()))
                 sent.append((name, copies[-1][1]))
+        if not args and not options:  # otherwise the ranks of a process set
+            check_same_model((str(name), getattr(tensor, "shape", ())) for name, tensor in sent)
         plain_parameters(sent, root_rank, *args, **options)
         for tensor, copy in copies:
             tensor.data.copy_(copy)
