@@ -1,8 +1,12 @@
-"""The smallest distributed job: every rank reports its place, and all sum one number."""
+"""The smallest distributed job: every rank reports its place, and all sum numbers.
+
+They sum one number, 64 KB and 64 MB, because MPI moves each of these in another way.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -17,12 +21,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_COUNTS = (1, 1 << 14, 1 << 24)  # of float32 numbers
+
+
 @dataclass(frozen=True)
 class Greeting:
     """What one rank reports.
 
     Attributes:
-        total: the sum over all ranks of rank + 1, as this rank received it.
+        total: the sum over all ranks of rank + 1, as this rank received it; NaN if the numbers of
+            a larger sum were others.
         device: "cpu", or the GPU's name where the reduction ran on it.
     """
 
@@ -61,9 +69,13 @@ def _torch() -> list[Greeting]:
     hvd.init()
     use_gpu = torch.cuda.is_available() and hvd.nccl_built()
     device = torch.device("cuda" if use_gpu else "cpu")
-    total = hvd.allreduce(torch.ones(1, device=device) * (hvd.rank() + 1), op=hvd.Sum)
+    sums = []
+    for count in _COUNTS:
+        ours = torch.full((count,), hvd.rank() + 1.0, device=device)
+        received = hvd.allreduce(ours, op=hvd.Sum)
+        sums += [received[0].item(), received[-1].item()]
     name = torch.cuda.get_device_name() if use_gpu else "cpu"
-    return _gather(hvd, float(total[0]), name)
+    return _gather(hvd, sums, name)
 
 
 def _tensorflow() -> list[Greeting]:
@@ -74,17 +86,21 @@ def _tensorflow() -> list[Greeting]:
     hvd.init()
     use_gpu = bool(tf.config.list_logical_devices("GPU")) and hvd.nccl_built()
     with tf.device("GPU:0" if use_gpu else "CPU:0"):
-        total = hvd.allreduce(tf.constant([hvd.rank() + 1.0]), op=hvd.Sum)
+        sums = []
+        for count in _COUNTS:
+            received = hvd.allreduce(tf.fill((count,), hvd.rank() + 1.0), op=hvd.Sum)
+            sums += [float(received[0]), float(received[-1])]
     name = "cpu"
     if use_gpu:
         physical = tf.config.get_visible_devices("GPU")[0]
         name = tf.config.experimental.get_device_details(physical).get("device_name", "gpu")
-    return _gather(hvd, float(total[0]), name)
+    return _gather(hvd, sums, name)
 
 
-def _gather(hvd: Any, total: float, device: str) -> list[Greeting]:
+def _gather(hvd: Any, sums: Sequence[float], device: str) -> list[Greeting]:
     """Everybody's greeting, with the ``hvd`` of either framework."""
     host = os.uname().nodename
+    total = sums[0] if len(set(sums)) == 1 else math.nan
     greeting = Greeting(hvd.rank(), hvd.size(), hvd.local_rank(), host, total, device)
     greetings: list[Greeting] = hvd.allgather_object(greeting)
     return greetings

@@ -1,8 +1,14 @@
-"""The environment variables of a worker, from its slot and assignment: pure functions."""
+"""The environment variables of a worker, from its slot and assignment: pure functions.
+
+But for `memory_variables`, which tries in the worker what this host allows.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -78,6 +84,44 @@ def mpi_variables(interface: str) -> dict[str, str]:
     if not _has_rdma():  # with RDMA, UCX chooses the devices better itself
         variables["UCX_NET_DEVICES"] = interface
     return variables
+
+
+def memory_variables() -> dict[str, str]:
+    """Keep MPICH from reading the memory of other ranks, where that is forbidden.
+
+    MPICH reads large messages from the sender's memory (process_vm_readv, "CMA"). Docker's default
+    seccomp profile and other filters forbid it, and MPICH, which looks at Yama's ptrace_scope
+    alone, then aborts in the first reduction of more than some kilobytes. A message is then copied
+    through shared memory.
+    """
+    return {} if _can_read_memory() else {"MPIR_CVAR_CH4_CMA_ENABLE": "0"}
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def _can_read_memory() -> bool:
+    """Whether this process may read its own memory by the system call, and that of its parent."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "process_vm_readv"):
+        return False
+    source, target = ctypes.create_string_buffer(b"memory"), ctypes.create_string_buffer(7)
+    into = _Part(ctypes.addressof(target), 7)
+
+    def read(pid: int, address: int | None) -> int:
+        there = _Part(address, 7)
+        parts = ctypes.byref(into), 1, ctypes.byref(there), 1, 0
+        return int(libc.process_vm_readv(pid, *parts))
+
+    if read(os.getpid(), ctypes.addressof(source)) != 7 or target.raw != source.raw:
+        return False
+    # Nothing lies at address 0, which is said only where reading is allowed.
+    read(os.getppid(), None)
+    return ctypes.get_errno() in (
+        errno.EFAULT,
+        errno.ESRCH,
+    )  # no such process: of another namespace
 
 
 def yield_variables(slot: Slot, cores: int) -> dict[str, str]:

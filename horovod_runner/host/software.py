@@ -21,6 +21,9 @@ _FRAMEWORKS = ("horovod", "torch", "tensorflow", "keras")
 _PACKAGES = frozenset((*_FRAMEWORKS, "cloudpickle", "numpy", "horovod_runner"))
 # The wheel that Horovod is built with for MPI; such a Horovod requires it.
 _MPICH = "mpich"
+# Set on hosts where MPICH has no place for its buffers: there it ends hvd.init() with an abort.
+_NO_SHARED_MEMORY = "no_shared_memory"
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where MPICH makes them
 _DIST_INFO = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)\.dist-info$")
 _ALIASES = {"tensorflow_cpu": "tensorflow", "tensorflow_gpu": "tensorflow"}
 
@@ -55,6 +58,8 @@ def installed(path: Sequence[str] = ()) -> dict[str, str]:
                     mpich = mpich or match["version"]
     if built and mpich:
         versions[_MPICH] = mpich
+    if not os.access(_SHARED_MEMORY, os.W_OK):
+        versions[_NO_SHARED_MEMORY] = _SHARED_MEMORY
     return versions
 
 
@@ -81,10 +86,16 @@ def choose_controller(
     if wanted == "gloo":
         return "gloo", "controller: Gloo (cpu_collectives='gloo')"
     versions = {on_host.get(_MPICH, ""): host for host, on_host in hosts.items()}
-    if len(versions) == 1 and "" not in versions:
+    without = [host for host, on_host in hosts.items() if _NO_SHARED_MEMORY in on_host]
+    if len(versions) == 1 and "" not in versions and not without:
         return "mpi", f"controller: MPI (MPICH {next(iter(versions))})"
     remedy = "pip install mpich, then horovod-runner install"
-    if "" in versions:
+    if without:
+        why = (
+            f"{names_text('host', without)} cannot write to {_SHARED_MEMORY}, where MPI has its "
+            "buffers: start containers with --shm-size, and without --ipc none"
+        )
+    elif "" in versions:
         why = f"the Horovod of {versions['']} was not built with the mpich package: {remedy}"
     else:
         listed = ", ".join(f"{version} on {host}" for version, host in versions.items())

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.errors import is_secondary
 from horovod_runner.host import gpus
+from horovod_runner.host.rank_environment import memory_variables
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS
 from horovod_runner.wire import job_file, messages
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
@@ -111,6 +112,8 @@ def _enter_rank(job: WorkerJob, outcome_file: int, pipes: list[int]) -> RankCont
         pipes: the descriptors of the pipes for messages, reports and checkpoints.
     """
     message_pipe, report_pipe, file_parts = pipes
+    if job_file.PMI_VARIABLE in os.environ:
+        os.environ.update({**memory_variables(), **os.environ})  # the user's own value counts
     rank = RankContext(
         rank=job.rank,
         size=job.size,

@@ -72,6 +72,11 @@ def test_mpi_is_chosen_if_all_hosts_have_the_same_mpich() -> None:
     )
     assert controller == "gloo"
     assert "5.0.2 on a, 4.3.0 on b" in why
+    no_memory = {**with_mpich, "no_shared_memory": "/dev/shm"}
+    controller, why = choose_controller("auto", {"a": with_mpich, "b": no_memory})
+    assert controller == "gloo"
+    assert "host b cannot write to /dev/shm" in why
+    assert "--shm-size" in why
     with pytest.raises(LaunchError, match=r"cpu_collectives='mpi' .* b .*pip install mpich"):
         choose_controller("mpi", {"a": with_mpich, "b": HERE})
 

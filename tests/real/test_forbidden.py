@@ -1,0 +1,74 @@
+"""Ranks in containers, which may not read each other's memory or share it, reduce all the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.preload import TORCH
+
+pytestmark = [pytest.mark.horovod, pytest.mark.timeout(300)]
+FORBIDDEN = (sys.executable, str(Path(__file__).with_name("forbidden.py")))
+PROGRAM = f"""
+import sys
+from horovod_runner import ClusterConfig, HorovodRunner
+from horovod_runner.commands.hello import hello
+
+def main():
+    import os
+
+    return os.environ.get("MPIR_CVAR_CH4_CMA_ENABLE", "not set")
+
+if __name__ == "__main__":
+    env = dict(pair.split("=") for pair in sys.argv[1:])
+    mpi = ClusterConfig(cpu_collectives="mpi", preload_frameworks={list(TORCH)!r})
+    print("variable:", HorovodRunner(np=-2, env=env, cluster_config=mpi).run(main))
+    if not env:
+        print("sums:", [each.total for each in hello("torch", -2)])
+"""
+
+
+def run(path: Path, *command: str) -> str:
+    program = path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [*(command[:2] or [sys.executable]), str(program), *command[2:]],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_ranks_reduce_where_a_filter_forbids_to_read_memory(tmp_path: Path) -> None:
+    shown = run(tmp_path, *FORBIDDEN)
+    assert "variable: 0" in shown
+    assert "sums: [3.0, 3.0]" in shown
+
+
+def test_ranks_read_memory_where_that_is_allowed(tmp_path: Path) -> None:
+    assert "variable: not set" in run(tmp_path)
+
+
+def test_the_users_own_value_counts(tmp_path: Path) -> None:
+    assert "variable: 1" in run(tmp_path, *FORBIDDEN, "MPIR_CVAR_CH4_CMA_ENABLE=1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
+def test_ranks_without_shared_memory_use_gloo(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace('cpu_collectives="mpi"', 'cpu_collectives="auto"'))
+    mount = 'mount -t tmpfs -o ro none /dev/shm && exec "$0" "$@"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "sums: [3.0, 3.0]" in done.stdout, done.stderr
+    assert "cannot write to /dev/shm" in done.stderr
