@@ -154,23 +154,45 @@ def verify(path: Path, marker: Marker) -> None:
         CheckpointError: it has not, or does not exist.
         UnreachableError: it cannot be read.
     """
+    check_size(path, marker)
+    try:
+        digest = fresh(lambda: file_sha256(path))
+    except OSError as error:
+        raise _unreadable(path, marker, error) from error
+    check_digest(digest, marker)
+
+
+def check_size(path: Path, marker: Marker) -> None:
+    """Check that a file has the size of its marker; raises as :func:`verify`."""
     try:
         size = fresh(path.stat).st_size
-        intact = size == marker.size and fresh(lambda: file_sha256(path)) == marker.sha256
     except OSError as error:
-        if not isinstance(error, FileNotFoundError):
-            raise _unreachable(marker, error) from error
-        raise CheckpointError(
-            f"the checkpoint {marker.name} (step {marker.step}) is gone: {path} no longer exists. "
-            "Retention removes old ones: raise num_to_keep (CheckpointConfig). Without a "
-            "checkpoint_dir, checkpoints exist only as long as the run's result: set one."
-        ) from None
-    if not intact:
-        raise CheckpointError(
-            f"the checkpoint {marker.name} (step {marker.step}) is damaged: {size} bytes with "
-            f"another SHA-256 than the {marker.size} bytes that were written. The disk or the "
-            "remote folder has changed it: use an earlier checkpoint."
-        )
+        raise _unreadable(path, marker, error) from error
+    if size != marker.size:
+        raise _damaged(marker, f"{size} bytes instead of {marker.size}")
+
+
+def check_digest(sha256: str, marker: Marker) -> None:
+    """Check that a file with the size of its marker has its SHA-256; raises CheckpointError."""
+    if sha256 != marker.sha256:
+        raise _damaged(marker, f"its {marker.size} bytes have another SHA-256 than were written")
+
+
+def _damaged(marker: Marker, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {marker.name} (step {marker.step}) is damaged: {how}. The disk or the "
+        "remote folder has changed it: use an earlier checkpoint."
+    )
+
+
+def _unreadable(path: Path, marker: Marker, error: OSError) -> CheckpointError:
+    if not isinstance(error, FileNotFoundError):
+        return _unreachable(marker, error)
+    return CheckpointError(
+        f"the checkpoint {marker.name} (step {marker.step}) is gone: {path} no longer exists. "
+        "Retention removes old ones: raise num_to_keep (CheckpointConfig). Without a "
+        "checkpoint_dir, checkpoints exist only as long as the run's result: set one."
+    )
 
 
 @contextmanager

@@ -258,7 +258,7 @@ def _latest_intact(
 
     A sharded one has no file, and only its metadata are checked.
     """
-    if plan.fetched:  # the driver has verified it
+    if plan.fetched:  # the task has verified it
         path = Path(plan.fetched)
         return next(((path, marker) for marker in markers if marker.name == path.name), None)
     folder = open_folder(plan.folder)

@@ -263,7 +263,11 @@ def test_ranks_that_do_not_see_the_folder_send_and_fetch_checkpoints(
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
 def test_a_damaged_checkpoint_is_reported_and_the_earlier_one_is_used(
-    ranks: Ranks, tmp_path: Path, seen: bool, request: pytest.FixtureRequest
+    ranks: Ranks,
+    tmp_path: Path,
+    seen: bool,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if not seen:
         request.getfixturevalue("hidden")
@@ -274,6 +278,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_earlier_one_is_used(
     latest.write_bytes(data)
     options = {"checkpoint_dir": tmp_path, "resume": True}
     assert ranks.run(1, count_to, options, last=4) == [2, 1]
+    told = f"the checkpoint {latest.name} (step 3) is damaged"
+    assert told in "".join(capsys.readouterr())
 
 
 def test_a_full_disk_fails_the_checkpoint_but_not_the_training(
