@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from horovod_runner.checkpoints import formats
+from horovod_runner.checkpoints import formats, owner
 from horovod_runner.common.files import file_sha256
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
@@ -108,23 +108,37 @@ def _is_there(folder: Folder, marker: Marker) -> bool:
     return folder.size(marker.name) == marker.size
 
 
-def publish(folder: Folder, part: Path | None, marker: Marker) -> None:
+def publish(folder: Folder, part: Path | None, marker: Marker, *, owned: bool = False) -> None:
     """Move a finished file into the folder and complete it with its marker.
 
     Args:
         folder: of checkpoints.
         part: the file; None: of a sharded checkpoint, whose files are there.
         marker: the checkpoint's.
+        owned: whether the run must own the folder, see :mod:`horovod_runner.checkpoints.owner`.
+
+    Raises:
+        CheckpointError: it must, and another run has taken the folder over.
     """
+    if owned:
+        _check_owner(folder, marker)
     if part is not None:
         folder.move_in(part, marker.name)
     try:
         text = msgspec.json.format(_json(marker), indent=1)
         folder.write(marker_name(marker.name), text)
+        if owned:
+            # Again: the other run removes files that have no marker, perhaps a moment ago.
+            _check_owner(folder, marker)
     except BaseException:
         with suppress(Exception):
-            discard(folder, marker.name)
+            remove(folder, marker)
         raise
+
+
+def _check_owner(folder: Folder, marker: Marker) -> None:
+    if problem := owner.taken_from(folder, marker.run_id):
+        raise CheckpointError(problem)
 
 
 def _json(marker: Marker) -> bytes:
@@ -238,24 +252,28 @@ def has_probe(folder: Folder, token: str) -> bool:
     return isinstance(folder, RemoteFolder) or folder.size(f"{_PROBE}{token}") is not None
 
 
-def clean_up(folder: Folder, token: str, *, probes: bool = True, exclusive: bool = False) -> None:
+def clean_up(folder: Folder, token: str, *, probes: bool = True, before: str = "") -> None:
     """Remove a run's probe and unfinished files, and those that crashed runs left a day ago.
 
     Args:
         folder: to clean up.
         token: the run's, in the names of its checkpoints.
         probes: whether the run's probe file and journal are removed, too.
-        exclusive: no other run is using the folder: files of crashed runs are removed at any age.
+        before: the run from which this one has taken the folder over: its unfinished files are
+            removed at any age. Empty if there is none.
     """
     prefixes = (PART, _PROBE, LIVE) if probes else (PART,)
     names = set(folder.names())
     for name in names:
         ours = name.startswith(prefixes) and token in name
-        old = exclusive or folder.age(name) > _STALE_SECONDS
+        old = folder.age(name) > _STALE_SECONDS
         abandoned = name.startswith((PART, _PROBE, LIVE)) and old and token not in name
+        # Not its probe: if it still runs, its ranks should say that the folder was taken over, and
+        # not that they do not see it.
+        theirs = bool(before) and f"-{before}." in name
         # A crash between the file and its marker leaves a file without one.
         unmarked = is_name(name) and marker_name(name) not in names
-        unmarked = unmarked and (old or f"-{token}." in name)
-        if ours or abandoned or unmarked:
+        unmarked = unmarked and (old or theirs or f"-{token}." in name)
+        if ours or abandoned or unmarked or (theirs and name.startswith(PART)):
             with suppress(OSError):
                 discard(folder, name)

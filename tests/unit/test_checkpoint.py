@@ -452,13 +452,23 @@ def test_a_checkpoint_that_a_killed_rank_completed_counts_and_its_unfinished_fil
         assert list(tmp_path.glob(".seen-*"))  # for the next attempt's ranks
 
 
-def test_a_run_that_resumes_removes_files_of_the_crashed_run(tmp_path: Path) -> None:
+def test_a_run_that_resumes_removes_files_of_the_crashed_run_and_of_no_other(
+    tmp_path: Path,
+) -> None:
+    options = {"checkpoint_dir": str(tmp_path), "resume": True}
+    archive_of("run1", **options).__enter__()
     kept, cut = publish(tmp_path, 1), publish(tmp_path, 2)
     (tmp_path / marker_name(cut.name)).unlink()
     (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
-    with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True):
-        pass
-    assert sorted(os.listdir(tmp_path)) == [kept.name, marker_name(kept.name)]
+    with archive_of("other", checkpoint_dir=str(tmp_path)) as other:
+        half = tmp_path / f".part-{marker(4, run_id='other').name}"
+        half.write_bytes(b"half")
+        with archive_of("run2", **options):
+            names = set(os.listdir(tmp_path))
+        assert {".seen-other", half.name} <= names
+        assert other.plan(2).resume == ()
+    left = {kept.name, marker_name(kept.name), ".resumed-by", ".seen-run1"}
+    assert set(os.listdir(tmp_path)) == left
 
 
 def test_a_resumed_run_that_fails_before_it_saves_resumes_from_the_same_checkpoint_again(

@@ -259,7 +259,7 @@ class Part:
 
         Raises:
             CheckpointError: a rank could not write its part, or another attempt has written this
-                checkpoint.
+                checkpoint, or another program has removed a part of it.
         """
         reports: list[_Report] = [self._report]
         if self.meeting is not None:
@@ -285,7 +285,9 @@ class Part:
         local = folder.local(name)
         if local is not None:
             local.mkdir(exist_ok=True)
-        folder.inside(name).write(METADATA, data)
+        inside = folder.inside(name)
+        inside.write(METADATA, data)
+        _check_there(inside, {piece.file for piece in pieces.values()})
         size = sum(piece.length for piece in pieces.values()) + len(data)
         return size, hashlib.sha256(data).hexdigest()
 
@@ -304,6 +306,23 @@ class Part:
             return
         for file in own.intersection(parts):
             inside.remove(file)
+
+
+def _check_there(folder: Folder, files: set[str]) -> None:
+    """Check that all files are there, which may be long after the ranks have written them.
+
+    Raises:
+        CheckpointError: some are not.
+    """
+    # One request of a store. A list from NFS may be old, so that it proves no absence.
+    left = files.difference(folder.names())
+    missing = sorted(file for file in left if folder.size(file) is None)
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} of its {len(files)} files ({missing[0]} is one) have been removed "
+            "since the ranks wrote them. Another program cleans up in this folder, or a run of an "
+            "older horovod_runner resumes in it: give the run its own checkpoint_dir."
+        )
 
 
 def _encoded(report: _Report) -> bytes:
