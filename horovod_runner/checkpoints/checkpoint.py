@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,10 +13,11 @@ import msgspec
 
 from horovod_runner.checkpoints import formats, owner
 from horovod_runner.common.files import file_sha256
-from horovod_runner.common.text import without_password
-from horovod_runner.errors import CheckpointError
+from horovod_runner.common.text import HIDDEN, without_password
+from horovod_runner.errors import CheckpointError, forget_passwords
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.local import fresh
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.folders.remote import RemoteFolder
 from horovod_runner.host.scratch import temporary_folder
@@ -46,14 +48,23 @@ class Checkpoint:
         saved_at: seconds since the Unix epoch.
     """
 
-    def __init__(self, folder: Folder, marker: Marker) -> None:
+    def __init__(self, folder: Folder | str, marker: Marker) -> None:
+        """Name a checkpoint.
+
+        Args:
+            folder: in which it is; of one in a record its path or URL, which is opened when the
+                checkpoint is loaded.
+            marker: its metadata.
+        """
         self._folder = folder
         self.marker = marker
         self.step = marker.step
         self.metrics = dict(marker.metrics)
         self.size = marker.size
-        self.path = folder.path_of(marker.name)
-        self.folder = folder.path_of("")
+        if isinstance(folder, str):
+            self.folder, self.path = folder, os.path.join(folder, marker.name)
+        else:
+            self.folder, self.path = folder.path_of(""), folder.path_of(marker.name)
         self.attempt = marker.attempt
         self.saved_at = marker.saved_at
 
@@ -73,6 +84,23 @@ class Checkpoint:
             CheckpointError: the file is gone or damaged, its folder cannot be reached, or its
                 framework is not installed.
         """
+        try:
+            return self._load()
+        except CheckpointError as error:
+            forget_passwords(error)
+            raise
+
+    def _load(self) -> Any:
+        folder = self._folder
+        if isinstance(folder, str):
+            if HIDDEN in folder:
+                raise CheckpointError(
+                    f"the checkpoint {self.marker.name} (step {self.marker.step}) is in {folder}, "
+                    "and records hold no passwords: resume from it with checkpoint_dir=<the whole "
+                    "URL>, resume=True. Or leave passwords out of URLs: stores read them from "
+                    "variables or files."
+                )
+            folder = open_folder(folder)
         if self.marker.kind == "sharded":
             try:
                 from horovod_runner.checkpoints.sharded import reader
@@ -81,8 +109,8 @@ class Checkpoint:
                     f"the checkpoint {self.marker.name} is sharded, and cannot be read here: "
                     f"{error}. Install torch."
                 ) from error
-            return reader.load(self._folder, self.marker)
-        with intact_file(self._folder, self.marker) as path:
+            return reader.load(folder, self.marker)
+        with intact_file(folder, self.marker) as path:
             return formats.read(self.marker.kind, path)
 
 

@@ -57,6 +57,11 @@ def without_password(text: str) -> str:
     return _OPTION_OF_URL.sub(option, _USER_OF_URL.sub(HIDDEN, text))
 
 
+def has_password(text: str) -> bool:
+    """Whether a text holds the user, password, token or signature of a URL."""
+    return without_password(text) != text
+
+
 def without_secret(name: str, value: object) -> object:
     """A value with a name; hidden if it looks like a secret, and without the passwords of URLs."""
     if is_secret(name, value):

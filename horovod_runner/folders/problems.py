@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
 
 _EXPIRED = (
@@ -68,7 +69,7 @@ def describe(error: BaseException, otherwise: str = "Use another place.") -> str
     """
     if isinstance(error, CheckpointError):
         return str(error)
-    text = str(error).rstrip(". ") or type(error).__name__
+    text = without_password(str(error)).rstrip(". ") or type(error).__name__
     return f"{text}. {advice(error) or otherwise}"
 
 
