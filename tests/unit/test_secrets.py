@@ -54,9 +54,12 @@ def test_a_cause_that_names_a_password_is_not_shown(explicit: bool) -> None:
 
 
 def test_an_error_of_a_store_that_quotes_the_url_of_a_dataset_becomes_one_of_the_dataset() -> None:
-    with pytest.raises(
-        DataError, match=r"^train: OSError: denied: s3://\*\*\*@bucket/runs$"
-    ) as caught, name_in_errors("train"):
+    with (
+        pytest.raises(
+            DataError, match=r"^train: OSError: denied: s3://\*\*\*@bucket/runs$"
+        ) as caught,
+        name_in_errors("train"),
+    ):
         raise OSError(f"denied: {URL}")
     assert "my-password" not in "".join(traceback.format_exception(caught.value))
     with pytest.raises(OSError, match=r"^denied$"), name_in_errors("train"):
