@@ -97,6 +97,19 @@ def bytes_text(count: float) -> str:
     return f"{count:.0f} bytes"
 
 
+def sizes_text(*sizes: float) -> list[str]:
+    """Sizes for people, all in bytes where they differ but would look the same."""
+    texts = [bytes_text(size) for size in sizes]
+    if len({*texts}) < len({*sizes}):
+        return [f"{size:,.0f} bytes" for size in sizes]
+    return texts
+
+
+def count_text(count: int, what: str) -> str:
+    """How many of something: "1 rank", "1,024 ranks"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def duration_text(seconds: float) -> str:
     """A time for people, in its two largest units: "42 s", "3 min 5 s", "2 h 13 min", "4 d 1 h"."""
     whole = max(0, round(seconds))

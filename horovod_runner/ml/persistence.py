@@ -141,7 +141,7 @@ class Reader(MLReader):  # type: ignore[misc]
         metadata = json.loads(store.read_metadata())
         kind = self._kind
         if metadata["class"] != f"{kind.__module__}.{kind.__qualname__}":
-            raise DataError(f"{path} holds a {metadata['class']}, not a {kind.__qualname__}")
+            raise DataError(f"{path} must hold {kind.__qualname__}, got {metadata['class']}")
         instance = kind._blank()
         instance._resetUid(metadata["uid"])
         with temporary_folder("load") as folder:

@@ -57,8 +57,7 @@ def fetch_checkpoint(
         if at < len(plan.resume):
             link.put(messages.Log(0, f"HorovodRunner: {problem} The earlier one is used."))
     raise CheckpointError(
-        f"none of the {len(problems)} checkpoints in {plan.folder} could be fetched from the "
-        f"driver: {' '.join(problems)}"
+        f"no checkpoint in {plan.folder} could be fetched from the driver: {' '.join(problems)}"
     )
 
 

@@ -224,7 +224,7 @@ def test_an_estimator_and_its_model_are_saved_and_loaded(
     again = TorchModel.load(path)
     np.testing.assert_array_equal(weights(again)[0], weights(first)[0])
     assert again.features == {"a+b": ["a", "b"]}
-    with pytest.raises(DataError, match=r"TorchModel, .*TorchEstimator"):
+    with pytest.raises(DataError, match=r"TorchEstimator, got .*TorchModel"):
         TorchEstimator.load(path)
 
 
