@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from horovod_runner.common.text import has_password, without_password
+
 # Texts by which Horovod, torch.distributed, XGBoost and LightGBM say that another rank went away.
 _SECONDARY_TEXTS = (
     "Horovod has been shut down",
@@ -50,7 +52,10 @@ _SECONDARY_TYPES = (
 
 
 class HorovodRunnerError(RuntimeError):
-    """Base class of this package's errors."""
+    """Base class of this package's errors. Their texts hold no passwords of URLs."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*(without_password(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class SlotError(HorovodRunnerError):
@@ -144,6 +149,21 @@ class RankFailedError(HorovodRunnerError):
 
 def _rebuild_rank_failed(message: str, fields: dict[str, Any]) -> RankFailedError:
     return RankFailedError(message, **fields)
+
+
+def forget_passwords(error: BaseException) -> None:
+    """Cut off what caused an error of this package where that names the password of a URL.
+
+    A traceback shows the whole chain, and the errors of stores often quote the URL.
+    """
+    each: BaseException | None = error
+    for _ in range(10):  # an error may be its own cause
+        if not isinstance(each, HorovodRunnerError):
+            return
+        cause = each.__cause__ or each.__context__
+        if cause is not None and has_password(str(cause)):
+            each.__cause__ = cause = None  # which also hides the context
+        each = cause
 
 
 def is_secondary(error: BaseException) -> bool:

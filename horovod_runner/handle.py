@@ -15,7 +15,7 @@ from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.attempts import run_attempts
 from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.elastic.launcher import PooledLauncher, refuse_dataframes
-from horovod_runner.errors import CancelledError, DataError
+from horovod_runner.errors import CancelledError, DataError, forget_passwords
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.launchers.sessions import find_session
 from horovod_runner.launchers.spark import SparkLauncher
@@ -157,6 +157,7 @@ class RunHandle:
             if from_ranks(error):
                 error = error.with_traceback(None)  # ten frames of this package
                 fold_error(error)
+            forget_passwords(error)
             self._ended(self)
             self._future.set_exception(error)
             raise error

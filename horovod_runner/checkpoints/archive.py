@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from horovod_runner.checkpoints import checkpoint
+from horovod_runner.checkpoints import checkpoint, owner
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.retention import ranked, surplus
 from horovod_runner.common.descriptors import write_all
@@ -53,6 +53,7 @@ class Archive:
         self._url = None if folder is None else os.fspath(folder)
         self._config = options.checkpoint_config
         self._resume = options.resume
+        self._owned = False
         timeline = options.debug_config.timeline
         self._timeline = None if timeline is None else Path(timeline)
         self._kept = ExitStack()
@@ -82,9 +83,16 @@ class Archive:
                     raise NotADirectoryError("it is a file; name a folder")
                 local.mkdir(parents=True, exist_ok=True)
                 self._folder = LocalFolder(local.absolute())
+            # Before the look at what is there: from here on an earlier run completes no more.
+            before = ""
+            if self._resume:
+                with suppress(OSError):  # then no run can remove the files of another either
+                    before = owner.take_over(self._folder, self._run_id)
+                    self._owned = True
             markers = checkpoint.find_complete(self._folder)
+            if local is not None or before:
+                checkpoint.clean_up(self._folder, self._run_id, before=before)
             if local is not None:
-                checkpoint.clean_up(self._folder, self._run_id, exclusive=self._resume)
                 checkpoint.write_probe(self._folder, self._run_id)
         except Exception as error:  # every kind of folder raises different ones
             self._kept.close()
@@ -128,8 +136,14 @@ class Archive:
         return [Checkpoint(self._folder, marker) for marker in reversed(new)]
 
     def plan(self, attempt: int) -> CheckpointPlan:
-        """Where the ranks of an attempt save checkpoints, and which ones they resume from."""
+        """Where the ranks of an attempt save checkpoints, and which ones they resume from.
+
+        Raises:
+            CheckpointError: a later run has taken the folder over.
+        """
         self._close_files()
+        if attempt > 1 and (taken := self._taken()):
+            raise CheckpointError(f"no attempt {attempt} begins: {taken}")
         if attempt > 1 and isinstance(self._folder, LocalFolder):
             # Another run may have taken this one, which is a day old, for one that has crashed.
             checkpoint.write_probe(self._folder, self._run_id)
@@ -140,8 +154,16 @@ class Archive:
             next_number=max([self._number, *(marker.number for marker in self.markers)]) + 1,
             config=self._config,
             lineage=self._resume,
+            owned=self._owned,
             resume=tuple(self.markers),
         )
+
+    def _taken(self) -> str:
+        """That a later run has taken the folder over; empty if none has, or nobody can tell."""
+        if self._owned:
+            with suppress(Exception):  # the folder may be unreachable
+                return owner.taken_from(self._folder, self._run_id)
+        return ""
 
     @property
     def latest(self) -> Marker | None:
@@ -230,6 +252,7 @@ class Archive:
             The checkpoint; None if it is not newer than the latest, or could not be written here.
 
         Raises:
+            CheckpointError: it was sent in pieces, and a later run has taken the folder over.
             OSError: it was sent in pieces, and some are missing or cannot be written.
             ValueError: the marker's name is not one that a rank of this run uses.
         """
@@ -244,11 +267,13 @@ class Archive:
         if writing is not None:
             name, file = writing
             file.close()
+            if taken := self._taken():
+                raise CheckpointError(taken)
             part = Path(file.name)
             if name != marker.name or part.stat().st_size != marker.size:
                 part.unlink()
                 raise OSError(f"{part.name} lacks pieces")
-            checkpoint.publish(self._folder, part, marker)
+            checkpoint.publish(self._folder, part, marker, owned=self._owned)
         self.markers.insert(0, marker)
         for old in surplus(self.markers, self._config):
             self.markers.remove(old)
@@ -317,7 +342,8 @@ class Archive:
             if self._reading is None or self._reading[0] != message.name:
                 self._close_files()
                 path = Path(self._folder.path_of(message.name))
-                checkpoint.verify(path, known[message.name])
+                # The task verifies the bytes: a digest of them would take this thread too long.
+                checkpoint.check_size(path, known[message.name])
                 self._reading = message.name, path.open("rb", buffering=0)
             file = self._reading[1]
             file.seek(min(max(0, message.offset), known[message.name].size))

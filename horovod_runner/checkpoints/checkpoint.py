@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
-from horovod_runner.checkpoints import formats
+from horovod_runner.checkpoints import formats, owner
 from horovod_runner.common.files import file_sha256
-from horovod_runner.common.text import without_password
-from horovod_runner.errors import CheckpointError
+from horovod_runner.common.text import HIDDEN, without_password
+from horovod_runner.errors import CheckpointError, forget_passwords
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.local import fresh
+from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.folders.remote import RemoteFolder
 from horovod_runner.host.scratch import temporary_folder
@@ -46,14 +48,23 @@ class Checkpoint:
         saved_at: seconds since the Unix epoch.
     """
 
-    def __init__(self, folder: Folder, marker: Marker) -> None:
+    def __init__(self, folder: Folder | str, marker: Marker) -> None:
+        """Name a checkpoint.
+
+        Args:
+            folder: in which it is; of one in a record its path or URL, which is opened when the
+                checkpoint is loaded.
+            marker: its metadata.
+        """
         self._folder = folder
         self.marker = marker
         self.step = marker.step
         self.metrics = dict(marker.metrics)
         self.size = marker.size
-        self.path = folder.path_of(marker.name)
-        self.folder = folder.path_of("")
+        if isinstance(folder, str):
+            self.folder, self.path = folder, os.path.join(folder, marker.name)
+        else:
+            self.folder, self.path = folder.path_of(""), folder.path_of(marker.name)
         self.attempt = marker.attempt
         self.saved_at = marker.saved_at
 
@@ -73,6 +84,23 @@ class Checkpoint:
             CheckpointError: the file is gone or damaged, its folder cannot be reached, or its
                 framework is not installed.
         """
+        try:
+            return self._load()
+        except CheckpointError as error:
+            forget_passwords(error)
+            raise
+
+    def _load(self) -> Any:
+        folder = self._folder
+        if isinstance(folder, str):
+            if HIDDEN in folder:
+                raise CheckpointError(
+                    f"the checkpoint {self.marker.name} (step {self.marker.step}) is in {folder}, "
+                    "and records hold no passwords: resume from it with checkpoint_dir=<the whole "
+                    "URL>, resume=True. Or leave passwords out of URLs: stores read them from "
+                    "variables or files."
+                )
+            folder = open_folder(folder)
         if self.marker.kind == "sharded":
             try:
                 from horovod_runner.checkpoints.sharded import reader
@@ -81,8 +109,8 @@ class Checkpoint:
                     f"the checkpoint {self.marker.name} is sharded, and cannot be read here: "
                     f"{error}. Install torch."
                 ) from error
-            return reader.load(self._folder, self.marker)
-        with intact_file(self._folder, self.marker) as path:
+            return reader.load(folder, self.marker)
+        with intact_file(folder, self.marker) as path:
             return formats.read(self.marker.kind, path)
 
 
@@ -108,23 +136,37 @@ def _is_there(folder: Folder, marker: Marker) -> bool:
     return folder.size(marker.name) == marker.size
 
 
-def publish(folder: Folder, part: Path | None, marker: Marker) -> None:
+def publish(folder: Folder, part: Path | None, marker: Marker, *, owned: bool = False) -> None:
     """Move a finished file into the folder and complete it with its marker.
 
     Args:
         folder: of checkpoints.
         part: the file; None: of a sharded checkpoint, whose files are there.
         marker: the checkpoint's.
+        owned: whether the run must own the folder, see :mod:`horovod_runner.checkpoints.owner`.
+
+    Raises:
+        CheckpointError: it must, and another run has taken the folder over.
     """
+    if owned:
+        _check_owner(folder, marker)
     if part is not None:
         folder.move_in(part, marker.name)
     try:
         text = msgspec.json.format(_json(marker), indent=1)
         folder.write(marker_name(marker.name), text)
+        if owned:
+            # Again: the other run removes files that have no marker, perhaps a moment ago.
+            _check_owner(folder, marker)
     except BaseException:
         with suppress(Exception):
-            discard(folder, marker.name)
+            remove(folder, marker)
         raise
+
+
+def _check_owner(folder: Folder, marker: Marker) -> None:
+    if problem := owner.taken_from(folder, marker.run_id):
+        raise CheckpointError(problem)
 
 
 def _json(marker: Marker) -> bytes:
@@ -154,23 +196,45 @@ def verify(path: Path, marker: Marker) -> None:
         CheckpointError: it has not, or does not exist.
         UnreachableError: it cannot be read.
     """
+    check_size(path, marker)
+    try:
+        digest = fresh(lambda: file_sha256(path))
+    except OSError as error:
+        raise _unreadable(path, marker, error) from error
+    check_digest(digest, marker)
+
+
+def check_size(path: Path, marker: Marker) -> None:
+    """Check that a file has the size of its marker; raises as :func:`verify`."""
     try:
         size = fresh(path.stat).st_size
-        intact = size == marker.size and fresh(lambda: file_sha256(path)) == marker.sha256
     except OSError as error:
-        if not isinstance(error, FileNotFoundError):
-            raise _unreachable(marker, error) from error
-        raise CheckpointError(
-            f"the checkpoint {marker.name} (step {marker.step}) is gone: {path} no longer exists. "
-            "Retention removes old ones: raise num_to_keep (CheckpointConfig). Without a "
-            "checkpoint_dir, checkpoints exist only as long as the run's result: set one."
-        ) from None
-    if not intact:
-        raise CheckpointError(
-            f"the checkpoint {marker.name} (step {marker.step}) is damaged: {size} bytes with "
-            f"another SHA-256 than the {marker.size} bytes that were written. The disk or the "
-            "remote folder has changed it: use an earlier checkpoint."
-        )
+        raise _unreadable(path, marker, error) from error
+    if size != marker.size:
+        raise _damaged(marker, f"{size} bytes instead of {marker.size}")
+
+
+def check_digest(sha256: str, marker: Marker) -> None:
+    """Check that a file with the size of its marker has its SHA-256; raises CheckpointError."""
+    if sha256 != marker.sha256:
+        raise _damaged(marker, f"its {marker.size} bytes have another SHA-256 than were written")
+
+
+def _damaged(marker: Marker, how: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {marker.name} (step {marker.step}) is damaged: {how}. The disk or the "
+        "remote folder has changed it: use an earlier checkpoint."
+    )
+
+
+def _unreadable(path: Path, marker: Marker, error: OSError) -> CheckpointError:
+    if not isinstance(error, FileNotFoundError):
+        return _unreachable(marker, error)
+    return CheckpointError(
+        f"the checkpoint {marker.name} (step {marker.step}) is gone: {path} no longer exists. "
+        "Retention removes old ones: raise num_to_keep (CheckpointConfig). Without a "
+        "checkpoint_dir, checkpoints exist only as long as the run's result: set one."
+    )
 
 
 @contextmanager
@@ -216,24 +280,28 @@ def has_probe(folder: Folder, token: str) -> bool:
     return isinstance(folder, RemoteFolder) or folder.size(f"{_PROBE}{token}") is not None
 
 
-def clean_up(folder: Folder, token: str, *, probes: bool = True, exclusive: bool = False) -> None:
+def clean_up(folder: Folder, token: str, *, probes: bool = True, before: str = "") -> None:
     """Remove a run's probe and unfinished files, and those that crashed runs left a day ago.
 
     Args:
         folder: to clean up.
         token: the run's, in the names of its checkpoints.
         probes: whether the run's probe file and journal are removed, too.
-        exclusive: no other run is using the folder: files of crashed runs are removed at any age.
+        before: the run from which this one has taken the folder over: its unfinished files are
+            removed at any age. Empty if there is none.
     """
     prefixes = (PART, _PROBE, LIVE) if probes else (PART,)
     names = set(folder.names())
     for name in names:
         ours = name.startswith(prefixes) and token in name
-        old = exclusive or folder.age(name) > _STALE_SECONDS
+        old = folder.age(name) > _STALE_SECONDS
         abandoned = name.startswith((PART, _PROBE, LIVE)) and old and token not in name
+        # Not its probe: if it still runs, its ranks should say that the folder was taken over, and
+        # not that they do not see it.
+        theirs = bool(before) and f"-{before}." in name
         # A crash between the file and its marker leaves a file without one.
         unmarked = is_name(name) and marker_name(name) not in names
-        unmarked = unmarked and (old or f"-{token}." in name)
-        if ours or abandoned or unmarked:
+        unmarked = unmarked and (old or theirs or f"-{token}." in name)
+        if ours or abandoned or unmarked or (theirs and name.startswith(PART)):
             with suppress(OSError):
                 discard(folder, name)

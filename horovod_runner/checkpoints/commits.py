@@ -26,6 +26,7 @@ from horovod_runner.checkpoints import formats, packed
 from horovod_runner.checkpoints.keras_copy import is_keras_model
 from horovod_runner.checkpoints.packed import Layout, Memory
 from horovod_runner.checkpoints.snapshot import pack_folder
+from horovod_runner.common.text import bytes_text, sizes_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.marker import SUFFIXES, Marker
@@ -176,7 +177,8 @@ class Commits:
                 with self.writing(_replace(commit, kind=kind, size=size)) as memory:
                     file.readinto(memoryview(memory)[:size])
         except OSError as error:
-            raise self._no_room(str(error)) from error
+            free = shutil.disk_usage(self._folder).free
+            raise self._no_room(str(error), bytes_text(free)) from error
         finally:
             part.unlink(missing_ok=True)
 
@@ -209,14 +211,13 @@ class Commits:
         number = 0 if latest is None else 1 - latest.slot
         # Both files now: if the memory is too small, the first commit fails, and not a later one.
         growth = sum(slot.growth(commit.size) for slot in self._slots)
-        needs = f"a state of {commit.size / 1e6:.1f} MB needs another {growth / 1e6:.1f} MB"
         if growth > shutil.disk_usage(self._folder).free:
-            raise self._no_room(needs)
+            raise self._too_small(commit.size, growth)
         try:
             for slot in self._slots:
                 slot.grow(commit.size)
         except OSError as error:
-            raise self._no_room(f"{needs} ({error})") from error
+            raise self._too_small(commit.size, growth, f" ({error})") from error
         with self._slots[number].locked() as memory:
             yield memory
             if latest is None or latest.order <= commit.order:
@@ -227,10 +228,15 @@ class Commits:
     def _path(self, slot: int) -> Path:
         return self._folder / f"state-{slot}"
 
-    def _no_room(self, reason: str) -> CheckpointError:
-        free = shutil.disk_usage(self._folder).free / 1e6
+    def _too_small(self, size: int, growth: int, why: str = "") -> CheckpointError:
+        """The error of a memory that has too little room for a state of ``size`` bytes."""
+        sizes = size, growth, shutil.disk_usage(self._folder).free
+        state, more, free = sizes_text(*sizes)
+        return self._no_room(f"a state of {state} needs another {more}{why}", free)
+
+    def _no_room(self, reason: str, free: str) -> CheckpointError:
         return CheckpointError(
-            f"commit has no room in {self._folder}: {reason}, and {free:.1f} MB are free. Commits "
+            f"commit has no room in {self._folder}: {reason}, and {free} are free. Commits "
             "take twice the state's size in the memory of each host. Give containers more shared "
             "memory (docker run --shm-size=..., in Kubernetes an emptyDir with medium: Memory at "
             "/dev/shm), or call save_checkpoint in place of commit."  # noqa: S108

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.scratch import scratch_folder
 from horovod_runner.wire.marker import Kind
@@ -49,9 +50,9 @@ def write_torch(path: Path, state: Any) -> None:
     try:
         sys.modules["torch"].save(state, path)
     except RuntimeError as error:  # it does not contain the system's error
-        free = shutil.disk_usage(path.parent).free / 1e6
+        free = bytes_text(shutil.disk_usage(path.parent).free)
         reason = str(error).partition("\n")[0]
-        raise OSError(f"torch.save failed with {free:.1f} MB free on its disk: {reason}") from error
+        raise OSError(f"torch.save failed with {free} free on its disk: {reason}") from error
 
 
 def write_arrays(path: Path, state: Any) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from horovod_runner.checkpoints import checkpoint, formats
 from horovod_runner.common import collectives
+from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
@@ -208,7 +209,7 @@ class _Loading:
         # First, because into() may call collectives: all ranks call it, or none.
         hidden = self._ranks_where(not checkpoint.has_probe(folder, self.plan.token))
         if hidden:
-            who = f"{len(hidden)} ranks (rank {hidden[0]} is one) do"
+            who = f"{ranks_text(hidden).capitalize()} do{'es' * (len(hidden) == 1)}"
             raise not_shared(self.plan, marker, who)
         into = None if self.into is None else self.into()
         state, problem = None, ""
@@ -258,7 +259,7 @@ def _latest_intact(
 
     A sharded one has no file, and only its metadata are checked.
     """
-    if plan.fetched:  # the driver has verified it
+    if plan.fetched:  # the task has verified it
         path = Path(plan.fetched)
         return next(((path, marker) for marker in markers if marker.name == path.name), None)
     folder = open_folder(plan.folder)
@@ -277,8 +278,9 @@ def _latest_intact(
     if not required:
         return None
     raise CheckpointError(
-        f"all {len(plan.resume)} checkpoints in {plan.folder} are damaged or gone: remove them, or "
-        "name another checkpoint_dir, to start a new training"
+        f"no checkpoint in {plan.folder} is intact: {count_text(len(plan.resume), 'checkpoint')} "
+        "damaged or gone. Remove what is left, or name another checkpoint_dir, to start a new "
+        "training"
     )
 
 

@@ -21,13 +21,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.checkpoints import checkpoint
+from horovod_runner.checkpoints import checkpoint, owner
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
 from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
 from horovod_runner.common.files import file_sha256
 from horovod_runner.common.numbers import check_saved
-from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
@@ -178,14 +177,14 @@ class Saver:
                 snapshot.kind, number, step, size=size, sha256=digest, metrics=metrics
             )
             if self._direct:
-                checkpoint.publish(self._folder, part, marker)
+                checkpoint.publish(self._folder, part, marker, owned=self._plan.owned)
             else:
                 self._stream(part, marker)
             self._send(messages.Saved(0, marker))
             self._prune()
         except Exception as error:
             with suppress(OSError):
-                self._send(messages.Unsaved(0, step, describe(error)))
+                self._send(messages.Unsaved(0, step, self._why(error)))
         finally:
             if part is not None:
                 with suppress(OSError):
@@ -210,17 +209,24 @@ class Saver:
             marker = self._marker(
                 "sharded", number, step, size=size, sha256=digest, metrics=metrics
             )
-            checkpoint.publish(self._folder, None, marker)
+            checkpoint.publish(self._folder, None, marker, owned=self._plan.owned)
         except Exception as error:
             with suppress(Exception):
                 part.discard(self._folder, name)
-            why = str(error) if isinstance(error, CheckpointError) else describe(error)
             with suppress(OSError):
-                self._send(messages.Unsaved(0, step, why))
+                self._send(messages.Unsaved(0, step, self._why(error)))
             return
         with suppress(OSError):
             self._send(messages.Saved(0, marker))
         self._prune()
+
+    def _why(self, error: Exception) -> str:
+        """Why a checkpoint could not be written: a later run may have removed its files."""
+        taken = ""
+        if self._plan.owned:
+            with suppress(Exception):
+                taken = owner.taken_from(self._folder, self._plan.token)
+        return taken or describe(error)
 
     def _marker(
         self,

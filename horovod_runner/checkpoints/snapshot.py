@@ -259,6 +259,7 @@ def _not_storable(value: Any, where: str, details: str = "") -> TypeError:
     if hasattr(value, "full_tensor"):
         advice = ": use save_checkpoint(..., sharded=True), or gather it (full_tensor)"
     return TypeError(
-        f"state{where} is a {kind}{details}, which a checkpoint cannot hold{advice}. It can hold "
-        "tensors, NumPy arrays, numbers, strings, bytes and None, in dicts, lists and tuples."
+        f"state{where} has the type {kind}{details}, which a checkpoint cannot hold{advice}. It "
+        "can hold tensors, NumPy arrays, numbers, strings, bytes and None, in dicts, lists and "
+        "tuples."
     )

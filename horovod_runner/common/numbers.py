@@ -120,8 +120,8 @@ def _not_a_number(name: str, value: Any) -> TypeError:
     shape = getattr(value, "shape", None)
     shaped = f" of shape {tuple(shape)}" if isinstance(shape, (tuple, list)) else ""
     return TypeError(
-        f"the metric {name!r} is a {kind}{shaped}: metrics are numbers, or NumPy, torch and "
-        "TensorFlow scalars. Reduce it to one number (its mean, say), or leave it out."
+        f"the metric {name!r} must be a number, or a scalar of NumPy, torch or TensorFlow, got "
+        f"{kind}{shaped}. Reduce it to one number (its mean, say), or leave it out."
     )
 
 

@@ -57,6 +57,11 @@ def without_password(text: str) -> str:
     return _OPTION_OF_URL.sub(option, _USER_OF_URL.sub(HIDDEN, text))
 
 
+def has_password(text: str) -> bool:
+    """Whether a text holds the user, password, token or signature of a URL."""
+    return without_password(text) != text
+
+
 def without_secret(name: str, value: object) -> object:
     """A value with a name; hidden if it looks like a secret, and without the passwords of URLs."""
     if is_secret(name, value):
@@ -90,6 +95,19 @@ def bytes_text(count: float) -> str:
         if count >= size:
             return f"{count / size:.1f} {unit}"
     return f"{count:.0f} bytes"
+
+
+def sizes_text(*sizes: float) -> list[str]:
+    """Sizes for people, all in bytes where they differ but would look the same."""
+    texts = [bytes_text(size) for size in sizes]
+    if len({*texts}) < len({*sizes}):
+        return [f"{size:,.0f} bytes" for size in sizes]
+    return texts
+
+
+def count_text(count: int, what: str) -> str:
+    """How many of something: "1 rank", "1,024 ranks"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def duration_text(seconds: float) -> str:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from horovod_runner.checkpoints.archive import Archive
-from horovod_runner.common.text import ranks_text
+from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import LaunchError, SerializationError
@@ -177,7 +177,9 @@ class Driver:
         if self._job.options.debug_config.weight_check == "epoch" and not checked:
             self._sink.notice(_UNCOMPARED)
         if len(outcomes) < self._job.size:
-            raise LaunchError(f"Spark ran {len(outcomes)} tasks instead of {self._job.size}")
+            raise LaunchError(
+                f"Spark ran {count_text(len(outcomes), 'task')} instead of {self._job.size}"
+            )
         workers = {outcome.rank: outcome.worker for outcome in outcomes if outcome.worker}
         try:
             if self._job.all_values:

@@ -271,7 +271,7 @@ class Intake:
             return
         try:
             saved = self._archive.saved(message.marker)
-        except OSError as error:
+        except (CheckpointError, OSError) as error:
             step = message.marker.step
             self._warn_unsaved(f"the checkpoint of step {step}", describe(error))
             return

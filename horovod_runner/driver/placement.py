@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from horovod_runner.common.text import MAX_LINES, align_columns, names_text, spans
+from horovod_runner.common.text import MAX_LINES, align_columns, count_text, names_text, spans
 from horovod_runner.errors import GpuError, LaunchError
 from horovod_runner.wire.slots import Offer, Slot
 
@@ -148,10 +148,12 @@ def _deal(local: Sequence[Offer], gpus_per_rank: float | None) -> list[tuple[str
     per_rank = 1.0 if gpus_per_rank is None else gpus_per_rank
     needed = math.ceil(len(local) * per_rank - 1e-9)
     if needed > len(devices):
+        need = "needs" if len(local) == 1 else "need"
         raise GpuError(
-            f"host {local[0].hostname} has {len(devices)} GPU(s) and its {len(local)} ranks need "
-            f"{needed} at gpus_per_rank={per_rank:g}. Start fewer ranks on it, or set "
-            "gpus_per_rank below 1 to share GPUs, or 0 to train on CPUs."
+            f"host {local[0].hostname} has {count_text(len(devices), 'GPU')}, and "
+            f"{count_text(len(local), 'rank')} there {need} {needed} at gpus_per_rank="
+            f"{per_rank:g}. Start fewer ranks on it, or set gpus_per_rank below 1 to share GPUs, "
+            "or 0 to train on CPUs."
         )
     if per_rank >= 1:
         return [devices[i * int(per_rank) : (i + 1) * int(per_rank)] for i in range(len(local))]

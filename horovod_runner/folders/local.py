@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
+from uuid import uuid4
 
 from horovod_runner.folders.folder import PART
 
@@ -56,7 +57,7 @@ class LocalFolder:
         return fresh(read)
 
     def write(self, name: str, data: bytes) -> None:
-        part = self.path / f"{PART}{name}"
+        part = self.path / f"{PART}{uuid4().hex[:8]}-{name}"  # two may write the same file
         try:
             part.write_bytes(data)
             self.move_in(part, name)

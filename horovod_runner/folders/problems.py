@@ -7,6 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
+from horovod_runner.common.text import without_password
+from horovod_runner.errors import CheckpointError
+
 _EXPIRED = (
     "Renew the credentials: files and roles are read again with the next access; for variables of "
     "the environment start the run again."
@@ -61,10 +64,12 @@ def describe(error: BaseException, otherwise: str = "Use another place.") -> str
     """What happened, the likely cause, and what to change.
 
     Args:
-        error: what a folder raised.
+        error: what a folder raised; a CheckpointError says all by itself.
         otherwise: what to do if nothing is known about the error.
     """
-    text = str(error).rstrip(". ") or type(error).__name__
+    if isinstance(error, CheckpointError):
+        return str(error)
+    text = without_password(str(error)).rstrip(". ") or type(error).__name__
     return f"{text}. {advice(error) or otherwise}"
 
 

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from horovod_runner.common.text import without_password
+
 _T = TypeVar("_T")
 
 
@@ -82,7 +84,8 @@ class RemoteFolder:
         self._try(put)
         sent, there = part.stat().st_size, self.size(name)
         if there != sent:
-            raise OSError(f"{there or 0} of {sent} bytes arrived at {self.path_of(name)}")
+            where = without_password(self.path_of(name))
+            raise OSError(f"{there or 0} of {sent} bytes arrived at {where}")
         part.unlink()
 
     def local(self, name: str) -> Path | None:

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import psutil
 
+from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.opening import open_folder
@@ -96,7 +97,7 @@ def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[C
         try:
             yield Check(what, True, act())
         except Exception as error:  # every kind of folder raises different ones
-            detail = f"{type(error).__name__}: {error}"
+            detail = without_password(f"{type(error).__name__}: {error}")
             yield Check(what, False, detail, advice(error) or "use another place")
             return
     if path is not None:
@@ -111,7 +112,7 @@ def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[C
 
 def _open(folder: Folder, path: Path | None) -> str:
     if path is None:
-        return folder.url
+        return without_password(folder.url)
     path.mkdir(parents=True, exist_ok=True)
     mounts, resolved = psutil.disk_partitions(all=True), path.resolve()
     homes = [each for each in mounts if resolved.is_relative_to(each.mountpoint)]

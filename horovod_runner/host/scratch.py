@@ -16,6 +16,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from horovod_runner.common.text import sizes_text
 from horovod_runner.errors import DataError
 
 VARIABLE = "HOROVOD_RUNNER_DATA"
@@ -106,19 +107,22 @@ def check_room(folder: Path, size: int) -> None:
         DataError: that would exceed the run's limit or the free space of the disk.
     """
     path, disk = folder / _LIMIT, shutil.disk_usage(folder)
-    needs = f"a dataset needs another {size / 1e6:.1f} MB in {folder}"
     if path.exists():
         limit, used = int(path.read_text()), _used(folder)
         if used + size > limit:
+            needed, most, taken = sizes_text(size, limit, used)
             raise DataError(
-                f"{needs}, but the run may use {limit / 1e6:.1f} MB on a host and already uses "
-                f"{used / 1e6:.1f} MB. Raise disk_limit (DataConfig), or read fewer columns."
+                f"a dataset needs another {needed} in {folder}, but the run may use {most} on a "
+                f"host and already uses {taken}. Raise disk_limit (DataConfig), or read fewer "
+                "columns."
             )
     room = disk.free - (0 if path.exists() else min(_RESERVE_BYTES, disk.total // 20))
     if disk.total and size > room:  # a mounted store may not say
+        needed, free = sizes_text(size, max(0, room))
         raise DataError(
-            f"{needs}, but only {max(0, room) / 1e6:.1f} MB are free there. Free space, or set "
-            "TMPDIR to a folder on another disk (on the executors: spark.executorEnv.TMPDIR)."
+            f"a dataset needs another {needed} in {folder}, but only {free} are free there. Free "
+            "space, or set TMPDIR to a folder on another disk (on the executors: "
+            "spark.executorEnv.TMPDIR)."
         )
 
 

@@ -158,9 +158,10 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._saves_model = _can_be_recreated(self.model)
             if not self._saves_model and current_rank() == 0:
                 log_to_driver(
-                    f"HorovodRunner: Keras cannot recreate a {type(self.model).__name__} from its "
-                    "config, so checkpoints contain only the weights and the optimizer's state. To "
-                    "save whole models, add get_config (see Keras's guide to serialization)"
+                    f"HorovodRunner: Keras cannot recreate the model {type(self.model).__name__} "
+                    "from its config, so checkpoints contain only the weights and the optimizer's "
+                    "state. To save whole models, add get_config (see Keras's guide to "
+                    "serialization)"
                 )
         return self._saves_model
 
@@ -218,8 +219,8 @@ def _restore(model: Any, saved: Any) -> None:
         saved = _weights(saved)
     if not (isinstance(saved, Mapping) and {"weights", "optimizer"} == set(saved)):
         raise TypeError(
-            f"the checkpoint contains a {type(saved).__qualname__}, not a Keras model: it was not "
-            "written by ReportCallback. Use ReportCallback(restore=False) and load it in main"
+            f"the checkpoint must contain a Keras model, got {type(saved).__qualname__}: it was "
+            "not written by ReportCallback. Use ReportCallback(restore=False) and load it in main"
         )
     if not all(layer.built for layer in model._flatten_layers()):
         raise ValueError(

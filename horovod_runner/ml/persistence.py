@@ -3,6 +3,8 @@
     metadata/   one line of JSON, as Spark ML writes it: the class, and the Params that JSON has
     objects/    the other Params and the model, as rows of (name, part, data)
 
+The metadata are written last and removed first: without them nothing is loaded.
+
 Spark writes and reads both, on any filesystem that it knows and over Spark Connect. URLs that only
 fsspec knows (``s3://``, ``gs://``) are read and written by fsspec.
 """
@@ -133,13 +135,13 @@ class Reader(MLReader):  # type: ignore[misc]
         """Load from a folder or URL. It unpickles what was saved: load only what you trust.
 
         Raises:
-            DataError: something of another class was saved there.
+            DataError: something of another class was saved there, or saving was interrupted.
         """
         store = store_of(path)
         metadata = json.loads(store.read_metadata())
         kind = self._kind
         if metadata["class"] != f"{kind.__module__}.{kind.__qualname__}":
-            raise DataError(f"{path} holds a {metadata['class']}, not a {kind.__qualname__}")
+            raise DataError(f"{path} must hold {kind.__qualname__}, got {metadata['class']}")
         instance = kind._blank()
         instance._resetUid(metadata["uid"])
         with temporary_folder("load") as folder:
@@ -175,16 +177,16 @@ class Store(Protocol):
     """A folder with the files of one saved object."""
 
     def exists(self) -> bool:
-        """Whether there is something."""
+        """Whether there is something, complete or not."""
 
     def remove(self) -> None:
-        """Remove all of it."""
+        """Remove all of it, or make it incomplete where it is overwritten later."""
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
         """Write the line of metadata, and files by name."""
 
     def read_metadata(self) -> str:
-        """The line of metadata."""
+        """The line of metadata; raises DataError where it was removed."""
 
     def read_files(self, folder: Path) -> None:
         """Write the files into a local folder, under their names."""
@@ -205,25 +207,35 @@ class SparkStore:
 
     def exists(self) -> bool:
         """See :class:`Store`."""
+        return any(self._is_there(name) for name in ("metadata", "objects"))
+
+    def _is_there(self, name: str) -> bool:
         try:
-            self.read_metadata()
-        except Exception:  # pyspark's classes differ from release to release
-            return False
+            # Spark Connect looks for the path with the first action.
+            self._spark.read.text(f"{self._path}/{name}").limit(0).collect()
+        except Exception as error:  # pyspark's classes differ from release to release
+            if "PATH_NOT_FOUND" in str(error):
+                return False
+            raise
         return True
 
     def remove(self) -> None:
-        """See :class:`Store`: what is there is overwritten."""
+        """See :class:`Store`."""
+        self._write_metadata([])
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
         """See :class:`Store`."""
-        line = self._rows([(metadata,)], "value string")
-        line.write.mode("overwrite").text(f"{self._path}/metadata")
         mode = "overwrite"
         for name, path in files.items():
             for part, data in enumerate(_parts(path)):
                 rows = self._rows([(name, part, data)], _SCHEMA)
                 rows.write.mode(mode).parquet(f"{self._path}/objects")
                 mode = "append"
+        self._write_metadata([(metadata,)])
+
+    def _write_metadata(self, lines: Sequence[tuple[str]]) -> None:
+        rows = self._rows(lines, "value string")
+        rows.write.mode("overwrite").text(f"{self._path}/metadata")
 
     def _rows(self, rows: Sequence[Any], schema: str) -> DataFrame:
         with current_python(self._spark):  # Spark pickles rows by a Python worker
@@ -231,7 +243,13 @@ class SparkStore:
 
     def read_metadata(self) -> str:
         """See :class:`Store`."""
-        return str(self._spark.read.text(f"{self._path}/metadata").first()[0])
+        row = self._spark.read.text(f"{self._path}/metadata").first()
+        if row is None:
+            raise DataError(
+                f"{self._path} is incomplete: it was being overwritten, and that was interrupted. "
+                "Save again with write().overwrite().save(path)"
+            )
+        return str(row[0])
 
     def read_files(self, folder: Path) -> None:
         """See :class:`Store`."""
@@ -253,11 +271,20 @@ class FsspecStore:
 
     def exists(self) -> bool:
         """See :class:`Store`."""
-        return bool(self._filesystem.exists(f"{self._path}/metadata"))
+        return any(self._is_there(name) for name in ("metadata", "objects"))
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self._filesystem.info(f"{self._path}/{name}")  # exists() takes any error for False
+        except FileNotFoundError:
+            return False
+        return True
 
     def remove(self) -> None:
         """See :class:`Store`."""
-        self._filesystem.rm(self._path, recursive=True)
+        for name in ("metadata", "objects"):
+            if self._is_there(name):
+                self._filesystem.rm(f"{self._path}/{name}", recursive=True)
 
     def write(self, metadata: str, files: Mapping[str, Path]) -> None:
         """See :class:`Store`."""

@@ -1,6 +1,6 @@
 """Pickles main and its arguments; if that fails, names the captured object and the path to it.
 
-    main -> helper -> cfg.session is a pyspark.sql.session.SparkSession (...)
+    main -> helper -> cfg.session has the type pyspark.sql.session.SparkSession (...)
 
 The search runs only after a failure: a run that pickles pays for one pickling.
 """
@@ -104,7 +104,9 @@ def find_culprit(
     for start, root in _roots(main, kwargs):
         if reason(root):
             path, culprit = _descend(start, root, lambda value: bool(reason(value)))
-            return f"{path} is a {_type_name(culprit)} ({reason(culprit)}). {_advice(culprit)}"
+            return (
+                f"{path} has the type {_type_name(culprit)} ({reason(culprit)}). {_advice(culprit)}"
+            )
     return ""
 
 
@@ -120,7 +122,7 @@ def find_largest(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> str:
     roots = [(size(root), start, root) for start, root in _roots(main, kwargs)]
     total, start, root = max(roots, key=lambda item: item[0])
     path, largest = _descend(start, root, lambda value: size(value) > total // 2)
-    return f"{path}, a {_type_name(largest)} of {bytes_text(size(largest))}"
+    return f"{path}, of type {_type_name(largest)}, with {bytes_text(size(largest))}"
 
 
 def _roots(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from horovod_runner.common.text import sizes_text
 from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.collectives import Collectives
 from horovod_runner.profiling.steps import optimizer_steps
@@ -172,10 +173,11 @@ class FrameworkProfiler:
         size = part.stat().st_size
         if size > MOST_TRACE_BYTES:
             part.unlink()
+            found, most = sizes_text(size, MOST_TRACE_BYTES)
             raise ValueError(
-                f"the trace has {size / 1e6:.0f} MB, more than the {MOST_TRACE_BYTES / 1e6:.0f} MB "
-                f"that a rank may send: steps {FIRST_STEP} to {LAST_STEP} run very many "
-                "operations. Use torch.profiler in main for a part of a step."
+                f"the trace has {found}, more than the {most} that a rank may send: steps "
+                f"{FIRST_STEP} to {LAST_STEP} run very many operations. Use "
+                "torch.profiler in main for a part of a step."
             )
         os.replace(part, f"{self._path}.{name}")
 

@@ -12,7 +12,13 @@ from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.common.text import HIDDEN, duration_text, is_secret, without_password
+from horovod_runner.common.text import (
+    HIDDEN,
+    count_text,
+    duration_text,
+    is_secret,
+    without_password,
+)
 from horovod_runner.results.live import live
 from horovod_runner.results.page.markup import Child, Html, element, join
 from horovod_runner.sinks import panel_html
@@ -109,7 +115,7 @@ def run_text(run: Run) -> str:
     if run.status == "failed" and run.attempts:
         parts.append(_error(run.attempts[-1]))
     if run.warnings:
-        parts.append(_count(len(run.warnings), "warning"))
+        parts.append(count_text(len(run.warnings), "warning"))
     text = "; ".join(part for part in parts if part)
     return f"<Run {run.run_id} of {run.main or 'main'}: {text}>"
 
@@ -180,12 +186,12 @@ def _ranks(run: Run) -> str:
     if not run.ranks:
         return "no ranks started"
     hosts = len({rank.host for rank in run.ranks})
-    return f"{_count(len(run.ranks), 'rank')} on {_count(hosts, 'host')}"
+    return f"{count_text(len(run.ranks), 'rank')} on {count_text(hosts, 'host')}"
 
 
 def _hosts(run: Run) -> str:
     counts = Counter(rank.host for rank in run.ranks)
-    shown = [f"{host} ({_count(ranks, 'rank')})" for host, ranks in counts.items()]
+    shown = [f"{host} ({count_text(ranks, 'rank')})" for host, ranks in counts.items()]
     if len(shown) <= _MAX_HOSTS:
         return ", ".join(shown)
     return ", ".join([f"{len(shown)}: {shown[0]}", *shown[1 : _MAX_HOSTS - 1], "...", shown[-1]])
@@ -260,10 +266,6 @@ def _option_text(name: str, value: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Html | None:

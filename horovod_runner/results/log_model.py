@@ -44,8 +44,8 @@ def log_model(
     if chosen is None or chosen not in sources:
         what = ", ".join(sources) or "none"
         raise DataError(
-            f"the run had no dataset {data or ''!r}, from whose rows signature and example are "
-            f"made: its datasets are {what}. Log the model with the functions of MLflow"
+            f"the run had no dataset{f' {data!r}' if data else ''}, from whose rows signature and "
+            f"example are made: its datasets are {what}. Log the model with the functions of MLflow"
         )
     kind, model = recognize(checkpoint, build)
     options = FeedOptions(framework=kind.framework, **feed)

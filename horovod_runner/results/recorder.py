@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from horovod_runner.common.text import without_password
 from horovod_runner.results.run import Attempt, Line, Run, Status, TraceFile
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
@@ -128,8 +129,9 @@ class Recorder(Sink):
         attempt = self._run.attempts[-1] if self._run.attempts else None
         if attempt is not None:
             lines = str(error).strip().splitlines() or [""]
-            attempt.error = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
-            attempt.details = _details(error)
+            text = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
+            attempt.error = without_password(text)
+            attempt.details = without_password(_details(error))
             attempt.ended = self._clock()
 
     def changed(self, reason: str) -> None:

@@ -20,8 +20,8 @@ import msgspec
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.common.state import state_folder
+from horovod_runner.common.text import without_password
 from horovod_runner.errors import HorovodRunnerError
-from horovod_runner.folders.opening import open_folder
 from horovod_runner.results.metrics_table import MetricRows, Metrics
 from horovod_runner.results.run import Attempt, Line, Run, Status, Timings, TraceFile
 from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
@@ -58,7 +58,7 @@ class _Saved(msgspec.Struct, tag=_TAG):
     lines: list[Line]
     metrics: list[MetricRows]
     profile: SavedProfile
-    checkpoints: list[tuple[str, Marker]]  # each with its folder
+    checkpoints: list[tuple[str, Marker]]  # each with its folder, without a password
     recorded: float = 0.0  # when the file was written
     traces: list[TraceFile] = []
     warnings: list[str] = []
@@ -108,7 +108,7 @@ def _save(run: Run, path: Path) -> None:
         run.logs,
         run._metrics.saved(),
         run.profile.saved(),
-        [(each.folder, each.marker) for each in run.checkpoints],
+        [(without_password(each.folder), each.marker) for each in run.checkpoints],
         time.time(),
         list(run.traces),
         list(run.warnings),
@@ -157,9 +157,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         warnings=saved.warnings,
         result_text=saved.result_text,
         _metrics=Metrics.restored(saved.metrics),
-        _checkpoints=[
-            Checkpoint(open_folder(folder), marker) for folder, marker in saved.checkpoints
-        ],
+        _checkpoints=[Checkpoint(folder, marker) for folder, marker in saved.checkpoints],
     )
     run._lines.extend(saved.lines)
     return run

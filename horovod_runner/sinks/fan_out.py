@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from horovod_runner.common.text import without_password
 from horovod_runner.folders.problems import describe
 from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.sinks.sink import Sink
@@ -63,7 +64,7 @@ class FanOut(Sink):
         self._pass_on("log", rank, text)
 
     def notice(self, text: str) -> None:
-        self._pass_on("notice", text)
+        self._pass_on("notice", without_password(text))
 
     def controller(self, name: Controller) -> None:
         self._pass_on("controller", name)

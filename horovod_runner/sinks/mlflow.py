@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.common.text import without_password
+from horovod_runner.common.text import has_password, without_password
 from horovod_runner.folders.folder import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
@@ -92,12 +92,13 @@ class MLflowSink(Sink):
         try:
             self._client: Any = MlflowClient(tracking_uri)
         except Exception as error:
+            where, why = tracking_uri or mlflow.get_tracking_uri(), str(error)
             raise ValueError(
-                f"MLflow cannot write to {tracking_uri or mlflow.get_tracking_uri()}: {error} Set "
+                f"MLflow cannot write to {without_password(where)}: {without_password(why)} Set "
                 "tracking_uri (or MLFLOW_TRACKING_URI) to a server. Or install the full package: "
                 "pip install mlflow. Or use a folder, file:mlruns, with "
                 "MLFLOW_ALLOW_FILE_STORE=true."
-            ) from error
+            ) from (None if has_password(why) else error)
         self._tracking_uri = tracking_uri
         self._experiment = experiment
         self._run_name = run_name

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, TextIO
 
-from horovod_runner.common.text import MAX_LINES, broken, spans
+from horovod_runner.common.text import MAX_LINES, broken, spans, without_password
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.streams import columns, for_notices, is_terminal, write
@@ -91,7 +91,8 @@ class TerminalSink(Sink):
         start = "\r\x1b[K" if is_terminal() else ""
         width = self._width()
         lines = "".join(
-            f"{broken(f'HorovodRunner: {line}', width)}\n" for line in text.splitlines()
+            f"{broken(f'HorovodRunner: {line}', width)}\n"
+            for line in without_password(text).splitlines()
         )
         self._write(for_notices(), start + lines)
 

@@ -286,7 +286,7 @@ def _leaf(data: Any, path: str) -> Leaf:
         return ArrowBatch(data)
     kind = f"{type(data).__module__}.{type(data).__qualname__}"
     raise TypeError(
-        f"{path} is a {kind}. prepare_data accepts NumPy arrays, pandas DataFrames and Series, "
-        "Arrow tables, and dicts, tuples and lists of them. Convert a torch tensor with .numpy(); "
-        "on a rank without rows pass an empty one."
+        f"{path} has the type {kind}. prepare_data accepts NumPy arrays, pandas DataFrames and "
+        "Series, Arrow tables, and dicts, tuples and lists of them. Convert a torch tensor with "
+        ".numpy(); on a rank without rows pass an empty one."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -21,13 +22,14 @@ def fetch_checkpoint(
 ) -> CheckpointPlan:
     """Make the checkpoint that rank 0 resumes from readable on this host.
 
-    It is copied from the driver only where this host does not see the checkpoint folder.
+    It is copied from the driver only where this host does not see the checkpoint folder. The user
+    is told of each checkpoint that is skipped.
 
     Args:
         plan: where checkpoints are, and which ones to resume from, the latest first.
         link: this task's end of the message channel.
         folder: the run's scratch folder on this host.
-        patience: seconds within which the driver verifies a checkpoint and sends a piece of it.
+        patience: seconds within which the driver sends a piece of a checkpoint.
 
     Returns:
         The plan, with the path of the copy if there is one.
@@ -44,22 +46,26 @@ def fetch_checkpoint(
     if checkpoint.has_probe(open_folder(plan.folder), plan.token):
         return plan
     problems = []
-    for marker in plan.resume:
+    for at, marker in enumerate(plan.resume, start=1):
         if marker.kind == "sharded":
             raise loader.not_shared(plan, marker, "The host of rank 0 does")
         problem = _fetch(marker, link, folder, patience)
         if not problem:
             return plan._replace(fetched=str(folder / marker.name))
+        (folder / marker.name).unlink()
         problems.append(problem)
+        if at < len(plan.resume):
+            link.put(messages.Log(0, f"HorovodRunner: {problem} The earlier one is used."))
     raise CheckpointError(
-        f"none of the {len(problems)} checkpoints in {plan.folder} could be fetched from the "
-        f"driver: {' '.join(problems)}"
+        f"no checkpoint in {plan.folder} could be fetched from the driver: {' '.join(problems)}"
     )
 
 
 def _fetch(marker: Marker, link: Link, folder: Path, patience: float) -> str:
     """Copy a checkpoint to this host, piece by piece; returns the problem, or an empty text."""
-    offset = 0
+    from horovod_runner.checkpoints import checkpoint
+
+    offset, digest = 0, hashlib.sha256()
     with (folder / marker.name).open("wb") as file:
         while offset < marker.size:
             link.put(messages.Fetch(0, marker.name, offset))
@@ -67,7 +73,12 @@ def _fetch(marker: Marker, link: Link, folder: Path, patience: float) -> str:
             if answer.problem or not answer.data:
                 return answer.problem or f"{marker.name} was cut short at {offset} bytes."
             file.write(answer.data)
+            digest.update(answer.data)
             offset += len(answer.data)
+    try:
+        checkpoint.check_digest(digest.hexdigest(), marker)
+    except CheckpointError as error:
+        return str(error)
     return ""
 
 

@@ -25,6 +25,7 @@ from contextlib import suppress
 import msgspec
 import zmq
 
+from horovod_runner.common.text import count_text
 from horovod_runner.errors import ChannelError
 from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
@@ -236,8 +237,9 @@ def make_room(size: int, files: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < needed:
         if hard != resource.RLIM_INFINITY and hard < needed:
             raise ChannelError(
-                f"the driver needs about {needed} open files for {size} ranks, and the limit of "
-                f"this process is {hard}: raise it (ulimit -n {needed}, or LimitNOFILE in systemd)"
+                f"the driver needs about {needed} open files for {count_text(size, 'rank')}, and "
+                f"the limit of this process is {hard}: raise it (ulimit -n {needed}, or "
+                "LimitNOFILE in systemd)"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 

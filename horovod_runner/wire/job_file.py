@@ -38,6 +38,7 @@ class CheckpointPlan(NamedTuple):
         next_number: the sequence number of the next checkpoint in the folder.
         config: which checkpoints to keep.
         lineage: whether retention also covers the checkpoints that earlier runs left in the folder.
+        owned: whether the run may save only as long as it owns the folder, see checkpoints.owner.
         resume: the checkpoints to resume from, the latest first; empty for a new training.
         fetched: the path of the first intact one of them, if it was copied from the driver; empty
             otherwise.
@@ -49,6 +50,7 @@ class CheckpointPlan(NamedTuple):
     next_number: int = 1
     config: CheckpointConfig = CheckpointConfig(num_to_keep=None)
     lineage: bool = False
+    owned: bool = False
     resume: tuple[Marker, ...] = ()
     fetched: str = ""
 

@@ -246,7 +246,7 @@ def load_checkpoint(
     # A model can be called, too, but only a resumed training would do that.
     is_model = hasattr(into, "state_dict") or hasattr(into, "trainable_variables")
     if into is not None and (is_model or not (callable(into) or isinstance(into, Mapping))):
-        raise _no_state("into is", into)
+        raise _no_state("into", into)
     rank = context.current()
     if rank is None:
         return None
@@ -256,7 +256,7 @@ def load_checkpoint(
         if into is not None and not given:
             state = into() if callable(into) else into
             if not isinstance(state, Mapping):
-                raise _no_state("the function into returned", state)
+                raise _no_state("what the function into returns", state)
             given.append(state)
         return given[0]
 
@@ -276,8 +276,8 @@ def load_checkpoint(
 
 def _no_state(what: str, given: Any) -> TypeError:
     return TypeError(
-        f"{what} a {type(given).__name__}, and load_checkpoint loads into a dict: give one, such "
-        "as {'model': model.state_dict()}, or a function that returns it"
+        f"load_checkpoint(into=...): {what} must be a dict, got {type(given).__name__}. Give one, "
+        "such as {'model': model.state_dict()}, or a function that returns it"
     )
 
 

@@ -44,7 +44,7 @@ def hash_weights(model: Any, rank: int, epoch: int | None) -> Weights:
         # Short: it finds accidents, and need not withstand attacks.
         digests.append(hashlib.blake2b(_bytes(name, value), digest_size=_DIGEST_BYTES).digest())
     if not names:
-        raise TypeError(f"check_weights was given a {type(model).__qualname__} without any weights")
+        raise TypeError(f"check_weights: {type(model).__qualname__} has no weights")
     return Weights(rank, names if rank == 0 else [], digests, epoch)
 
 
@@ -60,8 +60,8 @@ def _named(model: Any) -> list[tuple[str, Any]]:
         named = ((_name(value) or str(index), value) for index, value in enumerate(model))
         return [tensor for name, value in named for tensor in _inside(name, value)]
     raise TypeError(
-        f"check_weights compares the weights of a torch module or a Keras model, or tensors in a "
-        f"dict or a list, not a {type(model).__qualname__}"
+        "check_weights: model must be a torch module, a Keras model, or a dict or list of tensors, "
+        f"got {type(model).__qualname__}"
     )
 
 
@@ -94,7 +94,7 @@ def _bytes(name: str, value: Any) -> Any:
     array = tensor.numpy() if hasattr(tensor, "numpy") else tensor
     if not hasattr(array, "tobytes"):
         raise TypeError(
-            f"check_weights cannot compare {name!r}, a {type(value).__qualname__}: it requires "
-            "tensors, arrays and variables"
+            f"check_weights: {name!r} must be a tensor, an array or a variable, got "
+            f"{type(value).__qualname__}"
         )
     return array.tobytes()

@@ -318,7 +318,7 @@ def test_with_a_shared_folder_batches_do_not_depend_on_the_number_of_ranks(
 
 
 def test_a_dataset_larger_than_disk_limit_is_refused(ranks: Ranks) -> None:
-    with pytest.raises(DataError, match=r"train: .* MB .*disk_limit"):
+    with pytest.raises(DataError, match=r"train: .* [kM]B .*disk_limit"):
         ranks.run(
             2,
             log_labels,

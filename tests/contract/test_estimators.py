@@ -224,8 +224,43 @@ def test_an_estimator_and_its_model_are_saved_and_loaded(
     again = TorchModel.load(path)
     np.testing.assert_array_equal(weights(again)[0], weights(first)[0])
     assert again.features == {"a+b": ["a", "b"]}
-    with pytest.raises(DataError, match=r"TorchModel, .*TorchEstimator"):
+    with pytest.raises(DataError, match=r"TorchEstimator, got .*TorchModel"):
         TorchEstimator.load(path)
+
+
+def test_what_cannot_be_read_is_not_taken_for_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    from horovod_runner.ml.persistence import store_of
+
+    path = str(tmp_path / "estimator")
+    regression().save(path)
+    (metadata,) = (tmp_path / "estimator" / "metadata").glob("part-*")
+    metadata.write_bytes(b"other bytes than Spark has a checksum of")
+    with pytest.raises(FileExistsError, match=r"write\(\)\.overwrite\(\)\.save"):
+        regression().save(path)
+    assert not store_of(str(tmp_path / "other")).exists()
+    with pytest.raises(Exception, match="nosuch"):
+        store_of("nosuch://place/estimator").exists()
+
+
+@pytest.mark.parametrize("where", ["spark", "fsspec"])
+def test_what_was_saved_in_part_is_not_loaded(
+    spark: SparkSession, tmp_path: Path, where: str
+) -> None:
+    from horovod_runner.ml.persistence import store_of
+
+    store = store_of(str(tmp_path / "there") if where == "spark" else f"memory://{tmp_path}")
+    intact = tmp_path / "params"
+    intact.write_bytes(b"of the first")
+    store.write("first", {"params": intact})
+    assert store.read_metadata() == "first"
+    store.remove()
+    with pytest.raises(FileNotFoundError, match="gone"):  # as a crash in the middle
+        store.write("second", {"params": intact, "gone": tmp_path / "gone"})
+    with pytest.raises((DataError, FileNotFoundError)):
+        store.read_metadata()
+    assert store.exists()
+    store.write("third", {"params": intact})
+    assert store.read_metadata() == "third"
 
 
 @on_classic_spark

@@ -141,7 +141,7 @@ def test_mistakes_of_log_model_are_told(df: DataFrame) -> None:
         save_checkpoint({"net": network().state_dict()}, step=1)
 
     runner.run(main)
-    with pytest.raises(DataError, match=r"dataset .*signature .*none\."):
+    with pytest.raises(DataError, match=r"had no dataset, .*signature .*none\."):
         runner.last_run.log_model("net", network, columns=COLUMNS)
 
 

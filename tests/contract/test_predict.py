@@ -205,7 +205,8 @@ def test_a_checkpoint_scores_with_the_network_that_build_returns(
     np.testing.assert_allclose(values(scored, "p"), expected, rtol=1e-5)
     with pytest.raises(TypeError, match=r"^Checkpoint\(.* weights, .*build=Net$"):
         predict(df, checkpoint, {"x": ["a"]}, "p")
-    with pytest.raises(Exception, match=r"^Checkpoint\(.* weights .*Linear, .*state\['net'\]"):
+    text = r"^Checkpoint\(.* weights .*Linear, .*state\['net'\] has also weight bias\."
+    with pytest.raises(Exception, match=text):
         predict(df, checkpoint, {"x": ["a"]}, "p", build=lambda: torch.nn.Linear(1, 1, bias=False))
 
 

@@ -333,7 +333,7 @@ PROCESSES = {
     "`main` uses `spark`": Mistake(
         "`def main(): spark.range(10)`",
         "error",
-        " -> spark is a pyspark.sql.",
+        " -> spark has the type pyspark.sql.",
         "Use Spark before `run`.",
     ),
     "`main` uses a DataFrame from outside": Mistake(

@@ -375,7 +375,7 @@ def test_a_full_disk_is_an_error_and_leaves_no_files(
 ) -> None:
     monkeypatch.setenv("HOROVOD_RUNNER_DATA", str(small_disk))
     large = pa.table({"v": np.zeros(3_000_000), "text": ["some words " * 2] * 3_000_000})
-    with pytest.raises(DataError, match=rf" MB in {small_disk}, .* MB .*TMPDIR"):
+    with pytest.raises(DataError, match=rf" [kM]B in {small_disk}, .* [kM]B .*TMPDIR"):
         shard_of(large).batches(10, [column])
     (small_disk / "other").write_bytes(bytes(1_000_000))
     (small_disk / "other").unlink()

@@ -383,7 +383,7 @@ def test_a_fit_resumes_after_a_failure_and_reports_its_metrics(
     ]
     assert all(row["loss"] > 0 for row in rows)
     assert [saved.step for saved in failing.last_run.checkpoints] == [8, 16, 24, 32]
-    warned = "cannot recreate a Custom from its config" in capsys.readouterr().out
+    warned = "cannot recreate the model Custom from its config" in capsys.readouterr().out
     assert warned == subclassed
     if not subclassed:
         assert (

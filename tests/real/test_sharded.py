@@ -22,8 +22,9 @@ from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.folders.folder import Folder
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.folders.opening import open_folder
+from horovod_runner.limits import DEFAULTS
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.marker import Marker
+from horovod_runner.wire.marker import Marker, file_name
 from tests.conftest import Ranks
 from tests.preload import TORCH
 from tests.real import sharded_training as training
@@ -227,6 +228,22 @@ def test_every_kind_of_folder_takes_them(folder: Folder) -> None:
     checkpoint.remove(folder, markers[0])
     checkpoint.clean_up(folder, "run1")
     assert len(folder.names()) == 2
+
+
+def test_files_that_another_run_removed_are_noticed_before_the_marker_is_written(
+    folder: Folder,
+) -> None:
+    import torch
+
+    from horovod_runner.checkpoints.sharded.writer import Sharder
+
+    plan = CheckpointPlan(folder.url, "run1")
+    name = file_name(1, 10, "run1", "sharded")
+    part = Sharder(plan, 0, 1, DEFAULTS, sees=True).take({"w": torch.ones(3)}, 1, 10)
+    part.write(folder, name, Path)
+    folder.remove_inside(name)
+    with pytest.raises(CheckpointError, match=r"^file __0_1\.distcp disappeared"):
+        part.complete(folder, name)
 
 
 def test_a_state_that_does_not_fit_is_an_error_that_names_the_difference(tmp_path: Path) -> None:

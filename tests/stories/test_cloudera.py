@@ -97,7 +97,7 @@ def test_a_gpu_for_each_worker_of_two_nodes_by_one_argument(
 
 def test_gpus_that_are_not_there_are_told(nothing_stays: None) -> None:
     done = classify("--gpu", exit_code=1)
-    assert "has 0 GPU(s) and its 2 ranks need 2" in done.stderr
+    assert "has 0 GPUs, and 2 ranks there need 2" in done.stderr
 
 
 def test_a_folder_without_images_is_told(tmp_path: Path, nothing_stays: None) -> None:

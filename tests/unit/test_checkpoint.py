@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,12 @@ from horovod_runner.folders.folder import local_path
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.options import CheckpointConfig, Mode, Options, grouped
+from horovod_runner.task.transfer import fetch_checkpoint
+from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.wire.link import Link
 from horovod_runner.wire.marker import Marker, file_name, marker_name
-from horovod_runner.wire.messages import Fetch, FilePart
+from horovod_runner.wire.messages import Fetch, FilePart, Log
 
 
 def marker(number: int, data: bytes = b"state", **fields: object) -> Marker:
@@ -309,10 +314,67 @@ def test_a_rank_that_does_not_see_the_folder_gets_checkpoints_in_pieces(tmp_path
     (tmp_path / bad.name).write_bytes(b"stat!")
     with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True) as archive:
         assert archive.plan(1).resume == (bad, intact)
-        assert "is damaged" in archive.fetch(Fetch(0, bad.name, 0)).problem
         assert archive.fetch(Fetch(0, intact.name, 4)).data == b"456789"
         assert archive.fetch(Fetch(0, intact.name, 10)).data == b""
         assert "is not a checkpoint of this run" in archive.fetch(Fetch(0, "../x", 0)).problem
+
+
+def fetch(plan: CheckpointPlan, archive: Archive, folder: Path) -> tuple[CheckpointPlan, list[str]]:
+    """Fetch what rank 0 resumes from over a real channel; also returns what the user is told."""
+    told: list[str] = []
+    with Channel("127.0.0.1", size=1) as channel, ThreadPoolExecutor(1) as threads:
+
+        def work() -> CheckpointPlan:
+            link = Link(channel.address, 0)
+            try:
+                return fetch_checkpoint(plan, link, folder, 60)
+            finally:
+                link.close()
+                channel.wake()
+
+        working = threads.submit(work)
+        while not working.done():
+            for task, batch in channel.batches(1):
+                told += [each.text for each in batch if isinstance(each, Log)]
+                for each in batch:
+                    if isinstance(each, Fetch):
+                        channel.send(task, archive.fetch(each))
+        return working.result(), told
+
+
+@pytest.mark.parametrize("how", ["other bytes", "cut", "gone"])
+def test_a_damaged_checkpoint_is_not_fetched_and_the_user_is_told(tmp_path: Path, how: str) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    intact, bad = publish(there, 1, b"0123456789"), publish(there, 2)
+    with archive_of("run2", checkpoint_dir=str(there), resume=True) as archive:
+        plan = archive.plan(1)._replace(folder=str(tmp_path / "not seen"))
+        assert plan.resume == (bad, intact)
+        if how == "gone":
+            (there / bad.name).unlink()
+        else:
+            (there / bad.name).write_bytes(b"stat!"[: 5 if how == "other bytes" else 3])
+        fetched, (told,) = fetch(plan, archive, here)
+    assert fetched.fetched == str(here / intact.name)
+    assert (here / intact.name).read_bytes() == b"0123456789"
+    assert os.listdir(here) == [intact.name]
+    assert bad.name in told
+    assert "(step 20)" in told
+    assert told.endswith("The earlier one is used.")
+
+
+def test_a_driver_reads_no_more_of_a_checkpoint_than_the_piece_that_it_sends(
+    tmp_path: Path,
+) -> None:
+    def read() -> int:
+        return int(Path("/proc/self/io").read_text().split()[1])  # rchar
+
+    large = publish(tmp_path, 1, bytes(64 << 20))
+    with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True) as archive:
+        before = read()
+        assert archive.fetch(Fetch(0, large.name, 0)).data
+        assert read() - before < 8 << 20
 
 
 def test_a_run_without_resume_keeps_earlier_checkpoints_and_continues_their_numbers(
@@ -390,13 +452,23 @@ def test_a_checkpoint_that_a_killed_rank_completed_counts_and_its_unfinished_fil
         assert list(tmp_path.glob(".seen-*"))  # for the next attempt's ranks
 
 
-def test_a_run_that_resumes_removes_files_of_the_crashed_run(tmp_path: Path) -> None:
+def test_a_run_that_resumes_removes_files_of_the_crashed_run_and_of_no_other(
+    tmp_path: Path,
+) -> None:
+    options = {"checkpoint_dir": str(tmp_path), "resume": True}
+    archive_of("run1", **options).__enter__()
     kept, cut = publish(tmp_path, 1), publish(tmp_path, 2)
     (tmp_path / marker_name(cut.name)).unlink()
     (tmp_path / f".part-{marker(3).name}").write_bytes(b"half")
-    with archive_of("run2", checkpoint_dir=str(tmp_path), resume=True):
-        pass
-    assert sorted(os.listdir(tmp_path)) == [kept.name, marker_name(kept.name)]
+    with archive_of("other", checkpoint_dir=str(tmp_path)) as other:
+        half = tmp_path / f".part-{marker(4, run_id='other').name}"
+        half.write_bytes(b"half")
+        with archive_of("run2", **options):
+            names = set(os.listdir(tmp_path))
+        assert {".seen-other", half.name} <= names
+        assert other.plan(2).resume == ()
+    left = {kept.name, marker_name(kept.name), ".resumed-by", ".seen-run1"}
+    assert set(os.listdir(tmp_path)) == left
 
 
 def test_a_resumed_run_that_fails_before_it_saves_resumes_from_the_same_checkpoint_again(

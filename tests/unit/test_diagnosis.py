@@ -47,7 +47,7 @@ def test_the_way_to_a_captured_object_is_named() -> None:
         return helper()
 
     text = refuse(main)
-    assert "main -> helper -> cfg.session.lock is a _thread.lock (cannot pickle" in text
+    assert "main -> helper -> cfg.session.lock has the type _thread.lock (cannot pickle" in text
     assert "Create it inside main" in text
 
 
@@ -66,7 +66,7 @@ def test_objects_of_each_kind_are_named_with_what_to_do(tmp_path: Path) -> None:
         ]
         for value, name, advice in cases:
             text = refuse(print, data=value)
-            assert f"argument data is a {name}" in text
+            assert f"argument data has the type {name}" in text
             assert advice in text
     database.close()
 
@@ -81,14 +81,14 @@ def test_the_way_leads_through_containers_methods_partials_and_defaults() -> Non
         def main(self) -> None:
             return
 
-    assert "main -> self.parts['a'][1][1] is a" in refuse(Trainer().main)
-    assert "-> key= is a" in refuse(functools.partial(print, key=lock))
-    assert "-> argument 1 is a" in refuse(functools.partial(print, 1, lock))
+    assert "main -> self.parts['a'][1][1] has the type" in refuse(Trainer().main)
+    assert "-> key= has the type" in refuse(functools.partial(print, key=lock))
+    assert "-> argument 1 has the type" in refuse(functools.partial(print, 1, lock))
 
     def with_default(own: Any = lock) -> Any:
         return own
 
-    assert "with_default -> a default value is a" in refuse(with_default)
+    assert "with_default -> a default value has the type" in refuse(with_default)
 
 
 def test_a_function_that_calls_itself_is_no_endless_way() -> None:
@@ -97,7 +97,7 @@ def test_a_function_that_calls_itself_is_no_endless_way() -> None:
     def main(n: int) -> Any:
         return main(n - 1) if n else lock
 
-    assert "main -> lock is a" in refuse(main)
+    assert "main -> lock has the type" in refuse(main)
 
 
 def test_a_stand_in_for_a_tensor_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_a_stand_in_for_a_tensor_on_a_gpu_is_refused(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor))
     text = refuse(print, weights=[Tensor()])
-    assert "argument weights[0] is a" in text
+    assert "argument weights[0] has the type" in text
     assert "a tensor on a GPU" in text
 
 
@@ -116,7 +116,7 @@ def test_what_no_task_can_be_sent_is_refused_before_it_is_copied(
     monkeypatch.setattr(pickling, "MAX_BYTES", 1000)
     table = {"x": np.zeros(1000)}
     text = refuse(lambda: table)
-    assert "-> table['x'] is a numpy.ndarray (8.0 kB, and a task" in text
+    assert "-> table['x'] has the type numpy.ndarray (8.0 kB, and a task" in text
     assert "files that the ranks can read" in text
     assert "a task can receive at most 2 GB" in refuse(print, text="x" * 2000)
 

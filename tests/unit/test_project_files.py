@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import configparser
 import re
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from horovod_runner import __version__
 
@@ -45,6 +47,27 @@ def test_the_security_contact_is_a_placeholder() -> None:
     addresses = re.findall(r"\S+@\S+", (ROOT / "SECURITY.md").read_text())
     assert addresses
     assert all(address.endswith(".example") for address in addresses)
+
+
+# Versions that were published with malicious code, or that run code which is in the data they read.
+_REFUSED = {
+    # GHSA-w37p-236h-pfx3: both were uploaded by an attacker, and steal credentials when imported.
+    "lightning": ["2.6.2", "2.6.3"],
+    # CVE-2023-47248: a Parquet or Arrow file can run code.
+    "pyarrow": ["13.0.0", "14.0.0"],
+}
+
+
+def test_no_extra_admits_a_version_that_is_known_to_do_harm() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    lines = setup["options"]["install_requires"].splitlines()
+    for extra in setup["options.extras_require"].values():
+        lines += extra.splitlines()
+    wanted = [Requirement(line) for line in lines if line.strip() and not line.startswith("#")]
+    assert {each.name for each in wanted} >= {*_REFUSED}
+    for each in wanted:
+        assert not list(each.specifier.filter(_REFUSED.get(each.name, []))), each
 
 
 @pytest.mark.parametrize("page", ["CONTRIBUTING.md", "RELEASING.md"])

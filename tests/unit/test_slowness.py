@@ -115,7 +115,9 @@ def test_other_processes_that_need_the_cores_are_named() -> None:
     profile = run_of(*(measured(rank, starved=0.3, main_cpu=0.6, cpu=0.6) for rank in range(2)))
     profile.add_machine(Machine(0, 1030.0, 5.0, cores=2.0, of_cores=2, own_cores=1.2))
     (finding,) = diagnose(profile).findings
-    assert "its host's 2 ranks take 1.2 of 2 cores, and other processes" in finding.text
+    assert (
+        "of the 2 cores of its host, 2 ranks there and other processes take 1.2 and" in finding.text
+    )
 
 
 @pytest.mark.parametrize(

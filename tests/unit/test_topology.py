@@ -81,7 +81,7 @@ def test_too_few_gpus_from_spark_are_named() -> None:
 
 
 def test_gpus_demanded_on_a_host_without_any_are_named() -> None:
-    with pytest.raises(GpuError, match=r"host-a .* 0 GPU.*gpus_per_rank=1\b"):
+    with pytest.raises(GpuError, match=r"host-a .* 0 GPUs.* 1 rank there needs 1 .*per_rank=1\b"):
         assign([offer(0)], 1)
 
 

@@ -98,8 +98,8 @@ def fill(into: Mapping[str, Any], state: Any, step: int) -> None:
     """
     if not isinstance(state, Mapping):
         raise MisfitError(
-            f"the checkpoint of step {step} is a {type(state).__name__}, which cannot be loaded "
-            "into a dict: call load_checkpoint() without into."
+            f"load_checkpoint(into=...): the checkpoint of step {step} must be a dict, got "
+            f"{type(state).__name__}. Call load_checkpoint() without into."
         )
     whole = flatten(state).values
     plan = create_default_local_save_plan(whole, is_coordinator=True)

@@ -29,6 +29,7 @@ from horovod_runner.checkpoints.sharded.tree import Shape, flatten, merge
 from horovod_runner.checkpoints.snapshot import map_state
 from horovod_runner.common import collectives
 from horovod_runner.common.collectives import Collectives
+from horovod_runner.common.text import count_text, names_text, ranks_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.folders.folder import PART, Folder
 from horovod_runner.folders.problems import describe
@@ -91,8 +92,8 @@ class Sharder:
         blind = [rank for rank, (own,) in enumerate(self._gather([sees])) if not own]
         if blind:
             raise CheckpointError(
-                f"sharded=True: {len(blind)} ranks (rank {blind[0]} is one) do not see the folder "
-                f"of checkpoints, {self._plan.folder}, to which each rank writes its part. Set "
+                f"sharded=True: {ranks_text(blind)} cannot see the folder of checkpoints, "
+                f"{self._plan.folder}, to which each rank writes its part. Set "
                 "checkpoint_dir to a folder that the driver and all hosts share, or to a URL "
                 "(s3://...); or leave out sharded=True, and gather the state on rank 0."
             )
@@ -259,7 +260,7 @@ class Part:
 
         Raises:
             CheckpointError: a rank could not write its part, or another attempt has written this
-                checkpoint.
+                checkpoint, or another program has removed a part of it.
         """
         reports: list[_Report] = [self._report]
         if self.meeting is not None:
@@ -277,7 +278,7 @@ class Part:
                 pieces[item.index] = metadata_.Piece(_file(rank, self.attempt), *piece)
         if problems:
             others = len(problems) - 1
-            more = f" {others} more ranks could not write theirs." if others else ""
+            more = f" {count_text(others, 'other rank')} could not write theirs." if others else ""
             raise CheckpointError(f"{problems[0]}{more}")
         data = metadata_.write(self.division.metadata, pieces, self.division.shape)
         if folder.size(marker_name(name)) is not None:  # this rank has outlived its attempt
@@ -285,7 +286,9 @@ class Part:
         local = folder.local(name)
         if local is not None:
             local.mkdir(exist_ok=True)
-        folder.inside(name).write(METADATA, data)
+        inside = folder.inside(name)
+        inside.write(METADATA, data)
+        _check_there(inside, {piece.file for piece in pieces.values()})
         size = sum(piece.length for piece in pieces.values()) + len(data)
         return size, hashlib.sha256(data).hexdigest()
 
@@ -304,6 +307,23 @@ class Part:
             return
         for file in own.intersection(parts):
             inside.remove(file)
+
+
+def _check_there(folder: Folder, files: set[str]) -> None:
+    """Check that all files are there, which may be long after the ranks have written them.
+
+    Raises:
+        CheckpointError: some are not.
+    """
+    # One request of a store. A list from NFS may be old, so that it proves no absence.
+    left = files.difference(folder.names())
+    missing = sorted(file for file in left if folder.size(file) is None)
+    if missing:
+        raise CheckpointError(
+            f"{names_text('file', missing)} disappeared after the ranks had written all. Another "
+            "program cleans up in this folder, or a run of an older horovod_runner resumes in it: "
+            "give the run its own checkpoint_dir."
+        )
 
 
 def _encoded(report: _Report) -> bytes:

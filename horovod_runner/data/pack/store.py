@@ -17,6 +17,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from horovod_runner.common.text import bytes_text, sizes_text
 from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Column, Rows
 from horovod_runner.data.pack.file_locks import locked, make_together
@@ -255,10 +256,14 @@ def _allocate(path: Path, size: int) -> None:
 
 def _check_size(path: Path, size: int) -> None:
     actual = path.stat().st_size if path.exists() else None
+    if actual is None:
+        raise DataError(
+            f"{path} of the packed dataset no longer exists: something removed it during the run"
+        )
     if actual != size:
         raise DataError(
-            f"{path} of the packed dataset has {actual} bytes and should have {size}: something "
-            "cut or removed it during the run"
+            f"{path} of the packed dataset has {actual:,} bytes instead of {size:,}: something "
+            "cut it during the run"
         )
 
 
@@ -278,8 +283,11 @@ def _write_error(folder: Path, size: int | None, error: OSError) -> DataError:
     """The error of a full or broken disk; ``size`` is None if what is needed is not known."""
     free = shutil.disk_usage(folder.parent).free
     why = "has too little room" if error.errno == errno.ENOSPC else f"cannot be written ({error})"
-    needs = "" if size is None else f"it needs {size / 1e6:.1f} MB, and "
+    room = bytes_text(free)
+    if size is not None:
+        needed, room = sizes_text(size, free)
+        room = f"it needs {needed}, and {room}"
     return DataError(
-        f"{folder.parent} {why} for the packed dataset: {needs}{free / 1e6:.1f} MB are free. Free "
-        "space there, or set TMPDIR to a folder on another disk"
+        f"{folder.parent} {why} for the packed dataset: {room} are free. Free space there, or set "
+        "TMPDIR to a folder on another disk"
     )

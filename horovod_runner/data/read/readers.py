@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from horovod_runner.common.text import has_password
 from horovod_runner.data.pack import columns as column_types
 from horovod_runner.data.pack.columns import Column, Rows
 from horovod_runner.data.pack.layout import Chunk, Layout, pack
@@ -25,6 +26,11 @@ def name_in_errors(name: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{name}: {error}") from error.__cause__
+    except Exception as error:
+        if not has_password(str(error)):
+            raise
+        # A store's, which quotes the URL.
+        raise DataError(f"{name}: {type(error).__name__}: {error}") from None
 
 
 class Reader(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median, median_low
 from typing import Final
 
+from horovod_runner.common.text import bytes_text, ranks_text
 from horovod_runner.common.text import milliseconds as ms
-from horovod_runner.common.text import ranks_text
 from horovod_runner.results.slowness.case import (
     CALLS,
     STARVED,
@@ -128,7 +128,7 @@ def _communication(case: Case, _: Sequence[Finding]) -> Iterator[Finding]:
         "communication",
         None,
         seconds,
-        f"{size / 1e6:.1f} MB a step are reduced{at}, which takes {ms(seconds)}{link}",
+        f"{bytes_text(size)} a step are reduced{at}, which takes {ms(seconds)}{link}",
         "larger batches or backward_passes_per_step, compression=hvd.Compression.fp16, or a faster "
         "link between the hosts",
     )

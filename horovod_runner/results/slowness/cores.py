@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from horovod_runner.common.text import count_text
 from horovod_runner.results.slowness.case import THROTTLED, Case
 
 _STOLEN: Final = 0.1  # of the cores
@@ -44,8 +45,8 @@ def why_no_core(case: Case, rank: int) -> tuple[str, str, str]:
             "others",
         )
     return (
-        f"its host's {len(here)} ranks take {ours:.1f} of {cores:.0f} cores, and other processes "
-        f"{others:.1f}",
+        f"of the {cores:.0f} cores of its host, {count_text(len(here), 'rank')} there and other "
+        f"processes take {ours:.1f} and {others:.1f}",
         "end the other processes, or fewer ranks on this host"
         if others > ours / 4
         else "more cores per task, or fewer ranks on this host",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.text import memory_text
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import saved_run
@@ -129,7 +130,7 @@ class Arrivals:
         if self._room is not None:
             if size > self._room:
                 raise OSError(
-                    f"The traces of all ranks have more than {self._most >> 20} MiB, the limit "
+                    f"The traces of all ranks have more than {memory_text(self._most)}, the limit "
                     'beside the record of a run. Name a folder: torch_profiler="DIR"'
                 )
             self._room -= size

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.common.text import names_text
 from horovod_runner.errors import CheckpointError
 
 
@@ -52,9 +53,12 @@ def _load_torch(model: Any, state: Any, checkpoint: Checkpoint) -> None:
         weights = {str(name).removeprefix("module."): value for name, value in candidate.items()}
         if weights.keys() != wanted.keys():
             if weights.keys() & wanted.keys():
-                missing = sorted(wanted.keys() - weights.keys())
-                unknown = sorted(weights.keys() - wanted.keys())
-                tried = f" {place} lacks {missing[:3]} and has {unknown[:3]} beside it."
+                found = [
+                    ("lacks", sorted(wanted.keys() - weights.keys())),
+                    ("has also", sorted(weights.keys() - wanted.keys())),
+                ]
+                parts = [f"{verb} {names_text('weight', names)}" for verb, names in found if names]
+                tried = f" {place} {' and '.join(parts)}."
             continue
         try:
             model.load_state_dict(weights)

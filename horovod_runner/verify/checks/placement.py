@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from horovod_runner.common.text import count_text
 from horovod_runner.errors import GpuError
 from horovod_runner.verify.check import Case, Reading, equal, listed
 from horovod_runner.verify.machine import Machine
@@ -156,7 +157,8 @@ def refused(case: Case) -> Iterator[Reading]:
         runner.run_all(torch_device, pin=False)
     except GpuError as error:
         seen = f"GpuError: {error}"
-        told = f"has {count} GPU(s) and its {count + 1} ranks need {count + 1}" in str(error)
+        has, needs = count_text(count, "GPU"), f"{count_text(count + 1, 'rank')} there need"
+        told = f"has {has}, and {needs}" in str(error)
     else:
         seen, told = "the run was not refused", False
     name = f"{count + 1} ranks with gpus_per_rank=1 on {count} GPUs"
