@@ -276,8 +276,8 @@ def load_checkpoint(
 
 def _no_state(what: str, given: Any) -> TypeError:
     return TypeError(
-        f"load_checkpoint(into=...): {what} must be a dict, got {type(given).__name__}. Give one, "
-        "such as {'model': model.state_dict()}, or a function that returns it"
+        f"{what} must be a dict, got {type(given).__name__}: load_checkpoint loads into a dict. "
+        "Give one, such as {'model': model.state_dict()}, or a function that returns it"
     )
 
 

@@ -167,7 +167,7 @@ def test_reports_beyond_what_a_driver_takes_are_counted_and_the_last_arrives(
 
 
 def test_a_metric_that_is_no_number_is_the_ranks_own_error(ranks: Ranks) -> None:
-    with pytest.raises(TypeError, match=r"'loss' .* list:"):
+    with pytest.raises(TypeError, match=r"'loss' .* got list\."):
         ranks.run(1, lambda: report(loss=[1.0]))
 
 
