@@ -53,7 +53,9 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> TwoRanks:
 def callbacks(ranks: TwoRanks, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module with the stand-ins; other tests may import it with Keras."""
     keras: Any = ModuleType("keras")
-    keras.callbacks = SimpleNamespace(Callback=Callback)
+    keras.callbacks = SimpleNamespace(
+        Callback=Callback, EarlyStopping=Callback, ReduceLROnPlateau=Callback
+    )
     keras.backend = SimpleNamespace(backend=lambda: "torch")
     reporting: Any = ModuleType("reporting")
     reporting.check_epoch = None
