@@ -317,7 +317,7 @@ def describe_exit(code: int) -> str:
     name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     usual = {
         "SIGKILL": "often the out-of-memory killer: check the host's memory",
-        "SIGABRT": "Horovod aborts like this when a rank fails inside hvd.init()",
+        "SIGABRT": "native code gave up: MPI or Gloo, in hvd.init() or when another rank is lost",
         "SIGSEGV": "a crash in native code",
         "SIGBUS": "a memory-mapped file was truncated, or /dev/shm is full",
         "SIGTERM": "another process asked it to end, perhaps a resource manager",

@@ -216,7 +216,10 @@ def test_sparks_java_classes_are_removed_from_the_python_path(
     [
         (3, "exit code 3"),
         (-9, "killed by SIGKILL (often the out-of-memory killer: check the host's memory)"),
-        (-6, "killed by SIGABRT (Horovod aborts like this when a rank fails inside hvd.init())"),
+        (
+            -6,
+            "killed by SIGABRT (native code gave up: MPI or Gloo, in hvd.init() or when another rank is lost)",
+        ),
         (-10, "killed by SIGUSR1"),
         (-70, "killed by signal 70"),
     ],
