@@ -218,7 +218,8 @@ def test_sparks_java_classes_are_removed_from_the_python_path(
         (-9, "killed by SIGKILL (often the out-of-memory killer: check the host's memory)"),
         (
             -6,
-            "killed by SIGABRT (native code gave up: MPI or Gloo, in hvd.init() or when another rank is lost)",
+            "killed by SIGABRT (native code gave up: MPI or Gloo, in hvd.init() or when another "
+            "rank is lost)",
         ),
         (-10, "killed by SIGUSR1"),
         (-70, "killed by signal 70"),
