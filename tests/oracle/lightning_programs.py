@@ -41,16 +41,6 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
 ]
 
 
-def undefined(program: Program) -> str:
-    """See Program.undefined."""
-    return ""
-
-
-def only_alike(program: Program) -> str:
-    """See Program.only_alike."""
-    return ""
-
-
 def source(program: Program) -> str:
     """See Program.source."""
     p = program

@@ -98,12 +98,12 @@ class Program:
     @property
     def undefined(self) -> str:
         """Why this training has no counterpart in one process, so the user must be told; or ""."""
-        return str(_writer(self.framework).undefined(self))
+        return _reason("undefined", self)
 
     @property
     def only_alike(self) -> str:
         """Why its weights may differ from those of one process, though not by rank; or ""."""
-        return str(_writer(self.framework).only_alike(self))
+        return _reason("only_alike", self)
 
     def simpler(self) -> Iterator[Program]:
         """Programs with one choice less, or with fewer steps or ranks."""
@@ -150,6 +150,11 @@ def _settled(program: Program) -> Program:
             return program
         rest = {name: value for name, value in there.items() if name != left_out[0]}
         program = replace(program, choices=rest)
+
+
+def _reason(kind: str, program: Program) -> str:
+    find = getattr(_writer(program.framework), kind, None)
+    return "" if find is None else str(find(program))
 
 
 def _writer(framework: str) -> ModuleType:
