@@ -172,19 +172,11 @@ class RunHandle:
     def _execute(self) -> Any:
         options = self._options
         launcher = self._launcher()
-        pooled = self._takes_pool(launcher)
-        if pooled:
-            launcher.check_pool()
-            if not launcher.needs_pool:
-                launcher.slots(abs(options.least))
-            size = abs(options.most)
-        else:
-            size = launcher.slots(abs(options.most))
         datasets = find_datasets(self._kwargs)
         job = make_job(
             self._main,
             {**self._kwargs, **datasets.shards},
-            size,
+            abs(options.most),
             options,
             all_values=self._all_values,
         )
@@ -201,17 +193,29 @@ class RunHandle:
             _archive=archive,
             _sources={name: each.for_examples() for name, each in datasets.sources.items()},
         )
-        # The archive first: a folder that cannot be used is reported before any data are packed.
-        with archive, datasets.prepared(job, launcher, options) as (job, dataframes):
-            weakref.finalize(run, archive.discard)
-            if pooled and dataframes:
-                raise DataError(refuse_dataframes(dataframes))
-            self.run = run
-            self._begun(run)
-            with Registration(run, self.cancel) as entry:
+        # Listed from here on: a run that waits for slots can be stopped, too.
+        with Registration(run, self.cancel) as entry:
+            job = replace(job, size=self._slots(launcher))
+            # The archive first: a folder that cannot be used is an error before data are packed.
+            prepared = datasets.prepared(job, launcher, options, self._cancelled)
+            with archive, prepared as (job, dataframes):
+                weakref.finalize(run, archive.discard)
+                if self._takes_pool(launcher) and dataframes:
+                    raise DataError(refuse_dataframes(dataframes))
+                self.run = run
+                self._begun(run)
                 return self._supervise(
                     run, job, launcher, dataframes=dataframes, archive=archive, entry=entry
                 )
+
+    def _slots(self, launcher: PoolKeeper) -> int:
+        """Wait for slots; returns how many ranks there may be."""
+        if not self._takes_pool(launcher):
+            return launcher.slots(abs(self._options.most))
+        launcher.check_pool()
+        if not launcher.needs_pool:
+            launcher.slots(abs(self._options.least))
+        return abs(self._options.most)
 
     def _supervise(
         self,

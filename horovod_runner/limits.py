@@ -84,8 +84,10 @@ class Limits:
         saving_alone: after the driver is lost a task waits for its rank to complete a checkpoint.
             Then it ends the rank.
         worker_end: a task waits for its worker to end after SIGTERM. Then it sends SIGKILL.
-        guard_end: a task waits for the worker's guard to end all that the worker has started. Then
-            it kills the guard.
+        killed_end: a worker's guard waits for the worker's processes to end after SIGKILL. Then it
+            leaves them behind.
+        guard_end: a task waits for the worker's guard to end after it was told to kill the worker.
+            Then it kills the guard.
         ranks_end: after Ctrl-C or ``cancel`` the driver waits for all ranks to end. Then the
             launcher ends the tasks by force.
         launch_end: the driver waits for Spark or Slurm to end the tasks by force. Then the run ends
@@ -175,7 +177,8 @@ class Limits:
     saving_cancelled: float = 5.0
     saving_alone: float = 5.0
     worker_end: float = 2.0
-    guard_end: float = 10.0
+    killed_end: float = 5.0
+    guard_end: float = 10.0  # longer than killed_end
     ranks_end: float = 10.0
     launch_end: float = 10.0
     last_messages: float = 10.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 import threading
 import warnings
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_AGAIN_SECONDS = 0.2
 _python_exec_lock = threading.Lock()  # a CrossValidator scores in several threads at once
 
 
@@ -75,3 +77,29 @@ def current_python(spark: SparkSession) -> Iterator[None]:
             yield
         finally:
             context.pythonExec = before
+
+
+@contextmanager
+def jobs_until(stopped: threading.Event, spark: SparkSession) -> Iterator[None]:
+    """Cancel the Spark jobs that this thread starts in the block as soon as an event is set."""
+    tag, over = f"horovod_runner-{secrets.token_hex(8)}", threading.Event()
+    context = spark_context(spark)
+    if context is None:
+        add, remove, cancel = spark.addTag, spark.removeTag, spark.interruptTag
+    else:
+        add, remove, cancel = context.addJobTag, context.removeJobTag, context.cancelJobsWithTag
+
+    def watch() -> None:
+        while not over.wait(_AGAIN_SECONDS):
+            if stopped.is_set():  # again and again: Spark may not know the job yet
+                cancel(tag)
+
+    thread = threading.Thread(target=watch, name="horovod_runner-jobs", daemon=True)
+    add(tag)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        remove(tag)

@@ -80,6 +80,8 @@ def run_attempts(
     reached = -1
     while True:
         number += 1
+        if cancelled.is_set():
+            raise CancelledError(f"run {job.run_id} was cancelled before attempt {number} began")
         attempt = replace(job, attempt=number, checkpoints=archive.plan(number))
         driver = Driver(attempt, launcher, sink, cancelled, archive, dataframes=dataframes)
         entered(driver)

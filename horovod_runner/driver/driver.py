@@ -184,7 +184,7 @@ class Driver:
         try:
             if self._job.all_values:
                 return [pickle.loads(workers[rank].value) for rank in sorted(workers)]  # noqa: S301
-            return pickle.loads(workers[0].value)  # noqa: S301 - over the launcher's connection
+            return pickle.loads(workers[0].value)  # noqa: S301 - from a task of this run
         except Exception as error:
             raise SerializationError(
                 f"main returned a value that cannot be loaded on the driver: {error}. A package "

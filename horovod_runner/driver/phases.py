@@ -230,6 +230,11 @@ class Phase:
         self.until = None if seconds is None else self._clock() + seconds
 
     @property
+    def can_be_called_off(self) -> bool:
+        """Whether a caller who gives up changes anything; where not, the end has a time limit."""
+        return bool({Event.CALL_OFF, Event.UNHEARD} & TABLE[self.state].then.keys())
+
+    @property
     def ending(self) -> bool:
         """Whether all ranks have been told to end."""
         return self.state in ENDING

@@ -32,6 +32,7 @@ from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import MemoryShort, Waits
 
 _TICK_SECONDS: Final = 1.0
+_RANKS_CHANGED: Final = f"{RanksChangedError.__module__}.{RanksChangedError.__qualname__}"
 
 
 class Supervisor:
@@ -96,15 +97,28 @@ class Supervisor:
         while not self._launch.finished and self.phase.state is not State.OVER:
             if self._interrupted.is_set():
                 raise KeyboardInterrupt  # the one that Ctrl-C raised got lost
-            if self._cancelled.is_set() and not self.phase.ending:
-                raise CancelledError(f"run {self._job.run_id} was cancelled: all ranks are gone")
+            if self._cancelled.is_set() and self.phase.can_be_called_off:
+                self.call_off()
+                raise CancelledError(self._called_off()) from self.problem
             self._step()
         if not self._launch.finished:
             raise self.problem or LaunchError("Spark did not stop the job within the time limit")
         self._settle()
 
+    def _called_off(self) -> str:
+        """What has become of a cancelled run."""
+        text = f"run {self._job.run_id} was cancelled"
+        forced = self._presence.lost or self._presence.expected
+        if self._launch.finished and not forced:
+            return f"{text}: all ranks are gone"
+        return (
+            f"{text}, and some of its tasks did not end by themselves within "
+            f"{self._limits.ranks_end:g} s: ranks may still run. horovod-runner ps lists those of "
+            "this machine"
+        )
+
     def call_off(self) -> None:
-        """End an attempt that the caller gave up; all ranks have ended when this returns."""
+        """End an attempt that the caller gave up: all ranks, as far as the time limits allow."""
         self._end(
             Event.CALL_OFF if self.roster.hellos else Event.UNHEARD, "the driver gave the run up"
         )
@@ -389,7 +403,7 @@ class Supervisor:
             self.phase.on(Event.SECONDARY)
         else:
             self.failed[task] = message.rank
-            changes = message.error_type == RanksChangedError.__name__
+            changes = message.error_type == _RANKS_CHANGED
             self.phase.on(Event.CHANGE if changes else Event.FAILURE)
         ended = len(self.failed)
         if self.phase.state is State.LEAVING:

@@ -96,7 +96,7 @@ class PooledLauncher:
             while True:
                 ready, now = self._pool.ready(), time.monotonic()
                 enough = ready >= wanted or (ready >= self._least and now >= full_until)
-                if enough and now - self._pool.cancelled_at >= limits.cancelled_tasks:
+                if enough and self._pool.settled:
                     self._first = False
                     return min(ready, self._most)
                 if now - began >= seconds and ready < self._least:

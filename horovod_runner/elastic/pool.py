@@ -37,7 +37,6 @@ class PooledLaunch:
 
     running = False
     task_0 = None
-    problem = None
 
     def __init__(
         self,
@@ -52,6 +51,7 @@ class PooledLaunch:
         self._give_up = give_up
         self._outcomes: dict[int, Outcome] = {}
         self._reasons: dict[int, str] = {}
+        self.problem: LaunchError | None = None
         self.expected: float | None = time.monotonic() + patience
 
     @property
@@ -94,10 +94,20 @@ class PooledLaunch:
 
     def lose(self, seat: int, reason: str) -> None:
         """Take in that the member of a seat is lost."""
-        for task, of_task in self._seats.items():
-            if of_task == seat and task not in self._outcomes:
-                self._reasons[task] = reason
-                self._wake()
+        for task in self._working(seat):
+            self._reasons[task] = reason
+            self._wake()
+
+    def end(self, seat: int, reason: str) -> None:
+        """Take in that the member of a seat is about to end. Its rank is still to be waited for."""
+        for task in self._working(seat):
+            self.problem = LaunchError(f"task {task} of {len(self._seats)}: {reason}")
+            self._wake()
+
+    def _working(self, seat: int) -> list[int]:
+        """The tasks of a seat that have no outcome."""
+        ended = self._outcomes.keys()
+        return [task for task, of in self._seats.items() if of == seat and task not in ended]
 
 
 class Pool:
@@ -117,7 +127,6 @@ class Pool:
             is none.
         problem: why the latest task could not be started; None if all could.
         cancelled: the seats that stay empty because their Spark jobs were cancelled.
-        cancelled_at: when the latest of them was, by the monotonic clock.
     """
 
     def __init__(
@@ -144,7 +153,7 @@ class Pool:
         self._launch: PooledLaunch | None = None
         self.problem: LaunchError | None = None
         self.cancelled: dict[int, JobCancelledError] = {}
-        self.cancelled_at = -math.inf
+        self._cancelled_at = -math.inf
         self._seen: dict[int, int] = {}  # when the latest member of a seat began
         self._gone: set[tuple[int, int]] = set()  # tasks that have ended: seat, and when they began
         self._over = False
@@ -177,6 +186,17 @@ class Pool:
         if self.problem is not None and not self._seen:
             raise self.problem
         return len(self._members.ready)
+
+    @property
+    def settled(self) -> bool:
+        """Whether no other job was cancelled together with the latest one, as far as can be told.
+
+        Call it with :attr:`changed` held.
+        """
+        if not self.cancelled:
+            return True
+        waited = time.monotonic() - self._cancelled_at
+        return waited >= self._limits.cancelled_tasks and self._tasks.settled()
 
     def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> PooledLaunch:
         """Begin an attempt.
@@ -221,14 +241,19 @@ class Pool:
     def _ended(self, seat: int, error: LaunchError) -> None:
         """A task has ended against the pool's will; see PoolKeeper."""
         with self.changed:
-            if isinstance(error, JobCancelledError):
-                self.cancelled[seat] = error
-                self.cancelled_at = time.monotonic()
-            elif seat not in self._seen:
-                self.problem = error
             if seat in self._seen:
                 self._gone.add((seat, self._seen[seat]))
-            self._lose(seat, str(error))
+            if isinstance(error, JobCancelledError):
+                self.cancelled[seat] = error
+                self._cancelled_at = time.monotonic()
+                # Spark kills its process some seconds later. Until then its rank can be ended.
+                self._members.leave(seat, str(error))
+                if self._launch is not None:
+                    self._launch.end(seat, str(error))
+            else:
+                if seat not in self._seen:
+                    self.problem = error
+                self._lose(seat, str(error))
             self.changed.notify_all()
 
     def _work(self) -> None:

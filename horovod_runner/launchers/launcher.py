@@ -78,6 +78,9 @@ class Launch(Protocol):
 class MemberTasks(Protocol):
     """The tasks of a pool (member.py), one in each seat. One that ends is started again."""
 
+    def settled(self) -> bool:
+        """Whether all ends of tasks that the system knows of have been reported to the pool."""
+
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the tasks that the pool has told to end; call off the others.
 

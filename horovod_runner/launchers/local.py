@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -85,10 +86,15 @@ class LocalMembers:
         for thread in self._threads:
             thread.start()
 
+    def settled(self) -> bool:
+        """True: no task ends by itself."""
+        return True
+
     def close(self, served: Collection[int], seconds: float) -> None:
-        """Wait for the threads, which the pool has told to end."""
+        """Wait for the threads, which the pool has told to end. They cannot be ended by force."""
+        until = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 class _Here:

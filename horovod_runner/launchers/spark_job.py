@@ -284,6 +284,7 @@ class SparkMembers:
         self._ended = ended
         self._leaving = leaving
         self._over = threading.Event()
+        self._collecting: set[int] = set()  # the seats with a job whose end is not reported
         make_thread = _inheriting_thread(spark)
         self._threads = [
             make_thread(target=self._keep, args=(seat, task)) for seat, task in enumerate(tasks)
@@ -307,6 +308,7 @@ class SparkMembers:
         profile = {} if self._profile is None else {"profile": self._profile}
         reason = LaunchError("a task of the run has ended: it had lost the driver.")
         while not self._over.is_set() and not isinstance(reason, JobCancelledError):
+            self._collecting.add(seat)
             try:
                 one = self._spark.range(seat, seat + 1, 1, 1)
                 map_in_arrow(one, task, _OUTCOME_SCHEMA, **profile).collect()
@@ -315,7 +317,21 @@ class SparkMembers:
                 reason = ended_by("Spark ended a task of the run", error)
             if not self._over.is_set():
                 self._ended(seat, reason)
+                self._collecting.discard(seat)
                 self._over.wait(_AGAIN_SECONDS)
+
+    def settled(self) -> bool:
+        """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""
+        with suppress(Exception):  # the session has ended
+            return all(self._runs(seat) for seat in list(self._collecting))
+        return True
+
+    def _runs(self, seat: int) -> bool:
+        """Whether Spark runs the job of a seat, or does not know of it yet."""
+        tracker = self._spark.sparkContext.statusTracker()
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._group(seat)))
+        states = [job.status for job in jobs if job is not None]
+        return not states or "RUNNING" in states
 
     def _watch(self) -> None:
         """Tell which seats are on executors that are being decommissioned."""

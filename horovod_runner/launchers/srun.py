@@ -120,16 +120,20 @@ class SlurmMembers:
                 self._ended(seat, LaunchError(f"Slurm ended a task of the run: {reason}"))
                 self._over.wait(_AGAIN_SECONDS)
 
+    def settled(self) -> bool:
+        """True: the end of an srun is reported at once."""
+        return True
+
     def close(self, served: Collection[int], seconds: float) -> None:
         """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""
         self._over.set()
         for seat, process in self._processes.items():
             if seat not in served:
                 process.terminate()
-        until = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        for process in self._processes.values():
-            process.terminate()
-        for thread in self._threads:
-            thread.join()
+        ends = (subprocess.Popen.terminate, subprocess.Popen.kill)
+        for end in ends:
+            until = time.monotonic() + seconds
+            for thread in self._threads:
+                thread.join(max(0.0, until - time.monotonic()))
+            for process in self._processes.values():
+                end(process)

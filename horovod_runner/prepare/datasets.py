@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.text import bytes_text
-from horovod_runner.errors import DataError, SerializationError
+from horovod_runner.errors import CancelledError, DataError, SerializationError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.launchers.launcher import Launcher
 from horovod_runner.options import Options
@@ -21,8 +22,9 @@ from horovod_runner.wire.job import Job
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from horovod_runner.data.sources import Source
+    from horovod_runner.data.sources import Prepared, Source
 
+_CANCELLED = "the run was cancelled while its datasets were prepared"
 # Only objects of classes from these modules can be datasets.
 _HOMES = ("horovod_runner.data", "pyarrow.", "pandas.", "pyspark.sql.")
 
@@ -41,7 +43,7 @@ class Datasets:
 
     @contextmanager
     def prepared(
-        self, job: Job, launcher: Launcher, options: Options
+        self, job: Job, launcher: Launcher, options: Options, cancelled: Event
     ) -> Iterator[tuple[Job, Mapping[str, DataFrame]]]:
         """Yield the job with the readers of its datasets; their cached rows are removed on exit.
 
@@ -52,8 +54,10 @@ class Datasets:
             job: the job without datasets.
             launcher: starts the ranks; knows whether they are on this machine.
             options: the run's options.
+            cancelled: ends the Spark jobs that pack DataFrames when it is set.
 
         Raises:
+            CancelledError: it was set.
             DataError: one cannot be read, or a column cannot become a tensor.
             SerializationError: one cannot be sent to the ranks.
         """
@@ -71,7 +75,7 @@ class Datasets:
                 parent = None if config.shared_dir is None else Path(config.shared_dir)
                 folder = RunFolder(job.run_id, parent, limit=config.disk_limit)
                 shared = stack.enter_context(folder).path
-            readers = {name: source.prepare(name, shared) for name, source in self.sources.items()}
+            readers = self._readers(shared, cancelled)
             if shared is None:
                 dataframes = dataframes_of(self.sources)
             try:
@@ -89,6 +93,28 @@ class Datasets:
                     "data_config=DataConfig(shared_dir=...)"
                 )
             yield replace(job, data=data), dataframes
+
+    def _readers(self, shared: Path | None, cancelled: Event) -> dict[str, Prepared]:
+        """What the ranks read each dataset with; see :meth:`prepared`."""
+        from horovod_runner.common.spark_session import jobs_until
+        from horovod_runner.data.sources import dataframes_of
+
+        readers = {}
+        try:
+            with ExitStack() as stack:
+                for spark in {each.sparkSession for each in dataframes_of(self.sources).values()}:
+                    stack.enter_context(jobs_until(cancelled, spark))
+                for name, source in self.sources.items():
+                    if cancelled.is_set():
+                        break
+                    readers[name] = source.prepare(name, shared)
+        except Exception as error:
+            if not cancelled.is_set():
+                raise
+            raise CancelledError(_CANCELLED) from error
+        if cancelled.is_set():
+            raise CancelledError(_CANCELLED)
+        return readers
 
 
 def find_datasets(kwargs: Mapping[str, Any]) -> Datasets:

@@ -147,7 +147,7 @@ def _load(outcome: Outcome) -> Exception | None:
     if outcome.worker is None or not outcome.worker.value:
         return None
     try:
-        error = pickle.loads(outcome.worker.value)  # noqa: S301 - from Spark's own connection
+        error = pickle.loads(outcome.worker.value)  # noqa: S301 - from a task of this run
     except Exception:
         return None
     return error if isinstance(error, Exception) else None

@@ -31,7 +31,7 @@ _VIEW_SECONDS = 0.25  # a view that is younger answers the next question, too
 class Registration(Sink):
     """Keeps a run listed and recorded while it lasts; use it as a context manager.
 
-    The record is written every minute, so that a killed driver leaves one.
+    Once the run has begun, its record is written every minute, so that a killed driver leaves one.
 
     If the entry cannot be written (a read-only home folder), the run goes on unlisted.
 
@@ -65,6 +65,7 @@ class Registration(Sink):
         )
         self._run = run
         self._cancel = cancel
+        self._begun = False
         self._shown_at = float("-inf")
         self._path: Path | None = None
 
@@ -123,8 +124,9 @@ class Registration(Sink):
     def _record(self) -> float:
         """Write the record; returns the seconds until it is due again."""
         began = time.monotonic()
-        with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
-            self._keep(self._run)
+        if self._begun:
+            with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
+                self._keep(self._run)
         return max(self._record_seconds, (time.monotonic() - began) / _RECORD_SHARE)
 
     def _show(self) -> None:
@@ -140,6 +142,10 @@ class Registration(Sink):
     def _write_entry(self) -> None:
         path = folder() / f"{self._entry.run_id}.json"
         _write(path, msgspec.json.encode(self._entry))
+
+    def begin(self, run: Run) -> None:
+        """As in :class:`~horovod_runner.sinks.Sink`: from here on there is something to record."""
+        self._begun = True
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""

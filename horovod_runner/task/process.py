@@ -10,6 +10,7 @@
       socket        <----> startup requests of its MPI
       pipes         <----- stdout, stderr
       lifeline      ------ order ----------> its guard, which ends it
+      pipe          <----- report            of its guard: how all ended
 
 What a worker wrote before it died stays readable: files and pipes outlive it.
 """
@@ -21,6 +22,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final
@@ -33,6 +35,7 @@ from horovod_runner.warm.client import ForkedGuard, ForkServer, NotForkedError
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import guard
+from horovod_runner.worker.guard import Report
 
 PIPE_BYTES: Final = 1 << 20
 # The user's function must not see secrets and ports of Spark and Py4J, and a run that a rank of
@@ -117,12 +120,17 @@ class WorkerProcess:
                     self.cold_reason = str(error)
             if guard_process is None:
                 streams = (stdout, stderr)
-                guard_process = _start(arguments, streams, descriptors, variables, directory)
+                given = [self._limits.killed_end, *arguments]
+                guard_process = _start(given, streams, descriptors, variables, directory)
             self._process = guard_process
             self._exit_descriptor = _exit_descriptor(guard_process)
             self._ours = ours.pop_all()
         self._pid: int | None = None
+        self._has_ended = False
+        self._report: Report | None = None
+        self._killed_at = 0.0
         pipes = (self.messages, self.reports, self.file_parts, self.stacks)
+        os.set_blocking(self._report_pipe, False)
         for descriptor in (self.stdout, self.stderr, *pipes):
             os.set_blocking(descriptor, False)
             _enlarge(descriptor)
@@ -139,12 +147,14 @@ class WorkerProcess:
         self.file_parts, file_parts = _pipe(ours, theirs)
         self.stacks, stacks = _pipe(ours, theirs)
         self.pid_pipe, pid_pipe = _pipe(ours, theirs)
+        self._report_pipe, report = _pipe(ours, theirs)
         lifeline, lifeline_write = os.pipe()
         self._lifeline: int | None = lifeline_write
         theirs.callback(os.close, lifeline)
         ours.callback(self.kill)
         files = (job_data.fileno(), self._outcome_file.fileno())
-        return [stdout, stderr, *files, messages, reports, file_parts, stacks, lifeline, pid_pipe]
+        pipes = (messages, reports, file_parts, stacks)
+        return [stdout, stderr, *files, *pipes, lifeline, pid_pipe, report]
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -171,8 +181,39 @@ class WorkerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The worker's exit code, negative for a signal; None until it and its children ended."""
-        return self._process.poll()
+        """The worker's exit code, negative for a signal; None until it and its children ended.
+
+        That of the guard if the guard was killed: the worker dies with it.
+        """
+        code = self._process.poll()
+        if code is None:
+            return None
+        report = self._read_report()
+        return code if report is None else report.exit_code
+
+    def _read_report(self) -> Report | None:
+        """What the guard has reported; None if it was killed. For after its end."""
+        if not self._has_ended:
+            self._has_ended = True
+            with suppress(BlockingIOError):
+                if data := os.read(self._report_pipe, 1 << 16):
+                    self._report = Report.decode(data)
+        return self._report
+
+    @property
+    def left_behind(self) -> str:
+        """Which processes SIGKILL has not ended, and why that may be; empty if all have ended."""
+        if self._report is None or not self._report.left:
+            return ""
+        found = ", ".join(map(_describe_process, self._report.left))
+        return (
+            f"SIGKILL has not ended these processes within {self._limits.killed_end:g} s: {found}. "
+            "In state D a process waits inside the kernel, usually for a network file system that "
+            "does not answer; in another state it belongs to another user. The run does not wait "
+            "for them, and they may still hold memory, ports and GPUs. As root, "
+            f"`cat /proc/{self._report.left[0]}/stack` shows what the first one waits for, and "
+            "`kill` ends that of another user"
+        )
 
     @property
     def saving(self) -> bool:
@@ -198,10 +239,16 @@ class WorkerProcess:
                 os.write(self._lifeline, order)
 
     def kill(self) -> None:
-        """Kill the worker and everything that it started."""
+        """Have the guard kill the worker and everything that it started.
+
+        Called again after ``guard_end``, kills the guard: it is stopped, or waits itself.
+        """
         if self._lifeline is not None:
             os.close(self._lifeline)
             self._lifeline = None
+            self._killed_at = time.monotonic()
+        elif time.monotonic() > self._killed_at + self._limits.guard_end:
+            self._process.kill()
 
     def close(self) -> None:
         """End all processes and close all descriptors. May be called twice."""
@@ -221,14 +268,16 @@ class WorkerProcess:
             self._process.kill()
             self._process.wait()
         self._pid = self.pid  # while the pipe is open
-        if self.exit_code == -signal.SIGKILL:  # maybe the guard's: then it has killed nobody
+        # A guard that was killed has killed nobody. In any other case the worker's process id may
+        # belong to another process by now.
+        if self._read_report() is None and self._pid != self.guard:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._ours.close()
 
 
 def _start(
-    arguments: Iterable[int],
+    arguments: Iterable[float],
     streams: tuple[int, int],
     inherited: Sequence[int],
     variables: Mapping[str, str],
@@ -237,7 +286,7 @@ def _start(
     """Start a guard in a new interpreter.
 
     Args:
-        arguments: the descriptors that worker.main expects as its arguments.
+        arguments: those of worker.main: a time limit and descriptors.
         streams: the descriptors of its standard output and error.
         inherited: all other descriptors that it inherits.
         variables: its environment.
@@ -254,6 +303,15 @@ def _start(
         pass_fds=inherited,
         start_new_session=True,
     )
+
+
+def _describe_process(pid: int) -> str:
+    """A process's id, with its name and state while it exists."""
+    with suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        before, _, after = file.read().rpartition(b")")
+        name = before.partition(b"(")[2].decode(errors="replace")
+        return f"{pid} ({name}, state {after.split()[0].decode()})"
+    return str(pid)
 
 
 def _exit_descriptor(process: subprocess.Popen[bytes] | ForkedGuard) -> int | None:

@@ -130,6 +130,8 @@ class Relay:
             self._read_rest(descriptor)
         for stream in self._streams.values():
             self._print(stream, b"", final=True)
+        if left_behind := self._worker.left_behind:
+            self._log(left_behind)
         self._spool_all()
 
     def outcome(self) -> Outcome:
@@ -205,12 +207,9 @@ class Relay:
         """Have the worker ended, within some seconds if it is writing a checkpoint."""
         end_at = time.monotonic() + seconds
         if self._end_at is None and seconds and self._worker.saving:
-            self._queue(
-                messages.Log(
-                    self._slot.rank,
-                    f"rank {self._slot.rank} ends when the checkpoint that it is writing is "
-                    f"complete, in {seconds:g} s at most",
-                )
+            self._log(
+                f"rank {self._slot.rank} ends when the checkpoint that it is writing is complete, "
+                f"in {seconds:g} s at most"
             )
         self._end_at = end_at if self._end_at is None else min(self._end_at, end_at)
 
@@ -243,8 +242,7 @@ class Relay:
                 self._queue(measured)
         except Exception as error:  # an unusual system must not end a training
             self._memory = self._machine = None
-            text = f"the machine under rank {self._slot.rank} cannot be measured: {error!r}"
-            self._queue(messages.Log(self._slot.rank, text))
+            self._log(f"the machine under rank {self._slot.rank} cannot be measured: {error!r}")
 
     def _send_stacks(self) -> None:
         if self._stacks_until is not None and time.monotonic() > self._stacks_until:
@@ -332,13 +330,11 @@ class Relay:
             batch = self._frames[pipe].feed(data)
         except ValueError as error:
             # Reading goes on: a full pipe would stop the worker.
-            rank = self._slot.rank
-            text = (
-                f"what rank {rank} reports, logs or saves is lost from here on: there is something "
-                f"else among its messages ({error}). Its code may write to a file descriptor that "
-                "it did not open, or overwrite its own memory."
+            self._log(
+                f"what rank {self._slot.rank} reports, logs or saves is lost from here on: there "
+                f"is something else among its messages ({error}). Its code may write to a file "
+                "descriptor that it did not open, or overwrite its own memory."
             )
-            self._queue(messages.Log(rank, text))
             return
         if batch:
             self._queue_batch(batch)
@@ -363,6 +359,9 @@ class Relay:
     def _touch(self) -> None:
         if self._activity is not None:
             self._activity.touch()
+
+    def _log(self, text: str) -> None:
+        self._queue(messages.Log(self._slot.rank, text))
 
     def _queue(self, message: messages.Sent) -> None:
         self._queue_batch(framing.frame(messages.encode(message)))

@@ -47,23 +47,21 @@ class ForkedGuard:
     Args:
         pid: its process id.
         pidfd: its pidfd; closed when the guard has ended.
-        status: the pipe that carries its worker's exit code; closed with it.
     """
 
-    def __init__(self, pid: int, pidfd: int, status: int) -> None:
+    def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self.pidfd = pidfd
-        self._status = status
-        self._code: int | None = None
+        self._ended = False
 
     def poll(self) -> int | None:
-        """The worker's exit code, negative for a signal; None while the guard runs."""
+        """That of SIGKILL, since only its parent gets its exit code; None while it runs."""
         with suppress(subprocess.TimeoutExpired):
-            self.wait(0.0)
-        return self._code
+            return self.wait(0.0)
+        return None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the guard has ended; returns the worker's exit code.
+        """Wait until the guard has ended; returns what :meth:`poll` does.
 
         Args:
             timeout: seconds to wait; None waits without limit.
@@ -71,21 +69,18 @@ class ForkedGuard:
         Raises:
             subprocess.TimeoutExpired: the guard still runs.
         """
-        if self._code is None:
+        if not self._ended:
             poller = select.poll()  # select.select allows no descriptor above 1023
             poller.register(self.pidfd, select.POLLIN)
             if not poller.poll(None if timeout is None else timeout * 1000):
                 raise subprocess.TimeoutExpired("the guard", timeout or 0.0)
-            # Empty if the guard itself was killed.
-            written = os.read(self._status, 20)
-            self._code = int(written) if written else -signal.SIGKILL
+            self._ended = True
             os.close(self.pidfd)
-            os.close(self._status)
-        return self._code
+        return -signal.SIGKILL
 
     def kill(self) -> None:
         """Send the guard SIGKILL."""
-        if self._code is None:
+        if not self._ended:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
 
@@ -159,31 +154,28 @@ class ForkServer:
     ) -> ForkedGuard:
         with ExitStack() as stack:
             file = stack.enter_context(unnamed_file("forking"))
-            job_file.write(file.fileno(), Forking(self._worker_environment, self._directory))
+            forking = Forking(self._worker_environment, self._directory, self._limits.killed_end)
+            job_file.write(file.fileno(), forking)
             connection = stack.enter_context(protocol.connect(folder, self._limits.fork_server))
-            status, status_write = os.pipe()
-            with ExitStack() as on_failure:
-                on_failure.callback(os.close, status)
-                try:
-                    sent = [file.fileno(), status_write, *descriptors]
-                    socket.send_fds(connection, [protocol.FORK], sent)
-                finally:
-                    os.close(status_write)
-                try:
-                    _await_answer(connection, meanwhile, self._limits.fork_server)
-                except TimeoutError:
-                    _kill_server(protocol.peer(connection)[0])  # the next run starts another one
-                    raise
-                answer, pidfds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
-                if not answer:
-                    raise ConnectionResetError("it has just ended")
-                if not pidfds:
-                    raise NotForkedError(answer.decode())
-                on_failure.callback(os.close, pidfds[0])
+            sent = [file.fileno(), *descriptors]
+            socket.send_fds(connection, [protocol.FORK], sent)
+            try:
+                _await_answer(connection, meanwhile, self._limits.fork_server)
+            except TimeoutError:
+                _kill_server(protocol.peer(connection)[0])  # the next run starts another one
+                raise
+            answer, pidfds, _, _ = socket.recv_fds(connection, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+            if not answer:
+                raise ConnectionResetError("it has just ended")
+            if not pidfds:
+                raise NotForkedError(answer.decode())
+            try:
                 # The guard waits for this. It would end if this process had stopped waiting.
                 connection.send(protocol.GO)
-                on_failure.pop_all()
-            return ForkedGuard(int(answer), pidfds[0], status)
+            except BaseException:
+                os.close(pidfds[0])
+                raise
+            return ForkedGuard(int(answer), pidfds[0])
 
     def keep(self, imported: Sequence[str]) -> None:
         """Make sure that there is a fork server with some frameworks. Failures are ignored.

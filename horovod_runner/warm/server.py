@@ -32,7 +32,7 @@ from horovod_runner.options import FRAMEWORKS
 from horovod_runner.warm import protocol
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import PMI_VARIABLE, RUN_VARIABLE, Forking, Preparation
-from horovod_runner.worker import environ_watch, redirect
+from horovod_runner.worker import environ_watch, guard, redirect
 from horovod_runner.worker.main import DESCRIPTORS, run_worker
 
 _CHECK_SECONDS = 5.0  # between two checks of the memory
@@ -258,8 +258,8 @@ def _run_worker(descriptors: list[int], oom_score: str, changes: dict[str, str])
         oom_score: this process's setting from before the fork server changed it; may be empty.
         changes: the environment variables that the imports set.
     """
-    file, status, stdout, stderr, *given = descriptors
-    arguments, pmi = given[:DESCRIPTORS], given[DESCRIPTORS:]
+    file, stdout, stderr, *given = descriptors
+    workers, pmi = given[:DESCRIPTORS], given[DESCRIPTORS:]
     try:
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
@@ -272,9 +272,9 @@ def _run_worker(descriptors: list[int], oom_score: str, changes: dict[str, str])
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os.write(status, b"1")
+        os.write(workers[-1], guard.Report(1).encode())
         os._exit(1)
-    return run_worker([*map(str, arguments)], status)
+    return run_worker(workers, forking.patience, forked=True)
 
 
 def _reset(forking: Forking, pmi: dict[str, str], changes: dict[str, str]) -> None:

@@ -130,7 +130,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How one rank ended, as its task reports it through the launcher.
+    """How one rank ended, as its task reports it through the launcher, or to a pool.
 
     Attributes:
         rank: -1 if the task ended before it was given one.

@@ -155,10 +155,12 @@ class Forking(NamedTuple):
     Attributes:
         environment: all variables.
         directory: the working directory.
+        patience: see :func:`horovod_runner.worker.guard.fork`.
     """
 
     environment: dict[str, str]
     directory: str
+    patience: float
 
 
 def leave_file(commits: str, attempt: int) -> str:

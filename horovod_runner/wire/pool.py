@@ -27,7 +27,8 @@ class Done(PoolMessage, frozen=True):
 
     Attributes:
         attempt: in which it took part.
-        outcome: an :class:`~horovod_runner.wire.job.Outcome`, encoded.
+        outcome: an :class:`~horovod_runner.wire.job.Outcome`, encoded. It holds a pickle, the only
+            one that comes over a channel.
         committed: the step of the latest commit on the task's host; -1 if there is none.
     """
 

@@ -5,7 +5,10 @@
 A task may be killed at any time, and the kernel's death signal reaches a child but no grandchild.
 So the worker is forked from a guard, which only waits: for an order, for the task's end (which
 closes the lifeline), and for the worker's end. Then it ends the worker's process group and all
-orphans, which Linux makes the guard's children, and exits as the worker did.
+orphans, which Linux makes the guard's children, and reports how the worker ended.
+
+A process that SIGKILL does not end (it waits in the kernel for a file system, or belongs to another
+user) is left behind after a while: it must not keep the run.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import os
 import select
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final, NamedTuple
 
 # The orders on the lifeline; closing the lifeline kills.
 TERMINATE: Final = b"T"
@@ -29,22 +33,46 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+class Report(NamedTuple):
+    """What a guard reports at its end. Without it, the guard itself was killed.
+
+    Attributes:
+        exit_code: the worker's, negative for a signal; that of SIGKILL if it has not ended.
+        left: the ids of the processes that SIGKILL has not ended.
+    """
+
+    exit_code: int
+    left: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """As it is written to the pipe."""
+        return " ".join(map(str, (self.exit_code, *self.left))).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Report:
+        """From what was read of the pipe."""
+        exit_code, *left = map(int, data.split())
+        return cls(exit_code, tuple(left))
+
+
 def fork(
     lifeline: int,
     pid_pipe: int,
+    report_pipe: int,
     worker_descriptors: Iterable[int],
-    leftovers: Iterable[str] = (),
-    status: int | None = None,
+    *,
+    leftovers: Iterable[str],
+    patience: float,
 ) -> None:
     """Return in a forked child, the worker. This process becomes its guard and never returns.
 
     Args:
         lifeline: the read end of a pipe whose other end only the task holds.
         pid_pipe: the write end of a pipe that receives the worker's process id, as text.
+        report_pipe: the write end of a pipe that receives a :class:`Report` at the end.
         worker_descriptors: the worker's; the guard closes them, so that they end with the worker.
         leftovers: files to remove after the worker's end.
-        status: a pipe that receives the worker's exit code, as text, for a task that is not this
-            process's parent; None without.
+        patience: seconds to wait for processes to end after SIGKILL.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     wake_read, wake_write = os.pipe()
@@ -60,31 +88,21 @@ def fork(
             os.write(pid_pipe, str(worker).encode())
         for descriptor in (pid_pipe, *worker_descriptors):
             os.close(descriptor)
-        _guard(worker, lifeline, wake_read, leftovers, status)
+        report = _end_all(worker, _wait(worker, lifeline, wake_read), wake_read, patience)
+        for path in leftovers:
+            with suppress(OSError):
+                os.remove(path)
+        with suppress(OSError):  # the task has gone
+            os.write(report_pipe, report.encode())
+        os._exit(0)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    guards_own = [lifeline, pid_pipe, wake_read, wake_write]
-    for descriptor in (*guards_own, *([] if status is None else [status])):
+    for descriptor in (lifeline, pid_pipe, report_pipe, wake_read, wake_write):
         os.close(descriptor)
     _become_leader(0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guard:  # the guard ended before the line above
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _guard(
-    worker: int, lifeline: int, wake: int, leftovers: Iterable[str], status: int | None
-) -> NoReturn:
-    """Wait for the worker's end, end what it started, and exit as it did."""
-    wait_status = _end_all(worker, _wait(worker, lifeline, wake))
-    for path in leftovers:
-        with suppress(OSError):
-            os.remove(path)
-    code = os.waitstatus_to_exitcode(wait_status)
-    if status is not None:
-        with suppress(OSError):
-            os.write(status, str(code).encode())
-    _exit_like(code)
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -124,39 +142,55 @@ def _wait(worker: int, lifeline: int, wake: int) -> int | None:
                 os.kill(worker, STACKS_SIGNAL)
             else:
                 return None
-        status = _reap(worker)
+        status, _ = _reap(worker)
         if status is not None:
             return status
 
 
-def _reap(worker: int) -> int | None:
-    """Reap the children that have ended; returns the worker's wait status if it is among them."""
+def _reap(worker: int) -> tuple[int | None, bool]:
+    """Reap the children that have ended.
+
+    Returns:
+        The worker's wait status if it is among them, and whether there are other children.
+    """
+    status = None
     while True:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, wait_status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return None
-        if pid == worker:
-            return status
+            return status, False
         if pid == 0:
-            return None
-
-
-def _end_all(worker: int, status: int | None) -> int:
-    """Kill and reap all children, adopted ones included; returns the worker's wait status."""
-    _signal_group(worker, signal.SIGKILL)
-    while True:
-        children = _children()
-        for child in children:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        try:
-            # Waits only if a child was killed: otherwise perhaps none ever ends.
-            pid, wait_status = os.waitpid(-1, 0 if children else os.WNOHANG)
-        except ChildProcessError:
-            return status or 0
+            return status, True
         if pid == worker:
             status = wait_status
+
+
+def _end_all(worker: int, status: int | None, wake: int, patience: float) -> Report:
+    """Kill and reap all that the worker has started, orphans included.
+
+    Args:
+        worker: its process id.
+        status: its wait status; None if it has not ended yet.
+        wake: a pipe that is readable when a child has ended.
+        patience: seconds to wait for processes to end.
+    """
+    poller = select.poll()
+    poller.register(wake, select.POLLIN)
+    until = time.monotonic() + patience
+    _signal_group(worker, signal.SIGKILL)
+    while True:
+        living = _descendants()
+        for pid in living:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        ended, others = _reap(worker)
+        status = status if ended is None else ended
+        seconds = until - time.monotonic()
+        if not others or seconds <= 0:
+            code = -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+            return Report(int(code), tuple(living) if others else ())
+        if poller.poll(seconds * 1000):
+            os.read(wake, 4096)
 
 
 def _signal_group(leader: int, number: signal.Signals) -> None:
@@ -164,30 +198,23 @@ def _signal_group(leader: int, number: signal.Signals) -> None:
         os.killpg(leader, number)
 
 
-def _children() -> list[int]:
-    """The process ids of this process's children, ended ones included; empty outside Linux."""
-    guard, children = os.getpid(), []
+def _descendants() -> list[int]:
+    """The ids of the processes below this one, without ended ones; empty outside Linux."""
     try:
         names = [name for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
         return []  # not Linux: orphans are not adopted there
+    children: dict[int, list[int]] = {}
+    ended = set()
     for name in names:
         with suppress(OSError):
             with open(f"/proc/{name}/stat", "rb") as file:
-                # The name, in brackets, may hold anything; the parent's id is second after it.
-                parent = file.read().rpartition(b")")[2].split()[1]
-            if int(parent) == guard:
-                children.append(int(name))
-    return children
-
-
-def _exit_like(code: int) -> NoReturn:
-    """Exit with an exit code, or by the same signal if it is negative."""
-    if code < 0:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker's core dump is enough
-        with suppress(OSError):  # SIGKILL has no handler to reset
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
+                # The name, in brackets, may hold anything; state and parent's id come after it.
+                state, parent, *_ = file.read().rpartition(b")")[2].split()
+            children.setdefault(int(parent), []).append(int(name))
+            if state == b"Z":
+                ended.add(int(name))
+    found = [os.getpid()]
+    for pid in found:
+        found += children.get(pid, [])
+    return [pid for pid in found[1:] if pid not in ended]

@@ -1,4 +1,4 @@
-"""The process of one rank: ``python -m horovod_runner.worker.main`` with eight descriptors.
+"""The process of one rank: ``python -m horovod_runner.worker.main`` with nine descriptors.
 
     environment (set by the task) -> forked from its guard -> sys.path and __main__
         -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
@@ -37,26 +37,27 @@ if TYPE_CHECKING:
     from horovod_runner.profiling.profiler import Profiler
     from horovod_runner.worker.imports_watch import ImportsWatch
 
-DESCRIPTORS: Final = 8
+DESCRIPTORS: Final = 9
 # Their stack frames are left out at the start of a traceback.
 _OWN_FILES = (__file__, os.path.join(os.path.dirname(__file__), "script.py"))
 
 
-def run_worker(arguments: list[str], status: int | None = None) -> int:
+def run_worker(descriptors: list[int], patience: float, *, forked: bool = False) -> int:
     """Run the rank; returns the exit code.
 
     Args:
-        arguments: the descriptors of the job file, the outcome file, the pipes for messages,
-            reports, checkpoints and stacks, and the guard's two (:func:`guard.fork`).
-        status: see :func:`guard.fork`; not None in a worker that a fork server forked.
+        descriptors: of the job file, the outcome file, the pipes for messages, reports, checkpoints
+            and stacks, and the guard's three (:func:`guard.fork`).
+        patience: see :func:`guard.fork`.
+        forked: whether a fork server forked this process.
     """
-    job_input, outcome_file, *pipes, stacks = _fork_from_guard(arguments, status)
+    job_input, outcome_file, *pipes, stacks = _fork_from_guard(descriptors, patience)
     _set_up_streams(stacks)
     job: WorkerJob = job_file.read(job_input)
     os.close(job_input)
     rank = _enter_rank(job, outcome_file, pipes)
     _set_up_python(job)
-    imports = rank.imports = _watch_imports(job, forked=status is not None)
+    imports = rank.imports = _watch_imports(job, forked=forked)
     profiler = _start_profiler(job, rank)
     framework_profiler = _start_framework_profiler(job, rank)
     outcome = _call_main(job, rank)
@@ -79,13 +80,14 @@ def run_worker(arguments: list[str], status: int | None = None) -> int:
     return outcome.exit_code
 
 
-def _fork_from_guard(arguments: list[str], status: int | None) -> list[int]:
+def _fork_from_guard(descriptors: list[int], patience: float) -> list[int]:
     """Return in the worker, with its six descriptors; this process becomes its guard."""
-    *worker, lifeline, pid_pipe = map(int, arguments)
+    *worker, lifeline, pid_pipe, report_pipe = descriptors
     pmi = os.environ.get(job_file.PMI_VARIABLE)
     inherited = worker if pmi is None else [*worker, int(pmi)]
     leftovers = filter(None, os.environ.pop(job_file.LEFT_VARIABLE, "").split(os.pathsep))
-    guard.fork(lifeline, pid_pipe, (0, 1, 2, *inherited), list(leftovers), status)
+    guards = lifeline, pid_pipe, report_pipe
+    guard.fork(*guards, (0, 1, 2, *inherited), leftovers=list(leftovers), patience=patience)
     for descriptor in inherited:
         os.set_inheritable(descriptor, False)
     return worker
@@ -330,4 +332,4 @@ def _pickle_error(error: BaseException) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(run_worker(sys.argv[1:]))
+    sys.exit(run_worker([*map(int, sys.argv[2:])], float(sys.argv[1])))

@@ -27,6 +27,10 @@ from horovod_runner import (
     current_attempt,
     log_to_driver,
 )
+from horovod_runner.launchers.launcher import JobCancelledError
+from horovod_runner.launchers.spark_job import SparkMembers
+from horovod_runner.options import Options
+from horovod_runner.wire.job import Job
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.places import EVERYWHERE
 from tests.programs import Program
@@ -131,7 +135,10 @@ def test_a_spark_job_that_is_cancelled_ends_the_run(ranks: Ranks) -> None:
 
 
 @pytest.mark.places("spark")
-def test_spark_jobs_that_are_cancelled_end_an_elastic_run(ranks: Ranks) -> None:
+@pytest.mark.parametrize("main", [wait_for_ever, wait_for_ever_and_end_late])
+def test_spark_jobs_that_are_cancelled_end_an_elastic_run(
+    ranks: Ranks, main: Callable[[], None]
+) -> None:
     assert ranks.spark is not None
     cancel = partial(_in_other_thread, _cancel_all_jobs(ranks.spark))
     runner = ranks.runner((2, 3), max_restarts=3)
@@ -139,8 +146,42 @@ def test_spark_jobs_that_are_cancelled_end_an_elastic_run(ranks: Ranks) -> None:
         contextlib.redirect_stdout(Calling("up", 3, cancel)),
         pytest.raises(LaunchError, match="cancel"),
     ):
-        runner.run(wait_for_ever)
+        runner.run(main)
     assert len(runner.last_run.attempts) == 1
+
+
+@pytest.mark.places("spark")
+def test_spark_knows_of_cancelled_jobs_whose_end_is_not_told_yet(ranks: Ranks) -> None:
+    spark = ranks.spark
+    assert spark is not None
+    told, known, heard = threading.Semaphore(0), threading.Event(), list[tuple[int, LaunchError]]()
+
+    def ended(seat: int, reason: LaunchError) -> None:
+        told.release()
+        known.wait()
+        heard.append((seat, reason))
+
+    def wait(batches: Any) -> Any:
+        yield from batches
+        threading.Event().wait()
+
+    job = Job("test", 2, Options(np=(2, 2)), b"")
+    members = SparkMembers(
+        spark, job, [wait, wait], profile=None, ended=ended, leaving=lambda *_: None
+    )
+    tracker = spark.sparkContext.statusTracker()
+    while len(tracker.getActiveJobsIds()) < 2:
+        time.sleep(0.01)
+    assert members.settled()
+    spark.sparkContext.cancelJobGroup("test-0")
+    assert told.acquire(timeout=60)
+    assert not members.settled()
+    known.set()
+    while not members.settled():
+        time.sleep(0.01)
+    ((seat, reason),) = heard
+    assert (seat, type(reason)) == (0, JobCancelledError)
+    members.close([], 10.0)
 
 
 @pytest.mark.places("spark")

@@ -231,14 +231,14 @@ def test_gradients_computed_too_often_are_told(ranks: Ranks) -> None:
         import torch
 
         hvd.init()
-        net = torch.nn.Linear(2, 1)
+        net = torch.nn.Linear(2000, 1000)  # so large that averaging begins in backward
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(net.parameters(), 0.1))
-        net(torch.ones(2)).backward()
-        net(torch.ones(2)).backward()
+        net(torch.ones(2000)).sum().backward()
+        net(torch.ones(2000)).sum().backward()
         hooks, handles = len(optimizer._grad_accs), len(optimizer._handles)
         raise RuntimeError(f"no error: {hvd.size()} ranks, {hooks} hooks, {handles} handles")
 
-    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+    with pytest.raises(ValueError, match="backward_passes_per_step"):
         ranks.run(2, main)
 
 

@@ -329,7 +329,7 @@ def test_a_sink_that_is_far_behind_loses_reports_but_not_the_end() -> None:
             ended.set()
 
     notices: list[str] = []
-    anything: Any = None
+    anything: Any = SimpleNamespace(metrics={"loss": 1.0})
     limits = Limits(sinks=0.001, sink_rest=0.001)
     sink = FanOut([], [Busy()], notices.append, limits=limits)
     sink.reports([anything])

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from horovod_runner.driver.driver import Driver
+from horovod_runner.driver.phases import State
 from horovod_runner.driver.supervisor import Supervisor
-from horovod_runner.errors import RankFailedError
+from horovod_runner.errors import RankFailedError, RanksChangedError
 from horovod_runner.limits import DEFAULTS
 from horovod_runner.options import Options
 from horovod_runner.sinks import Sink
@@ -23,6 +24,7 @@ from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
+from horovod_runner.worker.main import _failed
 
 _SECONDS = 120.0
 
@@ -224,6 +226,13 @@ def test_a_task_that_runs_again_is_called_off_and_ends_the_run(run: Run) -> None
     error = run.result.get(timeout=_SECONDS)
     assert isinstance(error, RankFailedError)
     assert "rank 1 of 2 on h" in str(error)
+
+
+def test_a_rank_that_leaves_at_a_commit_gives_the_others_time_for_theirs(run: Run) -> None:
+    run.gather()
+    left = _failed(RanksChangedError("leaves"), 1)
+    run.say(1, messages.Failed(1, 1, left.error_type))
+    assert run.supervisor.phase.state is State.LEAVING
 
 
 def test_the_table_of_ranks_is_shown_once(run: Run) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from horovod_runner.driver.phases import ENDING, TABLE, Event, Phase, State
-from horovod_runner.limits import Limits
+from horovod_runner.limits import DEFAULTS, Limits
 
 # By default these three are the same.
 LIMITS = Limits(ranks_end=9, launch_end=8, last_messages=7)
@@ -90,6 +90,23 @@ def test_a_caller_can_give_up_in_every_state() -> None:
         then = TABLE[state].then
         over = state in {State.CALLED_OFF, State.ABANDONED, State.SETTLING, State.OVER}
         assert over or {Event.CALL_OFF, Event.UNHEARD} & set(then), state
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_run_that_was_given_up_ends_within_half_a_minute(state: State) -> None:
+    phase = Phase(DEFAULTS, Clock())
+    for event in way_to(state):
+        phase.on(event)
+    for event in (Event.CALL_OFF, Event.UNHEARD):
+        phase.on(event)
+    assert not phase.can_be_called_off
+    seconds = 0.0
+    while phase.state is not State.OVER:
+        limit = TABLE[phase.state].limit
+        assert limit is not None
+        seconds += getattr(DEFAULTS, limit)
+        assert phase.on(Event.TIMEOUT)
+    assert seconds <= 30
 
 
 def test_a_limit_can_be_given_and_extended() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, closing
 
 import msgspec
 import pytest
 
+from horovod_runner.elastic.launcher import PooledLauncher
 from horovod_runner.elastic.pool import Pool
 from horovod_runner.errors import LaunchError
-from horovod_runner.launchers.launcher import TaskLostError
-from horovod_runner.limits import DEFAULTS
-from horovod_runner.options import Options
+from horovod_runner.launchers.launcher import JobCancelledError, TaskLostError
+from horovod_runner.launchers.local import LocalLauncher
+from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.options import ClusterConfig, Options
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import FromDriver, Stop, Taken
@@ -26,16 +30,27 @@ class Tasks:
 
     Attributes:
         ended: tells the pool that the task of a seat has gone, as a launcher does.
+        address: of the pool's channel.
+        not_settled: called when the pool asks whether there are ends that it does not know of.
     """
 
     ended: Callable[[int, LaunchError], None]
+    address: ChannelAddress
+    not_settled: Callable[[], None] | None = None
 
     def start(
-        self, _: ChannelAddress, ended: Callable[[int, LaunchError], None], *__: object
+        self, address: ChannelAddress, ended: Callable[[int, LaunchError], None], *_: object
     ) -> Tasks:
         """Begin; returns itself."""
-        self.ended = ended
+        self.address, self.ended = address, ended
         return self
+
+    def settled(self) -> bool:
+        """Whether the test tells no other end; calls :attr:`not_settled` where it does."""
+        if self.not_settled is None:
+            return True
+        self.not_settled()
+        return False
 
     def close(self, served: Collection[int], seconds: float) -> None:
         """Do nothing."""
@@ -133,3 +148,68 @@ def test_the_process_of_a_task_that_has_ended_is_no_member_again(
     links[0].flush()
     with pool.changed:
         assert pool.changed.wait_for(lambda: pool.ready() == 2, timeout=20)
+
+
+def test_the_rank_of_a_task_whose_spark_job_was_cancelled_is_waited_for(
+    pool: Pool, tasks: Tasks, links: list[Link]
+) -> None:
+    join(pool, links)
+    job = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
+    launch = pool.launch(job, pool._channel.address, lambda: None)
+    ended = [Outcome(next_of(link, Work).task, exit_code=0) for link in links]
+    tasks.ended(0, JobCancelledError("its Spark job was cancelled"))
+    assert "its Spark job was cancelled" in str(launch.problem)  # so all ranks are told to end
+    for link, outcome in zip(links, ended, strict=True):
+        assert not launch.finished
+        link.put(Done(1, msgspec.msgpack.encode(outcome)))
+        next_of(link, Taken)
+    with pool.changed:
+        assert pool.changed.wait_for(lambda: launch.finished, timeout=20)
+    assert launch.lost == []
+    assert launch.outcomes() == ended
+    links[0].put(Joined(1))
+    next_of(links[0], Stop)
+    with pool.changed:
+        assert pool.ready() == 1
+
+
+def test_no_attempt_begins_before_all_jobs_that_were_cancelled_together_are_known(
+    tasks: Tasks,
+) -> None:
+    """The launcher still has the end of the second one to tell."""
+
+    def tell() -> None:
+        tasks.not_settled = None
+        tasks.ended(1, JobCancelledError("cancelled, too"))
+
+    class Keeper(LocalLauncher):
+        def launch_members(  # type: ignore[override]
+            self, job: Job, seats: int, *given: object
+        ) -> Tasks:
+            return tasks.start(*given)  # type: ignore[arg-type]
+
+    limits = Limits(cancelled_tasks=0.001)
+    options = Options(np=(-2, -3), cluster_config=ClusterConfig(limits=limits))
+    job = Job("test", 3, options, b"")
+    with ExitStack() as stack:
+        launcher = stack.enter_context(
+            PooledLauncher(
+                Keeper(),
+                job,
+                least=2,
+                most=3,
+                grow_after=60.0,
+                slot_timeout=None,
+                notice=print,
+                cancelled=threading.Event(),
+            )
+        )
+        for seat in range(3):
+            link = stack.enter_context(closing(Link(tasks.address, seat)))
+            link.put(Joined(1))
+            link.flush()
+        assert launcher.slots(3) == 3
+        tasks.ended(0, JobCancelledError("cancelled"))
+        tasks.not_settled = lambda: threading.Thread(target=tell).start()
+        with pytest.raises(JobCancelledError, match="cancelled, too"):
+            launcher.slots(3)

@@ -16,15 +16,18 @@ import cloudpickle
 import psutil
 import pytest
 
-from horovod_runner.options import Options
+from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.options import ClusterConfig, Options
 from horovod_runner.task.process import WorkerProcess, describe_exit, inherited_environment
 from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
 from tests.programs import Program
+from tests.unkillable import unkillable
 
 
-def job(main: object, rank: int = 0, **kwargs: object) -> WorkerJob:
+def job(main: object, rank: int = 0, limits: Limits = DEFAULTS, **kwargs: object) -> WorkerJob:
     pickled = cloudpickle.dumps((main, kwargs))
-    return WorkerJob(rank, 1, Options(np=-1), pickled, sys.path, ["script", "--flag"])
+    options = Options(np=-1, cluster_config=ClusterConfig(limits=limits))
+    return WorkerJob(rank, 1, options, pickled, sys.path, ["script", "--flag"])
 
 
 def finish(worker: WorkerProcess) -> WorkerOutcome | None:
@@ -148,6 +151,84 @@ def test_a_worker_and_its_group_end_although_the_guard_was_killed() -> None:
         assert_gone(processes[:1])
     assert_gone(processes)
     own_session.kill()  # nothing can find it
+
+
+def look(path: Path) -> None:
+    print("looks", flush=True)
+    path.exists()
+
+
+def test_a_worker_that_no_signal_ends_is_left_behind() -> None:
+    with (
+        unkillable() as path,
+        WorkerProcess(job(look, limits=Limits(killed_end=0.2), path=path), {}) as worker,
+    ):
+        assert select.select([worker.stdout], [], [], 60)[0]
+        worker.kill()
+        assert finish(worker) is None
+        assert worker.exit_code == -signal.SIGKILL
+        assert f"{worker.pid} (" in worker.left_behind
+        assert "state D" in worker.left_behind
+    assert_gone([psutil.Process(worker.pid)] if psutil.pid_exists(worker.pid) else [])
+
+
+def test_a_process_that_no_signal_ends_does_not_keep_a_worker_that_has_returned() -> None:
+    def main(path: Path) -> int:
+        # In another session, below a process that SIGKILL ends.
+        between = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+        stat = [
+            sys.executable,
+            "-c",
+            f"import os; print(os.getpid(), flush=True); os.stat('{path}')",
+        ]
+        child = subprocess.Popen(
+            [sys.executable, "-c", between, *stat], start_new_session=True, stdout=subprocess.PIPE
+        )
+        assert child.stdout is not None
+        return int(child.stdout.readline())
+
+    with (
+        unkillable() as path,
+        WorkerProcess(job(main, limits=Limits(killed_end=0.2), path=path), {}) as worker,
+    ):
+        outcome = finish(worker)
+        assert outcome is not None
+        assert worker.exit_code == 0
+        assert f"{cloudpickle.loads(outcome.value)} (" in worker.left_behind
+
+
+def test_a_stopped_guard_does_not_keep_its_worker() -> None:
+    with WorkerProcess(job(family, limits=Limits(guard_end=0.1)), {}) as worker:
+        processes = read_family(worker)
+        own_session = processes.pop(2)
+        os.kill(worker.guard, signal.SIGSTOP)
+        while worker.exit_code is None:
+            worker.kill()
+            time.sleep(0.05)
+        assert worker.exit_code == -signal.SIGKILL
+    assert_gone(processes)
+    own_session.kill()  # nothing can find it
+
+
+def test_a_group_that_has_the_id_of_an_ended_worker_is_not_killed() -> None:
+    last = Path("/proc/sys/kernel/ns_last_pid")
+    if not os.access(last, os.W_OK):
+        pytest.skip("only root chooses the next process id")
+
+    def main() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)  # its guard has nothing else to do
+
+    with WorkerProcess(job(main), {}) as worker:
+        finish(worker)
+        assert worker.exit_code == -signal.SIGKILL
+        while True:
+            last.write_text(str(worker.pid - 1))
+            other = subprocess.Popen(["cat"], stdin=subprocess.PIPE, start_new_session=True)
+            if other.pid == worker.pid:
+                break
+            other.communicate()  # another process of this machine was quicker
+    other.communicate()
+    assert other.returncode == 0
 
 
 def test_terminate_reaches_the_workers_children() -> None:

@@ -337,7 +337,8 @@ def test_a_record_without_a_driver_is_lost() -> None:
 
 def test_a_driver_writes_the_record_of_its_run_when_it_is_asked() -> None:
     run = Run("1234abcd", 1)
-    with Registration(run, lambda: None):
+    with Registration(run, lambda: None) as entry:
+        entry.begin(run)
         assert registry.running("12") == [run.run_id]
         assert registry.write_record(run.run_id)
         run.main = "later"
@@ -355,10 +356,22 @@ def test_a_driver_writes_the_record_of_its_run_time_and_again() -> None:
         raise ValueError("cannot be written")
 
     run = Run("1234abcd", 1)
-    with Registration(run, stopped.set, record_seconds=0.01, keep=keep):
+    with Registration(run, stopped.set, record_seconds=0.01, keep=keep) as entry:
+        entry.begin(run)
         assert all(written.acquire(timeout=30) for _ in range(3))
         registry._tell_driver(run.run_id, b"x")
         assert stopped.wait(30)
+
+
+def test_a_run_that_still_waits_for_slots_is_listed_and_leaves_no_record() -> None:
+    run, kept = Run("1234abcd", 1), threading.Event()
+    with Registration(run, lambda: None, record_seconds=0.001, keep=lambda _: kept.set()):
+        assert registry.running() == [run.run_id]
+        assert registry.ask_for_view(run.run_id)
+        while registry.view(run.run_id) is None:
+            pass
+    assert not kept.is_set()
+    assert registry.running() == []
 
 
 def test_the_command_writes_and_lists_pages(

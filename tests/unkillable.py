@@ -1,0 +1,63 @@
+"""A file system that does not answer: a process that looks into it ends by no signal."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+_REQUEST = struct.Struct("<IIQ")  # its length, the operation, its number
+_ANSWER = struct.Struct("<IiQ")  # its length, an error, the request's number
+_LOOKUP, _FORGET, _INIT = 1, 2, 26
+_PROTOCOL = struct.pack("<IIIIHHII", 7, 31, 0, 0, 12, 10, 4096, 1).ljust(64, b"\0")
+_FORCE, _DETACH = 1, 2
+
+
+@contextmanager
+def unkillable() -> Iterator[Path]:
+    """The path of a file: whoever looks for it waits in the kernel (state D) until the end.
+
+    FUSE, whose server takes the request and never answers, as an NFS server that is gone. Only root
+    may mount one.
+    """
+    if os.getuid() or not os.access("/dev/fuse", os.W_OK):
+        pytest.skip("only root makes a process that no signal ends, by /dev/fuse")
+    libc = ctypes.CDLL(None, use_errno=True)
+    folder = tempfile.mkdtemp(prefix="unkillable-", dir="/tmp")
+    fuse = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={fuse},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"unkillable", folder.encode(), b"fuse", 0, options):
+        os.close(fuse)
+        os.rmdir(folder)
+        pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+    server = threading.Thread(target=_serve, args=[fuse])
+    server.start()
+    try:
+        yield Path(folder, "file")
+    finally:
+        libc.umount2(folder.encode(), _FORCE)  # all who wait get an error, and SIGKILL ends them
+        libc.umount2(folder.encode(), _DETACH)
+        server.join()
+        os.close(fuse)
+        os.rmdir(folder)
+
+
+def _serve(fuse: int) -> None:
+    while True:
+        try:
+            request = os.read(fuse, 1 << 17)
+        except OSError:  # it has been unmounted
+            return
+        _, operation, number = _REQUEST.unpack_from(request)
+        if operation == _INIT:
+            os.write(fuse, _ANSWER.pack(_ANSWER.size + len(_PROTOCOL), 0, number) + _PROTOCOL)
+        elif operation not in (_LOOKUP, _FORGET):
+            os.write(fuse, _ANSWER.pack(_ANSWER.size, -errno.ENOSYS, number))
