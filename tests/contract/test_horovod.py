@@ -347,11 +347,11 @@ def test_an_abort_inside_mpi_is_told_with_mpis_own_words(ranks: Ranks) -> None:
         os.environ["PMI_FD"] = "999"  # nobody answers there
         hvd.init()
 
-    with pytest.raises(
-        RankFailedError, match=r"(?s)SIGABRT.*Fatal error in internal_Init"
-    ) as caught:
+    with pytest.raises(RankFailedError, match="Fatal error in internal_Init") as caught:
         ranks.run(2, main)
-    assert caught.value.exit_code
+    # MPICH calls exit(15) in Horovod's thread. Then Horovod waits for that thread, which aborts;
+    # not if init() has not stored the thread yet.
+    assert caught.value.exit_code in (-signal.SIGABRT, 15)
 
 
 def test_the_timeline_is_written_where_the_driver_says(
