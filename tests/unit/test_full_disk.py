@@ -138,7 +138,14 @@ def test_a_relay_ends_when_the_driver_is_lost(nowhere: ChannelAddress) -> None:
     os.write(pipes["stdout"][1], b"a last line\n")
     for _, write in pipes.values():
         os.close(write)
-    ended = {"exit_descriptor": None, "exit_code": -9, "pid": 1, "pmi": None, "saving": False}
+    ended = {
+        "exit_descriptor": None,
+        "exit_code": -9,
+        "pid": 1,
+        "pmi": None,
+        "saving": False,
+        "left_behind": "",
+    }
     worker: Any = SimpleNamespace(
         **{name: read for name, (read, _) in pipes.items()}, **ended, outcome=lambda: None
     )
