@@ -52,6 +52,29 @@ def test_many_programs_learn_what_one_process_learns(framework: str) -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
+#: What the oracle has found, and few seeds draw again.
+FOUND = {
+    "keras_torch": [{"head": "unused", "ema": True}],
+    "keras_tensorflow": [
+        {"head": "unused", "ema": True},
+        {"branch": "rank 0", "optimizer": "adam"},
+    ],
+    "torch": [
+        {"changes": "adds later", "optimizer": "adamw", "ranks": 3},
+        {"fused_groups": 2, "branch": "rank"},
+        {"gan": "textbook", "normalizes": "batch"},
+    ],
+    "ddp": [{"restart": "rank 0 loads"}, {"changes": "unfreezes later"}],
+}
+
+
+@pytest.mark.parametrize("framework", [pytest.param(each, marks=group(each)) for each in FOUND])
+def test_programs_that_were_wrong_once_are_right(framework: str) -> None:
+    programs = [Program(framework, 0, choices) for choices in FOUND[framework]]
+    wrong = [told(*each) for each in judged(programs) if not each[1].is_right]
+    assert not wrong, "\n\n".join(wrong)
+
+
 class Wrong(Program):
     """A program whose ranks do not average their gradients where it clips them."""
 

@@ -55,6 +55,7 @@ class _Unused:
         counts = self._count()
         for number, variable, value in self._kept:
             variable.assign(keras.ops.where(counts[number] > 0, variable, value))
+        self._kept = []
 
 
 class Distributed:
@@ -69,6 +70,7 @@ class Distributed:
     _reduction_name: str | None = None
     _unreduced = 0
     _keys: tuple[Hashable, ...] = ()  # of the variables of the gradients that Keras passes on
+    _unused = _Unused()  # of the step
     _reduced_in: Any = None  # where compute_gradients has reduced the next gradients
 
     @property  # type: ignore[misc]
@@ -179,6 +181,7 @@ class Distributed:
         own = self._trainable_variables  # type: ignore[attr-defined]
         variables = list(own if trainable_variables is None else trainable_variables)
         gradients, unused = self._with_zeros(gradients, variables)
+        self._set("_unused", unused)
         super().apply(gradients, trainable_variables)  # type: ignore[misc]
         unused.put_back()
         self._set("_reduced_in", None)
@@ -198,6 +201,10 @@ class Distributed:
         super().finalize_variable_values(var_list)  # type: ignore[misc]
         if shared := self.shared_variables(var_list):
             check_weights(shared)
+
+    def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
+        self._unused.put_back()  # the average is of what the step leaves
+        super()._update_model_variables_moving_average(trainable_variables)  # type: ignore[misc]
 
     def _backend_apply_gradients(self, grads: Sequence[Any], trainable_variables: Any) -> None:
         keys = (self._var_key(variable) for variable in trainable_variables)  # type: ignore[attr-defined]
