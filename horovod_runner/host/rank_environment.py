@@ -1,6 +1,6 @@
 """The environment variables of a worker, from its slot and assignment: pure functions.
 
-But for `memory_variables`, which tries in the worker what this host allows.
+`memory_variables` is an exception: it tries in the worker what this host allows.
 """
 
 from __future__ import annotations
@@ -116,12 +116,10 @@ def _can_read_memory() -> bool:
 
     if read(os.getpid(), ctypes.addressof(source)) != 7 or target.raw != source.raw:
         return False
-    # Nothing lies at address 0, which is said only where reading is allowed.
+    # Address 0 is never valid: the system says so (EFAULT) where it allows reading at all. It does
+    # not see a parent in another namespace (ESRCH).
     read(os.getppid(), None)
-    return ctypes.get_errno() in (
-        errno.EFAULT,
-        errno.ESRCH,
-    )  # no such process: of another namespace
+    return ctypes.get_errno() in (errno.EFAULT, errno.ESRCH)
 
 
 def yield_variables(slot: Slot, cores: int) -> dict[str, str]:

@@ -192,7 +192,7 @@ class WorkerProcess:
         return code if report is None else report.exit_code
 
     def _read_report(self) -> Report | None:
-        """What the guard has reported; None if it was killed. For after its end."""
+        """Return the report of a guard that has ended; None if it was killed before it sent one."""
         if not self._has_ended:
             self._has_ended = True
             with suppress(BlockingIOError):

@@ -22,8 +22,8 @@ def fetch_checkpoint(
 ) -> CheckpointPlan:
     """Make the checkpoint that rank 0 resumes from readable on this host.
 
-    It is copied from the driver only where this host does not see the checkpoint folder. The user
-    is told of each checkpoint that is skipped.
+    It is copied from the driver only where this host does not see the checkpoint folder. Each
+    checkpoint that is skipped is reported to the user.
 
     Args:
         plan: where checkpoints are, and which ones to resume from, the latest first.

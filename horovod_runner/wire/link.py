@@ -36,7 +36,7 @@ class Link:
 
     Attributes:
         sent: how many batches ZeroMQ has accepted.
-        dropped: how many batches could not be queued, and were given up.
+        dropped: how many batches were discarded because they could not be queued.
         monitor: a socket to poll; readable when the connection has changed.
     """
 

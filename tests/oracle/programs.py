@@ -13,7 +13,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-#: What a program is written for, the module that writes it, and how many of a hundred are drawn.
+#: Frameworks: the module that writes a program for each, and its share of the drawn programs in
+#: percent.
 FRAMEWORKS = {
     "torch": ("torch_programs", 40),
     "ddp": ("torch_programs", 18),

@@ -52,7 +52,7 @@ def test_many_programs_learn_what_one_process_learns(framework: str) -> None:
     assert not wrong, "\n\n".join(wrong)
 
 
-#: What the oracle has found, and few seeds draw again.
+#: Choices of programs that were wrong once; a random seed rarely draws them again.
 FOUND = {
     "keras_torch": [{"head": "unused", "ema": True}],
     "keras_tensorflow": [

@@ -35,7 +35,7 @@ NETWORK: dict[str, list[Any]] = {
     "buffer": [False, True],
     "convolution": [False, True],
 }
-#: All weights but those of the first layer, in a group of their own.
+#: Code that lists all weights except the first layer's, for a second parameter group.
 REST = """def rest(model):
     first = set(model.first.parameters())
     return [w for w in model.parameters() if w not in first]"""

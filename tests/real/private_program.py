@@ -164,7 +164,7 @@ def failing_runs(np: int) -> None:
         try:
             runner.run(main, **kwargs)
         except Exception as error:
-            # What main itself raises is raised here as it is.
+            # An exception of main arrives unchanged; its cause is the package's own error.
             told = error.__cause__ if kwargs.get("fail") else error
             print("".join(traceback.format_exception(told)), flush=True)
             show(told)

@@ -63,7 +63,7 @@ def filled(address: ChannelAddress) -> Link:
 
 
 def take_all(channel: Channel, call: threading.Thread) -> list[messages.FromRank]:
-    """What the driver receives until a call in another thread has ended."""
+    """Collect what the driver receives while a call runs in another thread."""
     received: list[messages.FromRank] = []
     while call.is_alive():
         for _, batch in channel.batches(0.1):

@@ -62,8 +62,8 @@ class RowDataset(Dataset[Any]):  # type: ignore[misc]
 class CopiedBatches(list[Any]):
     """Batches of a GPU, ready for the stream that is current where they are iterated over.
 
-    Another thread has begun the copies, on a stream of its own: work on other streams has to wait
-    for them, and the memory must not be used again before that work is done.
+    Another thread started the copies on its own stream. Work on other streams has to wait for
+    them, and the memory must not be used again before that work is done.
 
     Args:
         batches: with tensors on the stream's device.

@@ -190,7 +190,7 @@ def _send_torch(when: str, optimizer: Any) -> None:
 def _weights_of(optimizer: Any) -> tuple[list[tuple[str, Any]], str, list[Any]]:
     """The weights that ranks share, with their names; the optimizer's name; and its groups."""
     names = getattr(optimizer, "_parameter_names", {})
-    parallel = _parallel_names(optimizer) if _parallel else {}
+    parallel = _parallel_names(optimizer)
     named = []
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     for number, parameter in enumerate(parameters):
