@@ -102,9 +102,9 @@ test-all:
 # What the tests need, without the tests.
 environments: $(MAIN)/.ready $(if $(PYTHON_PETASTORM),$(PETASTORM)/.ready) $(BODO)/.ready $(OPENMPI)/.ready
 
-# Debian's packages that the tests under Slurm and in a browser need, and those that all tests need.
+# Debian's packages that the quick suite needs, and those that all tests need.
 packages-quick:
-	@.ci/debian-packages slurm-wlm munge chromium
+	@.ci/debian-packages slurm-wlm munge chromium fuse3
 
 packages:
 	@.ci/debian-packages openmpi-bin libopenmpi-dev slurm-wlm munge ccache chromium fuse3
