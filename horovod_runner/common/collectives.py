@@ -16,13 +16,14 @@ Totals = npt.NDArray[np.float64]
 class Collectives(Protocol):
     """All ranks make the same calls in the same order."""
 
-    def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
+    def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
         """Broadcast bytes from a rank.
 
         Args:
             data: the bytes; read on rank ``root`` only.
             count: the number of bytes, the same on all ranks.
             root: the sending rank.
+            name: shown where a rank waits for the others for ever.
         """
 
     def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
@@ -84,11 +85,11 @@ class _Torch:
     def __init__(self, horovod: Any) -> None:
         self._horovod = horovod
 
-    def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
+    def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
         import torch
 
         buffer = torch.frombuffer(bytearray(data or bytes(count)), dtype=torch.uint8)
-        self._horovod.broadcast_(buffer, root, name="horovod_runner.checkpoint")
+        self._horovod.broadcast_(buffer, root, name=f"horovod_runner.{name}")
         return bytes(buffer.numpy().tobytes())
 
     def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
@@ -113,13 +114,13 @@ class _TensorFlow:
     def __init__(self, horovod: Any) -> None:
         self._horovod = horovod
 
-    def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
+    def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
         import tensorflow
 
         array = np.frombuffer(data or bytes(count), np.uint8)
         with tensorflow.device("/cpu:0"):
             tensor = tensorflow.constant(array)
-            received = self._horovod.broadcast(tensor, root, name="horovod_runner.checkpoint")
+            received = self._horovod.broadcast(tensor, root, name=f"horovod_runner.{name}")
         return bytes(received.numpy().tobytes())
 
     def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
@@ -147,7 +148,7 @@ class _Distributed:
         self._torch = torch
         self._device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
 
-    def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
+    def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
         torch = self._torch
         buffer = torch.frombuffer(bytearray(data or bytes(count)), dtype=torch.uint8)
         buffer = buffer.to(self._device)

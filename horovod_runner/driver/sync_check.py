@@ -270,12 +270,18 @@ def weights_differ(first: Note, other: Note) -> str:
         )
     return (
         f"rank {other.rank} and rank {first.rank} have different weights {first.key}{_at(other)} "
-        f"({some} of {len(weights)}), {_cause(optimizer)}. {_ON_PURPOSE}"
+        f"({some} of {len(weights)}), {_cause(optimizer, first.key)}. {_ON_PURPOSE}"
     )
 
 
-def _cause(optimizer: str) -> str:
+def _cause(optimizer: str, when: str) -> str:
     """Why weights may differ after a step of an optimizer."""
+    if "hvd.join()" in when:
+        return (
+            "because a rank that calls hvd.join() misses the steps which the others still make. "
+            "Broadcast the weights of the rank that joined last: last = hvd.join(); "
+            "hvd.broadcast_parameters(model.state_dict(), root_rank=last)"
+        )
     if optimizer.startswith("DistributedDataParallel"):
         return (
             "although DistributedDataParallel averages gradients. Perhaps only rank 0 has loaded "

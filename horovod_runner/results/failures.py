@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import socket
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,10 @@ from horovod_runner.wire.job import Outcome
 from horovod_runner.wire.measurements import Machine
 from horovod_runner.wire.slots import Slot
 
+# How Horovod's errors about requests of the ranks begin that do not match.
+_MISMATCH = "Mismatched "
+_MOST_PLACES = 4
+_FRAME = re.compile(r'File "(.+?)", line (\d+)')
 # Modules whose name differs from the name that pip uses.
 _DISTRIBUTIONS = {
     "PIL": "Pillow",
@@ -65,7 +70,7 @@ def run_error(outcomes: Sequence[Outcome], reported: Sequence[int]) -> Exception
         return _early_return(returned, first, outcomes, reported)
     error = _load(first)
     cause = RankFailedError(
-        _describe(first, outcomes, reported) + _advice(error, first),
+        _describe(first, outcomes, reported) + _advice(error, first, outcomes),
         rank=first.rank,
         host=first.hostname,
         pid=first.pid,
@@ -153,8 +158,10 @@ def _load(outcome: Outcome) -> Exception | None:
     return error if isinstance(error, Exception) else None
 
 
-def _advice(error: Exception | None, outcome: Outcome) -> str:
-    """Return what to do about a module or file that the rank's host lacks; empty otherwise."""
+def _advice(error: Exception | None, outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """Return what to do about an error of a known kind; empty for others."""
+    if str(error).startswith(_MISMATCH):
+        return _advice_on_mismatch(outcomes)
     if isinstance(error, FileNotFoundError):
         return _advice_on_file(error.filename, outcome)
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
@@ -169,6 +176,28 @@ def _advice(error: Exception | None, outcome: Outcome) -> str:
             f"horovod-runner run --ship-modules {package}"
         )
     return f"\n\nThe Python of {outcome.hostname} has no module {error.name}. {remedy}."
+
+
+def _advice_on_mismatch(outcomes: Sequence[Outcome]) -> str:
+    """Return where the ranks made calls that do not match, and what to do."""
+    places: dict[str, list[int]] = {}
+    for outcome in outcomes:
+        if outcome.worker is not None and _MISMATCH in outcome.worker.traceback:
+            places.setdefault(_users_line(outcome.worker.traceback), []).append(outcome.rank)
+    some = [f"{ranks_text(ranks)} at {place}" for place, ranks in places.items()][:_MOST_PLACES]
+    return (
+        f"\n\nThe ranks gave one collective different tensors: {', '.join(some)}. All ranks must "
+        "call the same collectives in the same order, with tensors of the same type and shape. If "
+        "a rank chooses something by a random number or by its own data, such as a width or a "
+        "batch to leave out, let all ranks choose alike: width = agree(width)."
+    )
+
+
+def _users_line(traceback: str) -> str:
+    """The last line of code outside of packages in a traceback."""
+    frames = _FRAME.findall(traceback) or [("unknown", "?")]
+    own = [(path, line) for path, line in frames if "/site-packages/" not in path]
+    return ":".join((own or frames)[-1])
 
 
 def _advice_on_file(path: object, outcome: Outcome) -> str:

@@ -83,7 +83,7 @@ def agree(value: Any, how: How = "rank 0") -> Any:
         return _as_given(_COMBINE[how](values), value, how)
     data = pickle.dumps(value) if rank.rank == 0 else b""
     count = _same_call(ranks, asked, len(data))[0]
-    received = ranks.broadcast(data, count)
+    received = ranks.broadcast(data, count, name=_NAME)
     return pickle.loads(received) if rank.rank else value  # noqa: S301 - rank 0 sent it
 
 
@@ -157,6 +157,6 @@ def exchange(
     rank = context.current()
     own = 0 if rank is None else rank.rank
     return numbers, {
-        root: ranks.broadcast(data if root == own else b"", found[root][1], root).decode()
+        root: ranks.broadcast(data if root == own else b"", found[root][1], root, name).decode()
         for root in sorted([*same[:_SHOWN], *differing[:_SHOWN]])
     }

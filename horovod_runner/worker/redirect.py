@@ -270,6 +270,11 @@ def _patch_mpi_ops(ops: Any) -> None:
             setattr(ops, name, _without_adasum(ops, getattr(ops, name)))
 
 
+def _patch_torch_mpi_ops(ops: Any) -> None:
+    _patch_mpi_ops(ops)
+    _check("steps", "watch_join")(ops)
+
+
 def _without_adasum(ops: Any, function: Callable[..., Any]) -> Callable[..., Any]:
     position = list(signature(function).parameters).index("op")
 
@@ -333,7 +338,7 @@ _PATCHES: dict[str, Callable[[Any], None]] = {
     "horovod.tensorflow.util": _patch_tensorflow_util,
     "horovod.torch.compression": _patch_torch_compression,
     "horovod.torch.functions": _check("optimizer_state", "mend"),
-    "horovod.torch.mpi_ops": _patch_mpi_ops,
+    "horovod.torch.mpi_ops": _patch_torch_mpi_ops,
     "horovod.torch.optimizer": _patch_torch_optimizer,
     "keras.src.callbacks.callback_list": _check("steps", "watch_keras"),
     "keras.src.callbacks.csv_logger": _check("calls", "watch_keras_csv"),

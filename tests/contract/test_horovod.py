@@ -140,6 +140,23 @@ def test_gradients_are_averaged_where_both_frameworks_are_imported(ranks: Ranks)
     assert ranks.run(2, main, TENSORFLOW) == [[-0.5, -0.5]]
 
 
+def join_before_the_last_rank() -> int:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    if hvd.rank() == hvd.size() - 1:
+        for number in range(100):
+            hvd.allreduce(torch.ones(7), name=f"step {number}")
+    return int(hvd.join())
+
+
+@pytest.mark.places("local")
+def test_a_rank_goes_on_alone_after_seven_others_have_joined(ranks: Ranks) -> None:
+    # Horovod 0.28.1 without a patch writes behind the end of a vector, and aborts.
+    assert ranks.run(8, join_before_the_last_rank) == 7
+
+
 def test_a_test_of_weights_can_fail() -> None:
     """Without the broadcast's common start the comparison above would see it."""
     one = weights_of_one_process(train_torch)

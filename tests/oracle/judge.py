@@ -74,7 +74,11 @@ def judge_all(programs: Sequence[Program]) -> list[Verdict]:
     expected = [_one_process(program) for program in programs]
     found: list[list[Any] | None] = [None] * len(programs)
     if len(programs) > 1:
-        together = [number for number, each in enumerate(programs) if len(each.phases) == 1]
+        together = [
+            number
+            for number, each in enumerate(programs)
+            if len(each.phases) == 1 and not each.reads_feed
+        ]
         for number, weights in zip(
             together, _run_together([programs[n] for n in together]), strict=True
         ):
@@ -97,7 +101,7 @@ def _judge_alone(program: Program, right: Any) -> Verdict:
         runner = _runner(program, ranks)
         with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(shown):
             handle = runner.start(
-                _run_one, source=program.source, begin=begin, end=end, state=state
+                _run_one, source=program.source, begin=begin, end=end, state=state, **_data(program)
             )
             try:
                 weights, state = handle.result(timeout=_DEADLINE)
@@ -167,8 +171,12 @@ def _backend(framework: str) -> str:
     return "tensorflow" if framework in ("keras_tensorflow", "tape") else "torch"
 
 
-def _run_one(source: str, begin: int, end: int, state: Any) -> Any:
-    return _names_of(source)["main"](begin, end, state)
+def _data(program: Program) -> dict[str, Any]:
+    return {"data": _names_of(program.source)["table"]()} if program.reads_feed else {}
+
+
+def _run_one(source: str, begin: int, end: int, state: Any, **data: Any) -> Any:
+    return _names_of(source)["main"](begin, end, state, **data)
 
 
 def _names_of(source: str) -> dict[str, Any]:

@@ -42,7 +42,7 @@ if __name__ == "__main__":
     state = own_state = None
     for ranks, begin, end in {phases}:
         runner = HorovodRunner(np=-ranks)
-        by_rank, state = runner.run(main, begin=begin, end=end, state=state)
+        by_rank, state = runner.run(main, begin=begin, end=end, state=state{data})
         alone, own_state = train(list(range(ranks)), False, begin, end, own_state)
     for rank, weights in enumerate(by_rank):
         to_first = numpy.abs(flat(weights) - flat(by_rank[0])).max()
@@ -94,7 +94,14 @@ class Program:
     @property
     def script(self) -> str:
         """The script with an end that runs it on this machine, and shows what differs."""
-        return f"{self.source}{_RUNS.format(phases=self.phases)}"
+        data = ", data=table()" if self.reads_feed else ""
+        return f"{self.source}{_RUNS.format(phases=self.phases, data=data)}"
+
+    @property
+    def reads_feed(self) -> bool:
+        """Whether `main` has an argument `data`; `table()` of the script makes it."""
+        find = getattr(_writer(self.framework), "reads_feed", None)
+        return find is not None and bool(find(self))
 
     @property
     def undefined(self) -> str:

@@ -55,7 +55,7 @@ _COMMON: dict[str, list[Any]] = {
     "set_to_none": [True, False],
     "zeroes": ["before", "after", "model"],
     "compiles": [False, "before", "after"],
-    "rows": ["equal", "uneven", "one row"],
+    "rows": ["equal", "uneven", "one row", "a feed"],
     "restart": ["none", "loads before wrapping", "loads after wrapping", "rank 0 loads"],
     "ranks_later": [2, 1, 3],
     "seeds": ["by rank", "equal"],
@@ -118,6 +118,13 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("ties", lambda p: p.losses == "penalty"),
     ("skips", lambda p: p.scaler != "none"),
     ("groups_of_weights", lambda p: p.changes == "adds later"),
+    # A feed divides the rows of a step among the ranks, and one process has no ranks.
+    ("rows", lambda p: reads_feed(p) and (p.branch != "none" or p.normalizes == "batch")),
+    ("rows", lambda p: reads_feed(p) and (p.skips not in ("none", "backward on all"))),
+    ("rows", lambda p: reads_feed(p) and p.scaler not in ("none", "plain", "unscales")),
+    ("rows", lambda p: reads_feed(p) and p.restart != "none" and p.rest),
+    ("rows", lambda p: reads_feed(p) and (bool(p.gan) or _has_closure(p))),
+    ("rows", lambda p: reads_feed(p) and p.framework == "torch" and (p.joins or p.op == "sum")),
     # DistributedDataParallel
     ("static", lambda p: bool(p.finds_unused) or p.passes > 1),
     ("hook", lambda p: p.hook == "powersgd" and (p.branch != "none" or bool(p.head or p.static))),
@@ -136,6 +143,11 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("joins", lambda p: p.restart != "none" or p.clip != "none" or p.changes != "none"),
     ("joins", lambda p: bool(p.fused_groups)),
 ]
+
+
+def reads_feed(p: Program) -> bool:
+    """Whether the rows come from a dataset that the run has as an argument."""
+    return bool(p.rows == "a feed")
 
 
 def _is_sparse(p: Program) -> bool:
@@ -193,7 +205,7 @@ def _imports(p: Program) -> str:
         "import torch",
         "",
         f"RANKS = {p.ranks}",
-        f"ROWS = {_rows(p)}  # of a batch, by rank",
+        reads_feed(p) or f"ROWS = {_rows(p)}  # of a batch, by rank",
     )
 
 
@@ -243,7 +255,53 @@ def _network(p: Program) -> str:
     )
 
 
+_FEED = """ROWS, STEP = 47, 11  # of the dataset, and of a step of all ranks
+feed, batches, latest = None, None, {}
+
+
+def table():
+    import pyarrow
+
+    drawn = torch.Generator().manual_seed(7)
+    x = torch.randn(ROWS, 4, generator=drawn, dtype=torch.float64)
+    ids = torch.randint(7, (ROWS,), generator=drawn)
+    y = x.sum(1) + 0.1 * ids
+    columns = {f"x{number}": x[:, number].numpy() for number in range(4)}
+    return pyarrow.table({**columns, "ids": ids.numpy(), "y": y.numpy()})
+
+
+def endless():
+    while True:
+        yield from feed
+
+
+def open_feed(data, state):
+    global feed, batches
+    columns = {"x": [f"x{number}" for number in range(4)], "ids": "ids", "y": "y"}
+    dtypes = {"x": "float64", "y": "float64"}
+    feed = data.to_torch(global_batch=STEP, columns=columns, dtypes=dtypes)
+    if state is not None:
+        feed.load_state_dict(state["feed"])
+    batches = endless()
+    latest.clear()
+
+
+def batch(rank, step):
+    if feed is None:
+        first = STEP * (step % -(-ROWS // STEP))
+        rows = table().slice(first, STEP).to_pydict()
+        x = torch.tensor([rows[f"x{number}"] for number in range(4)], dtype=torch.float64).T
+        return x, torch.tensor(rows["ids"]), torch.tensor(rows["y"], dtype=torch.float64)[:, None]
+    if step not in latest:
+        latest.clear()
+        latest[step] = next(batches)
+    x, ids, y = latest[step]
+    return x, ids, y[:, None]"""
+
+
 def _batches(p: Program) -> str:
+    if reads_feed(p):
+        return _FEED
     infinite = {"infinity on rank 1": "rank == 1", "infinity on all": "True"}.get(p.scaler)
     return lines(
         "def batch(rank, step):",
@@ -386,6 +444,7 @@ def _train(p: Program) -> str:
         REST,
         "\n",
         "def train(ranks, distributed, begin, end, state):",
+        reads_feed(p) and "    ranks = ranks if distributed else [0]",
         f"    torch.manual_seed({'ranks[0]' if p.seeds == 'by rank' else '0'})",
         "    plain = model = Network().double()",
         p.changes == "unfreezes later" and "    plain.first.weight.requires_grad_(False)",
@@ -419,6 +478,8 @@ def _train(p: Program) -> str:
         '    saved = {"model": plain.state_dict(), "optimizer": optimizer.state_dict()}'
         if p.restart != "none"
         else "    saved = None",
+        p.restart != "none" and reads_feed(p) and "    if distributed:",
+        p.restart != "none" and reads_feed(p) and '        saved["feed"] = feed.state_dict()',
         "    return weights, saved",
     )
 
@@ -589,18 +650,21 @@ def _share(p: Program) -> str:
 
 
 def _main(p: Program) -> str:
+    data = ", data" if reads_feed(p) else ""
+    opens = reads_feed(p) and "    open_feed(data, state)"
     if p.framework == "torch":
         return lines(
-            "def main(begin, end, state):",
+            f"def main(begin, end, state{data}):",
             "    global hvd",
             "    import horovod.torch as hvd",
             "",
             "    hvd.init()",
+            opens,
             "    weights, saved = train([hvd.rank()], True, begin, end, state)",
             "    return hvd.allgather_object(weights), saved",
         )
     return lines(
-        "def main(begin, end, state):",
+        f"def main(begin, end, state{data}):",
         "    import torch.distributed as dist",
         "",
         "    if not dist.is_initialized():",

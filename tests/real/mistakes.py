@@ -190,6 +190,17 @@ HOROVOD = {
         "warned",
         "some weights were frozen when DistributedDataParallel was made",
     ),
+    "The weights after `hvd.join()` are not broadcast": Mistake(
+        "`hvd.join(); save_checkpoint(epoch, model=model)`",
+        "warned",
+        "because a rank that calls hvd.join() misses the steps which the others still make",
+    ),
+    "Ranks reduce tensors of different shapes": Mistake(
+        "`hidden = random.choice([32, 64])`",
+        "error",
+        "The ranks gave one collective different tensors",
+        "Let all ranks take rank 0's choice: `hidden = agree(hidden)`.",
+    ),
     "Gradients are clipped before they are averaged": Mistake(
         "`loss.backward(); clip_grad_norm_(...); optimizer.step()`",
         "works",

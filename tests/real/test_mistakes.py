@@ -5,6 +5,7 @@ The words that a user sees are in `mistakes`. Several mistakes are made in one r
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import subprocess
 import sys
@@ -609,6 +610,64 @@ def evaluate_on_rank_0(valid: Any) -> None:
     if hvd.rank() == 0:
         evaluate(valid.to_torch(8, ["a"], device="cpu"), lambda batch: {"a": batch["a"]})
     hvd.allreduce(torch.ones(1), name="gradient")
+
+
+def reduce_different_shapes() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    if hvd.rank() == 1:
+        hvd.allreduce(torch.ones(3), name="hidden")
+    else:
+        hvd.allreduce(torch.ones(2), name="hidden")
+
+
+def test_ranks_that_reduce_tensors_of_different_shapes_are_named(ranks: Ranks) -> None:
+    with pytest.raises(RuntimeError, match="Mismatched ALLREDUCE tensor shapes") as caught:
+        ranks.run(3, reduce_different_shapes)
+    assert "ranks 0, 2: ALLREDUCE of float32[2]; rank 1: ALLREDUCE of float32[3]." in str(
+        caught.value
+    )
+    text = str(caught.value.__cause__)
+    check(text, "Ranks reduce tensors of different shapes")
+    lines, first = inspect.getsourcelines(reduce_different_shapes)
+    line = {"ones(3)": 0, "ones(2)": 0}
+    for mark in line:
+        line[mark] = next(first + n for n, text in enumerate(lines) if mark in text)
+    assert f"ranks 0, 2 at {__file__}:{line['ones(2)']}" in text
+    assert f"rank 1 at {__file__}:{line['ones(3)']}" in text
+
+
+def train_unequally_and_join(broadcast: bool) -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    )
+    for _ in range(2 + hvd.rank()):
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+    last = hvd.join()
+    if broadcast:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_ranks_that_differ_after_join_are_told_to_broadcast(
+    ranks: Ranks, shown: Shown, broadcast: bool
+) -> None:
+    ranks.run(2, train_unequally_and_join, broadcast=broadcast)
+    text = shown()
+    if broadcast:
+        assert warned_of(text) == []
+    else:
+        check(text, "The weights after `hvd.join()` are not broadcast")
 
 
 def test_a_collective_that_only_rank_0_calls_is_named(ranks: Ranks) -> None:

@@ -154,6 +154,7 @@ def test_a_file_that_two_ranks_of_a_host_write_is_reported(hosts: str, count: in
         ("before the first step", "SGD", "rank 1 begins with other weights than rank 0 (b of 2"),
         ("after step 1", "SGD", "the gradients are not averaged: the SGD that steps there"),
         ("after step 1", "Distributed SGD", "although the optimizer is distributed"),
+        ("at the end, after hvd.join()", "Distributed SGD", "that calls hvd.join() misses"),
     ],
 )
 def test_weights_that_differ_are_reported_with_the_cause(

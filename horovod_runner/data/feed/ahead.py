@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -89,6 +90,10 @@ class Ahead(Iterator[T], Generic[S, T]):
         """Stop the thread; may be called twice."""
         self._closed = True
         self._room.release()
-        self._thread.join()
+        # A loop that a global keeps is closed while Python exits. Threads are stopped by then, and
+        # Python before 3.14 would wait for them for ever. One in a reference cycle may be closed by
+        # the thread itself.
+        if not sys.is_finalizing() and threading.current_thread() is not self._thread:
+            self._thread.join()
         while not self._slots.empty():
             self._slots.get()

@@ -27,6 +27,8 @@ _VERSIONS = 4  # of weights, to see whether they have changed
 _SHARDED = ("DTensor", "FlatParameter")
 #: How the notes call an optimizer of weights that torch's own class averages.
 DATA_PARALLEL = "DistributedDataParallel's "
+#: How the notes call the end of a training in which ranks called ``hvd.join()``.
+JOINED = ", after hvd.join()"
 _watching: list[_TorchSteps] = []
 _parallel: weakref.WeakSet[Any] = weakref.WeakSet()  # modules of all ranks
 
@@ -55,7 +57,8 @@ class _Training:
     def end(self) -> None:
         """Send the weights, unless they have changed since the last step: by this rank alone?"""
         if self._latest and self._latest == self._versions():
-            _send(self._when + self._sets, self._name, _rates(self._groups), self._named)
+            when = self._when + (JOINED if any(each.joined for each in _watching) else "")
+            _send(when + self._sets, self._name, _rates(self._groups), self._named)
 
     def _versions(self) -> list[tuple[int, int]]:
         return [(weight._version, weight.data_ptr()) for _, weight in self._some]
@@ -66,9 +69,13 @@ class _TorchSteps:
 
     Args:
         module: ``torch.optim.optimizer``.
+
+    Attributes:
+        joined: whether ``hvd.join()`` has returned.
     """
 
     def __init__(self, module: Any) -> None:
+        self.joined = False
         # Not by id: that of an optimizer that was freed is given to another one, and ranks free
         # theirs at different times.
         self._trainings: weakref.WeakKeyDictionary[Any, _Training] = weakref.WeakKeyDictionary()
@@ -120,6 +127,20 @@ def finish() -> None:
 def watch_torch(module: Any) -> None:
     """Watch optimizers; called with the module ``torch.optim.optimizer``."""
     _watching.append(_TorchSteps(module))
+
+
+def watch_join(module: Any) -> None:
+    """Note that ranks have missed steps of others; called with ``horovod.torch.mpi_ops``."""
+    plain = module.join
+
+    @functools.wraps(plain)
+    def join(*args: Any, **options: Any) -> Any:
+        last = plain(*args, **options)
+        for steps in _watching:
+            steps.joined = True
+        return last
+
+    module.join = join
 
 
 def watch_data_parallel(module: Any) -> None:

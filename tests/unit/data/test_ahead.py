@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import subprocess
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 
@@ -105,5 +108,40 @@ def test_no_reference_cycle_is_left(taken: int, is_helped: bool) -> None:
                 next(ahead, None)
         del ahead, work
         assert gone() is None
+    finally:
+        gc.enable()
+
+
+def loop(work: Callable[[int], int]) -> Iterator[int]:
+    with Ahead(count(), work, ahead=2) as ahead:
+        yield from ahead
+
+
+def test_python_exits_while_a_global_keeps_a_loop() -> None:
+    program = "from tests.unit.data.test_ahead import loop; kept = loop(abs); print(next(kept))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_loop_may_be_collected_by_its_own_thread() -> None:
+    lost, collected = threading.Event(), threading.Event()
+
+    def work(number: int) -> int:
+        if number and lost.wait(30) and not collected.is_set():
+            gc.collect()
+            collected.set()
+        return number
+
+    cycle: list[object] = [loop(work)]
+    cycle.append(cycle)
+    assert next(cycle[0]) == 0  # type: ignore[call-overload]
+    gc.disable()
+    try:
+        del cycle
+        lost.set()
+        assert collected.wait(30)
     finally:
         gc.enable()
