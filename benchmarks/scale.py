@@ -246,6 +246,7 @@ class SimulatedLaunch:
     """The simulated ranks of one run; a step begins when all processes have finished the last."""
 
     late_error = None
+    problem = None
     lost = ()
     expected = None
     running = False

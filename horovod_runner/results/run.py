@@ -127,7 +127,7 @@ class Run:
         run_id: the id in the names of the run's checkpoints and in Spark's UI.
         np: the argument ``np`` of HorovodRunner.
         params: ``np``, and the arguments of ``main`` that are numbers, strings or None. What looks
-            like a password, a token or a key is "***".
+            like a password, a token or a key is hidden.
         main: the name of the function.
         where: "local", a Spark master, or "slurm job 12".
         software: the versions on the driver, by package.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from horovod_runner.options import FRAMEWORKS
 from horovod_runner.worker import environ_watch
+from horovod_runner.worker.checks.notes import from_library
 
 # Variables that C libraries read when they are loaded, which Python cannot observe.
 _READ_BY_LIBRARIES = ("KMP_", "MKL_", "NPY_", "OMP_", "OPENBLAS_", "TF_NUM_")
@@ -34,7 +35,8 @@ class ImportsWatch:
         if environ_watch.importing(FRAMEWORKS):
             return  # a framework sets it by itself, in every process
         self._first = self._first or (name, _imported_frameworks())
-        if self._forked and (name in self._missed or name.startswith(_READ_BY_LIBRARIES)):
+        is_read = name in self._missed or name.startswith(_READ_BY_LIBRARIES)
+        if self._forked and is_read and not from_library():
             self._notify(
                 f"HorovodRunner: main sets {name} too late: this rank was forked with its "
                 f"frameworks imported (preload_frameworks=True). {_ADVICE.format(name=name)}"

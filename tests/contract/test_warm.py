@@ -294,6 +294,20 @@ def test_a_variable_that_is_set_too_late_in_a_forked_rank_is_reported(
     assert "main sets OPENBLAS_NUM_THREADS too late: this rank was fork" in capsys.readouterr().out
 
 
+def set_in_a_library(name: str) -> bool:
+    text = f"import os; os.environ[{name!r}] = '1'"
+    exec(compile(text, f"{sys.prefix}/site-packages/library.py", "exec"))
+    return is_warm()
+
+
+@pytest.mark.places("local")
+def test_a_variable_that_a_library_sets_is_not_reported(
+    ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare(ranks).run(set_in_a_library, name="OPENBLAS_NUM_THREADS")
+    assert "too late" not in capsys.readouterr().out
+
+
 def descriptors() -> tuple[bool, list[str]]:
     links = []
     for name in os.listdir("/proc/self/fd"):

@@ -283,12 +283,6 @@ HOROVOD = {
         "returned from main while rank 0 still waited in a collective",
         "Decide by a number that is equal on all ranks: `hvd.allreduce` the loss first.",
     ),
-    "Tensors of different shapes are reduced": Mistake(
-        "`hvd.allreduce(torch.ones(hvd.rank() + 1))`",
-        "error",
-        "Mismatched ALLREDUCE tensor shapes",
-        "Reduce sums and counts, or use `hvd.allgather`.",
-    ),
     "Batch normalization": Mistake(
         "its statistics are those of a rank's rows",
         "unknown",

@@ -86,7 +86,6 @@ def answer(page: str, *, first: bool = False) -> dict[str, Any]:
 
 def main() -> None:
     """Run the pages that standard input or the command line names."""
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # or Lightning's import sets it, too late
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         _serve()
 

@@ -112,8 +112,13 @@ def wrong_calls() -> dict[str, str]:
     (layers if hvd.rank() == 0 else model)(torch.ones(4, 2)).sum().backward()
     optimizer.step()
     assert hvd.allgather(layers.weight.detach()).unique(dim=0).shape == (1, 2)
-    uneven = torch.ones(hvd.rank() + 1)
-    attempt("Tensors of different shapes are reduced", lambda: hvd.allreduce(uneven, name="uneven"))
+    added = torch.nn.Linear(2, 1)
+    hvd.broadcast_parameters(added.state_dict(), root_rank=0)
+    optimizer.add_param_group({"params": list(added.parameters())})
+    optimizer.zero_grad()
+    (layers(torch.ones(4, 2)) * added(torch.full((4, 2), 1.0 + hvd.rank()))).sum().backward()
+    optimizer.step()
+    assert hvd.allgather(added.weight.detach()).unique(dim=0).shape == (1, 2)
     attempt("The optimizer is wrapped twice", lambda: hvd.DistributedOptimizer(optimizer))
     attempt("A `DistributedSampler` without its arguments", lambda: DistributedSampler(range(4)))
     attempt("`main` asks for input", input)
@@ -151,13 +156,15 @@ def test_calls_that_are_wrong_say_what_is_right(ranks: Ranks, shown: Shown) -> N
     errors = ranks.run(2, wrong_calls)
     check(shown(), "`main` starts a Spark session", "`zero_grad` between `backward` and `step`")
     del errors["`main` starts a Spark session"]
-    assert len(errors) == 6
+    assert len(errors) == 5
     for name, text in errors.items():
         check(text, name)
     assert MISTAKES["All ranks print in every step"].result == "works"
     assert MISTAKES["Words are numbered in the order of a set"].result == "works"
     assert MISTAKES["`zero_grad(set_to_none=True)`"].result == "works"
     assert MISTAKES["A layer that some ranks leave out"].result == "works"
+    added = "Weights are unfrozen or added after `DistributedOptimizer`"
+    assert MISTAKES[added].result == "works"
     assert MISTAKES["Gradients are accumulated without saying so"].result == "works"
     assert (
         MISTAKES["Two optimizers, and a loss of one goes through the weights of both"].result

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from itertools import islice
+from types import FrameType
 
 from horovod_runner.wire.measurements import Note, NoteKind
 from horovod_runner.worker import context
@@ -42,13 +45,25 @@ def count(kind: NoteKind) -> int:
 
 def users_line() -> str:
     """The innermost line of the user's code, "train.py:41"; empty if there is none."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not (
-            file.startswith((_PACKAGE, _STANDARD_LIBRARY))
-            or any(part in file for part in _LIBRARIES)
-        ):
-            return f"{os.path.basename(file)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+    for frame in _outside():
+        if not _is_library(frame):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
     return ""
+
+
+def from_library() -> bool:
+    """Whether a library, not the user's code, has called what has called this function."""
+    return any(map(_is_library, islice(_outside(), 1)))
+
+
+def _outside() -> Iterator[FrameType]:
+    """The frames outside of this package and Python's standard library, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_PACKAGE, _STANDARD_LIBRARY)):
+            yield frame
+        frame = frame.f_back
+
+
+def _is_library(frame: FrameType) -> bool:
+    return any(part in frame.f_code.co_filename for part in _LIBRARIES)
