@@ -28,7 +28,7 @@ TOLERANCE = 1e-5
 #: A training whose weights grow so large multiplies rounding errors, too; ranks stay alike.
 _DIVERGED = 100.0
 _HANG_SECONDS = 12.0
-_DEADLINE = 90.0
+_DEADLINE = 240.0
 # Lines for the user, but for those that each run has.
 _TOLD = re.compile(r"^HorovodRunner:(?! *(rank +host|\d+ |controller:|start:|$))|lr_scheduler")
 # A busy machine starts some ranks late.
