@@ -66,6 +66,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         super().__init__()
         self._device = torch.device(device)
         self._calls = 0
+        self._trained: set[Any] = set()  # parameters that may have a gradient on some rank
 
     @property
     def root_device(self) -> Any:
@@ -99,6 +100,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         """Give all ranks the weights of rank 0."""
         self.model_to_device()
         super().setup(trainer)
+        self._trained = {p for p in self.lightning_module.parameters() if p.requires_grad}
         hvd.broadcast_parameters(self.lightning_module.state_dict(), root_rank=0)
 
     def optimizer_step(
@@ -125,8 +127,9 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         if hvd.size() == 1:
             return
         number = self.optimizers.index(getattr(optimizer, "optimizer", optimizer))
-        groups = optimizer.param_groups
-        parameters = [p for group in groups for p in group["params"] if p.requires_grad]
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        # One that was frozen while gradients were accumulated still has one.
+        parameters = [p for p in own if p.requires_grad or p in self._trained]
         # Ranks may use different layers, as of several heads or experts.
         with unused_left_out(parameters, f"optimizer {number}", hvd.global_process_set):
             handles = []
@@ -137,6 +140,8 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
                 handles.append(hvd.allreduce_async_(parameter.grad, name=name, op=hvd.Average))
             for handle in handles:
                 hvd.synchronize(handle)
+        self._trained.difference_update(own)
+        self._trained.update(p for p in parameters if p.requires_grad or p.grad is not None)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce a tensor over all ranks: "mean", "sum", "max" or "min". Other types stay as is."""

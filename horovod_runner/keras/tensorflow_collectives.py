@@ -131,7 +131,9 @@ def scale_variables(variables: Sequence[Any], factor: float) -> None:
     _scaler(tuple(v.value.ref() for v in variables))(tf.constant(factor, tf.float64))
 
 
-def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+def broadcast_variables(
+    variables: Sequence[Any], root_rank: int, process_set: Any = hvd.global_process_set
+) -> None:
     """Set Keras's or TensorFlow's variables to one rank's values."""
     unwrapped = _unwrapped(variables)
 
@@ -139,7 +141,9 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
         for index, variable in enumerate(unwrapped):
             sent = _sendable(tf.convert_to_tensor(variable))
             name = f"horovod_runner.broadcast.{index}"
-            received = hvd.broadcast(sent, root_rank, name=name, ignore_name_scope=True)
+            received = hvd.broadcast(
+                sent, root_rank, name=name, ignore_name_scope=True, process_set=process_set
+            )
             variable.assign(
                 received if sent.dtype == variable.dtype else tf.bitcast(received, variable.dtype)
             )

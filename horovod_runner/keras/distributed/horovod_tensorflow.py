@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from horovod_runner.keras.values import is_seed
+from horovod_runner.worker.checks.models import check_same_model
 
 # The arguments of horovod.tensorflow.DistributedOptimizer after use_locking; Keras's has others.
 _ORDER = (
@@ -44,10 +45,24 @@ def patch(hvd: Any) -> None:
 def _patch_broadcast(hvd: Any) -> None:
     original = hvd.broadcast_variables
 
-    def broadcast_variables(variables: Any, root_rank: int, *args: Any, **kwargs: Any) -> Any:
+    def broadcast_variables(
+        variables: Any,
+        root_rank: int,
+        process_set: Any = hvd.global_process_set,
+        inplace: bool = False,
+    ) -> Any:
         # Keras 3 counts the states of random generators among a model's variables.
         weights = [_unwrapped(variable) for variable in variables if not is_seed(variable)]
-        return original(weights, root_rank, *args, **kwargs)
+        if inplace or not tf.executing_eagerly():
+            return original(weights, root_rank, process_set, inplace)
+        if process_set.process_set_id == 0:
+            check_same_model(((v.name, v.shape) for v in weights), same_names=False)
+        from horovod_runner.keras import tensorflow_collectives as collectives
+
+        # By their numbers: where a layer makes its weights depends on which rank uses it first,
+        # and with it their names.
+        collectives.broadcast_variables(weights, root_rank, process_set)
+        return None
 
     hvd.broadcast_variables = hvd.elastic.broadcast_variables = broadcast_variables
 
