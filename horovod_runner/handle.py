@@ -233,6 +233,8 @@ class RunHandle:
         ours = [recorder, entry, terminal, *([progress] if progress is not None else [])]
         sink = FanOut(ours, self._options.sinks, terminal.notice, limits=job.limits)
         sink.begin(run)
+        if entry.problem:
+            sink.notice(entry.problem)
         status: Status = "failed"
         try:
             with self._pooled(job, launcher, sink.notice) as where:
@@ -260,7 +262,7 @@ class RunHandle:
                 run.warnings.append(warning)
                 sink.notice(warning)
             recorder.ended(status)
-            saved_run.keep(run)
+            saved_run.keep(run, notice=sink.notice)
             sink.end(run)
             sink.close()
 

@@ -224,6 +224,15 @@ class Archive:
             )
         return f"{told} The training goes on; {there}."
 
+    def why(self, error: BaseException) -> str:
+        """Why a checkpoint could not be written here, and what to change."""
+        return describe(error, folder=self._folder.local(""))
+
+    @property
+    def timeline_folder(self) -> Path | None:
+        """The folder of the timeline's file; None without one."""
+        return None if self._timeline is None else self._timeline.absolute().parent
+
     def warnings(self, *, finished: bool) -> list[str]:
         """What to say at the end of a run that lacks checkpoints.
 
@@ -324,6 +333,9 @@ class Archive:
             _append(self._timeline_file, message)
         except OSError:
             self._close_timeline()
+            with suppress(OSError):  # of a longer one, programs read the beginning
+                if not self._timeline.stat().st_size:
+                    self._timeline.unlink()
             raise
         return None if message.offset else self._timeline
 

@@ -221,9 +221,18 @@ class Commits:
         with self._slots[number].locked() as memory:
             yield memory
             if latest is None or latest.order <= commit.order:
-                part = self._folder / f"{_PART}{_MARKER}"
-                part.write_bytes(msgspec.msgpack.encode(_replace(commit, slot=number)))
-                part.replace(self._folder / _MARKER)
+                self._mark(_replace(commit, slot=number))
+
+    def _mark(self, commit: Commit) -> None:
+        """Make a commit the latest, complete one."""
+        part = self._folder / f"{_PART}{_MARKER}"
+        try:
+            part.write_bytes(msgspec.msgpack.encode(commit))
+            part.replace(self._folder / _MARKER)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            free = bytes_text(shutil.disk_usage(self._folder).free)
+            raise self._no_room(str(error), free) from error
 
     def _path(self, slot: int) -> Path:
         return self._folder / f"state-{slot}"

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
+from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.scratch import scratch_folder
@@ -52,7 +53,7 @@ def write_torch(path: Path, state: Any) -> None:
     except RuntimeError as error:  # it does not contain the system's error
         free = bytes_text(shutil.disk_usage(path.parent).free)
         reason = str(error).partition("\n")[0]
-        raise OSError(f"torch.save failed with {free} free on its disk: {reason}") from error
+        raise OSError(f"torch.save failed with {free} free in {path.parent}: {reason}") from error
 
 
 def write_arrays(path: Path, state: Any) -> None:
@@ -113,10 +114,19 @@ def read(kind: Kind, path: Path) -> Any:
         removed at the end of this process.
 
     Raises:
-        CheckpointError: the framework that wrote the file is not installed here.
+        CheckpointError: the framework that wrote the file is not installed here, or the disk has
+            no room for a copy of a folder's files.
     """
     try:
         return _READERS[kind](path)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise CheckpointError(
+            f"the checkpoint {path.name} needs room for a copy: "
+            f"{write_problem(error, scratch_folder())}. Free space there, or set TMPDIR to a "
+            "folder on another disk (on the executors: spark.executorEnv.TMPDIR)."
+        ) from error
     except ImportError as error:
         raise CheckpointError(
             f"the checkpoint {path.name} cannot be read here: {error}. It was written in the "

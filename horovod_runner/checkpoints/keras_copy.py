@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner.checkpoints.formats import write_bytes
+from horovod_runner.common.files import is_full, write_problem
+from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.problems import FULL_TEMPORARY
 from horovod_runner.host.scratch import temporary_folder
 
 
@@ -85,5 +88,10 @@ def _save(model: Any, path: Path) -> None:
     """Save a model on a local disk, and copy the file: Keras goes back in what it has written."""
     with temporary_folder("keras") as folder:
         saved = Path(folder) / path.name
-        model.save(saved)
+        try:
+            model.save(saved)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise CheckpointError(f"{write_problem(error, folder)}. {FULL_TEMPORARY}") from error
         shutil.copyfile(saved, path)

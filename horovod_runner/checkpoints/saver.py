@@ -25,12 +25,12 @@ from horovod_runner.checkpoints import checkpoint, owner
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
 from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
-from horovod_runner.common.files import file_sha256
+from horovod_runner.common.files import file_sha256, is_full
 from horovod_runner.common.numbers import check_saved
 from horovod_runner.folders.folder import PART
 from horovod_runner.folders.opening import open_folder
-from horovod_runner.folders.problems import describe
-from horovod_runner.host.scratch import RunFolder
+from horovod_runner.folders.problems import FULL_TEMPORARY, describe
+from horovod_runner.host.scratch import RunFolder, scratch_folder
 from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import PIECE_BYTES, frame
@@ -85,7 +85,14 @@ class Saver:
         number, self._number = self._number, self._number + 1
         step, numbers = check_saved(step, metrics)
         with self._lock, self._unstopped() as unstopped:
-            snapshot = self._copier.copy(state)
+            try:
+                snapshot = self._copier.copy(state)
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                # A folder, or a Keras model without a clone: copied to a temporary file.
+                self._send_unsaved(step, error, scratch_folder(), FULL_TEMPORARY)
+                return
             self._start(unstopped, self._write, snapshot, step, numbers, number)
 
     def save_sharded(
@@ -183,12 +190,11 @@ class Saver:
             self._send(messages.Saved(0, marker))
             self._prune()
         except Exception as error:
-            with suppress(OSError):
-                self._send(messages.Unsaved(0, step, self._why(error)))
+            _discard(part)  # first: the error says how much is free
+            folder = None if part is None else part.parent
+            self._send_unsaved(step, error, folder, None if local else FULL_TEMPORARY)
         finally:
-            if part is not None:
-                with suppress(OSError):
-                    part.unlink(missing_ok=True)
+            _discard(part)
 
     def _write_part(
         self, part: Part, rank: int, step: int, metrics: dict[str, float | int], number: int
@@ -213,20 +219,30 @@ class Saver:
         except Exception as error:
             with suppress(Exception):
                 part.discard(self._folder, name)
-            with suppress(OSError):
-                self._send(messages.Unsaved(0, step, self._why(error)))
+            self._send_unsaved(step, error, self._folder.local(""))
             return
         with suppress(OSError):
             self._send(messages.Saved(0, marker))
         self._prune()
 
-    def _why(self, error: Exception) -> str:
-        """Why a checkpoint could not be written: a later run may have removed its files."""
-        taken = ""
+    def _send_unsaved(
+        self, step: int, error: Exception, folder: Path | None, full: str | None = None
+    ) -> None:
+        """Tell the driver why a checkpoint could not be written; a later run may be the reason.
+
+        Args:
+            step: the checkpoint's.
+            error: what stopped it.
+            folder: where it was written on this host; None if nowhere.
+            full: what to do if the disk is full; None for the folder of checkpoints.
+        """
+        why = ""
         if self._plan.owned:
             with suppress(Exception):
-                taken = owner.taken_from(self._folder, self._plan.token)
-        return taken or describe(error)
+                why = owner.taken_from(self._folder, self._plan.token)
+        why = why or describe(error, folder=folder, full=full)
+        with suppress(OSError):
+            self._send(messages.Unsaved(0, step, why))
 
     def _marker(
         self,
@@ -277,3 +293,9 @@ class Saver:
 
     def _send(self, message: messages.Message) -> None:
         write_all(self._descriptor, frame(messages.encode(message)))
+
+
+def _discard(part: Path | None) -> None:
+    if part is not None:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)

@@ -110,6 +110,7 @@ def _pack_folder(folder: Path) -> Snapshot:
     packed = unnamed_file("folder")
     try:
         pack_folder(folder, packed)
+        packed.flush()  # here: a full disk is this one, not the one of the checkpoint
     except BaseException:
         packed.close()
         raise

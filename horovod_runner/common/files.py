@@ -1,10 +1,16 @@
-"""Files without a name, and digests of files."""
+"""Files without a name, digests of files, and what to say of a full disk."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
+
+from horovod_runner.common.text import bytes_text
 
 
 def unnamed_file(purpose: str, *, buffering: int = -1) -> IO[bytes]:
@@ -19,7 +25,58 @@ def unnamed_file(purpose: str, *, buffering: int = -1) -> IO[bytes]:
     Raises:
         OSError: the folder for temporary files is full or missing.
     """
-    return tempfile.TemporaryFile(prefix=f"horovod_runner-{purpose}-", buffering=buffering)
+    prefix = f"horovod_runner-{purpose}-"
+    return tempfile.TemporaryFile(prefix=prefix, buffering=buffering, dir=temporary_files())
+
+
+def temporary_files() -> str:
+    """The folder for temporary files.
+
+    Raises:
+        OSError: no folder that Python takes for them can be written.
+    """
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError as error:
+        free = [
+            f"{bytes_text(shutil.disk_usage(folder).free)} are free in {folder}"
+            for folder in (os.environ.get("TMPDIR", ""), "/tmp")  # noqa: S108
+            if os.path.isdir(folder)
+        ]
+        raise OSError(f"{error.strerror}: {', '.join(free) or 'there is no /tmp'}") from error
+
+
+def memory_file(purpose: str) -> IO[bytes]:
+    """Open a file in memory without a name, which a full disk does not stop.
+
+    An unnamed temporary file takes its place where the system has no such files.
+
+    Args:
+        purpose: a word for people who list open files.
+    """
+    with suppress(AttributeError, OSError):  # not Linux, or a sandbox forbids it
+        return open(os.memfd_create(f"horovod_runner-{purpose}"), "r+b", buffering=0)
+    return unnamed_file(purpose)
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that a disk, or the user's quota of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_problem(error: OSError, folder: str | os.PathLike[str]) -> str:
+    """The text of an error of a write; of a full disk with the folder and its free space.
+
+    Args:
+        error: what the write raised.
+        folder: where it wrote.
+    """
+    if not is_full(error):
+        return str(error)
+    path = Path(folder).absolute()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    free = bytes_text(shutil.disk_usage(existing).free)
+    return f"{error} in {path}, where {free} are free"
 
 
 def file_sha256(path: Path) -> str:

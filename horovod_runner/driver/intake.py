@@ -22,6 +22,8 @@ from horovod_runner.wire.job import Kept, Live, Record
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.slots import Call, ChannelAddress, RankInfo
 
+_FULL_TIMELINE = "The disk is full: free space, or name a file on another one (timeline)."
+
 #: What a rank sends that is neither about its life nor for the other ranks.
 Content = (
     messages.Output
@@ -238,9 +240,10 @@ class Intake:
             timeline = self._archive.part(message)
         except OSError as error:
             if message.name == "timeline":
-                self._sink.notice(f"Horovod's timeline could not be written: {describe(error)}")
+                why = describe(error, folder=self._archive.timeline_folder, full=_FULL_TIMELINE)
+                self._sink.notice(f"Horovod's timeline could not be written: {why}")
             else:
-                self._warn_unsaved(message.name, describe(error))
+                self._warn_unsaved(message.name, self._archive.why(error))
             return
         if timeline is not None:
             self._sink.notice(f"Horovod's timeline: {timeline}")
@@ -273,7 +276,7 @@ class Intake:
             saved = self._archive.saved(message.marker)
         except (CheckpointError, OSError) as error:
             step = message.marker.step
-            self._warn_unsaved(f"the checkpoint of step {step}", describe(error))
+            self._warn_unsaved(f"the checkpoint of step {step}", self._archive.why(error))
             return
         if saved is not None:
             self._sink.checkpoint(saved)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from horovod_runner.common.text import ranks_text
@@ -65,8 +66,19 @@ class Roster:
         hosts = {hello.offer.hostname: hello.software for hello in self.hellos.values()}
         for warning in software.compare(self._job.software, hosts, self._job.main):
             self._notice(warning)
-        controller, self._why_controller = software.choose_controller(self._job.controller, hosts)
+        controller, self._why_controller = software.choose_controller(
+            self._job.controller, hosts, self._memory()
+        )
         return controller
+
+    def _memory(self) -> dict[str, software.Memory]:
+        """The shared memory of each host, by hostname."""
+        offers = [hello.offer for hello in self.hellos.values()]
+        ranks = Counter(offer.host for offer in offers)
+        return {
+            offer.hostname: software.Memory(offer.shared_memory, ranks[offer.host])
+            for offer in offers
+        }
 
     def place(self, controller: messages.Controller) -> Iterator[messages.Assignment]:
         """Give each task its rank, and yield what it is to be told.

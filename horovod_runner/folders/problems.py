@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
+from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import CheckpointError
 
@@ -26,7 +28,15 @@ _BUSY = (
 )
 _AWAY = "The store cannot be reached: check the network, the endpoint and the proxy."
 _ABSENT = "There is no such folder or bucket: create it, or correct the name."
-_FULL = "The disk is full: free space, keep fewer checkpoints (num_to_keep), or use another place."
+_FULL = (
+    "The disk is full: free space, keep fewer checkpoints (num_to_keep), or use another place "
+    "(checkpoint_dir)."
+)
+#: What to do if the disk of temporary files is full.
+FULL_TEMPORARY: Final = (
+    "Free space there, or set TMPDIR to a folder on another disk (on the executors: "
+    "spark.executorEnv.TMPDIR)."
+)
 _READ_ONLY = "It is read-only here: use another place, or mount it for writing."
 _UNSUPPORTED = (
     "The file system does not know this operation: `horovod-runner doctor --path` says what it "
@@ -60,17 +70,28 @@ _BY_NUMBER: Final = {
 }
 
 
-def describe(error: BaseException, otherwise: str = "Use another place.") -> str:
+def describe(
+    error: BaseException,
+    otherwise: str = "Use another place.",
+    *,
+    folder: Path | None = None,
+    full: str | None = None,
+) -> str:
     """What happened, the likely cause, and what to change.
 
     Args:
         error: what a folder raised; a CheckpointError says all by itself.
         otherwise: what to do if nothing is known about the error.
+        folder: the folder on this machine that was written to, for the error of a full disk.
+        full: what to do if the disk is full; None for a folder of checkpoints.
     """
     if isinstance(error, CheckpointError):
         return str(error)
-    text = without_password(str(error)).rstrip(". ") or type(error).__name__
-    return f"{text}. {advice(error) or otherwise}"
+    told = str(error)
+    if folder is not None and isinstance(error, OSError):
+        told = write_problem(error, folder)
+    text = without_password(told).rstrip(". ") or type(error).__name__
+    return f"{text}. {(full if is_full(error) else None) or advice(error) or otherwise}"
 
 
 def advice(error: BaseException) -> str:

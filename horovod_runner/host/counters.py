@@ -93,6 +93,15 @@ def shared_memory() -> int:
     return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
+def free_shared_memory() -> int:
+    """The free bytes in /dev/shm; -1 where the system does not tell."""
+    try:
+        found = os.statvfs("/dev/shm")  # noqa: S108
+    except OSError:
+        return -1
+    return found.f_bavail * found.f_frsize
+
+
 def _stall(root: Path, resource: str) -> float:
     """Seconds in which some process waited for a resource: Linux's pressure stall information."""
     with suppress(OSError, ValueError, IndexError):

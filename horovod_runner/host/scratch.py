@@ -16,6 +16,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from horovod_runner.common.files import temporary_files, write_problem
 from horovod_runner.common.text import sizes_text
 from horovod_runner.errors import DataError
 
@@ -47,7 +48,7 @@ class RunFolder:
         limit: int | None = None,
         lock: int | None = None,
     ) -> None:
-        self._root = _root(parent or Path(tempfile.gettempdir()))
+        self._root = _root(parent or _temporary_files())
         self.path = self._root / run_id
         self._limit = limit
         self._lock = lock
@@ -55,11 +56,16 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         _make_private(self._root)
         sweep(self._root)
-        while self._lock is None:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            self._lock = _lock(self.path, fcntl.LOCK_SH)
-        if self._limit is not None:
-            (self.path / _LIMIT).write_text(str(self._limit))
+        try:
+            while self._lock is None:
+                self.path.mkdir(mode=0o700, exist_ok=True)
+                self._lock = _lock(self.path, fcntl.LOCK_SH)
+            if self._limit is not None:
+                (self.path / _LIMIT).write_text(str(self._limit))
+        except OSError as error:
+            if self._lock is not None:
+                self.__exit__()
+            raise _not_created(self.path, error) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,15 +95,16 @@ class RunFolder:
 def memory_folder() -> Path:
     """The parent of folders whose files are to stay in memory; of ordinary ones where none is."""
     shared = Path("/dev/shm")  # noqa: S108 - RunFolder makes a private folder in it
-    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+    return shared if os.access(shared, os.W_OK) else _temporary_files()
 
 
 def remove_left(run_id: str) -> None:
     """Remove a run's folder on this host if all processes that used it were killed."""
-    folder = RunFolder(run_id)
-    if folder.path.is_dir():
-        with folder:
-            pass
+    with suppress(DataError, OSError):  # a full disk, for one: the run itself has ended
+        folder = RunFolder(run_id)
+        if folder.path.is_dir():
+            with folder:
+                pass
 
 
 def check_room(folder: Path, size: int) -> None:
@@ -164,6 +171,16 @@ def _lock(path: Path, kind: int) -> int | None:
     return None
 
 
+def _temporary_files() -> Path:
+    try:
+        return Path(temporary_files())
+    except OSError as error:
+        raise DataError(
+            f"there is no folder for temporary files: {error}. Free space there, or set TMPDIR to "
+            "another folder."
+        ) from error
+
+
 def _root(parent: Path) -> Path:
     return parent / f"horovod_runner-{os.getuid()}"
 
@@ -178,15 +195,19 @@ def _make_private(root: Path) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.lstat()
     except OSError as error:
-        raise DataError(
-            f"the scratch folder {root} could not be created: {error}. Free space or fix the "
-            "permissions there, or set TMPDIR to another folder."
-        ) from error
+        raise _not_created(root, error) from error
     if not _is_private(status) and (not stat.S_ISDIR(status.st_mode) or _keeps_modes(root.parent)):
         raise DataError(
             f"{root} is not a private folder of this user: another user may have created it. "
             "Remove it, or set TMPDIR to another folder."
         )
+
+
+def _not_created(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"the scratch folder {folder} could not be created: {write_problem(error, folder.parent)}. "
+        "Free space or fix the permissions there, or set TMPDIR to another folder."
+    )
 
 
 def _is_private(status: os.stat_result) -> bool:
@@ -205,7 +226,7 @@ def _keeps_modes(folder: Path) -> bool:
 
 def scratch_folder() -> Path:
     """The run's folder on this host, in a rank that has one; otherwise the temporary files'."""
-    return Path(os.environ.get(VARIABLE) or tempfile.gettempdir())
+    return Path(os.environ.get(VARIABLE) or temporary_files())
 
 
 def temporary_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:

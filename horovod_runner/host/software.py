@@ -11,8 +11,9 @@ import platform
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from horovod_runner.common.text import names_text
+from horovod_runner.common.text import count_text, names_text, sizes_text
 from horovod_runner.errors import LaunchError
 from horovod_runner.options import CpuCollectives
 from horovod_runner.wire.messages import Controller
@@ -24,10 +25,14 @@ _MPICH = "mpich"
 # Set on hosts where MPICH has no place for its buffers: there it ends hvd.init() with an abort.
 _NO_SHARED_MEMORY = "no_shared_memory"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where MPICH makes them
+# What the buffers of MPICH take of a rank: 5.4 MB with 2 to 16 ranks on a host. With less room it
+# ends hvd.init() with SIGBUS.
+_BYTES_OF_A_RANK = 6_000_000
 _DIST_INFO = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)\.dist-info$")
 _ALIASES = {"tensorflow_cpu": "tensorflow", "tensorflow_gpu": "tensorflow"}
 
 Software = Mapping[str, str]
+_UNKNOWN: Mapping[str, Memory] = {}
 
 
 def installed(path: Sequence[str] = ()) -> dict[str, str]:
@@ -71,14 +76,32 @@ def _requires_mpich(folder: str) -> bool:
         return False
 
 
+class Memory(NamedTuple):
+    """The shared memory of a host.
+
+    Attributes:
+        free: bytes in /dev/shm; below 0 where the host does not tell.
+        ranks: how many of the run's ranks are there.
+    """
+
+    free: int
+    ranks: int
+
+    @property
+    def short(self) -> bool:
+        """Whether MPI's buffers have too little room."""
+        return 0 <= self.free < self.ranks * _BYTES_OF_A_RANK
+
+
 def choose_controller(
-    wanted: CpuCollectives, hosts: Mapping[str, Software]
+    wanted: CpuCollectives, hosts: Mapping[str, Software], memory: Mapping[str, Memory] = _UNKNOWN
 ) -> tuple[Controller, str]:
     """Choose the library for CPU collectives; also returns a line that explains the choice.
 
     Args:
         wanted: the option ``cpu_collectives``.
         hosts: the versions on each host, by hostname.
+        memory: the shared memory of each host, by hostname.
 
     Raises:
         LaunchError: MPI is wanted, and a host lacks it or has another version.
@@ -87,13 +110,22 @@ def choose_controller(
         return "gloo", "controller: Gloo (cpu_collectives='gloo')"
     versions = {on_host.get(_MPICH, ""): host for host, on_host in hosts.items()}
     without = [host for host, on_host in hosts.items() if _NO_SHARED_MEMORY in on_host]
-    if len(versions) == 1 and "" not in versions and not without:
+    short = {host: each for host, each in memory.items() if each.short}
+    if len(versions) == 1 and "" not in versions and not without and not short:
         return "mpi", f"controller: MPI (MPICH {next(iter(versions))})"
     remedy = "pip install mpich, then horovod-runner install"
     if without:
         why = (
             f"{names_text('host', without)} cannot write to {_SHARED_MEMORY}, where MPI has its "
             "buffers: start containers with --shm-size, and without --ipc none"
+        )
+    elif short and "" not in versions and len(versions) == 1:
+        host, found = next(iter(short.items()))
+        free, needed = sizes_text(found.free, found.ranks * _BYTES_OF_A_RANK)
+        why = (
+            f"host {host} has {free} free in {_SHARED_MEMORY}, and for "
+            f"{count_text(found.ranks, 'rank')} the buffers of MPI take up to {needed}: free "
+            "memory there, or start containers with a larger --shm-size"
         )
     elif "" in versions:
         why = f"the Horovod of {versions['']} was not built with the mpich package: {remedy}"

@@ -17,7 +17,9 @@ from horovod_runner.wire.channel import make_room
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.transport import ChannelAddress
 
-_FILES_OF_A_RANK = 32  # open in the driver: its worker's pipes, and its link to the channel
+# Open in the driver: a worker's pipes and the link to the channel, 22 in all, and the worker's ends
+# of the pipes while it starts. A member of a pool has a second link.
+_FILES_OF_A_RANK, _FILES_OF_A_MEMBER = 36, 50
 
 
 class LocalLauncher:
@@ -47,7 +49,11 @@ class LocalLauncher:
         """Start one thread per rank, which starts and supervises the rank's worker.
 
         ``dataframes`` is empty here: the ranks share this machine's disk.
+
+        Raises:
+            ChannelError: the hard limit of open files is too low.
         """
+        make_room(job.size, job.size * _FILES_OF_A_RANK)  # again: other code has opened files since
         return LocalLaunch(job, address, wake)
 
     def check_pool(self) -> None:
@@ -65,7 +71,12 @@ class LocalLauncher:
         ended: Callable[[int, LaunchError], None],
         leaving: Callable[[int, str], None],
     ) -> LocalMembers:
-        """Start one thread per seat."""
+        """Start one thread per seat.
+
+        Raises:
+            ChannelError: the hard limit of open files is too low.
+        """
+        make_room(seats, seats * _FILES_OF_A_MEMBER)
         return LocalMembers(job, seats, address)
 
 

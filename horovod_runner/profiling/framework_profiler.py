@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from horovod_runner.common.text import sizes_text
+from horovod_runner.common.text import bytes_text, sizes_text
 from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.collectives import Collectives
 from horovod_runner.profiling.steps import optimizer_steps
@@ -30,6 +30,7 @@ FIRST_STEP, LAST_STEP = 10, 20
 #: The key under which this package writes the times of steps into a torch trace.
 METADATA: Final = "horovod_runner"
 _LOOK_SECONDS: Final = 0.02
+_LITTLE_BYTES: Final = 64 << 20  # a trace may have that many before it is compressed
 _Source = Literal["optimizer", "batches", "reports"]
 
 
@@ -103,7 +104,19 @@ class FrameworkProfiler:
                 if profiler is not None:
                     profiler.stop()
             with suppress(OSError):  # the task has ended
-                self._fail(f"{type(error).__name__}: {error}")
+                self._fail(self._why(error))
+
+    def _why(self, error: Exception) -> str:
+        told = f"{type(error).__name__}: {error}"
+        # torch and TensorFlow may write nothing to a full disk, and say nothing.
+        folder = Path(self._path).parent
+        free = shutil.disk_usage(folder).free
+        if isinstance(error, OSError) and free < _LITTLE_BYTES:
+            told += (
+                f". {bytes_text(free)} are free in {folder}: free space there, or set TMPDIR to a "
+                "folder on another disk"
+            )
+        return told
 
     def _done(self) -> tuple[_Source, int]:
         """What counts as a step, and how many of them are complete."""

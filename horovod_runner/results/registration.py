@@ -15,6 +15,7 @@ from types import TracebackType
 import msgspec
 import psutil
 
+from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.results import saved_run
 from horovod_runner.results.live import live
 from horovod_runner.results.registry import RECORD, STOP, VIEW, Entry, folder, forget
@@ -41,6 +42,10 @@ class Registration(Sink):
         record_seconds: after this time the record is written again, or later where writing it takes
             long.
         keep: writes the record.
+
+    Attributes:
+        problem: why the run is not listed, for the user; empty if it is, or if the folder is not
+            for writing.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Registration(Sink):
             psutil.Process().create_time(),
             run.timings.queued,
         )
+        self.problem = ""
         self._run = run
         self._cancel = cancel
         self._begun = False
@@ -80,9 +86,15 @@ class Registration(Sink):
             os.mkfifo(fifo, 0o600)
             # Opened for writing too: reads never see an end, and __exit__ can wake the thread.
             self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, RuntimeError):  # RuntimeError: Path.home() finds no home folder
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder
             if path is not None:
-                forget(self._entry.run_id)
+                with suppress(OSError):
+                    forget(self._entry.run_id)
+            if isinstance(error, OSError) and is_full(error):
+                self.problem = (
+                    f"this run is not listed: {write_problem(error, entries)}. `horovod-runner ps`"
+                    f", `stop` and `top` do not find it. {saved_run.MORE_ROOM}"
+                )
             return self
         self._path = path
         self._thread = threading.Thread(

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import HorovodRunnerError
@@ -30,6 +32,8 @@ from horovod_runner.wire.messages import Controller
 from horovod_runner.wire.slots import RankInfo
 
 SUFFIX: Final = ".run"
+#: What to do if the folder's disk is full.
+MORE_ROOM: Final = "Free space there, or set XDG_STATE_HOME to a folder on another disk."
 # Older records are deleted where there are more, or where all of them are larger.
 _KEPT_RUNS: Final = 50
 _KEPT_BYTES: Final = 1 << 30
@@ -187,24 +191,35 @@ def folder() -> Path:
     return state_folder() / "records"
 
 
-def keep(run: Run, most_runs: int = _KEPT_RUNS) -> Path | None:
+def keep(
+    run: Run, most_runs: int = _KEPT_RUNS, notice: Callable[[str], None] = lambda _: None
+) -> Path | None:
     """Write a run's record into :func:`folder`, and delete the oldest ones.
 
     Args:
         run: the run.
         most_runs: how many records are kept.
+        notice: called with a text for the user if the disk is full.
 
     Returns:
         Where it is; None where the folder cannot be written.
     """
-    with suppress(OSError, RuntimeError):  # RuntimeError: Path.home() finds no home folder
+    try:
         records = folder()
         records.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = records / f"{run.run_id}{SUFFIX}"
         save(run, path)
         _delete_old(most_runs)
         return path
-    return None
+    except RuntimeError:  # Path.home() finds no home folder
+        return None
+    except OSError as error:
+        if is_full(error):  # and no folder that is read-only: it is so by intention
+            notice(
+                f"the record of this run could not be written: {write_problem(error, records)}. "
+                f"`horovod-runner report` and load_run do not find the run. {MORE_ROOM}"
+            )
+        return None
 
 
 def kept() -> list[Path]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from horovod_runner.common.text import without_password
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _IDLE_SECONDS: Final = 1.0
 _MAX_QUEUED: Final = 100_000  # events
 _MAX_QUEUED_BYTES: Final = 64 << 20  # of output and reports, roughly
+_FULL: Final = "The disk is full: free space, or give the sink another place."
 # Events that may overflow a queue; all others are few, and are never dropped.
 _MEASURED: Final = ("profile", "machine", "lines")  # most sinks have no method for these
 _FREQUENT: Final = ("report", "profile", "machine", "output", "log")
@@ -185,7 +187,9 @@ class _SinkThread:
     def _give_up(self, event: str, error: Exception) -> None:
         text = str(error)
         if "[Errno" in text:  # of a store that cannot be written, for example
-            text = describe(error, otherwise="")
+            name = getattr(error, "filename", None)
+            folder = Path(name).parent if isinstance(name, str) else None
+            text = describe(error, otherwise="", folder=folder, full=_FULL)
         self._notice(
             f"the sink {self._name} failed in {event}() and receives nothing more of this run: "
             f"{type(error).__name__}: {text}"

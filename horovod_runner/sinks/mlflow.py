@@ -92,9 +92,9 @@ class MLflowSink(Sink):
         try:
             self._client: Any = MlflowClient(tracking_uri)
         except Exception as error:
-            where, why = tracking_uri or mlflow.get_tracking_uri(), str(error)
+            where, why = tracking_uri or mlflow.get_tracking_uri(), str(error).rstrip(".")
             raise ValueError(
-                f"MLflow cannot write to {without_password(where)}: {without_password(why)} Set "
+                f"MLflow cannot write to {without_password(where)}: {without_password(why)}. Set "
                 "tracking_uri (or MLFLOW_TRACKING_URI) to a server. Or install the full package: "
                 "pip install mlflow. Or use a folder, file:mlruns, with "
                 "MLFLOW_ALLOW_FILE_STORE=true."

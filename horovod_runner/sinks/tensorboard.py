@@ -8,6 +8,8 @@ import socket
 import textwrap
 import time
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -159,7 +161,8 @@ class _EventFile:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads the files of a folder in the order of their names.
         name = f"{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
-        self._writer: Any = RecordWriter((folder / f"events.out.tfevents.{name}").open("wb"))
+        self._path = folder / f"events.out.tfevents.{name}"
+        self._writer: Any = RecordWriter(self._path.open("wb"))
         self._params = params
         self.restarted = True
         self._write(wall_time=time.time(), file_version="brain.Event:2")
@@ -199,15 +202,27 @@ class _EventFile:
         self._write(wall_time=when, step=step, summary=summary)
 
     def _write(self, **fields: Any) -> None:
-        self._writer.write(self._event_pb2.Event(**fields).SerializeToString())
+        with self._named():
+            self._writer.write(self._event_pb2.Event(**fields).SerializeToString())
 
     def flush(self) -> None:
         """Make all events visible to readers."""
-        self._writer.flush()
+        with self._named():
+            self._writer.flush()
 
     def close(self) -> None:
         """Write buffered events and close the file."""
-        self._writer.close()
+        with self._named():
+            self._writer.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Have an error of a write name the file."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = str(self._path)
+            raise
 
 
 def _code_block(text: str) -> str:

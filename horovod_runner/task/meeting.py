@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
 from horovod_runner.errors import LaunchError
-from horovod_runner.host import gpus, network
+from horovod_runner.host import counters, gpus, network
 from horovod_runner.task.orders import CalledOffError, DetachError, receive
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
@@ -85,6 +85,7 @@ def make_offer(
         task_gpus=task_gpus,
         host_gpus=gpus.visible_gpus(job.limits.nvidia_smi) if look_for_gpus else (),
         ports=network.port_count(),
+        shared_memory=counters.free_shared_memory(),
     )
 
 

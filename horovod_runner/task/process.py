@@ -21,14 +21,13 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
 from horovod_runner.common.descriptors import is_byte_locked
-from horovod_runner.common.files import unnamed_file
+from horovod_runner.common.files import memory_file, temporary_files, unnamed_file, write_problem
 from horovod_runner.errors import LaunchError
 from horovod_runner.host.python_path import without_spark_core
 from horovod_runner.warm.client import ForkedGuard, ForkServer, NotForkedError
@@ -137,9 +136,9 @@ class WorkerProcess:
 
     def _open(self, job: WorkerJob, ours: ExitStack, theirs: ExitStack) -> list[int]:
         """Open the files and pipes; returns the worker's ends, as worker.main expects them."""
-        job_data = theirs.enter_context(unnamed_file("job"))
-        _write_job(job_data, job)
-        self._outcome_file = ours.enter_context(unnamed_file("outcome"))
+        job_data = _write_job(theirs, job)
+        # In memory: a disk that is full at the end of a training must not cost its result.
+        self._outcome_file = ours.enter_context(memory_file("outcome"))
         self.stdout, stdout = _pipe(ours, theirs)
         self.stderr, stderr = _pipe(ours, theirs)
         self.messages, messages = _pipe(ours, theirs)
@@ -331,14 +330,18 @@ def _pipe(readers: ExitStack, writers: ExitStack) -> tuple[int, int]:
     return read, write
 
 
-def _write_job(file: IO[bytes], job: WorkerJob) -> None:
+def _write_job(stack: ExitStack, job: WorkerJob) -> IO[bytes]:
+    folder = ""
     try:
+        folder = temporary_files()
+        file = stack.enter_context(unnamed_file("job"))
         job_file.write(file.fileno(), job)
     except OSError as error:
         raise LaunchError(
-            f"the {len(job.main)} bytes of main and its arguments could not be written to "
-            f"{tempfile.gettempdir()}: {error}. Free space there, or set TMPDIR to another folder."
+            f"the {len(job.main)} bytes of main and its arguments could not be written: "
+            f"{write_problem(error, folder)}. Free space there, or set TMPDIR to another folder."
         ) from error
+    return file
 
 
 def inherited_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from pathlib import Path
 
+from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.task.orders import receive
 from horovod_runner.wire import messages
@@ -52,7 +53,7 @@ def fetch_checkpoint(
         problem = _fetch(marker, link, folder, patience)
         if not problem:
             return plan._replace(fetched=str(folder / marker.name))
-        (folder / marker.name).unlink()
+        (folder / marker.name).unlink(missing_ok=True)
         problems.append(problem)
         if at < len(plan.resume):
             link.put(messages.Log(0, f"HorovodRunner: {problem} The earlier one is used."))
@@ -64,17 +65,22 @@ def fetch_checkpoint(
 def _fetch(marker: Marker, link: Link, folder: Path, patience: float) -> str:
     """Copy a checkpoint to this host, piece by piece; returns the problem, or an empty text."""
     from horovod_runner.checkpoints import checkpoint
+    from horovod_runner.folders.problems import FULL_TEMPORARY, describe
 
     offset, digest = 0, hashlib.sha256()
-    with (folder / marker.name).open("wb") as file:
-        while offset < marker.size:
-            link.put(messages.Fetch(0, marker.name, offset))
-            answer = _await_piece(link, marker.name, offset, patience)
-            if answer.problem or not answer.data:
-                return answer.problem or f"{marker.name} was cut short at {offset} bytes."
-            file.write(answer.data)
-            digest.update(answer.data)
-            offset += len(answer.data)
+    try:
+        with (folder / marker.name).open("wb") as file:
+            while offset < marker.size:
+                link.put(messages.Fetch(0, marker.name, offset))
+                answer = _await_piece(link, marker.name, offset, patience)
+                if answer.problem or not answer.data:
+                    return answer.problem or f"{marker.name} was cut short at {offset} bytes."
+                file.write(answer.data)
+                digest.update(answer.data)
+                offset += len(answer.data)
+    except OSError as error:
+        told = describe(error, folder=folder, full=FULL_TEMPORARY)
+        return f"{marker.name} with {bytes_text(marker.size)} could not be copied: {told}"
     try:
         checkpoint.check_digest(digest.hexdigest(), marker)
     except CheckpointError as error:

@@ -13,6 +13,7 @@ received yet wait in the rank's spool, which moves to disk when it grows.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import resource
@@ -42,7 +43,8 @@ from horovod_runner.wire.transport import (
 
 _QUEUED_BATCHES = 64  # on the driver, over all ranks; 32 MiB of a checkpoint
 _ENCRYPTION_BYTES = 1 << 10  # far more than CURVE adds to a part
-_OTHER_DESCRIPTORS = 512  # Python's, Spark's and the user's
+# Files that Python, Spark and the user's code may open during a run: wanted, and at least.
+_OTHER_FILES, _LEAST_OTHER_FILES = 512, 64
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -223,7 +225,9 @@ class Channel:
 
 
 def make_room(size: int, files: int) -> None:
-    """Raise this process's limit of open files.
+    """Raise this process's limit of open files, as far as the hard limit allows.
+
+    ZeroMQ ends the process if it can open no more files, so that is prevented.
 
     Args:
         size: the number of ranks.
@@ -232,16 +236,29 @@ def make_room(size: int, files: int) -> None:
     Raises:
         ChannelError: the hard limit is too low.
     """
-    needed = files + _OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise ChannelError(
-                f"the driver needs about {needed} open files for {count_text(size, 'rank')}, and "
-                f"the limit of this process is {hard}: raise it (ulimit -n {needed}, or "
-                "LimitNOFILE in systemd)"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    opened = _open_files(soft)
+    least = opened + files + _LEAST_OTHER_FILES
+    wanted = max(least, files + _OTHER_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < least:
+        raise ChannelError(
+            f"the driver needs about {files + _LEAST_OTHER_FILES} more open files for "
+            f"{count_text(size, 'rank')}, and has {opened} of the {hard} that this process may "
+            f"open: {max(0, hard - opened)} are left. Raise the limit (ulimit -n {wanted}, or "
+            "LimitNOFILE in systemd), or start fewer ranks on this machine."
+        )
+    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
+
+
+def _open_files(limit: int) -> int:
+    """How many files this process has open."""
+    try:
+        return len(os.listdir("/dev/fd"))
+    except OSError as error:  # EMFILE: none is left for this look
+        return limit if error.errno == errno.EMFILE else 0
 
 
 def _ipv4(host: str) -> str:

@@ -202,7 +202,19 @@ def write(descriptor: int, content: WorkerJob | WorkerOutcome | Preparation | Fo
     Raises:
         OSError: the disk is full.
     """
-    write_all(descriptor, pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+    pickle.dump(content, _Output(descriptor), pickle.HIGHEST_PROTOCOL)
+
+
+class _Output:
+    """Where pickle writes: large values without another copy of them in memory."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of the data."""
+        write_all(self._descriptor, data)
+        return len(data)
 
 
 def read(descriptor: int) -> Any:

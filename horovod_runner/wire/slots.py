@@ -48,6 +48,7 @@ class Offer(msgspec.Struct, frozen=True):
         task_gpus: the GPUs that Spark gave to this task.
         host_gpus: the GPUs of the host that this task can see and that belong to no task.
         ports: the number of ephemeral TCP ports on the host; 0 where the system does not tell.
+        shared_memory: the free bytes in /dev/shm; -1 where the system does not tell.
     """
 
     task: int
@@ -58,6 +59,7 @@ class Offer(msgspec.Struct, frozen=True):
     task_gpus: tuple[str, ...] = ()
     host_gpus: tuple[str, ...] = ()
     ports: int = 0
+    shared_memory: int = -1
 
 
 class Slot(msgspec.Struct, frozen=True):

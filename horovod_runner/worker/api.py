@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,8 +214,9 @@ def _note_imports(rank: context.RankContext) -> None:
     path = Path(job_file.imported_file(rank.commits))
     if rank.committed == 1 and rank.imports is not None and not path.exists():
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(rank.imports.preloadable(quiet=True)))
-        part.replace(path)
+        with suppress(OSError):  # the memory is full: a restart imports for itself
+            part.write_text(json.dumps(rank.imports.preloadable(quiet=True)))
+            part.replace(path)
 
 
 def load_checkpoint(

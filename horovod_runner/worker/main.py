@@ -234,7 +234,10 @@ def _end_timeline() -> None:
 
 
 def _write_outcome(descriptor: int, outcome: WorkerOutcome) -> WorkerOutcome:
-    """Write the outcome file; returns what was written, which is an error if the disk is full."""
+    """Write the outcome file; returns what was written, which is an error if it has no room.
+
+    It is in memory, or on a disk where the system has no such files.
+    """
     try:
         job_file.write(descriptor, outcome)
     except OSError as error:
@@ -246,12 +249,13 @@ def _write_outcome(descriptor: int, outcome: WorkerOutcome) -> WorkerOutcome:
 
 
 def _no_room(outcome: WorkerOutcome, error: OSError) -> WorkerOutcome:
-    """An outcome without a value, for a disk without room for what ``main`` returned or raised."""
+    """An outcome without a value, for a file without room for what ``main`` returned or raised."""
     # Not tempfile.gettempdir(): it looks for another folder once this one is full.
     folder = os.environ.get("TMPDIR", "the system's folder for temporary files")
     text = (
         f"{outcome.traceback}\nThe {len(outcome.value)} bytes that main returned or raised could "
-        f"not be written to {folder}: {error}. Free space there, or set TMPDIR to another folder."
+        f"not be written: {error}. Free memory, raise the limit of a file's size (ulimit -f), or, "
+        f"where the system keeps no files in memory, free space in {folder}."
     )
     kind = outcome.error_type or "OSError"
     return WorkerOutcome(False, outcome.exit_code or 1, b"", kind, text.strip())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import LaunchError, __version__
-from horovod_runner.host.software import choose_controller, compare, installed
+from horovod_runner.host.software import Memory, choose_controller, compare, installed
 
 HERE = {
     "python": "3.11.7",
@@ -77,6 +77,16 @@ def test_mpi_is_chosen_if_all_hosts_have_the_same_mpich() -> None:
     assert controller == "gloo"
     assert "host b cannot write to /dev/shm" in why
     assert "--shm-size" in why
+    memory = {"a": Memory(64_000_000, 10), "b": Memory(-1, 1000)}
+    assert choose_controller("auto", {"a": with_mpich, "b": with_mpich}, memory)[0] == "mpi"
+    memory = {"a": Memory(64_000_000, 13), "b": Memory(1 << 30, 13)}
+    controller, why = choose_controller("auto", {"a": with_mpich, "b": with_mpich}, memory)
+    assert controller == "gloo"
+    assert "host a has 64.0 MB free in /dev/shm, and for 13 ranks the buffers of MPI take" in why
+    assert "78.0 MB" in why
+    assert "--shm-size" in why
+    with pytest.raises(LaunchError, match=r"cpu_collectives='mpi' .*64\.0 MB free in /dev/shm"):
+        choose_controller("mpi", {"a": with_mpich, "b": with_mpich}, memory)
     with pytest.raises(LaunchError, match=r"cpu_collectives='mpi' .* b .*pip install mpich"):
         choose_controller("mpi", {"a": with_mpich, "b": HERE})
 

@@ -228,7 +228,7 @@ class Part:
             if self.copies:
                 self._report = self._write(folder.inside(name), scratch)
         except Exception as error:
-            self._report = describe(error)
+            self._report = describe(error, folder=folder.local(""))
         if self.rank and self.meeting is not None:
             with suppress(RuntimeError):  # rank 0 is gone, and with it the run
                 self.meeting.tell(self.number, self.rank, _encoded(self._report))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import memory_text
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import RunFolder
@@ -81,8 +82,10 @@ class Arrivals:
             raise ValueError(f"a piece of {message.name!r}, which is not an expected file")
         if message.rank in self._refused:
             return None
+        folder = Path()
         try:
-            path = self._folder() / f"{self._run_id}-rank-{message.rank}.{message.name}"
+            folder = self._folder()
+            path = folder / f"{self._run_id}-rank-{message.rank}.{message.name}"
             part = path.with_name(f".{path.name}.part")
             here = part if self._wanted is True else self._local() / path.name
             with _removed_on_error(here):
@@ -94,9 +97,14 @@ class Arrivals:
                         _copy(here, part)
                     here.unlink()
                 part.replace(path)
-        except OSError:
+        except OSError as error:
             self._refused.add(message.rank)
-            raise
+            if not is_full(error):
+                raise
+            raise OSError(
+                f"It could not be written: {write_problem(error, folder)}. Free space there, or "
+                'name another folder: torch_profiler="DIR"'
+            ) from error
         self.count += 1
         return TraceFile(message.rank, _KINDS[message.name], str(path))
 
@@ -116,8 +124,8 @@ class Arrivals:
     def _local(self) -> Path:
         """A folder on a local disk."""
         if self._scratch is None:
-            folder = RunFolder(f"{self._run_id}-traces")
             try:
+                folder = RunFolder(f"{self._run_id}-traces")
                 self._scratch = self._kept.enter_context(folder).path
             except DataError as error:
                 raise OSError(str(error)) from error
