@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.clocks import SteadyClock
 from horovod_runner.driver.attempts import run_attempts
 from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.elastic.launcher import PooledLauncher, refuse_dataframes
@@ -71,7 +71,8 @@ class RunHandle:
         self._all_values = all_values
         self._begun = begun
         self._ended = ended
-        self._timings = Timings(time.time())
+        self._clock = SteadyClock()
+        self._timings = Timings(self._clock())
         self._cancelled = threading.Event()
         self._driver: Driver | None = None
         self._future: Future[Any] = Future()
@@ -190,6 +191,7 @@ class RunHandle:
             launcher.where,
             job.software,
             timings=self._timings,
+            _clock=self._clock,
             _archive=archive,
             _sources={name: each.for_examples() for name, each in datasets.sources.items()},
         )

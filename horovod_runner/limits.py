@@ -86,8 +86,8 @@ class Limits:
         worker_end: a task waits for its worker to end after SIGTERM. Then it sends SIGKILL.
         killed_end: a worker's guard waits for the worker's processes to end after SIGKILL. Then it
             leaves them behind.
-        guard_end: a task waits for the worker's guard to end after it was told to kill the worker.
-            Then it kills the guard.
+        guard_end: a task waits for the worker's guard to end after it was told to kill the worker,
+            or after the worker has ended. Then it kills the guard.
         ranks_end: after Ctrl-C or ``cancel`` the driver waits for all ranks to end. Then the
             launcher ends the tasks by force.
         launch_end: the driver waits for Spark or Slurm to end the tasks by force. Then the run ends

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from horovod_runner.checkpoints import checkpoint, owner
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
+from horovod_runner.clocks import process_clock
 from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
 from horovod_runner.common.files import file_sha256, is_full
 from horovod_runner.common.numbers import check_saved
@@ -263,7 +264,7 @@ class Saver:
             sha256=sha256,
             run_id=self._plan.token,
             attempt=self._plan.attempt,
-            saved_at=time.time(),
+            saved_at=process_clock(),
             metrics=metrics,
         )
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import psutil
 
+from horovod_runner.clocks import elapsed
 from horovod_runner.common.text import duration_text
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import registry, saved_run
@@ -61,7 +62,7 @@ class Watch:
         find: returns the runs of this machine.
         once_seconds: how long :meth:`once` waits for answers.
         quiet_seconds: from when on a driver without an answer is called so.
-        clock: the time in seconds since 1970.
+        clock: seconds of a clock that nobody sets.
 
     Raises:
         HorovodRunnerError: no run has such an id, or several have.
@@ -74,7 +75,7 @@ class Watch:
         find: Callable[[], list[ListedRun]] = registry.find,
         once_seconds: float = _ONCE_SECONDS,
         quiet_seconds: float = _QUIET_SECONDS,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = elapsed,
     ) -> None:
         self._find = find
         self._once_seconds = once_seconds
@@ -85,6 +86,8 @@ class Watch:
         self._list_at = 0.0
         self._asked: dict[str, float] = {}
         self._since: dict[str, float] = {}  # when the first question without an answer was asked
+        # For each of these the time by the machine's clock, and the view of that moment.
+        self._before: dict[str, tuple[float, object]] = {}
         self._views: dict[str, Live] = {}
         self._unreadable: dict[str, str] = {}
 
@@ -96,9 +99,11 @@ class Watch:
         for run_id in [listed.run_id for listed in self._listed if listed.alive]:
             if run_id in self._since and now - self._asked[run_id] < _AGAIN_SECONDS:
                 continue
+            before = time.time(), registry.view_version(run_id)
             if registry.ask_for_view(run_id):
                 self._asked[run_id] = now
-                self._since.setdefault(run_id, now)
+                if run_id not in self._since:
+                    self._since[run_id], self._before[run_id] = now, before
             else:  # the run begins or ends at this moment
                 self._list_at = 0.0
 
@@ -122,9 +127,16 @@ class Watch:
                 continue
             if view is not None:
                 self._views[run_id] = view
-                if view.time > since - _EARLY_SECONDS:
+                if self._answers(run_id, view, self._clock() - since):
                     del self._since[run_id]
         return not self._since
+
+    def _answers(self, run_id: str, view: Live, waited: float) -> bool:
+        """Whether a view is as new as the question."""
+        asked, version = self._before[run_id]
+        # A view of a moment before is not written again. The machine's clock may have been set.
+        is_early = abs(view.time - asked) <= _EARLY_SECONDS + waited
+        return is_early or registry.view_version(run_id) != version
 
     def once(self) -> list[Seen]:
         """Ask all drivers once, wait for their answers for some seconds, and return the runs."""

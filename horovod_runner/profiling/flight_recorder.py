@@ -33,7 +33,9 @@ class FlightRecorder:
         self.count = 0
         self.bytes = 0
         self._last = -1
+        self._looked_at = -math.inf
         self._unended: list[dict[str, Any]] = []
+        self._begun: dict[int, float] = {}  # those by number, in seconds of the monotonic clock
 
     def take(self) -> list[Collective]:
         """Return the collectives of all ranks that have begun since the last call.
@@ -51,17 +53,24 @@ class FlightRecorder:
         trace = pickle.loads(  # noqa: S301
             dump(includeCollectives=True, includeStackTraces=False, onlyActive=False)
         )
-        ahead = time.time() - time.monotonic()
+        now = time.monotonic()
+        ahead = time.time() - now
+        since, self._looked_at = self._looked_at, now
+        begun_before, self._begun = self._begun, {}
         before = self._last
         taken = []
         for entry in trace.get("entries", ()):
+            number = entry["record_id"]
+            # torch writes the time of a clock that may be set at any moment.
+            begun = min(max(since, entry["time_created_ns"] * 1e-9 - ahead), now)
             if not (entry["retired"] or entry["is_p2p"]):
                 self._unended.append(entry)
-            if entry["record_id"] <= before:
+                self._begun[number] = begun_before.get(number, begun)
+            if number <= before:
                 continue
-            self._last = max(self._last, entry["record_id"])
+            self._last = max(self._last, number)
             if entry["pg_id"] == 0 and not entry["is_p2p"]:
-                taken.append(_collective(entry, ahead))
+                taken.append(_collective(entry, begun))
                 self.bytes += taken[-1].bytes
         self.count += len(taken)
         return taken
@@ -72,16 +81,15 @@ class FlightRecorder:
         Args:
             seconds: how long ago this rank must have entered them.
         """
-        before = (time.time() - seconds) * 1e9
-        entered = [each for each in self._unended if each["time_created_ns"] < before]
+        before = time.monotonic() - seconds
+        entered = [each for each in self._unended if self._begun[each["record_id"]] < before]
         named = map(_waiting, entered[:_MOST_WAITS])
         return [waiting for waiting in named if waiting is not None]
 
 
-def _collective(entry: dict[str, Any], ahead: float) -> Collective:
+def _collective(entry: dict[str, Any], begun: float) -> Collective:
     sizes = zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
     size = sum(math.prod(shape) * _BYTES.get(kind, 4) for shape, kind in sizes)
-    begun = entry["time_created_ns"] * 1e-9 - ahead
     return Collective(entry["collective_seq_id"], 0, size, begun, None, None)
 
 

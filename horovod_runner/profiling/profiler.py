@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import CodeType
 from typing import Final
 
+from horovod_runner.clocks import process_clock
 from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.collectives import TORCH_SET, Collective, Collectives, chosen
 from horovod_runner.profiling.flight_recorder import FlightRecorder
@@ -244,7 +245,7 @@ class _Counters:
 
     def __init__(self) -> None:
         # Read together: a pause between them would shift this rank's clock against other hosts'.
-        self.time, self.wall = time.monotonic(), time.time()
+        self.time, self.wall = time.monotonic(), process_clock()
         self.steps: dict[str, int] = {}
         self.spent: dict[str, float] = {}
         self.stages: dict[str, float] = {}

@@ -122,10 +122,12 @@ def lost_error(
         said: the launcher's description of the loss; empty if it has none.
     """
     lost = [slot for slot in slots if slot.task in tasks]
+    silent = "The driver no longer receives messages from it."
+    stopped = "" if said else " its process is stopped (SIGSTOP, a paused container),"
     why = (
-        f"{said or 'The driver no longer receives messages from it.'} Either its executor was "
-        "killed (memory, preemption, a node that went down), or the network to it is cut. Look at "
-        "the executor's log in Spark's UI, or at the host's own log."
+        f"{said or silent} Either its executor was killed (memory, preemption, a node that went "
+        f"down),{stopped} or the network to it is cut. Look at the executor's log in Spark's UI, "
+        "or at the host's own log."
     )
     if not lost:
         return LaunchError(f"task {tasks[0]} was lost before its rank could start. {why}")

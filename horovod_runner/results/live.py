@@ -150,8 +150,8 @@ decode_live: Final = msgspec.msgpack.Decoder(Live).decode
 
 def live(run: Run) -> Live:
     """Say what a run is doing now. Any thread may call it while the run goes on."""
-    now, attempts = time.time(), list(run.attempts)
-    until = run.timings.end or run.recorded or now
+    attempts = list(run.attempts)
+    until = run.timings.end or run.recorded or run._clock()
     ranks = list(_ranks(run, attempts[-1].started if attempts else 0.0, until))
     memory = [rank.memory for rank in ranks if rank.memory is not None]
     checkpoint = run.latest_checkpoint
@@ -159,7 +159,7 @@ def live(run: Run) -> Live:
     shown, rest = _slowest(ranks)
     return Live(
         run.run_id,
-        now,
+        time.time(),
         run.main,
         run.np,
         run.where,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -27,7 +26,7 @@ class Recorder(Sink):
         run: the run.
         most_characters: how much of the output is kept.
         most_pieces: how many pieces of output are kept.
-        clock: the time in seconds since 1970.
+        clock: the time in seconds since 1970; None: the run's.
     """
 
     def __init__(
@@ -36,12 +35,12 @@ class Recorder(Sink):
         *,
         most_characters: int = _KEPT_CHARACTERS,
         most_pieces: int = _KEPT_PIECES,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._run = run
         self._most_characters = most_characters
         self._most_pieces = most_pieces
-        self._clock = clock
+        self._clock = clock or run._clock
         self._characters = 0
         self._attempt = 1
         self._placed = 0  # the attempt for which ``ranks`` was called last

@@ -18,7 +18,7 @@ import psutil
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.results import saved_run
 from horovod_runner.results.live import live
-from horovod_runner.results.registry import RECORD, STOP, VIEW, Entry, folder, forget
+from horovod_runner.results.registry import RECORD, STOP, VIEW, Entry, born, folder, forget
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
@@ -67,6 +67,7 @@ class Registration(Sink):
             os.getpid(),
             psutil.Process().create_time(),
             run.timings.queued,
+            born=born(os.getpid()),
         )
         self.problem = ""
         self._run = run

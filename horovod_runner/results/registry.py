@@ -46,6 +46,8 @@ class Entry(msgspec.Struct):
         host, pid: host name and process id of the driver.
         created: when the driver's process was created, in seconds since the epoch: the system
             reuses process ids.
+        born: the same as the kernel counts it, see :func:`born`; empty from older versions. The
+            other moves when the machine's clock is set.
         began: when the run began, in seconds since the epoch.
         ranks: (rank, host, process id) of all ranks, once they have started.
     """
@@ -59,15 +61,29 @@ class Entry(msgspec.Struct):
     created: float
     began: float
     ranks: list[tuple[int, str, int | None]] = []
+    born: str = ""
 
     @property
     def alive(self) -> bool | None:
         """Whether the driver runs; None if it is on another host."""
         if self.host != socket.gethostname():
             return None
+        if self.born:
+            return self.born == born(self.pid)
         with suppress(psutil.Error):
             return abs(psutil.Process(self.pid).create_time() - self.created) < 1.0
         return False
+
+
+def born(pid: int) -> str:
+    """The boot in which a process was created, and the clock ticks since it.
+
+    Empty if there is no such process.
+    """
+    with suppress(OSError, IndexError):
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {ticks}"
+    return ""
 
 
 _decode_entry: Final = msgspec.json.Decoder(Entry).decode
@@ -278,6 +294,11 @@ def ask_for_view(run_id: str) -> bool:
         Whether there is a driver that can be asked.
     """
     return _tell_driver(run_id, VIEW)
+
+
+def view_version(run_id: str) -> object:
+    """Differs between two views of a run; None if there is none."""
+    return _version(folder() / f"{run_id}.live")
 
 
 def view(run_id: str) -> Live | None:

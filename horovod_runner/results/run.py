@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.clocks import SteadyClock
 from horovod_runner.common.text import without_secret
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
@@ -168,6 +169,8 @@ class Run:
     _metrics: Metrics = field(default_factory=Metrics, repr=False)
     _lines: deque[Line] = field(default_factory=deque, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    # The clock of all moments of the driver.
+    _clock: SteadyClock = field(default_factory=SteadyClock, repr=False)
     # For views: what diagnose() finds, and until when this holds by the monotonic clock.
     _verdict: tuple[str, float] = field(default=("", 0.0), repr=False)
     _archive: Archive | None = field(default=None, repr=False)

@@ -113,7 +113,7 @@ def _save(run: Run, path: Path) -> None:
         run._metrics.saved(),
         run.profile.saved(),
         [(without_password(each.folder), each.marker) for each in run.checkpoints],
-        time.time(),
+        run._clock(),
         list(run.traces),
         list(run.warnings),
         run.result_text,
@@ -209,6 +209,7 @@ def keep(
         records.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = records / f"{run.run_id}{SUFFIX}"
         save(run, path)
+        _make_latest(path)
         _delete_old(most_runs)
         return path
     except RuntimeError:  # Path.home() finds no home folder
@@ -228,7 +229,7 @@ def kept() -> list[Path]:
     with suppress(RuntimeError):
         for path in folder().glob(f"*{SUFFIX}"):
             with suppress(OSError):
-                found.append((path.stat().st_mtime, path))
+                found.append((path.stat().st_mtime_ns, path))
     return [path for _, path in sorted(found, reverse=True)]
 
 
@@ -289,6 +290,15 @@ def load_run(run: str | os.PathLike[str] | None = None) -> Run:
 
 def _private(name: str, flags: int) -> int:
     return os.open(name, flags, 0o600)
+
+
+def _make_latest(path: Path) -> None:
+    """Keep the records in the order of their writing, also if the clock was set back."""
+    others = [other for other in kept() if other != path]
+    with suppress(OSError, IndexError):
+        latest = others[0].stat().st_mtime_ns
+        if path.stat().st_mtime_ns <= latest:
+            os.utime(path, ns=(latest + 1, latest + 1))
 
 
 def _delete_old(most_runs: int) -> None:

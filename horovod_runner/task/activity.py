@@ -44,6 +44,10 @@ class Activity:
     Args:
         pid: the process.
         interval: the least number of seconds between two measurements.
+
+    Attributes:
+        ended_at: when it was first seen as a process that has ended, and that its parent has not
+            taken notice of, in seconds of the monotonic clock; None otherwise.
     """
 
     def __init__(self, pid: int, interval: float) -> None:
@@ -54,6 +58,7 @@ class Activity:
         self._main_time = 0.0
         self._children: dict[int, float] = {}
         self._frozen = False
+        self.ended_at: float | None = None
 
     def touch(self) -> None:
         """Note that the process has printed or reported something."""
@@ -79,7 +84,11 @@ class Activity:
         self._measured_at = now
 
     def _has_worked(self, process: psutil.Process, elapsed: float) -> bool:
-        self._frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        status = process.status()
+        self._frozen = status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        if status == psutil.STATUS_ZOMBIE:
+            self.ended_at = self.ended_at or time.monotonic()
+            return True
         used = {each.id: each.user_time + each.system_time for each in process.threads()}
         idle_limit = max(_CLOCK_STEP_SECONDS, _MAIN_SHARE * elapsed)
         main_time, self._main_time = self._main_time, used.get(self._pid, 0.0)

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 import psutil
 
+from horovod_runner.clocks import SteadyClock
 from horovod_runner.host import control_groups, counters, processes
 from horovod_runner.host.counters import Counters
 from horovod_runner.host.gpu_meter import GpuMeter
@@ -39,6 +40,7 @@ class MachineWatch:
         self._guard = guard
         self._memory = memory
         self._is_first = slot.local_rank == 0
+        self._clock = SteadyClock()
         self._gpus: GpuMeter | None = None
         self._kills = control_groups.kill_counter(pid)
         self._before = self._read(None)
@@ -60,7 +62,7 @@ class MachineWatch:
         slot = self._slot
         machine = Machine(
             slot.rank,
-            time.time(),
+            self._clock(),
             seconds,
             of_cores=control_groups.available_cores(),
             throttled=_throttled(before.group, now.group, seconds),

@@ -249,6 +249,21 @@ class WorkerProcess:
         elif time.monotonic() > self._killed_at + self._limits.guard_end:
             self._process.kill()
 
+    def end_stopped_guard(self, ended_at: float) -> str:
+        """Kill a guard that does not notice the end of its worker; returns what to say of it.
+
+        Args:
+            ended_at: when the worker was seen to have ended, by the monotonic clock.
+        """
+        limit = self._limits.guard_end
+        if time.monotonic() < ended_at + limit or self._process.poll() is not None:
+            return ""
+        self._process.kill()
+        return (
+            f"the process has ended, and its guard (process {self.guard}) did not notice it within "
+            f"{limit:g} s. It is probably stopped (SIGSTOP, or a debugger), and was killed."
+        )
+
     def close(self) -> None:
         """End all processes and close all descriptors. May be called twice."""
         if self._exit_descriptor is not None:

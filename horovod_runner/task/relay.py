@@ -126,6 +126,9 @@ class Relay:
                 self._worker.kill()
             elif self._end_at is not None and self._kill_at is None:
                 self._terminate_unless_saving()
+            ended_at = None if self._activity is None else self._activity.ended_at
+            if ended_at is not None and (told := self._worker.end_stopped_guard(ended_at)):
+                self._log(f"rank {self._slot.rank}: {told}")
         for descriptor in tuple(self._open):
             self._read_rest(descriptor)
         for stream in self._streams.values():

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from horovod_runner.clocks import process_clock
 from horovod_runner.common.numbers import check_report, plain_int
 from horovod_runner.wire import measurements, messages
 from horovod_runner.wire.framing import frame
@@ -63,7 +63,7 @@ class Reporter:
             self._total_steps = plain_int("total_steps", total_steps)
         if not self._wanted:
             return
-        now = time.time()
+        now = process_clock()
         if self._held:
             self._send_held()
         if self._held or not self._send(numbers, step, epoch, now):

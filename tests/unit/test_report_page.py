@@ -335,6 +335,20 @@ def test_a_record_without_a_driver_is_lost() -> None:
     assert registry.status_now(saved_run.load_run("1234")) == "failed"
 
 
+def test_the_record_that_is_written_last_is_the_latest_though_the_clock_was_set_back() -> None:
+    first, second = (Run(f"{number}234abcd", 1) for number in (1, 2))
+    saved_run.keep(first)
+    (path,) = saved_run.kept()
+    later = path.stat().st_mtime + 3600
+    os.utime(path, (later, later))
+    saved_run.keep(second)
+    assert saved_run.load_run().run_id == second.run_id
+    saved_run.keep(first)
+    assert saved_run.load_run().run_id == first.run_id
+    saved_run.keep(second, most_runs=1)
+    assert [path.stem for path in saved_run.kept()] == [second.run_id]
+
+
 def test_a_driver_writes_the_record_of_its_run_when_it_is_asked() -> None:
     run = Run("1234abcd", 1)
     with Registration(run, lambda: None) as entry:

@@ -176,6 +176,37 @@ def test_a_driver_that_does_not_answer_is_shown_as_such() -> None:
         assert "as of 30 s: its driver" in "\n".join(drawn(Overview([found]), 80))
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_driver_answers_while_the_clock_is_set(hours: int) -> None:
+    with listed() as folder:
+        path = folder / "1a2b.live"
+        view = live(run_under_way(2))
+        view.time += 1800 * hours
+        path.write_bytes(msgspec.msgpack.encode(view))
+        watch = watching()
+        watch.ask()
+        assert not watch.read()
+        view.time += 1800 * hours
+        path.with_suffix(".part").write_bytes(msgspec.msgpack.encode(view))
+        path.with_suffix(".part").replace(path)
+        assert watch.read()
+        assert watch.seen[0].problem == ""
+
+
+@pytest.mark.parametrize(
+    ("moved", "born", "alive"),
+    [
+        (3600.0, "", True),
+        (0.0, "0", False),  # another process had the same id
+    ],
+)
+def test_a_driver_is_known_after_the_clock_was_set(moved: float, born: str, alive: bool) -> None:
+    me = psutil.Process()
+    created = me.create_time() + moved
+    with listed(created=created, born=registry.born(me.pid) + born):
+        assert registry.running() == (["1a2b"] if alive else [])
+
+
 def test_a_driver_that_does_not_answer_is_not_asked_every_second() -> None:
     with listed() as folder:
         watch = watching()

@@ -85,7 +85,7 @@ def _contents(shown: list[Section]) -> Html | None:
 
 def _view(run: Run) -> View:
     """What is known of a run's status, and until when."""
-    status, until = registry.status_now(run), run.timings.end or run.recorded or time.time()
+    status, until = registry.status_now(run), run.timings.end or run.recorded or run._clock()
     remark = ""
     if status == "lost":
         remark = (

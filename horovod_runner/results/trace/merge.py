@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -53,7 +52,7 @@ def _open(run: Run, trace: TraceFile, missing: list[str]) -> HorovodTimeline | T
             return TorchTrace(trace.rank, trace.path)
         if trace.kind == "horovod":
             timeline = HorovodTimeline(trace.path)
-            if timeline.is_of(run.timings.queued, run.timings.end or time.time()):
+            if timeline.is_of(run.timings.queued, run.timings.end or run._clock()):
                 return timeline
             raise ValueError("it is of another run, which wrote the same file")
         missing.append(f"TensorFlow's profile of rank {trace.rank} is not merged: {trace.path}")
