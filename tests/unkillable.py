@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +50,15 @@ def unkillable() -> Iterator[Path]:
         server.join()
         os.close(fuse)
         os.rmdir(folder)
+
+
+def await_waiting(pids: Iterable[int], seconds: float = 60) -> None:
+    """Wait until processes wait for the file system: one of them for the answer to all."""
+    end = time.monotonic() + seconds
+    for pid in pids:
+        while not re.search("fuse_lookup|d_alloc_parallel", Path(f"/proc/{pid}/stack").read_text()):
+            assert time.monotonic() < end, pid
+            time.sleep(0.02)
 
 
 def _serve(fuse: int) -> None:

@@ -250,11 +250,7 @@ class WorkerProcess:
             self._process.kill()
 
     def end_stopped_guard(self, ended_at: float) -> str:
-        """Kill a guard that does not notice the end of its worker; returns what to say of it.
-
-        Args:
-            ended_at: when the worker was seen to have ended, by the monotonic clock.
-        """
+        """Kill a guard that has not noticed that its worker ended then; returns what to say."""
         limit = self._limits.guard_end
         if time.monotonic() < ended_at + limit or self._process.poll() is not None:
             return ""

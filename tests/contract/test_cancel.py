@@ -21,7 +21,7 @@ from horovod_runner.results import registry
 from horovod_runner.sinks import Sink
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.contract.test_checkpoints import save_slowly_beside_a_failure
-from tests.unkillable import unkillable
+from tests.unkillable import await_waiting, unkillable
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("nothing_left")]
 SECONDS = 60.0
@@ -250,6 +250,13 @@ def a_rank_that_no_signal_ends() -> Iterator[Path]:
     await_end(set().union(*guards_and_ranks()))
 
 
+def pids_of(handle: RunHandle) -> list[int]:
+    """The ranks' processes."""
+    until(lambda: handle.run is not None and handle.run.ranks)
+    assert handle.run is not None
+    return [rank.pid for rank in handle.run.ranks if rank.pid is not None]
+
+
 def look(path: Path) -> None:
     log_to_driver("up")
     path.exists()
@@ -264,6 +271,7 @@ def test_while_a_rank_cannot_be_ended(
     with a_rank_that_no_signal_ends() as path:
         handle = start(size, look, {"sinks": [up]}, path=path)
         up.wait()
+        await_waiting(pids_of(handle))
         give_up(handle, all_end=False)
     assert any("SIGKILL has not ended" in text and "state D" in text for text in up.texts)
 
@@ -282,6 +290,7 @@ def test_while_tasks_do_not_end_after_a_failure(start: Start, give_up: GiveUp) -
     with a_rank_that_no_signal_ends() as path:
         handle = start(2, main, {"sinks": [up], "limits": limits}, path=path)
         up.wait()
+        await_waiting(pids_of(handle)[:1])
         assert handle._driver is not None
         supervisor = handle._driver._supervisor
         assert supervisor is not None
@@ -302,7 +311,9 @@ def test_a_run_that_succeeds_does_not_wait_for_what_no_signal_ends(
         stat = f"import os; print(os.getpid(), flush=True); os.stat({str(path)!r})"
         child = subprocess.Popen([sys.executable, "-c", stat], stdout=subprocess.PIPE)
         assert child.stdout is not None
-        return int(child.stdout.readline())
+        pid = int(child.stdout.readline())
+        await_waiting([pid])
+        return pid
 
     runner = ranks.runner(size, sinks=[told], limits=Limits(killed_end=0.2))
     with unkillable() as path:

@@ -21,7 +21,7 @@ from horovod_runner.options import ClusterConfig, Options
 from horovod_runner.task.process import WorkerProcess, describe_exit, inherited_environment
 from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
 from tests.programs import Program
-from tests.unkillable import unkillable
+from tests.unkillable import await_waiting, unkillable
 
 
 def job(main: object, rank: int = 0, limits: Limits = DEFAULTS, **kwargs: object) -> WorkerJob:
@@ -164,6 +164,7 @@ def test_a_worker_that_no_signal_ends_is_left_behind() -> None:
         WorkerProcess(job(look, limits=Limits(killed_end=0.2), path=path), {}) as worker,
     ):
         assert select.select([worker.stdout], [], [], 60)[0]
+        await_waiting([worker.pid])
         worker.kill()
         assert finish(worker) is None
         assert worker.exit_code == -signal.SIGKILL
@@ -185,7 +186,9 @@ def test_a_process_that_no_signal_ends_does_not_keep_a_worker_that_has_returned(
             [sys.executable, "-c", between, *stat], start_new_session=True, stdout=subprocess.PIPE
         )
         assert child.stdout is not None
-        return int(child.stdout.readline())
+        pid = int(child.stdout.readline())
+        await_waiting([pid])
+        return pid
 
     with (
         unkillable() as path,
