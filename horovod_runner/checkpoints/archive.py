@@ -61,7 +61,7 @@ class Archive:
         self._writing: tuple[str, BinaryIO] | None = None
         self._reading: tuple[str, BinaryIO] | None = None
         self._refused = ""  # the name of a file whose pieces could not be written
-        self._unsaved: list[str] = []
+        self._unsaved, self._unsaved_last = 0, ""
         self._has_warned = False
         self.markers: list[Marker] = []
 
@@ -119,7 +119,7 @@ class Archive:
     def catch_up(self) -> list[Checkpoint]:
         """After a failed attempt, find checkpoints that its ranks completed but did not report.
 
-        Removes their unfinished files.
+        Removes their unfinished files, and their journal.
 
         Returns:
             The newly found checkpoints, oldest first.
@@ -217,7 +217,7 @@ class Archive:
         latest = self.latest
         there = "there is no earlier one" if latest is None else f"that of step {latest.step} stays"
         told = f"{what} could not be written: {why}"
-        self._unsaved.append(told)
+        self._unsaved, self._unsaved_last = self._unsaved + 1, told
         if self._config.required:
             raise CheckpointError(
                 f"{told} CheckpointConfig(required=True) ends the run here; {there}."
@@ -240,11 +240,11 @@ class Archive:
             finished: whether ``main`` returned on all ranks.
         """
         if self._unsaved and not self._config.required:
-            count, latest = len(self._unsaved), self.latest
+            count, latest = self._unsaved, self.latest
             there = "There is none" if latest is None else f"The latest is of step {latest.step}"
             return [
                 f"{count} checkpoint{'s' if count > 1 else ''} of this run could not be written. "
-                f"{there}. The last error: {self._unsaved[-1]}"
+                f"{there}. The last error: {self._unsaved_last}"
             ]
         wanted = self._url is not None or self._config.required
         if finished and wanted and not self._unsaved and not self.markers:

@@ -281,16 +281,16 @@ def has_probe(folder: Folder, token: str) -> bool:
 
 
 def clean_up(folder: Folder, token: str, *, probes: bool = True, before: str = "") -> None:
-    """Remove a run's probe and unfinished files, and those that crashed runs left a day ago.
+    """Remove a run's probe, journal and unfinished files, and those of runs that crashed a day ago.
 
     Args:
         folder: to clean up.
         token: the run's, in the names of its checkpoints.
-        probes: whether the run's probe file and journal are removed, too.
+        probes: whether the run's probe file is removed, too.
         before: the run from which this one has taken the folder over: its unfinished files are
             removed at any age. Empty if there is none.
     """
-    prefixes = (PART, _PROBE, LIVE) if probes else (PART,)
+    prefixes = (PART, LIVE, _PROBE) if probes else (PART, LIVE)
     names = set(folder.names())
     for name in names:
         ours = name.startswith(prefixes) and token in name

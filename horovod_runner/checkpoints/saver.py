@@ -14,6 +14,7 @@ still being written: there is one copy at a time.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ from horovod_runner.common.numbers import check_saved
 from horovod_runner.folders.folder import PART
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import FULL_TEMPORARY, describe
-from horovod_runner.host.scratch import RunFolder, scratch_folder
+from horovod_runner.host.scratch import TEMPORARY_VARIABLE, RunFolder, scratch_folder
 from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import PIECE_BYTES, frame
@@ -269,7 +270,9 @@ class Saver:
         )
 
     def _scratch_folder(self) -> Path:
-        """The run's scratch folder, for files that are sent to the driver."""
+        """A scratch folder, for files that are sent to the driver."""
+        if temporary := os.environ.get(TEMPORARY_VARIABLE):
+            return Path(temporary)  # the task removes what this process leaves there
         if self._scratch is None:
             self._scratch = self._kept.enter_context(RunFolder(self._plan.token)).path
         return self._scratch

@@ -31,6 +31,7 @@ from horovod_runner.wire.job import Job
 
 _FIRST_SECONDS = 1.0
 _LONGEST_SECONDS = 60.0
+_PLACE_CHARACTERS = 1000  # of each failed attempt, which are all kept
 # Another attempt would fail in the same way.
 _FINAL = (
     CancelledError,
@@ -187,7 +188,7 @@ def end_of(error: Exception, checkpoint: int) -> End:
     frames = _FRAME.findall(str(error.__cause__))
     where = ":".join(frames[-1]) if frames else ""
     if isinstance(error, HorovodRunnerError):
-        where = where or str(error)
+        where = where or str(error)[:_PLACE_CHARACTERS]
     return End("error", f"{type(error).__qualname__} at {where}", checkpoint)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
 from horovod_runner.common.liveness import Liveness
@@ -23,6 +24,7 @@ from horovod_runner.wire.pool import Change, Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
 
 _TICK_SECONDS = 1.0
+_MOST_GONE = 1000  # a task of these may still say for some seconds that it is there
 
 
 class PooledLaunch:
@@ -155,7 +157,8 @@ class Pool:
         self.cancelled: dict[int, JobCancelledError] = {}
         self._cancelled_at = -math.inf
         self._seen: dict[int, int] = {}  # when the latest member of a seat began
-        self._gone: set[tuple[int, int]] = set()  # tasks that have ended: seat, and when they began
+        # The latest tasks that have ended: seat, and when they began.
+        self._gone: deque[tuple[int, int]] = deque(maxlen=_MOST_GONE)
         self._over = False
 
     def __enter__(self) -> Pool:
@@ -242,7 +245,7 @@ class Pool:
         """A task has ended against the pool's will; see PoolKeeper."""
         with self.changed:
             if seat in self._seen:
-                self._gone.add((seat, self._seen[seat]))
+                self._gone.append((seat, self._seen[seat]))
             if isinstance(error, JobCancelledError):
                 self.cancelled[seat] = error
                 self._cancelled_at = time.monotonic()

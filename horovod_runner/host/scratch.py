@@ -13,7 +13,8 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from horovod_runner.common.files import temporary_files, write_problem
@@ -21,6 +22,7 @@ from horovod_runner.common.text import sizes_text
 from horovod_runner.errors import DataError
 
 VARIABLE = "HOROVOD_RUNNER_DATA"
+TEMPORARY_VARIABLE = "HOROVOD_RUNNER_TEMPORARY"
 _LOCK, _LIMIT = "in-use", "limit"
 _RESERVE_BYTES = 1 << 30
 
@@ -225,8 +227,32 @@ def _keeps_modes(folder: Path) -> bool:
 
 
 def scratch_folder() -> Path:
-    """The run's folder on this host, in a rank that has one; otherwise the temporary files'."""
-    return Path(os.environ.get(VARIABLE) or temporary_files())
+    """A rank's folder for temporary files, or the run's; elsewhere the system's."""
+    named = os.environ.get(TEMPORARY_VARIABLE) or os.environ.get(VARIABLE)
+    return Path(named or temporary_files())
+
+
+@contextmanager
+def rank_folder(run: Path, rank: int, attempt: int) -> Iterator[Path]:
+    """A folder for the temporary files of a rank: a rank that is killed removes none.
+
+    The run's folder may outlive many attempts. What earlier ones have left is removed, too.
+
+    Args:
+        run: the run's folder on this host.
+        rank: the rank's number.
+        attempt: 1-based number of the launch.
+    """
+    for earlier in run.glob("temporary-*-*"):
+        number = earlier.name.split("-")[1]
+        if number.isdecimal() and int(number) < attempt:
+            shutil.rmtree(earlier, ignore_errors=True)
+    folder = run / f"temporary-{attempt}-{rank}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def temporary_folder(purpose: str) -> tempfile.TemporaryDirectory[str]:

@@ -27,7 +27,7 @@ from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
 from horovod_runner.warm.client import end_fork_servers
 from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.job_file import leave_file
+from horovod_runner.wire.job_file import leave_file, remove_leave_files
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.pool import Change, Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
@@ -53,6 +53,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
         contact = _Contact(pool, seat, commits, job.limits)
         try:
             while (work := contact.work.get()) is not None:
+                remove_leave_files(str(commits), work.attempt)
                 outcome = run_rank(
                     replace(
                         job, size=work.size, attempt=work.attempt, checkpoints=work.checkpoints

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
+from horovod_runner.common.descriptors import free_front
 from horovod_runner.profiling.clock import cells, clock
-from horovod_runner.profiling.sampler import Pace, Sampler, Stack
+from horovod_runner.profiling.sampler import Pace, Sampler, Stack, add
 from horovod_runner.wire.framing import complete, frame, unframe
 
 _SEND_SECONDS: Final = 15.0
@@ -106,11 +107,12 @@ class LoaderWatch:
         data = os.pread(self._file, size - self._position, self._position)
         data = data[: complete(data)]
         self._position += len(data)
+        free_front(self._file, self._position)  # this memory counts as the rank's
         for message in unframe(data):
             seen = _decode(message)
             self.total += seen.total
             for stack, count in seen.stacks:
-                self.stacks[tuple(stack)] += count
+                add(self.stacks, tuple(stack), count)
 
 
 class _LookingLoop:

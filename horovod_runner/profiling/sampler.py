@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 LOOK_SECONDS: Final = 0.02  # between two looks, at least
 _FIRST_SECONDS: Final = 0.04  # as long as the cost is not known
@@ -110,7 +110,7 @@ class Sampler:
         self.total += elapsed
         if stack and self._blocks[stack[0]] and self._sleeps():
             self.blocked += elapsed
-        _add(self._counts, stack, elapsed)
+        add(self._counts, stack, elapsed)
 
     def _sleeps(self) -> bool:
         """Whether the main thread waits for something, and does not compute; True if unknown."""
@@ -128,7 +128,7 @@ class Sampler:
         mine = threading.get_ident()
         for thread, frame in sys._current_frames().items():
             if thread not in (mine, self._main):
-                _add(self._others, self._walk(frame), 1)
+                add(self._others, self._walk(frame), 1)
 
     def _walk(self, frame: FrameType | None) -> _Coded:
         stack: list[int] = []
@@ -175,6 +175,7 @@ class Sampler:
         return stacks
 
 
-def _add(counts: Counter[_Coded], stack: _Coded, amount: int) -> None:
+def add(counts: Counter[Any], stack: tuple[Any, ...], amount: int) -> None:
+    """Count a stack, unless there are very many others."""
     if stack in counts or len(counts) < _MOST:
         counts[stack] += amount

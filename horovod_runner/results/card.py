@@ -162,7 +162,7 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield "checkpoints", f"{_checkpoints(checkpoints)}, {path}"
     before = run.attempts[:-1]
     if len(before) > _MAX_ATTEMPTS:
-        yield "attempts", f"{len(run.attempts):,}; those before the last one:"
+        yield "attempts", f"{run.attempts[-1].number:,}; those before the last one:"
     for attempt in before[-_MAX_ATTEMPTS:]:
         why = _error(attempt) or attempt.change or "ended"
         seconds = (attempt.ended or attempt.started) - attempt.started

@@ -164,7 +164,7 @@ def live(run: Run) -> Live:
         run.np,
         run.where,
         run.status,
-        len(attempts),
+        attempts[-1].number if attempts else 0,
         without_password(next((each.error for each in reversed(attempts) if each.error), "")),
         max(0.0, until - run.timings.queued),
         len(ranks),

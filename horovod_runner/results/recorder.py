@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from horovod_runner.common.text import without_password
-from horovod_runner.results.run import Attempt, Line, Run, Status, TraceFile
+from horovod_runner.results.run import DETAILS_LEFT_OUT, Attempt, Line, Run, Status, TraceFile
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _KEPT_CHARACTERS = 16 << 20
 _KEPT_PIECES = 500_000  # of output: each takes about 160 bytes beside its characters
 _DETAIL_CHARACTERS = 64 << 10
+_ERROR_CHARACTERS = 1000
+_KEPT_ATTEMPTS = 2000
+_KEPT_DETAILS = 32
 
 
 class Recorder(Sink):
@@ -26,6 +29,8 @@ class Recorder(Sink):
         run: the run.
         most_characters: how much of the output is kept.
         most_pieces: how many pieces of output are kept.
+        most_attempts: how many attempts are kept: half of them the first, half the latest.
+        most_details: of how many of them the details are kept, likewise.
         clock: the time in seconds since 1970; None: the run's.
     """
 
@@ -35,11 +40,15 @@ class Recorder(Sink):
         *,
         most_characters: int = _KEPT_CHARACTERS,
         most_pieces: int = _KEPT_PIECES,
+        most_attempts: int = _KEPT_ATTEMPTS,
+        most_details: int = _KEPT_DETAILS,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self._run = run
         self._most_characters = most_characters
         self._most_pieces = most_pieces
+        self._most_attempts = most_attempts
+        self._most_details = most_details
         self._clock = clock or run._clock
         self._characters = 0
         self._attempt = 1
@@ -54,6 +63,20 @@ class Recorder(Sink):
         resumed_from = None if latest is None else latest.step
         run.attempts.append(Attempt(number, now, resumed_from=resumed_from))
         run.timings.launched = run.timings.launched or now
+        self._cut_attempts()
+
+    def _cut_attempts(self) -> None:
+        """Shorten or remove one that is no longer among the latest."""
+        attempts = self._run.attempts
+        if len(attempts) > self._most_details:
+            attempt = attempts[-1 - self._most_details // 2]
+            if attempt.hosts:
+                attempt.hosts = []
+            if attempt.details:
+                attempt.details = DETAILS_LEFT_OUT
+        if len(attempts) > self._most_attempts:
+            del attempts[self._most_attempts // 2]
+            self._run.attempts_cut += 1
 
     def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
         self._keep(rank, stream, text)
@@ -101,9 +124,9 @@ class Recorder(Sink):
     def _on_step(self) -> None:
         """Note a sign of a step, and how long there was none before this attempt."""
         now = self._clock()
-        for attempt in self._run.attempts[1:][-1:]:
-            if attempt.pause is None and self._step_at is not None:
-                attempt.pause = now - self._step_at
+        attempts = self._run.attempts
+        if len(attempts) > 1 and attempts[-1].pause is None and self._step_at is not None:
+            attempts[-1].pause = now - self._step_at
         self._step_at = now
 
     def profile(self, profile: Profile) -> None:
@@ -129,7 +152,7 @@ class Recorder(Sink):
         if attempt is not None:
             lines = str(error).strip().splitlines() or [""]
             text = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
-            attempt.error = without_password(text)
+            attempt.error = _shortened(without_password(text))
             attempt.details = without_password(_details(error))
             attempt.ended = self._clock()
 
@@ -145,6 +168,11 @@ class Recorder(Sink):
         for attempt in run.attempts[-1:]:
             attempt.ended = attempt.ended or run.timings.end
         run.status = status
+
+
+def _shortened(line: str) -> str:
+    left_out = len(line) - _ERROR_CHARACTERS
+    return line if left_out <= 0 else f"{line[:_ERROR_CHARACTERS]}... and {left_out:,} characters"
 
 
 def _details(error: BaseException) -> str:

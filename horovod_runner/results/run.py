@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.clocks import SteadyClock
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from horovod_runner.wire.messages import Controller
 
 Status = Literal["running", "finished", "failed", "cancelled"]
+#: The details of an attempt whose error a record has in one line only.
+DETAILS_LEFT_OUT: Final = (
+    "The details are left out to save memory: a record keeps those of the first and of the latest "
+    "attempts."
+)
 
 
 class Line(NamedTuple):
@@ -80,9 +85,11 @@ class Attempt:
             checkpoint.
         error: the error in one line; empty if the attempt did not fail.
         details: the whole error with the traceback of the rank, at most 64 KB; empty if the attempt
-            did not fail.
+            did not fail. A record keeps them of the first 16 and of the latest 16 attempts; of
+            others :data:`DETAILS_LEFT_OUT`.
         size: how many ranks it had.
-        hosts: the name of each rank's host; empty until all ranks have started.
+        hosts: the name of each rank's host; empty until all ranks have started, and where details
+            are left out.
         change: why it ended in favour of another number of ranks (a range of np); empty if it did
             not.
         pause: the seconds without steps before it: from the last sign of a step of the attempt
@@ -133,7 +140,8 @@ class Run:
         where: "local", a Spark master, or "slurm job 12".
         software: the versions on the driver, by package.
         status: "running", "finished", "failed" or "cancelled".
-        attempts: the launches, in order.
+        attempts: the launches, in order: the first 1,000 and the latest 1,000.
+        attempts_cut: how many launches between those were removed to save memory.
         ranks: the ranks of the last attempt; empty until all have started.
         controller: the library that Horovod coordinates and reduces with on CPUs, "gloo" or "mpi";
             None until the ranks are placed.
@@ -157,6 +165,7 @@ class Run:
     software: Mapping[str, str] = field(default_factory=dict, repr=False)
     status: Status = "running"
     attempts: list[Attempt] = field(default_factory=list)
+    attempts_cut: int = 0
     ranks: list[RankInfo] = field(default_factory=list)
     controller: Controller | None = None
     timings: Timings = field(default_factory=lambda: Timings(time.time()))

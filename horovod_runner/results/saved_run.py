@@ -67,6 +67,7 @@ class _Saved(msgspec.Struct, tag=_TAG):
     traces: list[TraceFile] = []
     warnings: list[str] = []
     result_text: str = ""
+    attempts_cut: int = 0
 
 
 class Summary(msgspec.Struct, tag=_TAG):
@@ -117,6 +118,7 @@ def _save(run: Run, path: Path) -> None:
         list(run.traces),
         list(run.warnings),
         run.result_text,
+        run.attempts_cut,
     )
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -151,6 +153,7 @@ def load(path: str | os.PathLike[str]) -> Run:
         software=saved.software,
         status=saved.status,
         attempts=saved.attempts,
+        attempts_cut=saved.attempts_cut,
         ranks=saved.ranks,
         controller=saved.controller,
         timings=saved.timings,

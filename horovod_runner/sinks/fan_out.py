@@ -25,9 +25,11 @@ _IDLE_SECONDS: Final = 1.0
 _MAX_QUEUED: Final = 100_000  # events
 _MAX_QUEUED_BYTES: Final = 64 << 20  # of output and reports, roughly
 _FULL: Final = "The disk is full: free space, or give the sink another place."
-# Events that may overflow a queue; all others are few, and are never dropped.
+# Events that may overflow a queue. The others are few, and are dropped only if twice as much waits:
+# then the sink does not return. The last ones never are.
 _MEASURED: Final = ("profile", "machine", "lines")  # most sinks have no method for these
-_FREQUENT: Final = ("report", "profile", "machine", "output", "log")
+_FREQUENT: Final = ("report", "profile", "machine", "lines", "output", "log")
+_LAST: Final = ("attempt", "end")
 
 
 class FanOut(Sink):
@@ -132,7 +134,8 @@ class _SinkThread:
         self._changed = threading.Condition()
         self._bytes = 0  # in the queue, roughly
         self._closed = False
-        self._dropped = 0
+        self._dropped = 0  # reports, lines and measurements
+        self._dropped_rest = 0
         self._thread = threading.Thread(
             target=self._work, name=f"horovod_runner-sink-{self._name}", daemon=True
         )
@@ -148,9 +151,10 @@ class _SinkThread:
         with self._changed:
             if self._closed:
                 return
-            is_full = len(self._events) >= _MAX_QUEUED or self._bytes >= _MAX_QUEUED_BYTES
-            if is_full and event in _FREQUENT:
-                self._dropped += 1
+            share = max(len(self._events) / _MAX_QUEUED, self._bytes / _MAX_QUEUED_BYTES)
+            if event not in _LAST and share >= (1 if event in _FREQUENT else 2):
+                self._dropped += event in _FREQUENT
+                self._dropped_rest += event not in _FREQUENT
                 return
             self._events.append((event, arguments))
             self._bytes += _bytes(event, arguments)
@@ -212,19 +216,31 @@ class _SinkThread:
                 self._events = deque(kept)
             self._notice(
                 f"the sink {self._name} is still busy {limits.sinks:g} s after the end of the "
-                f"run: {queued - len(kept)} reports and lines are dropped. It handles the other "
-                "events for as long as this process lives. It is slower than reports arrive: "
-                "report less often"
+                f"run: {queued - len(kept) + self._dropped} reports and lines are dropped"
+                f"{self._rest_text()}. It handles the other events for as long as this process "
+                "lives. It is slower than reports arrive: report less often"
             )
             self._thread.join(limits.sink_rest)
-        elif self._dropped:
+        elif self._dropped or self._dropped_rest:
             self._notice(
                 f"the sink {self._name} was too slow: {self._dropped} reports and lines were "
-                "dropped. Report less often"
+                f"dropped{self._rest_text()}. Report less often"
             )
+
+    def _rest_text(self) -> str:
+        return f", and {self._dropped_rest} other events" if self._dropped_rest else ""
 
 
 def _bytes(event: str, arguments: tuple[Any, ...]) -> int:
-    if event in ("output", "log"):
-        return len(arguments[-1])
-    return 100 * len(arguments[0].metrics) if event == "report" else 0
+    match event:
+        case "output" | "log" | "notice":
+            return len(arguments[-1])
+        case "report":
+            return 100 * len(arguments[0].metrics)
+        case "profile":
+            return 200 * len(arguments[0].arrivals)
+        case "ranks":
+            return 100 * len(arguments[0])
+        case "lines":
+            return 100 * (len(arguments[0].calls) + len(arguments[0].stacks))
+    return 0

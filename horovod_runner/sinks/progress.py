@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -87,7 +87,7 @@ class Progress(Sink):
         if reports[0].rank != 0:
             return
         for report in reports:
-            self._metrics.update(report.metrics)
+            self._keep(report.metrics)
             self._step = self._steps.step_of(report)
             if report.epoch is not None:
                 self._epoch = report.epoch
@@ -99,6 +99,14 @@ class Progress(Sink):
             self._paced = now, self._step
         if now - self._shown_at >= (self._line_seconds if self._lines else _DRAW_SECONDS):
             self._show(now)
+
+    def _keep(self, metrics: Mapping[str, float | int]) -> None:
+        """Keep the latest values of the first metrics, which are all that is shown."""
+        if len(self._metrics) < _SHOWN_METRICS:
+            new = [name for name in metrics if name not in self._metrics]
+            for name in new[: _SHOWN_METRICS - len(self._metrics)]:
+                self._metrics[name] = metrics[name]
+        self._metrics.update({n: metrics[n] for n in self._metrics if n in metrics})
 
     def end(self, run: Run) -> None:
         if run.status == "finished" and self._step + 1 == self._total:

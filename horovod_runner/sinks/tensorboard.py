@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _FLUSH_SECONDS: Final = 1.0
 _COLUMNS: Final = 120
+# Values of a metric: every second one is left out from here on, and twice as many each time their
+# number has doubled. TensorBoard itself shows a thousand.
+_MANY: Final = 1 << 20
+_MOST_NAMES: Final = 1 << 12  # of metrics whose values are counted
 _PROFILE: Final = "profile"  # the folder of what the run measures of itself
 _file_numbers = itertools.count()
 
@@ -43,6 +47,10 @@ class TensorBoardSink(Sink):
     steps of rank 0: where a step's milliseconds go, ``profile/rank0/compute_ms``, and the machine,
     ``system/rank0/cpu_utilization_percentage``. Other ranks are in ``min``, ``median`` and ``max``
     in place of ``rank0``. At the end the diagnosis becomes the text ``profile/diagnosis``.
+
+    Of a metric with more than a million values only every second one is written from there on, and
+    of more than two million every fourth, and so on. At the end a text, ``left_out``, says how many
+    are missing. ``last_run.metrics`` is thinned out likewise.
 
     Steps that are repeated, after a restart or by another run in the same folder, replace the
     earlier ones.
@@ -131,6 +139,7 @@ class TensorBoardSink(Sink):
             self._write_summary(file)
             file.text("profile/diagnosis", _code_block(str(run.diagnose())), self._summary.steps)
         for file in self._files.values():
+            file.say_left_out()
             file.close()
 
     def _file(self, folder: str) -> _EventFile:
@@ -164,12 +173,19 @@ class _EventFile:
         self._path = folder / f"events.out.tfevents.{name}"
         self._writer: Any = RecordWriter(self._path.open("wb"))
         self._params = params
+        self._counts: dict[str, int] = {}  # of values, by the name of the metric
+        self._left_out = self._step = 0
         self.restarted = True
         self._write(wall_time=time.time(), file_version="brain.Event:2")
         self.flush()
 
     def scalars(self, numbers: dict[str, float | int], step: int, when: float) -> None:
         """Append the metrics of a step; ``when`` is in seconds since the epoch."""
+        wanted = {name: number for name, number in numbers.items() if self._wants(name)}
+        self._left_out += len(numbers) - len(wanted)
+        self._step = step
+        if numbers and not wanted:
+            return
         if self.restarted:
             # TensorBoard then discards earlier events of this step and of later ones.
             log = self._event_pb2.SessionLog(status=self._event_pb2.SessionLog.START)
@@ -178,8 +194,21 @@ class _EventFile:
                 self._summary([self._text("params", self._params)], step, when)
             self.restarted = False
         value = self._summary_pb2.Summary.Value
-        values = [value(tag=name, simple_value=number) for name, number in numbers.items()]
+        values = [value(tag=name, simple_value=number) for name, number in wanted.items()]
         self._summary(values, step, when)
+
+    def _wants(self, name: str) -> bool:
+        """Count a value of a metric; returns whether to write it."""
+        if name not in self._counts and len(self._counts) >= _MOST_NAMES:
+            return True
+        count = self._counts[name] = self._counts.get(name, 0) + 1
+        return count % (1 << (count // _MANY).bit_length()) == 0
+
+    def say_left_out(self) -> None:
+        """Append how many values are left out, if any."""
+        if self._left_out:
+            text = f"{self._left_out:,} values are left out: a metric has more than {_MANY:,}."
+            self.text("left_out", text, self._step)
 
     def text(self, tag: str, markdown: str, step: int) -> None:
         """Append a text."""

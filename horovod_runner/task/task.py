@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,13 @@ import msgspec
 from horovod_runner.errors import DataError, HorovodRunnerError
 from horovod_runner.host import control_groups, gpus, rank_environment, software
 from horovod_runner.host.pmi import segments
-from horovod_runner.host.scratch import VARIABLE, RunFolder, remove_left
+from horovod_runner.host.scratch import (
+    TEMPORARY_VARIABLE,
+    VARIABLE,
+    RunFolder,
+    rank_folder,
+    remove_left,
+)
 from horovod_runner.task import meeting, transfer
 from horovod_runner.task.orders import DetachError, stay_alive
 from horovod_runner.task.process import WorkerProcess
@@ -203,10 +209,17 @@ class _RankTask:
             assignment = meeting.await_assignment(
                 self._link, self._address, job.limits.driver_answer
             )
-            checkpoints = self._fetch_checkpoint(assignment.slot)
-            outcome = self._run_worker(assignment, checkpoints)
+            with self._temporary(assignment.slot) as temporary:
+                checkpoints = self._fetch_checkpoint(assignment.slot, temporary)
+                outcome = self._run_worker(assignment, checkpoints, temporary)
             remove_left(job.run_id)
             return outcome
+
+    def _temporary(self, slot: Slot) -> AbstractContextManager[Path | None]:
+        """The rank's folder for temporary files; None where the job needs no scratch folder."""
+        if self._folder is None:
+            return nullcontext()
+        return rank_folder(self._folder, slot.rank, self._job.attempt)
 
     def _receive_rows(self) -> dict[str, bytes]:
         """Store the DataFrame rows that came with the task; returns their metadata."""
@@ -214,16 +227,18 @@ class _RankTask:
             return {}
         return self._setup.receive_rows(self._folder)
 
-    def _fetch_checkpoint(self, slot: Slot) -> CheckpointPlan:
+    def _fetch_checkpoint(self, slot: Slot, temporary: Path | None) -> CheckpointPlan:
         """The job's checkpoint plan; on rank 0 with a checkpoint that is readable on this host."""
         plan = self._job.checkpoints
-        if slot.rank == 0 and plan.resume and self._folder is not None:
+        if slot.rank == 0 and plan.resume and temporary is not None:
             return transfer.fetch_checkpoint(
-                plan, self._link, self._folder, self._job.limits.checkpoint_piece
+                plan, self._link, temporary, self._job.limits.checkpoint_piece
             )
         return plan
 
-    def _run_worker(self, assignment: Assignment, checkpoints: CheckpointPlan) -> Outcome:
+    def _run_worker(
+        self, assignment: Assignment, checkpoints: CheckpointPlan, temporary: Path | None
+    ) -> Outcome:
         """Start the worker process, forward all that it writes, and return how it ended."""
         job, setup, slot = self._job, self._setup, assignment.slot
         timeline, trace = self._timeline_file(), self._trace_path(slot.rank)
@@ -231,7 +246,7 @@ class _RankTask:
         warm = preload or bool(setup.commits)
         with WorkerProcess(
             self._worker_job(assignment, checkpoints, trace),
-            self._worker_variables(assignment, timeline),
+            self._worker_variables(assignment, timeline, temporary),
             setup.directory,
             inherited=setup.inherited,
             mpi=assignment.controller == "mpi",
@@ -287,7 +302,9 @@ class _RankTask:
             commits=self._setup.commits,
         )
 
-    def _worker_variables(self, assignment: Assignment, timeline: Path | None) -> dict[str, str]:
+    def _worker_variables(
+        self, assignment: Assignment, timeline: Path | None, temporary: Path | None
+    ) -> dict[str, str]:
         """The worker's environment variables, beside those that it inherits."""
         job, slot = self._job, assignment.slot
         variables = rank_environment.worker_variables(
@@ -301,6 +318,8 @@ class _RankTask:
         variables[RUN_VARIABLE] = job.run_id
         if self._folder is not None:
             variables[VARIABLE] = str(self._folder)
+        if temporary is not None:
+            variables[TEMPORARY_VARIABLE] = str(temporary)
         if timeline is not None:  # all ranks must ask for one; only rank 0 writes it
             variables[_TIMELINE] = str(timeline) if slot.rank == 0 else os.devnull
         if _wants_trace(job):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.descriptors import write_all
@@ -171,6 +172,20 @@ def leave_file(commits: str, attempt: int) -> str:
         attempt: of the ranks.
     """
     return os.path.join(commits, f"leave-{attempt}")
+
+
+def remove_leave_files(commits: str, attempt: int) -> None:
+    """Remove the files of :func:`leave_file` of earlier attempts.
+
+    Args:
+        commits: the host's folder for commits.
+        attempt: that of the ranks from now on.
+    """
+    for name in os.listdir(commits):
+        before, _, number = name.partition("leave-")
+        if not before and number.isdecimal() and int(number) < attempt:
+            with suppress(FileNotFoundError):  # another task of this host was quicker
+                os.unlink(os.path.join(commits, name))
 
 
 def imported_file(commits: str) -> str:

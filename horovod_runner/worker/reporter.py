@@ -20,6 +20,7 @@ from horovod_runner.wire.framing import frame
 
 # A write of at most this size to a pipe is atomic (POSIX: PIPE_BUF).
 _ATOMIC_BYTES = 4096
+_MOST_HELD = 1 << 12  # names of metrics; the driver's table has no column for more
 # A metric's latest value, and its report's step, epoch and time.
 _Held = tuple[float | int, int | None, int | None, float]
 
@@ -86,9 +87,12 @@ class Reporter:
     def _hold(self, latest: dict[str, _Held]) -> None:
         with self._lock:
             self._left_out += not latest  # a report without metrics leaves nothing to send later
-            before = {held[1:] for held in self._held.values()}
-            self._held.update(latest)
-            # Reports whose metrics have all been replaced by later ones are dropped.
+            known = [*self._held.values(), *latest.values()]
+            before = {held[1:] for held in known}
+            for name, value in latest.items():
+                if name in self._held or len(self._held) < _MOST_HELD:
+                    self._held[name] = value
+            # Reports are dropped if all of their metrics were replaced by later ones, or too many.
             self._left_out += len(before - {held[1:] for held in self._held.values()})
 
     def _send_held(self) -> None:

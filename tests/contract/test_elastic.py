@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from horovod_runner import (
@@ -15,6 +18,8 @@ from horovod_runner import (
     load_checkpoint,
     log_to_driver,
 )
+from horovod_runner.data import Shard, parquet
+from horovod_runner.host.scratch import scratch_folder
 from horovod_runner.sinks import Sink
 from tests.conftest import Ranks
 
@@ -45,6 +50,24 @@ def test_a_killed_rank_is_replaced_in_the_same_run(ranks: Ranks) -> None:
     assert (first.size, second.size) == (3, 3)
     assert len(second.hosts) == 3
     assert not second.error
+
+
+@pytest.mark.places(*POOLS)
+def test_a_killed_rank_leaves_no_temporary_files_where_the_next_one_runs(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"a": range(10)}), tmp_path / "rows.parquet")
+
+    def main(rows: Shard) -> list[str]:
+        folder = scratch_folder()
+        (folder / f"copy {current_attempt()}").write_bytes(b"x" * 1000)
+        if current_attempt() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return [path.name for path in folder.parent.rglob("copy*")]
+
+    runner = ranks.runner((1, 1), max_restarts=1)
+    assert runner.run(main, rows=parquet(str(tmp_path))) == ["copy 2"]
+    assert len(runner.last_run.attempts) == 2
 
 
 @pytest.mark.places("spark", "cluster", "slurm")

@@ -11,6 +11,7 @@ from horovod_runner.worker.api import log_to_driver
 from horovod_runner.worker.checks import notes
 
 _LONG = 500  # characters
+_MOST = 10_000  # of what is remembered of feeds
 
 
 class FeedKey(NamedTuple):
@@ -65,7 +66,10 @@ class Epochs:
 
     def begin(self, key: FeedKey, epoch: int) -> None:
         """Record that a feed begins an epoch."""
-        self._next[key] = max(self._next.get(key, 0), epoch + 1)
+        # As the latest one: main may make a feed with another seed in each epoch.
+        self._next[key] = max(self._next.pop(key, 0), epoch + 1)
+        if len(self._next) > _MOST:
+            del self._next[next(iter(self._next))]
 
     def open(self, feed: Made, epoch: int, step: int, *, resumed: bool) -> None:
         """Record a feed's first iteration, or the first one after a state was loaded.
@@ -88,7 +92,8 @@ class Epochs:
                     "second time, because the same state was loaded twice: the same rows come "
                     "again, in the same order. Load a state once, before the loop over epochs."
                 )
-            self._loaded.add((key, epoch, step))
+            if len(self._loaded) < _MOST:
+                self._loaded.add((key, epoch, step))
         elif key.seed is not None and not epoch and rank is not None and rank.resumed:
             self._warn(
                 f"the training resumes from a checkpoint, and a shuffled feed of {self._name} "

@@ -210,7 +210,8 @@ class JournalReader:
     def _work(self) -> None:
         give_up_at = time.monotonic() + self._limits.journal_begin
         while self.source is not None or time.monotonic() < give_up_at:
-            if self._read_next():
+            # A driver that is slow to show them leaves the rest to the writer, which drops some.
+            if self._read.qsize() < _MOST_UNREAD and self._read_next():
                 self._wake()
             elif self._over.wait(_PERIOD_SECONDS):
                 return

@@ -34,6 +34,7 @@ _KEPT_CHARACTERS = 16 << 20
 _KEPT_MESSAGES = 500_000
 _KEPT_REPORTS = 100_000
 _KEPT_NUMBERS = 2_000_000
+_KEPT_FACTS = 10_000
 
 
 class Keeper:
@@ -45,6 +46,7 @@ class Keeper:
         most_characters: how much output to keep.
         most_reports: how many reports to keep.
         most_numbers: how many numbers of reports to keep.
+        most_facts: how many notices, saved checkpoints and the like to keep.
 
     Attributes:
         cut: how many characters of output were too many to keep.
@@ -59,6 +61,7 @@ class Keeper:
         most_characters: int = _KEPT_CHARACTERS,
         most_reports: int = _KEPT_REPORTS,
         most_numbers: int = _KEPT_NUMBERS,
+        most_facts: int = _KEPT_FACTS,
     ) -> None:
         self._most_characters = most_characters
         self._most_reports = most_reports
@@ -68,7 +71,9 @@ class Keeper:
         self._required = required
         self.cut = 0
         self.chosen: Controller | None = None
-        self._facts: list[Began | Saved | Unsaved | Untraced | str] = []
+        self._most_facts = most_facts
+        self._facts: deque[Began | Saved | Unsaved | Untraced | str] = deque()
+        self._facts_cut = 0
         self._reports: list[Report] = []
         self._every, self._seen, self._left_out = 1, 0, 0
         self._texts: deque[Output | Log] = deque()
@@ -82,7 +87,14 @@ class Keeper:
     def kept(self) -> list[Kept]:
         """What was kept and is not in the journal."""
         lines = self._lines.values()
-        return [*self._facts, *self._reports, *self._profiles, *lines, *self._texts]
+        return [
+            *self._cut_notice(),
+            *self._facts,
+            *self._reports,
+            *self._profiles,
+            *lines,
+            *self._texts,
+        ]
 
     def _take_all(self) -> Live:
         """What was kept; nothing is kept after that."""
@@ -90,9 +102,23 @@ class Keeper:
         self._untold = Live([])
         for kept in (self._facts, self._reports, self._profiles, self._lines, self._texts):
             kept.clear()
-        self._characters = 0
+        self._characters = self._facts_cut = 0
         self._every, self._seen, self._numbers = 1, 0, 0
         return live
+
+    def _cut_notice(self) -> list[str]:
+        if not self._facts_cut:
+            return []
+        return [
+            f"{self._facts_cut:,} notices and messages about checkpoints were too many to keep: "
+            f"the latest {self._most_facts:,} are here"
+        ]
+
+    def _keep_fact(self, fact: Began | Saved | Unsaved | Untraced | str) -> None:
+        self._facts.append(fact)
+        if len(self._facts) > self._most_facts:
+            self._facts.popleft()
+            self._facts_cut += 1
 
     def take(self, message: Content) -> Fetched | None:
         """See :class:`~horovod_runner.driver.intake.Observer`; so for all below."""
@@ -102,6 +128,7 @@ class Keeper:
             case FilePart():
                 self._leave_out(message)
             case Saved() if message.marker.name in self._in_parts:
+                self._in_parts.discard(message.marker.name)
                 step = message.marker.step
                 why = (
                     "the ranks reach neither the driver nor its folder of checkpoints. Set "
@@ -111,7 +138,7 @@ class Keeper:
             case Unsaved():
                 self._keep_unsaved(message)
             case Began() | Saved() | Untraced():
-                self._facts.append(message)
+                self._keep_fact(message)
             case Output() | Log():
                 self._keep_text(message)
             case Profile() | Machine():
@@ -123,7 +150,7 @@ class Keeper:
         return None
 
     def _keep_unsaved(self, message: Unsaved) -> None:
-        self._facts.append(message)
+        self._keep_fact(message)
         if self._required:
             raise CheckpointError(
                 f"the checkpoint of step {message.step} could not be written: {message.reason} "
@@ -133,7 +160,7 @@ class Keeper:
     def _leave_out(self, message: FilePart) -> None:
         if is_trace(message) and message.name not in self._in_parts:
             why = "In detached mode no files come back from the executors."
-            self._facts.append(Untraced(message.rank, why))
+            self._keep_fact(Untraced(message.rank, why))
         self._in_parts.add(message.name)
 
     def _keep_text(self, message: Output | Log) -> None:
@@ -168,7 +195,7 @@ class Keeper:
 
     def notice(self, text: str) -> None:
         stderr_echo(text)  # until the driver shows it, it is in this executor's log
-        self._facts.append(text)
+        self._keep_fact(text)
 
     def controller(self, name: Controller) -> None:
         self.chosen = name

@@ -12,7 +12,7 @@ from horovod_runner.results.page import scales
 from horovod_runner.results.page.charts import Part, bar, key
 from horovod_runner.results.page.markup import Html, Section, element, section, table
 from horovod_runner.results.page.view import KINDS, View
-from horovod_runner.results.run import Attempt
+from horovod_runner.results.run import DETAILS_LEFT_OUT, Attempt
 
 
 def header(view: View) -> Html:
@@ -35,7 +35,7 @@ def header(view: View) -> Html:
     if step is not None and step.seconds:
         facts.append(("steps per second", scales.number(1 / step.seconds)))
     if len(run.attempts) > 1:
-        facts.append(("launches", f"{len(run.attempts)}"))
+        facts.append(("launches", f"{run.attempts[-1].number:,}"))
     if run.controller:
         facts.append(("controller", "MPI" if run.controller == "mpi" else "Gloo"))
     error = without_password(run.attempts[-1].error) if run.attempts else ""
@@ -114,6 +114,12 @@ def failures(view: View) -> Section | None:
         "failures",
         "Failures",
         *(_attempt(view, attempt) for attempt in run.attempts),
+        element(
+            "p",
+            f"{run.attempts_cut:,} launches between the first and the latest are left out.",
+        )
+        if run.attempts_cut
+        else None,
         element("p", f"Processes of the last launch: {ends}.", class_="note") if ends else None,
     )
 
@@ -132,7 +138,10 @@ def _attempt(view: View, attempt: Attempt) -> Html:
     title = (
         f"Attempt {attempt.number} {how} after {scales.duration(ended - attempt.started)}{began}"
     )
-    text = without_password(attempt.details or attempt.error)
+    text = attempt.details or attempt.error
+    if attempt.details == DETAILS_LEFT_OUT:
+        text = f"{attempt.error}\n\n{DETAILS_LEFT_OUT}"
+    text = without_password(text)
     return element(
         "div", element("h3", title), element("pre", text, tabindex="0") if text else None
     )

@@ -42,6 +42,7 @@ class Comparison:
         self.hosts = hosts
         self._pending.clear()
         self._offsets.clear()
+        self._delays = {host: self._delays[host] for host in hosts if host in self._delays}
 
     def restore(
         self,

@@ -31,9 +31,11 @@ def send(kind: NoteKind, key: str, value: str = "", *, once: bool = False) -> No
     rank = context.current()
     if rank is None or (once and rank.notes[f"{kind} {key}"]):
         return
-    rank.notes[f"{kind} {key}"] += 1
     rank.notes[kind] += 1
-    if rank.notes[kind] <= _MOST and (rank.size > 1 or kind == "mistake"):
+    if rank.notes[kind] > _MOST:
+        return  # nor is its key kept: each epoch may make a new one
+    rank.notes[f"{kind} {key}"] += 1
+    if rank.size > 1 or kind == "mistake":
         rank.pipe.send(Note(rank.rank, kind, key, value, users_line()))
 
 
