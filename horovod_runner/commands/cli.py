@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **options: Any) -> None:
+        # `stop --al` would be taken for `stop --all`.
+        super().__init__(allow_abbrev=False, **options)
+
     def error(self, message: str) -> NoReturn:
         """Exit; of a wrong choice, say which one was probably meant."""
         if found := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):

@@ -127,3 +127,9 @@ def test_stop_ends_all_runs_or_the_one_that_is_meant(
     assert capsys.readouterr().err == "1a3c: processes that do not end: 8\n"
     there.clear()
     assert cli.main(["stop", "--all"]) == 0
+
+
+def test_the_start_of_a_flag_is_not_taken_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["stop", "--al"])
+    assert "one of the arguments RUN --all is required" in capsys.readouterr().err
