@@ -55,8 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
-        # `stop --al` would be taken for `stop --all`.
-        super().__init__(allow_abbrev=False, **options)
+        super().__init__(allow_abbrev=False, **options)  # --al is not --all
 
     def error(self, message: str) -> NoReturn:
         """Exit; of a wrong choice, say which one was probably meant."""
@@ -373,13 +372,8 @@ def _trace(options: argparse.Namespace) -> int:
 def _install(options: argparse.Namespace) -> int:
     from horovod_runner.commands.install import install
 
-    install(
-        options.frameworks,
-        gpu=options.gpu,
-        mpi=options.mpi,
-        rebuild=options.rebuild,
-        shared=options.wheels,
-    )
+    chosen = {"gpu": options.gpu, "mpi": options.mpi, "rebuild": options.rebuild}
+    install(options.frameworks, **chosen, shared=options.wheels)
     return 0
 
 
