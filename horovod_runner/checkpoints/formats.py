@@ -29,6 +29,7 @@ import msgspec
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CheckpointError
+from horovod_runner.folders.problems import FULL_TEMPORARY
 from horovod_runner.host.scratch import scratch_folder
 from horovod_runner.wire.marker import Kind
 
@@ -124,8 +125,7 @@ def read(kind: Kind, path: Path) -> Any:
             raise
         raise CheckpointError(
             f"the checkpoint {path.name} needs room for a copy: "
-            f"{write_problem(error, scratch_folder())}. Free space there, or set TMPDIR to a "
-            "folder on another disk (on the executors: spark.executorEnv.TMPDIR)."
+            f"{write_problem(error, scratch_folder())}. {FULL_TEMPORARY}"
         ) from error
     except ImportError as error:
         raise CheckpointError(

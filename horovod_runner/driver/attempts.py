@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +24,7 @@ from horovod_runner.errors import (
     SlotError,
 )
 from horovod_runner.launchers.launcher import JobCancelledError, Launcher
+from horovod_runner.results.failures import FRAME
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.sinks import Sink
 from horovod_runner.wire.job import Job
@@ -42,7 +42,6 @@ _FINAL = (
     SerializationError,
     SlotError,
 )
-_FRAME = re.compile(r'File "(.+?)", line (\d+)')
 
 
 def run_attempts(
@@ -185,7 +184,7 @@ def end_of(error: Exception, checkpoint: int) -> End:
     if isinstance(error, LaunchError):
         return End("lost", "launch", checkpoint)
     # The user's exception counts by its place: its text may hold numbers that change.
-    frames = _FRAME.findall(str(error.__cause__))
+    frames = FRAME.findall(str(error.__cause__))
     where = ":".join(frames[-1]) if frames else ""
     if isinstance(error, HorovodRunnerError):
         where = where or str(error)[:_PLACE_CHARACTERS]

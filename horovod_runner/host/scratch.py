@@ -236,7 +236,7 @@ def scratch_folder() -> Path:
 def rank_folder(run: Path, rank: int, attempt: int) -> Iterator[Path]:
     """A folder for the temporary files of a rank: a rank that is killed removes none.
 
-    The run's folder may outlive many attempts. What earlier ones have left is removed, too.
+    A run's folder may last for many attempts. What earlier ones left there is removed first.
 
     Args:
         run: the run's folder on this host.

@@ -17,10 +17,11 @@ from horovod_runner.wire.job import Outcome
 from horovod_runner.wire.measurements import Machine
 from horovod_runner.wire.slots import Slot
 
-# How Horovod's errors about requests of the ranks begin that do not match.
+#: A file and a line of a traceback.
+FRAME = re.compile(r'File "(.+?)", line (\d+)')
+# Horovod's errors about ranks that made different calls begin with it.
 _MISMATCH = "Mismatched "
 _MOST_PLACES = 4
-_FRAME = re.compile(r'File "(.+?)", line (\d+)')
 # Modules whose name differs from the name that pip uses.
 _DISTRIBUTIONS = {
     "PIL": "Pillow",
@@ -197,7 +198,7 @@ def _advice_on_mismatch(outcomes: Sequence[Outcome]) -> str:
 
 def _users_line(traceback: str) -> str:
     """The last line of code outside of packages in a traceback."""
-    frames = _FRAME.findall(traceback) or [("unknown", "?")]
+    frames = FRAME.findall(traceback) or [("unknown", "?")]
     own = [(path, line) for path, line in frames if "/site-packages/" not in path]
     return ":".join((own or frames)[-1])
 

@@ -66,7 +66,7 @@ class Recorder(Sink):
         self._cut_attempts()
 
     def _cut_attempts(self) -> None:
-        """Shorten or remove one that is no longer among the latest."""
+        """Of an attempt in the middle, drop the details; of very many, drop one as a whole."""
         attempts = self._run.attempts
         if len(attempts) > self._most_details:
             attempt = attempts[-1 - self._most_details // 2]

@@ -53,7 +53,7 @@ def train(folder: str, own: bool) -> tuple[int, list[float]]:
 
     Args:
         folder: of these files.
-        own: whether the clock of rank 1 is of its own.
+        own: whether rank 1 has a clock of its own.
 
     Returns:
         The last step, and by how many hours the clock of each rank has moved.

@@ -1,6 +1,6 @@
 """A limit of open files that is too low is told before a launch; a run that begins has enough.
 
-ZeroMQ ends the process where it can open no file, so each case is a process of its own.
+ZeroMQ ends a process that can open no more files, so each case runs in its own process.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class _Days:
 
 
 class _Cancelled(threading.Event):
-    """Nobody cancels the run, and waits pass at once on a clock of their own."""
+    """A run that nobody cancels. Its waits return at once, and are added up."""
 
     def __init__(self) -> None:
         super().__init__()
