@@ -35,7 +35,8 @@ from horovod_runner.host.control_groups import available_cores
 from horovod_runner.host.pmi import Pmi, process_mapping, segments
 from horovod_runner.host.rank_environment import mpi_variables, worker_variables
 from horovod_runner.host.rendezvous import Rendezvous
-from horovod_runner.wire.messages import Assignment, Controller, Fence, Lookup
+from horovod_runner.wire.events import Controller
+from horovod_runner.wire.messages import Assignment, Fence, Lookup
 from horovod_runner.wire.slots import Offer
 
 _ADDRESS = "127.0.0.1"

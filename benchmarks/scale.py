@@ -37,7 +37,7 @@ from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.terminal import TerminalSink
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
@@ -112,7 +112,7 @@ def simulate(
     ranks = {task: found.slot.rank for task, found in assignments.items()}
     for task, link in links.items():
         link.put(messages.Started(ranks[task], 10_000 + task))
-        link.put(messages.Began(ranks[task]))
+        link.put(events.Began(ranks[task]))
         link.flush()
     met = time.monotonic()
     next_step(gate)
@@ -175,7 +175,7 @@ def send_reports(links: Mapping[int, Link], ranks: Mapping[int, int], seconds: f
             time.sleep(pause)
         rank, link = ranks[task], links[task]
         metrics = {"loss": 0.123, "accuracy": 0.456}
-        said = messages.Report(rank, metrics, step=int(moment * 10), epoch=1, time=time.time())
+        said = events.Report(rank, metrics, step=int(moment * 10), epoch=1, time=time.time())
         link.put_batch(frame(messages.encode(said)))
         number = round((moment - start) / _PERIOD_SECONDS)
         if number % 10 == 9:

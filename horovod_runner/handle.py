@@ -25,13 +25,15 @@ from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results import saved_run
 from horovod_runner.results.card import value_text
 from horovod_runner.results.live import live
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.recorder import failed
 from horovod_runner.results.registration import Registration
-from horovod_runner.results.run import Run, Status, Timings, plain_params
+from horovod_runner.results.run import Run, Timings, plain_params
+from horovod_runner.results.run_log import RunLog
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks
 from horovod_runner.sinks.panel import progress_sink
 from horovod_runner.sinks.terminal import TerminalSink
+from horovod_runner.wire.events import RunEnded, Status
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -196,7 +198,8 @@ class RunHandle:
             _sources={name: each.for_examples() for name, each in datasets.sources.items()},
         )
         # Listed from here on: a run that waits for slots can be stopped, too.
-        with Registration(run, self.cancel) as entry:
+        log = RunLog(run, saved_run.new_path(run.run_id))
+        with Registration(run, self.cancel, log.flush) as entry:
             job = replace(job, size=self._slots(launcher))
             # The archive first: a folder that cannot be used is an error before data are packed.
             prepared = datasets.prepared(job, launcher, options, self._cancelled)
@@ -207,7 +210,7 @@ class RunHandle:
                 self.run = run
                 self._begun(run)
                 return self._supervise(
-                    run, job, launcher, dataframes=dataframes, archive=archive, entry=entry
+                    run, log, job, launcher, dataframes=dataframes, archive=archive, entry=entry
                 )
 
     def _slots(self, launcher: PoolKeeper) -> int:
@@ -222,6 +225,7 @@ class RunHandle:
     def _supervise(
         self,
         run: Run,
+        log: RunLog,
         job: Job,
         launcher: PoolKeeper,
         *,
@@ -231,13 +235,14 @@ class RunHandle:
     ) -> Any:
         """Run the job to its end, and pass what happens to the sinks."""
         progress = progress_sink(live) if self._options.progress else None
-        terminal, recorder = TerminalSink(job.size, progress), Recorder(run)
-        ours = [recorder, entry, terminal, *([progress] if progress is not None else [])]
-        sink = FanOut(ours, self._options.sinks, terminal.notice, limits=job.limits)
+        terminal = TerminalSink(job.size, progress)
+        ours = [entry, terminal, *([progress] if progress is not None else [])]
+        sink = FanOut(log, ours, self._options.sinks, terminal.notice, limits=job.limits)
         sink.begin(run)
         if entry.problem:
             sink.notice(entry.problem)
         status: Status = "failed"
+        result_text = ""
         try:
             with self._pooled(job, launcher, sink.notice) as where:
                 if where is not launcher:
@@ -246,25 +251,25 @@ class RunHandle:
                     job,
                     where,
                     sink,
-                    recorder,
                     archive=archive,
                     dataframes=dataframes,
                     cancelled=self._cancelled,
                     entered=self._enter,
                 )
-            status = "finished"
-            run.result_text = value_text(value)
+            status, result_text = "finished", value_text(value)
             return value
         except (CancelledError, KeyboardInterrupt) as error:
             status = "cancelled"
-            recorder.failed(error)
+            sink.tell(failed(error))
             raise
         finally:
-            for warning in archive.warnings(finished=status == "finished"):
-                run.warnings.append(warning)
+            warnings = archive.warnings(finished=status == "finished")
+            for warning in warnings:
                 sink.notice(warning)
-            recorder.ended(status)
-            saved_run.keep(run, notice=sink.notice)
+            sink.tell(RunEnded(status, warnings, result_text))
+            log.close()
+            if log.problem:
+                sink.notice(log.problem)
             sink.end(run)
             sink.close()
 

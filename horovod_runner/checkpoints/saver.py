@@ -34,7 +34,7 @@ from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import FULL_TEMPORARY, describe
 from horovod_runner.host.scratch import TEMPORARY_VARIABLE, RunFolder, scratch_folder
 from horovod_runner.limits import DEFAULTS, Limits
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.framing import PIECE_BYTES, frame
 from horovod_runner.wire.job_file import CHECKPOINT_BYTE, CheckpointPlan
 from horovod_runner.wire.marker import Kind, Marker, file_name
@@ -189,7 +189,7 @@ class Saver:
                 checkpoint.publish(self._folder, part, marker, owned=self._plan.owned)
             else:
                 self._stream(part, marker)
-            self._send(messages.Saved(0, marker))
+            self._send(events.Saved(0, marker))
             self._prune()
         except Exception as error:
             _discard(part)  # first: the error says how much is free
@@ -224,7 +224,7 @@ class Saver:
             self._send_unsaved(step, error, self._folder.local(""))
             return
         with suppress(OSError):
-            self._send(messages.Saved(0, marker))
+            self._send(events.Saved(0, marker))
         self._prune()
 
     def _send_unsaved(
@@ -244,7 +244,7 @@ class Saver:
                 why = owner.taken_from(self._folder, self._plan.token)
         why = why or describe(error, folder=folder, full=full)
         with suppress(OSError):
-            self._send(messages.Unsaved(0, step, why))
+            self._send(events.Unsaved(0, step, why))
 
     def _marker(
         self,
@@ -295,7 +295,7 @@ class Saver:
                 self._send(messages.FilePart(0, marker.name, offset, data))
                 offset += len(data)
 
-    def _send(self, message: messages.Message) -> None:
+    def _send(self, message: events.Message) -> None:
         write_all(self._descriptor, frame(messages.encode(message)))
 
 

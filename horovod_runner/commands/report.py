@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from horovod_runner.common.text import align_columns
-from horovod_runner.results import registry, saved_run
+from horovod_runner.results import registry, run_log, saved_run
 
 
 def report(run: str | None, output: str | None) -> int:
@@ -23,7 +23,7 @@ def report(run: str | None, output: str | None) -> int:
     Raises:
         HorovodRunnerError: there is no such run, or several begin so.
     """
-    found = saved_run.load(_record(run))
+    found = run_log.load(_record(run))
     try:
         path = found.report(output)
     except OSError as error:
@@ -43,7 +43,7 @@ def _record(run: str | None) -> Path:
         return Path(run)
     going_on = registry.running(run or "")
     for run_id in going_on if run is not None else going_on[:1]:
-        if not registry.write_record(run_id):
+        if not registry.write_log(run_id):
             print(
                 f"horovod-runner: the driver of run {run_id} did not write its record within 10 s: "
                 "the page shows an older one, if there is one",
@@ -55,8 +55,8 @@ def _record(run: str | None) -> Path:
 def listing() -> str:
     """The runs that have a record as a table, the latest first."""
     rows = [["run", "main", "np", "where", "status", "began", "duration"]]
-    for each in saved_run.summaries():
-        seconds = (each.timings.end or each.recorded) - each.timings.queued
+    for recorded, each in saved_run.summaries():
+        seconds = (each.timings.end or recorded) - each.timings.queued
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.timings.queued))
         status = registry.status_now(each)
         rows.append(

@@ -1,7 +1,7 @@
 """Shows the runs of this machine while they go on: ``horovod-runner top``.
 
-Nothing here waits for a driver: it is asked through the run's FIFO, and answers with a file that
-appears later (``results/registry.py``). A driver that does not answer is shown as such.
+Nothing here waits for a driver: it is asked through the run's FIFO (``results/registry.py``) to
+write its log, which is read when it has changed. A driver that does not answer is shown as such.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from horovod_runner.clocks import elapsed
 from horovod_runner.common.text import duration_text
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import registry, saved_run
-from horovod_runner.results.live import Live
+from horovod_runner.results.live import Live, live
 from horovod_runner.results.registry import Entry, ListedRun
+from horovod_runner.results.run_log import LogReader
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -35,7 +36,6 @@ _TICK_SECONDS: Final = 0.1
 _ONCE_SECONDS: Final = 5.0  # for all drivers to answer; with a thousand ranks it takes two
 _QUIET_SECONDS: Final = 3.0  # from which a driver without an answer is called so
 _AGAIN_SECONDS: Final = 10.0  # between two questions to a driver that does not answer
-_EARLY_SECONDS: Final = 0.5  # a view that is older than the question by less is an answer, too
 _LIST_SHARE: Final = 20  # listing takes long where there are many processes: it gets 5% of the time
 
 
@@ -44,7 +44,7 @@ class Seen(msgspec.Struct):
 
     Attributes:
         problem: why there is no view of it, or only an old one; empty if all is well.
-        live: the last view that its driver has written; None if there is none.
+        live: what it was doing when its driver wrote its log last; None before that.
         entry: what its driver wrote at the begin; None if only processes are left.
     """
 
@@ -85,9 +85,9 @@ class Watch:
         self._listed: list[ListedRun] = []
         self._list_at = 0.0
         self._asked: dict[str, float] = {}
+        self._before: dict[str, object] = {}  # what the log was like when its driver was asked
         self._since: dict[str, float] = {}  # when the first question without an answer was asked
-        # For each of these the time by the machine's clock, and the view of that moment.
-        self._before: dict[str, tuple[float, object]] = {}
+        self._logs: dict[str, LogReader] = {}
         self._views: dict[str, Live] = {}
         self._unreadable: dict[str, str] = {}
 
@@ -99,8 +99,8 @@ class Watch:
         for run_id in [listed.run_id for listed in self._listed if listed.alive]:
             if run_id in self._since and now - self._asked[run_id] < _AGAIN_SECONDS:
                 continue
-            before = time.time(), registry.view_version(run_id)
-            if registry.ask_for_view(run_id):
+            before = registry.version(saved_run.path_of(run_id))
+            if registry.ask_to_write(run_id):
                 self._asked[run_id] = now
                 if run_id not in self._since:
                     self._since[run_id], self._before[run_id] = now, before
@@ -117,26 +117,24 @@ class Watch:
             del self._since[run_id]
 
     def read(self) -> bool:
-        """Read new answers; returns whether all drivers have answered."""
-        for run_id, since in list(self._since.items()):
-            try:
-                view = registry.view(run_id)
-            except msgspec.MsgspecError as error:
-                self._unreadable[run_id] = str(error)
-                del self._since[run_id]
+        """Read the logs that were written; returns whether all drivers have answered."""
+        for run_id in list(self._since):
+            path = saved_run.path_of(run_id)
+            if registry.version(path) in (None, self._before.get(run_id)):
                 continue
-            if view is not None:
-                self._views[run_id] = view
-                if self._answers(run_id, view, self._clock() - since):
-                    del self._since[run_id]
+            del self._since[run_id]
+            self._before.pop(run_id, None)
+            try:
+                log = self._logs.get(run_id)
+                if log is None:
+                    log = self._logs[run_id] = LogReader(path)
+                else:
+                    log.read()
+            except HorovodRunnerError as error:
+                self._unreadable[run_id] = str(error)
+            else:
+                self._views[run_id] = live(log.run)
         return not self._since
-
-    def _answers(self, run_id: str, view: Live, waited: float) -> bool:
-        """Whether a view is as new as the question."""
-        asked, version = self._before[run_id]
-        # A view of a moment before is not written again. The machine's clock may have been set.
-        is_early = abs(view.time - asked) <= _EARLY_SECONDS + waited
-        return is_early or registry.view_version(run_id) != version
 
     def once(self) -> list[Seen]:
         """Ask all drivers once, wait for their answers for some seconds, and return the runs."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
+
+#: What to do if the folder's disk is full.
+MORE_ROOM: Final = "Free space there, or set XDG_STATE_HOME to a folder on another disk."
 
 
 def state_folder() -> Path:

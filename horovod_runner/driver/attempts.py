@@ -25,8 +25,9 @@ from horovod_runner.errors import (
 )
 from horovod_runner.launchers.launcher import JobCancelledError, Launcher
 from horovod_runner.results.failures import FRAME
-from horovod_runner.results.recorder import Recorder
-from horovod_runner.sinks import Sink
+from horovod_runner.results.recorder import failed
+from horovod_runner.sinks.fan_out import FanOut
+from horovod_runner.wire.events import AttemptBegan, AttemptChanged, CheckpointKept
 from horovod_runner.wire.job import Job
 
 _FIRST_SECONDS = 1.0
@@ -47,8 +48,7 @@ _FINAL = (
 def run_attempts(
     job: Job,
     launcher: Launcher,
-    sink: Sink,
-    recorder: Recorder,
+    sink: FanOut,
     *,
     archive: Archive,
     dataframes: Mapping[str, Any],
@@ -61,7 +61,6 @@ def run_attempts(
         job: what to run.
         launcher: where.
         sink: shows and records what comes back.
-        recorder: records failed attempts.
         archive: the run's checkpoints.
         dataframes: DataFrames whose rows are sent to the tasks with each launch, by dataset name.
         cancelled: as for :class:`~horovod_runner.driver.driver.Driver`.
@@ -85,21 +84,22 @@ def run_attempts(
         attempt = replace(job, attempt=number, checkpoints=archive.plan(number))
         driver = Driver(attempt, launcher, sink, cancelled, archive, dataframes=dataframes)
         entered(driver)
-        sink.attempt(number)
+        latest = archive.latest
+        sink.tell(AttemptBegan(number, None if latest is None else latest.step))
         try:
             return driver.run()
         except Exception as error:
             for checkpoint in archive.catch_up():
-                sink.checkpoint(checkpoint)
+                sink.tell(CheckpointKept(checkpoint.folder, checkpoint.marker))
             if isinstance(error, RanksChangedError):
                 before, job = job.size, _resized(job, launcher)
-                recorder.changed(f"from {before} to {job.size} ranks")
+                sink.tell(AttemptChanged(f"from {before} to {job.size} ranks"))
                 sink.notice(f"attempt {number + 1} begins: from {before} to {job.size} ranks")
                 continue
             if pool is not None and pool.cancelled is not None:
-                recorder.failed(pool.cancelled)
+                sink.tell(failed(pool.cancelled))
                 raise pool.cancelled from error
-            recorder.failed(error)
+            sink.tell(failed(error))
             max_restarts = job.options.max_restarts
             if isinstance(error, _FINAL) or max_restarts == 0:
                 raise
@@ -112,8 +112,8 @@ def run_attempts(
                 raise
             if job.options.elastic and ends[-1].kind == "lost" and seconds == _FIRST_SECONDS:
                 seconds = 0.0  # the other ranks are there
-            latest = _latest(archive, committed)
-            sink.notice(_restart_notice(attempt, error, ends, seconds, latest))
+            resumes_from = _latest(archive, committed)
+            sink.notice(_restart_notice(attempt, error, ends, seconds, resumes_from))
             if cancelled.wait(seconds):
                 raise CancelledError(f"run {job.run_id} was cancelled between two attempts") from (
                     error

@@ -23,8 +23,9 @@ from horovod_runner.errors import LaunchError, SerializationError
 from horovod_runner.launchers.launcher import Launch, Launcher, LaunchLostError, TaskLostError
 from horovod_runner.results import failures
 from horovod_runner.results.trace.arrivals import Arrivals
-from horovod_runner.sinks import Sink
+from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.events import RanksPlaced
 from horovod_runner.wire.job import Job, Outcome, Record
 
 _UNCOMPARED = (
@@ -50,7 +51,7 @@ class Driver:
         self,
         job: Job,
         launcher: Launcher,
-        sink: Sink,
+        sink: FanOut,
         cancelled: Event,
         archive: Archive | None = None,
         *,
@@ -99,7 +100,7 @@ class Driver:
                 finally:
                     self._intake.finish(None)
             codes = {outcome.rank: outcome.exit_code for outcome in outcomes}
-            self._sink.ranks(supervisor.roster.infos(codes))
+            self._sink.tell(RanksPlaced(supervisor.roster.infos(codes)))
         return self._result(outcomes, supervisor, reported)
 
     def _supervise(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Protocol, assert_never, cast
+from typing import Protocol, cast
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.detached.journal import JournalReader, Source
@@ -14,30 +14,18 @@ from horovod_runner.folders.opening import open_folder
 from horovod_runner.folders.problems import describe
 from horovod_runner.limits import Limits
 from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
-from horovod_runner.results.run import TraceFile
 from horovod_runner.results.trace.arrivals import Arrivals
-from horovod_runner.sinks import Sink
-from horovod_runner.wire import measurements, messages
-from horovod_runner.wire.job import Kept, Live, Record
+from horovod_runner.sinks.fan_out import FanOut
+from horovod_runner.wire import events, measurements, messages
+from horovod_runner.wire.events import DriverEvent, TraceFile
+from horovod_runner.wire.job import Kept, Record
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.slots import Call, ChannelAddress, RankInfo
+from horovod_runner.wire.slots import Call, ChannelAddress
 
 _FULL_TIMELINE = "The disk is full: free space, or name a file on another one (timeline)."
 
 #: What a rank sends that is neither about its life nor for the other ranks.
-Content = (
-    messages.Output
-    | messages.Log
-    | messages.Began
-    | measurements.Profile
-    | measurements.Machine
-    | measurements.Lines
-    | messages.FilePart
-    | messages.Saved
-    | messages.Unsaved
-    | messages.Untraced
-    | messages.Fetch
-)
+Content = messages.RankEvent | messages.FilePart | messages.Fetch
 #: What a task sends about its own rank.
 OwnMessage = (
     messages.Started
@@ -53,25 +41,16 @@ OwnMessage = (
 class Observer(Protocol):
     """Receives what the ranks send, and what the supervisor has to say."""
 
-    def take(self, message: Content) -> messages.Fetched | None:
-        """Receive a rank's message; returns the answer to a Fetch.
+    def take(self, message: Content | DriverEvent) -> messages.Fetched | None:
+        """Receive an event, or another message of a rank; returns the answer to a Fetch.
 
         Raises:
             CheckpointError: a checkpoint that is required could not be written.
             ValueError: no rank of this run sends such a message.
         """
 
-    def reports(self, reports: Sequence[messages.Report]) -> None:
+    def reports(self, reports: Sequence[events.Report]) -> None:
         """Receive reports of one rank."""
-
-    def notice(self, text: str) -> None:
-        """Receive a text for the user."""
-
-    def controller(self, name: messages.Controller) -> None:
-        """Receive what Horovod coordinates with."""
-
-    def ranks(self, ranks: list[RankInfo]) -> None:
-        """Receive where the ranks are, once all have started."""
 
     def detached(
         self, address: ChannelAddress, wake: Callable[[], None], task_0: tuple[str, Call] | None
@@ -107,7 +86,7 @@ class Intake:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: FanOut,
         archive: Archive | None,
         traces: Arrivals,
         plan: CheckpointPlan,
@@ -124,21 +103,9 @@ class Intake:
         self._unreached: ChannelAddress | None = None
         self._said: tuple[Source | None] | None = None
 
-    def reports(self, reports: Sequence[messages.Report]) -> None:
+    def reports(self, reports: Sequence[events.Report]) -> None:
         """As in :class:`Observer`, like all methods below."""
         self._sink.reports(reports)
-
-    def notice(self, text: str) -> None:
-        self._sink.notice(text)
-
-    def controller(self, name: messages.Controller) -> None:
-        self._sink.controller(name)
-
-    def ranks(self, ranks: list[RankInfo]) -> None:
-        if self._journal is not None:  # the tasks reach this process after all
-            self._journal.finish(None)
-            self._journal = None
-        self._sink.ranks(ranks)
 
     def detached(
         self, address: ChannelAddress, wake: Callable[[], None], task_0: tuple[str, Call] | None
@@ -169,66 +136,58 @@ class Intake:
         if self._journal is not None:
             self._replay(self._journal.finish(record))
             if record is not None:
-                self._replay([Live(record.kept, controller=record.controller)])
+                self._replay([record.kept])
             self._journal = None
 
-    def _replay(self, lives: list[Live]) -> None:
+    def _replay(self, files: Iterable[Sequence[Kept]]) -> None:
         """Pass on what the stand-in received."""
-        for live in lives:
+        for kept in files:
             self.say_detached()
-            if live.controller is not None:
-                self._sink.controller(live.controller)
-            if live.ranks:
-                self._sink.ranks(live.ranks)
-            for reporter, run in groupby(live.kept, _reporter):
-                if reporter is not None:
-                    self._sink.reports(cast("list[messages.Report]", list(run)))
+            for rank, several in groupby(kept, _reporter):
+                if rank is not None:
+                    self._sink.reports(cast("list[events.Report]", list(several)))
                     continue
-                for message in run:
-                    if isinstance(message, str):
-                        self._sink.notice(message)
-                    else:
-                        self._take_kept(message)
+                for event in several:
+                    self._take_kept(event)
 
-    def _take_kept(self, message: Kept) -> None:
+    def _take_kept(self, event: Kept) -> None:
+        if isinstance(event, events.RanksPlaced):
+            self._sink.tell(event)
+            return
         try:
-            self.take(cast("Content", message))
+            self.take(event)
         except CheckpointError as error:  # a checkpoint that is required: the stand-in ends the run
             self.problem = self.problem or error
         except ValueError:
             pass  # others may write to the folder, too
 
-    def take(self, message: Content) -> messages.Fetched | None:
+    def take(self, message: Content | DriverEvent) -> messages.Fetched | None:
         """See :class:`Observer`.
 
         A checkpoint that cannot be written ends the training only if it is required.
         """
         match message:
-            case messages.Output():
-                self._sink.output(message.rank, message.stream, message.text)
-            case messages.Log():
-                self._sink.log(message.rank, message.text)
-            case messages.Began():
-                self._sink.began(message.rank)
-            case measurements.Profile():
-                self._sink.profile(message)
-            case measurements.Machine():
-                self._sink.machine(message)
-            case measurements.Lines():
-                self._sink.lines(message)
             case messages.Fetch():
                 return self._fetch(message)
             case messages.FilePart():
                 self._take_part(message)
-            case messages.Saved():
+            case events.Saved():
                 self._take_saved(message)
-            case messages.Unsaved():
+            case events.Unsaved():
                 self._warn_unsaved(f"the checkpoint of step {message.step}", message.reason)
-            case messages.Untraced():
+            case events.Untraced():
                 self._warn_untraced(message.rank, message.reason)
+            case events.RanksPlaced():
+                self._take_ranks(message)
             case _:
-                assert_never(message)
+                self._sink.tell(message)
         return None
+
+    def _take_ranks(self, placed: events.RanksPlaced) -> None:
+        if self._journal is not None:  # the tasks reach this process after all
+            self._journal.finish(None)
+            self._journal = None
+        self._sink.tell(placed)
 
     def _take_part(self, message: messages.FilePart) -> None:
         if messages.is_trace(message):
@@ -247,7 +206,7 @@ class Intake:
             return
         if timeline is not None:
             self._sink.notice(f"Horovod's timeline: {timeline}")
-            self._sink.trace(TraceFile(0, "horovod", str(timeline)))
+            self._sink.tell(events.TraceWritten(TraceFile(0, "horovod", str(timeline))))
 
     def _take_trace(self, message: messages.FilePart) -> None:
         try:
@@ -262,14 +221,14 @@ class Intake:
                 self._sink.notice(
                     f"traces of {kind}'s profiler, of steps {FIRST_STEP} to {LAST_STEP}: {names}"
                 )
-            self._sink.trace(trace)
+            self._sink.tell(events.TraceWritten(trace))
 
     def _warn_untraced(self, rank: int, why: str) -> None:
         if not self._untraced:  # the reason is often the same on all ranks
             self._untraced = True
             self._sink.notice(f"torch_profiler: rank {rank} has sent no trace. {why}")
 
-    def _take_saved(self, message: messages.Saved) -> None:
+    def _take_saved(self, message: events.Saved) -> None:
         if self._archive is None:
             return
         try:
@@ -279,7 +238,7 @@ class Intake:
             self._warn_unsaved(f"the checkpoint of step {step}", self._archive.why(error))
             return
         if saved is not None:
-            self._sink.checkpoint(saved)
+            self._sink.tell(events.CheckpointKept(saved.folder, saved.marker))
             warning = self._archive.metric_warning(message.marker)
             if warning:
                 self._sink.notice(warning)
@@ -303,9 +262,9 @@ def no_archive(message: messages.Fetch) -> messages.Fetched:
     return messages.Fetched(message.name, message.offset, problem=problem)
 
 
-def _reporter(message: Kept) -> int | None:
-    """The rank of a report; None for other messages."""
-    return message.rank if isinstance(message, messages.Report) else None
+def _reporter(event: Kept) -> int | None:
+    """The rank of a report; None for other events."""
+    return event.rank if isinstance(event, events.Report) else None
 
 
 def _detached_notice(address: ChannelAddress, source: Source | None, folder: str) -> str:

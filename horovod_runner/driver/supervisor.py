@@ -26,8 +26,9 @@ from horovod_runner.errors import (
     SyncError,
 )
 from horovod_runner.launchers.launcher import Launch, TaskLostError
-from horovod_runner.wire import measurements, messages, pool
+from horovod_runner.wire import events, measurements, messages, pool
 from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.events import ControllerChosen, Notice, RanksPlaced
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import MemoryShort, Waits
 
@@ -72,19 +73,21 @@ class Supervisor:
         self._cancelled = cancelled
         self._interrupted = interrupted or Flag()
         self.phase = Phase(job.limits)
-        self.roster = Roster(job, observer.notice)
+        self.roster = Roster(job, self._notice)
         self.sync = SyncCheck(job.size)
-        self.notes = NoteCheck(job.size, self.roster.host_of, observer.notice, limits=job.limits)
+        self.notes = NoteCheck(job.size, self.roster.host_of, self._notice, limits=job.limits)
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
         self._presence = Presence(channel, launch, job.limits)
-        self._watchdog = Watchdog(
-            job, observer.notice, lambda: self._send_all(messages.ShowStacks())
-        )
+        self._watchdog = Watchdog(job, self._notice, lambda: self._send_all(messages.ShowStacks()))
         self._stacks_wanted = Flag()
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
+
+    def _notice(self, text: str) -> None:
+        """Tell the user something."""
+        self._observer.take(Notice(text))
 
     def run(self) -> None:
         """Supervise until all tasks have ended and their last messages have arrived.
@@ -136,7 +139,7 @@ class Supervisor:
         if self._stacks_wanted.is_set():
             self._stacks_wanted.clear()
             if self.phase.state in (State.SILENT, State.DETACHED):
-                self._observer.notice("the ranks cannot be asked for their stacks from here")
+                self._notice("the ranks cannot be asked for their stacks from here")
             else:
                 self._watchdog.show_stacks()
         tick = self._tick_at if self.roster.hellos else None
@@ -252,14 +255,14 @@ class Supervisor:
         self.phase.on(Event.ALL_LEFT)
 
     def _take_in(self, task: int, batch: list[messages.FromRank]) -> None:
-        if set(map(type, batch)) == {messages.Report}:  # there may be very many
-            self._on_reports(task, cast("list[messages.Report]", batch))
+        if set(map(type, batch)) == {events.Report}:  # there may be very many
+            self._on_reports(task, cast("list[events.Report]", batch))
             return
         for message in batch:
             self._handle(task, message)
 
     def _handle(self, task: int, message: messages.FromRank) -> None:
-        if isinstance(message, messages.Report):
+        if isinstance(message, events.Report):
             self._on_reports(task, [message])
             return
         if isinstance(message, messages.Hello) and task in self.roster.hellos:
@@ -301,19 +304,17 @@ class Supervisor:
                 self._channel.send(task, messages.MpiValues(self.roster.mpi_values))
             case messages.Failed():
                 self._on_failed(task, message)
-            case messages.Output() | messages.Log() | messages.Began() | messages.Untraced():
-                self._observe(task, message)
-            case measurements.Profile() | measurements.Machine() | measurements.Lines():
-                self._observe(task, message)
-            case messages.FilePart() | messages.Saved() | messages.Unsaved() | messages.Fetch():
+            case messages.FilePart() | events.Saved() | events.Unsaved() | messages.Fetch():
                 if message.rank == 0 or messages.is_trace(message):
                     self._observe(task, message)
                 else:
                     self._channel.dropped += 1  # only rank 0 saves and loads
+            case events.Event():
+                self._observe(task, message)
             case _:
                 assert_never(message)
 
-    def _on_reports(self, task: int, reports: list[messages.Report]) -> None:
+    def _on_reports(self, task: int, reports: list[events.Report]) -> None:
         if self.phase.state is State.DETACHED:
             return
         self._presence.heard(task)
@@ -356,7 +357,7 @@ class Supervisor:
     def _place(self) -> None:
         try:
             controller = self.roster.choose_controller()
-            self._observer.controller(controller)
+            self._observer.take(ControllerChosen(controller))
             assignments = list(self.roster.place(controller))
         except HorovodRunnerError as error:
             self.fail(error, "the ranks cannot be placed")
@@ -376,11 +377,11 @@ class Supervisor:
             return
         self._watchdog.started(message.rank)
         if self.roster.all_started:
-            self._observer.ranks(self.roster.infos({}))
+            self._observer.take(RanksPlaced(self.roster.infos({})))
             if self._job.size > 1:
-                self._observer.notice(self.roster.describe())
+                self._notice(self.roster.describe())
             if self._job.options.cluster_config.preload_frameworks:
-                self._observer.notice(self.roster.describe_start())
+                self._notice(self.roster.describe_start())
 
     def _compare(self, message: messages.Weights | measurements.Note) -> None:
         try:
@@ -414,9 +415,7 @@ class Supervisor:
     def _on_ended(self, task: int, message: messages.Ended) -> None:
         missing = message.sent - self._channel.received(task) + 1
         if missing > 0:
-            self._observer.notice(
-                f"{missing} batches of messages from task {task} were lost on the way"
-            )
+            self._notice(f"{missing} batches of messages from task {task} were lost on the way")
         self._channel.send(task, messages.Taken())
         self._presence.ended(task)
         if task in self.roster.ranks:

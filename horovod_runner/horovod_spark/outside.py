@@ -22,7 +22,7 @@ from horovod_runner.data.read.readers import Deferred, Reader
 from horovod_runner.data.shard import Shard
 from horovod_runner.horovod_spark import names
 from horovod_runner.host.gpus import pin_torch
-from horovod_runner.wire import messages
+from horovod_runner.wire import events
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.worker import context, redirect
 from horovod_runner.worker.context import RankContext
@@ -113,9 +113,9 @@ def _rank(rank: int, size: int, checkpoints: CheckpointPlan | None) -> Iterator[
 class _Printing(Pipe):
     """Prints what a rank tells its driver, where there is none."""
 
-    def send(self, message: messages.Sent) -> None:
+    def send(self, message: events.Message) -> None:
         """Print a line of ``log_to_driver``; drop everything else."""
-        if isinstance(message, messages.Log):
+        if isinstance(message, events.Log):
             print(message.text)
 
 

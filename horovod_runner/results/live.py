@@ -15,9 +15,10 @@ import msgspec
 
 from horovod_runner.common.text import without_password
 from horovod_runner.results.metrics_table import Position
-from horovod_runner.results.run import Line, Run, Status
+from horovod_runner.results.run import Line, Run
 from horovod_runner.results.slowness.profile import SPENT, Recent
 from horovod_runner.results.slowness.totals import spent_of
+from horovod_runner.wire.events import Status
 from horovod_runner.wire.measurements import Profile, steps_of
 from horovod_runner.wire.slots import RankInfo
 
@@ -143,9 +144,6 @@ class Live(msgspec.Struct):
     def restarts(self) -> int:
         """How often the ranks were launched again."""
         return max(0, self.attempt - 1)
-
-
-decode_live: Final = msgspec.msgpack.Decoder(Live).decode
 
 
 def live(run: Run) -> Live:

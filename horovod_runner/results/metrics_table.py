@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from horovod_runner.wire.messages import Report
+from horovod_runner.wire.events import Report
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +43,9 @@ class MetricRows(msgspec.Struct):
     steps: Cells
     epochs: Cells
     columns: dict[str, Cells]
+    seen: int
+    every: int
+    position: Position
 
 
 class Position(NamedTuple):
@@ -85,7 +88,7 @@ class Metrics:
 
     Attributes:
         latest: by rank, the latest value of each metric, also from reports without a row.
-        positions: by rank, how far it has come; not kept in files.
+        positions: by rank, how far it has come.
         dropped: by rank, the number of reports without a row: the rank could not send them, or the
             table had too many rows.
     """
@@ -155,13 +158,16 @@ class Metrics:
                     rows.steps.saved(),
                     rows.epochs.saved(),
                     {name: column.saved() for name, column in rows.columns.items()},
+                    rows.seen,
+                    rows.every,
+                    self.positions.get(rank, Position()),
                 )
                 for rank, rows in self._ranks.items()
             ]
 
     @classmethod
     def restored(cls, saved: Sequence[MetricRows]) -> Metrics:
-        """The metrics of a file; no more can be added."""
+        """The metrics of a file; more can be added."""
         metrics = cls()
         for each in saved:
             metrics.latest[each.rank], metrics.dropped[each.rank] = each.latest, each.dropped
@@ -171,6 +177,9 @@ class Metrics:
             rows.count = len(rows.times)
             rows.steps, rows.epochs = _Column("q", each.steps), _Column("q", each.epochs)
             rows.columns = {name: _Column("d", cells) for name, cells in each.columns.items()}
+            rows.seen, rows.every = each.seen, each.every
+            metrics.positions[each.rank] = each.position
+            metrics._cells[each.rank] = rows.cells()
         return metrics
 
     def __len__(self) -> int:

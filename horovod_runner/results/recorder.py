@@ -1,29 +1,27 @@
-"""Records output, reports, attempts and status of a run in ``runner.last_run``."""
+"""Adds events to a run: ``runner.last_run``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import Final
 
+from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.common.text import without_password
-from horovod_runner.results.run import DETAILS_LEFT_OUT, Attempt, Line, Run, Status, TraceFile
-from horovod_runner.sinks.sink import Sink
-from horovod_runner.wire.slots import RankInfo
+from horovod_runner.results.run import DETAILS_LEFT_OUT, Attempt, Line, Run
+from horovod_runner.wire import events
+from horovod_runner.wire.events import AttemptFailed, Event, Report
+from horovod_runner.wire.measurements import Lines, Machine, Profile
 
-if TYPE_CHECKING:
-    from horovod_runner.wire.measurements import Lines, Machine, Profile
-    from horovod_runner.wire.messages import Controller, Report
-
-_KEPT_CHARACTERS = 16 << 20
-_KEPT_PIECES = 500_000  # of output: each takes about 160 bytes beside its characters
-_DETAIL_CHARACTERS = 64 << 10
-_ERROR_CHARACTERS = 1000
-_KEPT_ATTEMPTS = 2000
-_KEPT_DETAILS = 32
+_KEPT_CHARACTERS: Final = 16 << 20
+_KEPT_PIECES: Final = 500_000  # of output: each takes about 160 bytes beside its characters
+_DETAIL_CHARACTERS: Final = 64 << 10
+_ERROR_CHARACTERS: Final = 1000
+_KEPT_ATTEMPTS: Final = 2000
+_KEPT_DETAILS: Final = 32
 
 
-class Recorder(Sink):
-    """Records the events of a run in a :class:`Run`.
+class Recorder:
+    """Adds events to a run, in the order in which they happened.
 
     Args:
         run: the run.
@@ -31,7 +29,6 @@ class Recorder(Sink):
         most_pieces: how many pieces of output are kept.
         most_attempts: how many attempts are kept: half of them the first, half the latest.
         most_details: of how many of them the details are kept, likewise.
-        clock: the time in seconds since 1970; None: the run's.
     """
 
     def __init__(
@@ -42,27 +39,82 @@ class Recorder(Sink):
         most_pieces: int = _KEPT_PIECES,
         most_attempts: int = _KEPT_ATTEMPTS,
         most_details: int = _KEPT_DETAILS,
-        clock: Callable[[], float] | None = None,
     ) -> None:
         self._run = run
         self._most_characters = most_characters
         self._most_pieces = most_pieces
         self._most_attempts = most_attempts
         self._most_details = most_details
-        self._clock = clock or run._clock
-        self._characters = 0
-        self._attempt = 1
-        self._placed = 0  # the attempt for which ``ranks`` was called last
-        self._step_at: float | None = None  # the last sign of a step
+        self._characters = sum(len(line.text) for line in run._lines)
 
-    def attempt(self, number: int) -> None:
-        """As in :class:`~horovod_runner.sinks.Sink`, like the methods below."""
-        self._attempt = number
-        run, now = self._run, self._clock()
-        latest = run.latest_checkpoint
-        resumed_from = None if latest is None else latest.step
-        run.attempts.append(Attempt(number, now, resumed_from=resumed_from))
-        run.timings.launched = run.timings.launched or now
+    def add(self, events: Sequence[Event], now: float) -> None:
+        """Add events.
+
+        Args:
+            events: in order; reports of one rank together, for they may be many.
+            now: when they arrived, in seconds since 1970.
+        """
+        reports = [event for event in events if isinstance(event, Report)]
+        if reports:
+            self._add_reports(reports, now)
+        if len(reports) < len(events):
+            for event in events:
+                self._add(event, now)
+
+    def _add(self, event: Event, now: float) -> None:
+        run = self._run
+        match event:
+            case events.Output():
+                self._keep(Line(now, event.rank, event.stream, event.text))
+            case events.Log():
+                self._keep(Line(now, event.rank, "log", event.text))
+            case events.Notice():
+                self._keep(Line(now, -1, "notice", event.text))
+            case Profile():
+                if event.steps:
+                    self._on_step(now)
+                run.profile.add(event, now)
+            case Machine():
+                run.profile.add_machine(event)
+            case Lines():
+                run.profile.add_lines(event)
+            case events.Began():
+                run.timings.first_line = run.timings.first_line or now
+            case events.CheckpointKept():
+                run._checkpoints.append(Checkpoint(event.folder, event.marker))
+            case events.TraceWritten():
+                others = [known for known in run.traces if known.path != event.trace.path]
+                run.traces[:] = [*others, event.trace]
+            case _:
+                self._add_to_attempt(event, now)
+
+    def _add_to_attempt(self, event: Event, now: float) -> None:
+        """Add what begins, changes or ends an attempt."""
+        run = self._run
+        attempt = run.attempts[-1] if run.attempts else None
+        match event:
+            case events.AttemptBegan():
+                self._begin_attempt(Attempt(event.number, now, resumed_from=event.resumed_from))
+            case events.ControllerChosen():
+                run.controller = event.name
+            case events.RanksPlaced():
+                self._place(event, attempt)
+            case events.AttemptFailed() if attempt is not None:
+                attempt.error, attempt.details = event.error, event.details
+                attempt.ended = now
+            case events.AttemptChanged() if attempt is not None:
+                attempt.change, attempt.ended = event.reason, now
+            case events.RunEnded():
+                run.timings.end = now
+                if attempt is not None:
+                    attempt.ended = attempt.ended or now
+                run.warnings[:], run.result_text = event.warnings, event.result_text
+                run.status = event.status
+
+    def _begin_attempt(self, attempt: Attempt) -> None:
+        run = self._run
+        run.attempts.append(attempt)
+        run.timings.launched = run.timings.launched or attempt.started
         self._cut_attempts()
 
     def _cut_attempts(self) -> None:
@@ -78,96 +130,44 @@ class Recorder(Sink):
             del attempts[self._most_attempts // 2]
             self._run.attempts_cut += 1
 
-    def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
-        self._keep(rank, stream, text)
-
-    def log(self, rank: int, text: str) -> None:
-        self._keep(rank, "log", text)
-
-    def notice(self, text: str) -> None:
-        self._keep(-1, "notice", text)
-
-    def _keep(
-        self, rank: int, stream: Literal["stdout", "stderr", "log", "notice"], text: str
-    ) -> None:
+    def _keep(self, line: Line) -> None:
         run = self._run
         with run._lock:
-            run._lines.append(Line(self._clock(), rank, stream, text))
-            self._characters += len(text)
+            run._lines.append(line)
+            self._characters += len(line.text)
             while self._characters > self._most_characters or len(run._lines) > self._most_pieces:
                 cut = len(run._lines.popleft().text)
                 self._characters -= cut
                 run.logs_cut += cut
 
-    def controller(self, name: Controller) -> None:
-        self._run.controller = name
-
-    def ranks(self, ranks: list[RankInfo]) -> None:
-        self._run.ranks = ranks
-        if self._placed != self._attempt:  # the second call only adds exit codes
-            self._placed = self._attempt
-            for attempt in self._run.attempts[-1:]:
-                attempt.size, attempt.hosts = len(ranks), [rank.host for rank in ranks]
-            self._run.profile.begin([rank.host for rank in ranks])
-
-    def began(self, rank: int) -> None:
-        timings = self._run.timings
-        timings.first_line = timings.first_line or self._clock()
-
-    def reports(self, reports: Sequence[Report]) -> None:
-        timings = self._run.timings
-        if timings.first_report is None:
-            timings.first_report = self._clock()
-        self._run._metrics.extend(reports, self._attempt)
-        self._on_step()
-
-    def _on_step(self) -> None:
-        """Note a sign of a step, and how long there was none before this attempt."""
-        now = self._clock()
-        attempts = self._run.attempts
-        if len(attempts) > 1 and attempts[-1].pause is None and self._step_at is not None:
-            attempts[-1].pause = now - self._step_at
-        self._step_at = now
-
-    def profile(self, profile: Profile) -> None:
-        if profile.steps:
-            self._on_step()
-        self._run.profile.add(profile, self._clock())
-
-    def machine(self, machine: Machine) -> None:
-        self._run.profile.add_machine(machine)
-
-    def lines(self, lines: Lines) -> None:
-        self._run.profile.add_lines(lines)
-
-    def trace(self, trace: TraceFile) -> None:
-        self._run.traces[:] = [
-            *(known for known in self._run.traces if known.path != trace.path),
-            trace,
-        ]
-
-    def failed(self, error: BaseException) -> None:
-        """Record that the current attempt has failed."""
-        attempt = self._run.attempts[-1] if self._run.attempts else None
-        if attempt is not None:
-            lines = str(error).strip().splitlines() or [""]
-            text = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
-            attempt.error = _shortened(without_password(text))
-            attempt.details = without_password(_details(error))
-            attempt.ended = self._clock()
-
-    def changed(self, reason: str) -> None:
-        """Record that the current attempt has ended in favour of another number of ranks."""
-        for attempt in self._run.attempts[-1:]:
-            attempt.change, attempt.ended = reason, self._clock()
-
-    def ended(self, status: Status) -> None:
-        """Record that the run has ended."""
+    def _place(self, placed: events.RanksPlaced, attempt: Attempt | None) -> None:
         run = self._run
-        run.timings.end = self._clock()
-        for attempt in run.attempts[-1:]:
-            attempt.ended = attempt.ended or run.timings.end
-        run.status = status
+        run.ranks = placed.ranks
+        if attempt is None or not attempt.hosts:  # the second time only adds exit codes
+            hosts = [rank.host for rank in placed.ranks]
+            if attempt is not None:
+                attempt.size, attempt.hosts = len(hosts), hosts
+            run.profile.begin(hosts)
+
+    def _add_reports(self, reports: Sequence[Report], now: float) -> None:
+        run = self._run
+        run.timings.first_report = run.timings.first_report or now
+        run._metrics.extend(reports, run.attempts[-1].number if run.attempts else 1)
+        self._on_step(now)
+
+    def _on_step(self, now: float) -> None:
+        """Note a sign of a step, and how long there was none before this attempt."""
+        attempts, timings = self._run.attempts, self._run.timings
+        if len(attempts) > 1 and attempts[-1].pause is None and timings.last_step is not None:
+            attempts[-1].pause = now - timings.last_step
+        timings.last_step = now
+
+
+def failed(error: BaseException) -> AttemptFailed:
+    """The event of an attempt that has failed with an error."""
+    lines = str(error).strip().splitlines() or [""]
+    text = f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
+    return AttemptFailed(_shortened(without_password(text)), without_password(_details(error)))
 
 
 def _shortened(line: str) -> str:

@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,48 +15,31 @@ import msgspec
 import psutil
 
 from horovod_runner.common.files import is_full, write_problem
-from horovod_runner.results import saved_run
-from horovod_runner.results.live import live
-from horovod_runner.results.registry import RECORD, STOP, VIEW, Entry, born, folder, forget
+from horovod_runner.common.state import MORE_ROOM
+from horovod_runner.results.registry import STOP, WRITE, Entry, born, folder, forget
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.wire.slots import RankInfo
 
 _CLOSE = b"."
-_RECORD_SECONDS = 60.0
-_RECORD_SHARE = 0.02  # of the time, at most
-_VIEW_SECONDS = 0.25  # a view that is younger answers the next question, too
 
 
 class Registration(Sink):
     """Keeps a run listed and recorded while it lasts; use it as a context manager.
-
-    Once the run has begun, its record is written every minute, so that a killed driver leaves one.
 
     If the entry cannot be written (a read-only home folder), the run goes on unlisted.
 
     Args:
         run: the run.
         cancel: ends the run; called in another thread.
-        record_seconds: after this time the record is written again, or later where writing it takes
-            long.
-        keep: writes the record.
+        write_log: writes its log; called in another thread.
 
     Attributes:
         problem: why the run is not listed, for the user; empty if it is, or if the folder is not
             for writing.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        cancel: Callable[[], None],
-        *,
-        record_seconds: float = _RECORD_SECONDS,
-        keep: Callable[[Run], object] = saved_run.keep,
-    ) -> None:
-        self._record_seconds = record_seconds
-        self._keep = keep
+    def __init__(self, run: Run, cancel: Callable[[], None], write_log: Callable[[], None]) -> None:
         self._entry = Entry(
             run.run_id,
             run.main,
@@ -70,10 +52,8 @@ class Registration(Sink):
             born=born(os.getpid()),
         )
         self.problem = ""
-        self._run = run
         self._cancel = cancel
-        self._begun = False
-        self._shown_at = float("-inf")
+        self._write_log = write_log
         self._path: Path | None = None
 
     def __enter__(self) -> Registration:
@@ -94,7 +74,7 @@ class Registration(Sink):
             if isinstance(error, OSError) and is_full(error):
                 self.problem = (
                     f"this run is not listed: {write_problem(error, entries)}. `horovod-runner ps`"
-                    f", `stop` and `top` do not find it. {saved_run.MORE_ROOM}"
+                    f", `stop` and `top` do not find it. {MORE_ROOM}"
                 )
             return self
         self._path = path
@@ -121,44 +101,20 @@ class Registration(Sink):
     def _listen(self) -> None:
         poller = select.poll()  # select() cannot handle descriptors above 1023
         poller.register(self._fifo, select.POLLIN)
-        due = time.monotonic() + self._record_seconds
         while True:
-            is_due = not poller.poll(1000 * max(0.0, due - time.monotonic()))
-            command = RECORD if is_due else os.read(self._fifo, 1)
+            poller.poll()
+            command = os.read(self._fifo, 1)
             if command == _CLOSE:
                 return
             if command == STOP:
                 self._cancel()
-            elif command == RECORD:
-                due = time.monotonic() + self._record()
-            elif command == VIEW:
-                self._show()
-
-    def _record(self) -> float:
-        """Write the record; returns the seconds until it is due again."""
-        began = time.monotonic()
-        if self._begun:
-            with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
-                self._keep(self._run)
-        return max(self._record_seconds, (time.monotonic() - began) / _RECORD_SHARE)
-
-    def _show(self) -> None:
-        """Write what the run is doing now."""
-        began = time.monotonic()
-        if began < self._shown_at + _VIEW_SECONDS:
-            return
-        self._shown_at = began
-        with suppress(Exception):  # without an answer `top` says so; `stop` must go on working
-            view = msgspec.msgpack.encode(live(self._run))
-            _write(folder() / f"{self._run.run_id}.live", view)
+            elif command == WRITE:
+                with suppress(Exception):  # whatever is wrong with it: the run can still be stopped
+                    self._write_log()
 
     def _write_entry(self) -> None:
         path = folder() / f"{self._entry.run_id}.json"
         _write(path, msgspec.json.encode(self._entry))
-
-    def begin(self, run: Run) -> None:
-        """As in :class:`~horovod_runner.sinks.Sink`: from here on there is something to record."""
-        self._begun = True
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""

@@ -1,9 +1,7 @@
 """Lists the runs of this user on this machine, and stops them: ``horovod-runner ps`` and ``stop``.
 
     <state>/horovod_runner/runs/<run id>.json    the run's entry; deleted when the run ends
-                                <run id>.stop    a FIFO: "x" cancels the run, "r" writes its record,
-                                                 "v" asks for a view
-                                <run id>.live    the last view that `top` has asked for
+                                <run id>.stop    a FIFO: "x" cancels the run, "w" writes its log
 
 <state> is ``$XDG_STATE_HOME`` or ~/.local/state. An environment variable marks the processes of a
 run, so processes that a killed driver left behind are listed as well.
@@ -27,14 +25,14 @@ from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns, spans
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
-from horovod_runner.results.live import Live, decode_live
 from horovod_runner.results.run import Run
+from horovod_runner.results.run_log import RunState
 from horovod_runner.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
 
 _GRACE_SECONDS = 5.0
 #: What is written to a run's FIFO.
-STOP, RECORD, VIEW = b"x", b"r", b"v"
+STOP, WRITE = b"x", b"w"
 
 
 class Entry(msgspec.Struct):
@@ -148,43 +146,52 @@ def running(start: str = "") -> list[str]:
     return [entry.run_id for entry in sorted(entries, key=lambda entry: -entry.began)]
 
 
-def status_now(run: Run | saved_run.Summary) -> str:
+def status_now(run: Run | RunState) -> str:
     """Return the status of a run whose record may be older than its end.
 
     Returns:
         The status of the record; "lost" if that is "running", but no driver of the run is on this
         machine, or on another one with the same home folder.
     """
-    if run.status != "running" or run.recorded is None:
+    if run.status != "running" or (isinstance(run, Run) and run.recorded is None):
         return run.status
     entry = entry_of(run.run_id)
     return "lost" if entry is None or entry.alive is False else "running"
 
 
-def write_record(run_id: str, seconds: float = 10.0) -> bool:
-    """Ask the driver of a run to write its record, and wait for the file.
+def write_log(run_id: str, seconds: float = 10.0) -> bool:
+    """Ask the driver of a run to write its log, and wait until it has.
 
     Args:
         run_id: of a run whose driver is on this machine.
         seconds: how long to wait.
 
     Returns:
-        Whether the record was written; also if the run has ended meanwhile.
+        Whether it was written; also if the run has ended meanwhile.
     """
-    path = saved_run.folder() / f"{run_id}{saved_run.SUFFIX}"
-    before = _version(path)
-    if not _tell_driver(run_id, RECORD):
+    path = saved_run.path_of(run_id)
+    before = version(path)
+    if not ask_to_write(run_id):
         return path.exists()
     deadline = time.monotonic() + seconds
-    while _version(path) == before:
+    while version(path) == before:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
     return True
 
 
-def _version(path: Path) -> tuple[int, int] | None:
-    """Differs between two files of the same name; None if there is none."""
+def ask_to_write(run_id: str) -> bool:
+    """Ask the driver of a run to write its log. Never waits.
+
+    Returns:
+        Whether there is a driver that can be asked.
+    """
+    return _tell_driver(run_id, WRITE)
+
+
+def version(path: Path) -> tuple[int, int] | None:
+    """Differs before and after a file was written; None if there is none."""
     with suppress(OSError):
         found = path.stat()
         return found.st_mtime_ns, found.st_ino
@@ -215,7 +222,7 @@ def _processes() -> dict[str, list[psutil.Process]]:
 
 def forget(run_id: str) -> None:
     """Delete a run's files here, except its record."""
-    for suffix in ("json", "stop", "live", "json.part", "live.part"):
+    for suffix in ("json", "stop", "json.part"):
         (folder() / f"{run_id}.{suffix}").unlink(missing_ok=True)
 
 
@@ -285,31 +292,6 @@ def stop(run: ListedRun, seconds: float) -> str:
         forget(run.run_id)
     remaining = [str(process.pid) for process in _processes().get(run.run_id, [])]
     return f"processes that do not end: {', '.join(remaining)}" if remaining else ""
-
-
-def ask_for_view(run_id: str) -> bool:
-    """Ask a run's driver to write what it is doing now; see :func:`view`. Never waits.
-
-    Returns:
-        Whether there is a driver that can be asked.
-    """
-    return _tell_driver(run_id, VIEW)
-
-
-def view_version(run_id: str) -> object:
-    """Differs between two views of a run; None if there is none."""
-    return _version(folder() / f"{run_id}.live")
-
-
-def view(run_id: str) -> Live | None:
-    """The last view that the driver of a run has written; None if there is none.
-
-    Raises:
-        MsgspecError: another version of this package wrote it.
-    """
-    with suppress(OSError):
-        return decode_live((folder() / f"{run_id}.live").read_bytes())
-    return None
 
 
 def _tell_driver(run_id: str, command: bytes) -> bool:

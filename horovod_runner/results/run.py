@@ -18,6 +18,7 @@ from horovod_runner.common.text import without_secret
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.slowness.profile import RunProfile
+from horovod_runner.wire.events import Controller, Status, TraceFile
 from horovod_runner.wire.slots import RankInfo
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from horovod_runner.data.pack.images import Image
     from horovod_runner.data.sources import Source
     from horovod_runner.scoring.outputs import OutputSpec
-    from horovod_runner.wire.messages import Controller
-
-Status = Literal["running", "finished", "failed", "cancelled"]
 #: The details of an attempt whose error a record has in one line only.
 DETAILS_LEFT_OUT: Final = (
     "The details are left out to save memory: a record keeps those of the first and of the latest "
@@ -56,21 +54,6 @@ class Line(NamedTuple):
     rank: int
     stream: Literal["stdout", "stderr", "log", "notice"]
     text: str
-
-
-class TraceFile(NamedTuple):
-    """A file with a trace, on the driver's machine.
-
-    Attributes:
-        rank: the rank that wrote it.
-        kind: "horovod": Horovod's timeline, which rank 0 writes for all ranks; "torch",
-            "tensorflow": steps of the rank, as its framework's profiler saw them.
-        path: of the file.
-    """
-
-    rank: int
-    kind: Literal["horovod", "torch", "tensorflow"]
-    path: str
 
 
 @dataclass
@@ -118,6 +101,7 @@ class Timings:
         first_line: the first rank called ``main``.
         first_report: the first report arrived at the driver.
         end: all ranks had ended.
+        last_step: the last sign of a step arrived.
     """
 
     queued: float
@@ -125,6 +109,7 @@ class Timings:
     first_line: float | None = None
     first_report: float | None = None
     end: float | None = None
+    last_step: float | None = None
 
 
 @dataclass

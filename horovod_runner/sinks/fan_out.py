@@ -7,19 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from horovod_runner.common.text import without_password
 from horovod_runner.folders.problems import describe
 from horovod_runner.limits import DEFAULTS, Limits
-from horovod_runner.sinks.sink import Sink
+from horovod_runner.sinks.sink import Sink, call_for
+from horovod_runner.wire.events import Event, Notice, Report
 
 if TYPE_CHECKING:
-    from horovod_runner.checkpoints.checkpoint import Checkpoint
-    from horovod_runner.results.run import Run, TraceFile
-    from horovod_runner.wire.measurements import Lines, Machine, Profile
-    from horovod_runner.wire.messages import Controller, Report
-    from horovod_runner.wire.slots import RankInfo
+    from horovod_runner.results.run import Run
 
 _IDLE_SECONDS: Final = 1.0
 _MAX_QUEUED: Final = 100_000  # events
@@ -32,10 +29,21 @@ _FREQUENT: Final = ("report", "profile", "machine", "lines", "output", "log")
 _LAST: Final = ("attempt", "end")
 
 
-class FanOut(Sink):
-    """Passes each event to all sinks.
+class EventLog(Protocol):
+    """The log of a run: `results.run_log`."""
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Add events."""
+
+    def idle(self) -> None:
+        """Called at least once a second."""
+
+
+class FanOut:
+    """Passes each event to the log and to all sinks.
 
     Args:
+        log: takes every event, before the sinks.
         direct: the runner's sinks, called in the calling thread.
         threaded: the user's sinks, each called in a separate thread.
         notice: called with a message for the user when a threaded sink fails or is too slow.
@@ -44,6 +52,7 @@ class FanOut(Sink):
 
     def __init__(
         self,
+        log: EventLog,
         direct: Sequence[Sink],
         threaded: Iterable[Sink],
         notice: Callable[[str], None],
@@ -51,68 +60,53 @@ class FanOut(Sink):
         limits: Limits = DEFAULTS,
     ) -> None:
         self._limits = limits
+        self._log = log
         self._direct = direct
         self._threads = [_SinkThread(sink, notice) for sink in threaded]
 
     def begin(self, run: Run) -> None:
-        """As in :class:`Sink`, like all methods below."""
-        self._pass_on("begin", run)
+        """The run begins."""
+        self._call("begin", (run,))
 
-    def attempt(self, number: int) -> None:
-        self._pass_on("attempt", number)
-
-    def output(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
-        self._pass_on("output", rank, stream, text)
-
-    def log(self, rank: int, text: str) -> None:
-        self._pass_on("log", rank, text)
-
-    def notice(self, text: str) -> None:
-        self._pass_on("notice", without_password(text))
-
-    def controller(self, name: Controller) -> None:
-        self._pass_on("controller", name)
-
-    def ranks(self, ranks: list[RankInfo]) -> None:
-        self._pass_on("ranks", ranks)
-
-    def began(self, rank: int) -> None:
-        self._pass_on("began", rank)
+    def tell(self, event: Event) -> None:
+        """Pass on an event."""
+        if isinstance(event, Report):
+            self.reports([event])
+            return
+        if isinstance(event, Notice):
+            event = Notice(without_password(event.text))
+        self._log.add([event])
+        if (call := call_for(event)) is not None:
+            self._call(*call)
 
     def reports(self, reports: Sequence[Report]) -> None:
+        """Pass on several reports of one rank."""
+        self._log.add(reports)
         for sink in self._direct:
             sink.reports(reports)
         for thread in self._threads:
             for report in reports:
                 thread.put("report", (report,))
 
-    def profile(self, profile: Profile) -> None:
-        self._pass_on("profile", profile)
-
-    def machine(self, machine: Machine) -> None:
-        self._pass_on("machine", machine)
-
-    def lines(self, lines: Lines) -> None:
-        self._pass_on("lines", lines)
-
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        self._pass_on("checkpoint", checkpoint)
-
-    def trace(self, trace: TraceFile) -> None:
-        self._pass_on("trace", trace)
+    def notice(self, text: str) -> None:
+        """Tell the user something."""
+        self.tell(Notice(text))
 
     def idle(self) -> None:
+        """Called at least once a second."""
+        self._log.idle()
         for sink in self._direct:
             sink.idle()
 
     def end(self, run: Run) -> None:
-        self._pass_on("end", run)
+        """The run has ended."""
+        self._call("end", (run,))
 
-    def _pass_on(self, event: str, *arguments: Any) -> None:
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> None:
         for sink in self._direct:
-            getattr(sink, event)(*arguments)
+            getattr(sink, method)(*arguments)
         for thread in self._threads:
-            thread.put(event, arguments)
+            thread.put(method, arguments)
 
     def close(self) -> None:
         """Wait until the user's sinks have handled all events, as long as the limits allow."""

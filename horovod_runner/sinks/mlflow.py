@@ -20,8 +20,8 @@ from horovod_runner.sinks.summary import Summary, write_files
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.events import Report
     from horovod_runner.wire.measurements import Machine, Profile
-    from horovod_runner.wire.messages import Report
 
 _STATUS: Final = {"finished": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _TAG: Final = "horovod_runner"

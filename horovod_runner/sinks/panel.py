@@ -21,8 +21,8 @@ from horovod_runner.sinks.streams import in_notebook
 if TYPE_CHECKING:
     from horovod_runner.results.live import Live
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.events import Report
     from horovod_runner.wire.measurements import Profile
-    from horovod_runner.wire.messages import Report
 
 _FIRST_SECONDS: Final = 1.0
 _DRAW_SECONDS: Final = 1.5

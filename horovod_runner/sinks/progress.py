@@ -14,8 +14,8 @@ from horovod_runner.sinks.streams import columns, for_notices, in_notebook, writ
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.events import Report
     from horovod_runner.wire.measurements import Profile
-    from horovod_runner.wire.messages import Report
 
 LINE_SECONDS: Final = 10.0
 _DRAW_SECONDS = 0.1

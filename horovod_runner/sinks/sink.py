@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from horovod_runner.checkpoints.checkpoint import Checkpoint
+from horovod_runner.wire import events, measurements
 
 if TYPE_CHECKING:
-    from horovod_runner.checkpoints.checkpoint import Checkpoint
-    from horovod_runner.results.run import Run, TraceFile
+    from horovod_runner.results.run import Run
+    from horovod_runner.wire.events import Controller, Report, TraceFile
     from horovod_runner.wire.measurements import Lines, Machine, Profile
-    from horovod_runner.wire.messages import Controller, Report
     from horovod_runner.wire.slots import RankInfo
 
 
@@ -100,3 +102,28 @@ class Sink:
 
 #: The names of a sink's methods.
 EVENTS: Final = tuple(name for name in vars(Sink) if not name.startswith("_"))
+# The method for each event, and its arguments. Other events are for the log alone.
+_METHODS: Final[dict[type[events.Event], tuple[str, Callable[[Any], tuple[Any, ...]]]]] = {
+    events.AttemptBegan: ("attempt", lambda event: (event.number,)),
+    events.Output: ("output", lambda event: (event.rank, event.stream, event.text)),
+    events.Log: ("log", lambda event: (event.rank, event.text)),
+    events.Notice: ("notice", lambda event: (event.text,)),
+    events.ControllerChosen: ("controller", lambda event: (event.name,)),
+    events.RanksPlaced: ("ranks", lambda event: (event.ranks,)),
+    events.Began: ("began", lambda event: (event.rank,)),
+    events.Report: ("report", lambda event: (event,)),
+    measurements.Profile: ("profile", lambda event: (event,)),
+    measurements.Machine: ("machine", lambda event: (event,)),
+    measurements.Lines: ("lines", lambda event: (event,)),
+    events.CheckpointKept: (
+        "checkpoint",
+        lambda event: (Checkpoint(event.folder, event.marker),),
+    ),
+    events.TraceWritten: ("trace", lambda event: (event.trace,)),
+}
+
+
+def call_for(event: events.Event) -> tuple[str, tuple[Any, ...]] | None:
+    """The name of a sink's method for an event, and its arguments; None if there is no method."""
+    method = _METHODS.get(type(event))
+    return None if method is None else (method[0], method[1](event))

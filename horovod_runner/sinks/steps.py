@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from horovod_runner.wire.messages import Report
+    from horovod_runner.wire.events import Report
 
 
 class StepCounter:

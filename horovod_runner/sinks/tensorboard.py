@@ -20,8 +20,8 @@ from horovod_runner.sinks.summary import Summary
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
+    from horovod_runner.wire.events import Report
     from horovod_runner.wire.measurements import Machine, Profile
-    from horovod_runner.wire.messages import Report
 
 _FLUSH_SECONDS: Final = 1.0
 _COLUMNS: Final = 120

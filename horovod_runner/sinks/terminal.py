@@ -18,7 +18,7 @@ from horovod_runner.sinks.streams import columns, for_notices, is_terminal, writ
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
-    from horovod_runner.wire.messages import Report
+    from horovod_runner.wire.events import Report
 
 Stream = Literal["stdout", "stderr"]
 _GATHER_SECONDS = 0.3  # ranks print the same line at slightly different times

@@ -22,7 +22,7 @@ from horovod_runner.task.mpi_socket import MpiSocket
 from horovod_runner.task.orders import LOST_DRIVER
 from horovod_runner.task.process import PIPE_BYTES, WorkerProcess
 from horovod_runner.task.stall_reader import StallReader
-from horovod_runner.wire import framing, messages
+from horovod_runner.wire import events, framing, messages
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.measurements import is_waits
@@ -354,7 +354,7 @@ class Relay:
         if others:
             self._touch()
         if text and self._stream_output:
-            self._queue(messages.Output(self._slot.rank, stream.name, text))
+            self._queue(events.Output(self._slot.rank, stream.name, text))
         if self._echo is not None:
             for line in lines:
                 self._echo(f"[{self._slot.rank}] {line}")
@@ -364,9 +364,9 @@ class Relay:
             self._activity.touch()
 
     def _log(self, text: str) -> None:
-        self._queue(messages.Log(self._slot.rank, text))
+        self._queue(events.Log(self._slot.rank, text))
 
-    def _queue(self, message: messages.Sent) -> None:
+    def _queue(self, message: events.Message) -> None:
         self._queue_batch(framing.frame(messages.encode(message)))
 
     def _queue_batch(self, batch: bytes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.task.orders import receive
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.framing import PIECE_BYTES
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.link import Link
@@ -56,7 +56,7 @@ def fetch_checkpoint(
         (folder / marker.name).unlink(missing_ok=True)
         problems.append(problem)
         if at < len(plan.resume):
-            link.put(messages.Log(0, f"HorovodRunner: {problem} The earlier one is used."))
+            link.put(events.Log(0, f"HorovodRunner: {problem} The earlier one is used."))
     raise CheckpointError(
         f"no checkpoint in {plan.folder} could be fetched from the driver: {' '.join(problems)}"
     )
@@ -114,7 +114,7 @@ def send_timeline(path: Path, link: Link, patience: float) -> None:
         pass
     except OSError as error:
         text = f"Horovod's timeline cannot be read on rank 0's host: {error}"
-        link.put_patiently(messages.Log(0, text), patience)
+        link.put_patiently(events.Log(0, text), patience)
 
 
 def send_trace(path: str, rank: int, link: Link, patience: float) -> None:
@@ -137,7 +137,7 @@ def send_trace(path: str, rank: int, link: Link, patience: float) -> None:
             pass
         except OSError as error:
             why = f"It cannot be read on the rank's host: {error}"
-            link.put_patiently(messages.Untraced(rank, why), patience)
+            link.put_patiently(events.Untraced(rank, why), patience)
 
 
 def _send_file(path: Path, rank: int, name: str, link: Link, patience: float) -> int | None:

@@ -13,19 +13,11 @@ import msgspec
 
 from horovod_runner.limits import Limits
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
+from horovod_runner.wire.events import DriverEvent
 from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, WorkerOutcome
-from horovod_runner.wire.measurements import Lines, Machine, MemoryUse, Profile
-from horovod_runner.wire.messages import (
-    Began,
-    Controller,
-    Log,
-    Output,
-    Report,
-    Saved,
-    Unsaved,
-    Untraced,
-)
-from horovod_runner.wire.slots import Call, RankInfo, Slot
+from horovod_runner.wire.measurements import MemoryUse
+from horovod_runner.wire.messages import RankEvent
+from horovod_runner.wire.slots import Call, Slot
 
 
 @dataclass(frozen=True)
@@ -84,25 +76,9 @@ class Job:
         return int(given) if given.isdigit() and int(given) else STALL_WARN_SECONDS
 
 
-#: What the stand-in in detached mode keeps for the driver; a plain text is a notice for the user.
-Kept = Began | Output | Log | Report | Profile | Machine | Lines | Saved | Unsaved | Untraced | str
-
-
-class Live(msgspec.Struct, frozen=True):
-    """What has happened in a run in detached mode since the last file of its journal.
-
-    Attributes:
-        kept: messages for the driver to replay, in order.
-        ranks: where the ranks are; empty if the driver has been told before.
-        controller: as in :class:`Record`; None if the driver has been told before.
-    """
-
-    kept: list[Kept]
-    ranks: list[RankInfo] = []
-    controller: Controller | None = None
-
-
-decode_live: Final = msgspec.msgpack.Decoder(Live).decode
+#: What the stand-in in detached mode keeps for the driver.
+Kept = RankEvent | DriverEvent
+decode_kept: Final = msgspec.msgpack.Decoder(list[Kept]).decode
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -110,10 +86,9 @@ class Record(msgspec.Struct, frozen=True):
 
     Attributes:
         slots: where the ranks were placed; empty if they could not be.
-        kept: messages for the driver to replay, in order, without those in the journal's files.
+        kept: events for the driver to replay, in order, without those in the journal's files.
         cut: characters dropped from the start of the output, which was too long to keep.
         problem: the pickled error that ended the run; empty without one.
-        controller: the library that coordinated CPU collectives; None if no ranks were placed.
         failed: the ranks that failed by themselves, in the order of their reports.
         written: how many files the journal has had.
         unread: the last of them, which the driver cannot read any more.
@@ -123,10 +98,9 @@ class Record(msgspec.Struct, frozen=True):
     kept: list[Kept]
     cut: int = 0
     problem: bytes = b""
-    controller: Controller | None = None
     failed: list[int] = []
     written: int = 0
-    unread: list[Live] = []
+    unread: list[list[Kept]] = []
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -10,8 +10,9 @@ import zmq
 
 from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
+from horovod_runner.wire.events import Message
 from horovod_runner.wire.framing import frame, unframe
-from horovod_runner.wire.messages import FromDriver, Sent
+from horovod_runner.wire.messages import FromDriver
 from horovod_runner.wire.spool import Spool
 from horovod_runner.wire.transport import (
     PART_BYTES,
@@ -118,7 +119,7 @@ class Link:
         """Count the driver as lost from here on."""
         self._lost_at = -math.inf
 
-    def put(self, message: Sent) -> None:
+    def put(self, message: Message) -> None:
         """Queue a message.
 
         Raises:
@@ -130,7 +131,7 @@ class Link:
         """Queue a batch of frames; raises as :meth:`put`."""
         self._spool.put(batch)
 
-    def put_patiently(self, message: Sent, patience: float) -> bool:
+    def put_patiently(self, message: Message, patience: float) -> bool:
         """Queue a message; on a full disk wait until the driver has taken others.
 
         The driver's messages that arrive meanwhile are dropped.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
+
+from horovod_runner.wire.events import Event, Message
 
 #: In ``Profile.arrivals``.
 UNKNOWN: Final = -1
@@ -14,11 +16,7 @@ UNKNOWN: Final = -1
 Thread = Literal["main", "loader", "others"]
 
 
-class Measurement(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of the messages here."""
-
-
-class Profile(Measurement, frozen=True, gc=False):
+class Profile(Event, frozen=True, gc=False):
     """Where a rank's time went in the last second or so.
 
     Attributes:
@@ -47,6 +45,7 @@ class Profile(Measurement, frozen=True, gc=False):
             interpreter lock; scaled as if it had run fifty times a second.
     """
 
+    kept: ClassVar[Literal["latest"]] = "latest"
     rank: int
     time: float
     seconds: float
@@ -75,7 +74,7 @@ def steps_of(steps: Mapping[str, int]) -> int:
     return next((steps[name] for name in STEP_SOURCES if name in steps), 0)
 
 
-class Machine(Measurement, frozen=True):
+class Machine(Event, frozen=True):
     """What a rank's host and processes did in some seconds, as the task beside the rank sees it.
 
     The counters of the whole host are read by the task of its first rank alone: in the messages of
@@ -121,6 +120,7 @@ class Machine(Measurement, frozen=True):
             has ended because memory was used up.
     """
 
+    kept: ClassVar[Literal["latest"]] = "latest"
     rank: int
     time: float
     seconds: float
@@ -209,7 +209,7 @@ class MemoryUse(msgspec.Struct, frozen=True):
     age: float = 0.0
 
 
-class MemoryShort(Measurement, frozen=True):
+class MemoryShort(Message, frozen=True):
     """A rank's host or container will soon have no memory left.
 
     Attributes:
@@ -223,7 +223,7 @@ class MemoryShort(Measurement, frozen=True):
     use: MemoryUse
 
 
-class Lines(Measurement, frozen=True):
+class Lines(Event, frozen=True):
     """The lines that a rank's main thread, or processes of its DataLoader, were seen at.
 
     Attributes:
@@ -233,12 +233,18 @@ class Lines(Measurement, frozen=True):
         counts: for how many microseconds each stack was seen; of "others", how often.
     """
 
+    kept: ClassVar[Literal["last"]] = "last"
     rank: int
     total: int
     calls: list[str] = []
     stacks: list[list[int]] = []
     counts: list[int] = []
     thread: Thread = "main"
+
+    @property
+    def key(self) -> object:
+        """See Event: the lines of a thread replace earlier ones."""
+        return type(self), self.rank, self.thread
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -253,7 +259,7 @@ class Waiting(msgspec.Struct, frozen=True):
     ranks: list[int] = []
 
 
-class Waits(Measurement, frozen=True):
+class Waits(Message, frozen=True):
     """The collectives that a rank waits in; repeated while it waits.
 
     Unlike other messages of a rank, it is no sign of progress.
@@ -275,7 +281,7 @@ def is_waits(data: bytes) -> bool:
 NoteKind = Literal["weights", "feed", "file", "mistake"]
 
 
-class Note(Measurement, frozen=True):
+class Note(Message, frozen=True):
     """What a rank's code did, for a comparison with the other ranks' (`driver.sync_check`).
 
     Attributes:
@@ -293,7 +299,3 @@ class Note(Measurement, frozen=True):
     key: str
     value: str
     where: str
-
-
-#: All messages here.
-FromRank = Profile | Machine | Lines | Waits | MemoryShort | Note

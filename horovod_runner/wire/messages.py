@@ -1,37 +1,30 @@
 """The typed messages of the channel. A message that does not fit its type is not decoded.
 
 On the wire a message is MessagePack, with the name of its type first. Nothing is unpickled here.
-What ranks measure of themselves is in `measurements`, what a pool of tasks says in `pool`.
+What a rank tells its user is in `events`, what it measures of itself in `measurements`, and what a
+pool of tasks says in `pool`.
 
-    rank to driver: Hello, Started, Began, Output, Log, Report, Profile, Machine, Lines, Waits,
-                    MemoryShort, FilePart, Saved, Unsaved, Untraced, Fetch, Weights, Note, Fence,
-                    Lookup, Alive, Stalled, Stacks, Failed, Ended
+    rank to driver: Hello, Started, RankEvent, Waits, MemoryShort, FilePart, Fetch, Weights, Note,
+                    Fence, Lookup, Alive, Stalled, Stacks, Failed, Ended
     driver to rank: Welcome, Detach, Assignment, Fetched, Fenced, MpiValues, ShowStacks, Stop, Taken
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Final, Literal, TypeVar, get_args
+from collections.abc import Callable
+from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
-from horovod_runner.wire import measurements, pool
+from horovod_runner.wire import events, measurements, pool
+from horovod_runner.wire.events import Controller, Int64, Message
 from horovod_runner.wire.framing import Batch, unframe
-from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.slots import Offer, Slot
 
-#: What Horovod calls the library that coordinates its CPU collectives.
-Controller = Literal["gloo", "mpi"]
 #: The trace of a framework's profiler; every rank may send one.
 TraceName = Literal["torch.json.gz", "tensorflow.zip"]
 TRACE_NAMES: Final[tuple[TraceName, ...]] = get_args(TraceName)
 MOST_TRACE_BYTES: Final = 64 << 20
-_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-
-
-class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of all messages."""
 
 
 class Hello(Message, frozen=True):
@@ -63,46 +56,6 @@ class Started(Message, frozen=True):
     cold: str = ""
 
 
-class Began(Message, frozen=True):
-    """A rank is about to call ``main``."""
-
-    rank: int
-
-
-class Output(Message, frozen=True):
-    """Text that a rank printed: whole lines, except in the last piece and in runs of one rank."""
-
-    rank: int
-    stream: Literal["stdout", "stderr"]
-    text: str
-
-
-class Log(Message, frozen=True):
-    """The argument of a ``log_to_driver`` call."""
-
-    rank: int
-    text: str
-
-
-class Report(Message, frozen=True, gc=False):
-    """The arguments of a ``report`` call.
-
-    Attributes:
-        metrics: numbers by name; NaN and infinity are allowed.
-        time: of the call, in seconds since the Unix epoch, by the clock of the rank's host.
-        left_out: how many earlier reports of this rank were dropped because the pipe was full.
-        total_steps: the number of steps of the whole training; None if the call did not say.
-    """
-
-    rank: int
-    metrics: Mapping[str, int | float]
-    step: _Int64 | None = None
-    epoch: _Int64 | None = None
-    time: float = 0.0
-    left_out: int = 0
-    total_steps: _Int64 | None = None
-
-
 class FilePart(Message, frozen=True):
     """A piece of a file that is copied to the driver's machine. Pieces arrive in order.
 
@@ -116,28 +69,6 @@ class FilePart(Message, frozen=True):
     name: str
     offset: int
     data: bytes
-
-
-class Saved(Message, frozen=True):
-    """A checkpoint is complete: in its folder, or in the file parts sent before this message."""
-
-    rank: int
-    marker: Marker
-
-
-class Unsaved(Message, frozen=True):
-    """A checkpoint could not be written. Earlier ones are unharmed."""
-
-    rank: int
-    step: int
-    reason: str
-
-
-class Untraced(Message, frozen=True):
-    """A rank will send no trace, although ``torch_profiler`` asks for one."""
-
-    rank: int
-    reason: str
 
 
 class Fetch(Message, frozen=True):
@@ -160,7 +91,7 @@ class Weights(Message, frozen=True):
     rank: int
     names: list[str]
     digests: list[bytes]
-    epoch: _Int64 | None = None
+    epoch: Int64 | None = None
 
 
 class Fence(Message, frozen=True):
@@ -317,18 +248,27 @@ class Taken(Message, frozen=True):
     """The driver has received everything up to Ended."""
 
 
+#: What a rank tells its user: see `events`.
+RankEvent = (
+    events.Began
+    | events.Output
+    | events.Log
+    | events.Report
+    | events.Saved
+    | events.Unsaved
+    | events.Untraced
+    | measurements.Profile
+    | measurements.Machine
+    | measurements.Lines
+)
 FromRank = (
     Hello
     | Started
-    | Began
-    | Output
-    | Log
-    | Report
-    | measurements.FromRank
+    | RankEvent
+    | measurements.Waits
+    | measurements.MemoryShort
+    | measurements.Note
     | FilePart
-    | Saved
-    | Unsaved
-    | Untraced
     | Fetch
     | Weights
     | Fence
@@ -344,11 +284,8 @@ FromRank = (
 _Orders = Detach | Assignment | ShowStacks | Stop | pool.Work | pool.Change
 FromDriver = Welcome | Fetched | Fenced | MpiValues | Taken | _Orders
 
-#: What a rank or the driver sends.
-Sent = Message | measurements.Measurement | pool.PoolMessage
 
-
-def is_trace(message: Sent) -> bool:
+def is_trace(message: Message) -> bool:
     """Whether a message is a piece of a trace, which every rank may send."""
     return isinstance(message, FilePart) and message.name in TRACE_NAMES
 
@@ -359,7 +296,7 @@ _from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(From
 _T = TypeVar("_T")
 
 
-encode: Final[Callable[[Sent], bytes]] = _encoder.encode
+encode: Final[Callable[[Message], bytes]] = _encoder.encode
 """Encode a message as bytes."""
 
 

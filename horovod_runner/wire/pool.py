@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from horovod_runner.wire.events import Message
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.slots import ChannelAddress
 
 
-class PoolMessage(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Base of these messages."""
-
-
-class Joined(PoolMessage, frozen=True):
+class Joined(Message, frozen=True):
     """A task waits for work. Repeated until it gets some.
 
     Attributes:
@@ -22,7 +17,7 @@ class Joined(PoolMessage, frozen=True):
     began: int
 
 
-class Done(PoolMessage, frozen=True):
+class Done(Message, frozen=True):
     """A task has done its work. Repeated until the answer, Taken, arrives.
 
     Attributes:
@@ -37,7 +32,7 @@ class Done(PoolMessage, frozen=True):
     committed: int = -1
 
 
-class Work(PoolMessage, frozen=True):
+class Work(Message, frozen=True):
     """From the driver: what a task does in an attempt.
 
     Attributes:
@@ -55,7 +50,7 @@ class Work(PoolMessage, frozen=True):
     address: ChannelAddress
 
 
-class Change(PoolMessage, frozen=True):
+class Change(Message, frozen=True):
     """From the driver: the ranks of an attempt are to leave at their next commit."""
 
     attempt: int

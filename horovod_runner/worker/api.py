@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from horovod_runner.common.numbers import check_report, check_saved, plain_int
 from horovod_runner.errors import RanksChangedError
 from horovod_runner.profiling.clock import clock
-from horovod_runner.wire import job_file, messages
+from horovod_runner.wire import events, job_file
 from horovod_runner.worker import context
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def log_to_driver(message: str) -> None:
     if rank is None:
         print(text)
     else:
-        rank.pipe.send(messages.Log(rank.rank, text))
+        rank.pipe.send(events.Log(rank.rank, text))
 
 
 def report(

@@ -24,7 +24,7 @@ from horovod_runner.errors import is_secondary
 from horovod_runner.host import gpus
 from horovod_runner.host.rank_environment import memory_variables
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS
-from horovod_runner.wire import job_file, messages
+from horovod_runner.wire import events, job_file, messages
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import api, context, guard, redirect
 from horovod_runner.worker.checks.captured import Captured
@@ -189,7 +189,7 @@ def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkPro
     from horovod_runner.profiling.framework_profiler import FrameworkProfiler
 
     def fail(reason: str) -> None:
-        rank.pipe.send(messages.Untraced(job.rank, reason))
+        rank.pipe.send(events.Untraced(job.rank, reason))
 
     return FrameworkProfiler(job.trace, fail)
 
@@ -200,7 +200,7 @@ def _call_main(job: WorkerJob, rank: RankContext) -> WorkerOutcome:
         function, kwargs = pickle.loads(job.main)  # noqa: S301 - from our own driver
         _share_globals(function)
         captured = Captured(function) if job.rank == 0 else None
-        rank.pipe.send(messages.Began(job.rank))
+        rank.pipe.send(events.Began(job.rank))
         value = function(**kwargs)
         if (steps := sys.modules.get("horovod_runner.worker.checks.steps")) is not None:
             steps.finish()

@@ -9,7 +9,7 @@ import os
 import threading
 
 from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.job_file import PIPE_BYTE
 
@@ -32,7 +32,7 @@ class Pipe:
         # Another thread may have held the lock at the moment of the fork.
         self._lock = threading.Lock()
 
-    def send(self, message: messages.Sent) -> None:
+    def send(self, message: events.Message) -> None:
         """Send a message. Waits if the pipe is full."""
         self.send_batch(frame(messages.encode(message)))
 

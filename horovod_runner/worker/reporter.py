@@ -15,7 +15,7 @@ from typing import Any
 
 from horovod_runner.clocks import process_clock
 from horovod_runner.common.numbers import check_report, plain_int
-from horovod_runner.wire import measurements, messages
+from horovod_runner.wire import events, measurements, messages
 from horovod_runner.wire.framing import frame
 
 # A write of at most this size to a pipe is atomic (POSIX: PIPE_BUF).
@@ -117,7 +117,7 @@ class Reporter:
     ) -> bool:
         """Write a report to the pipe, in several messages if it is long; False if it is full."""
         total = self._total_steps
-        message = messages.Report(self._rank, numbers, step, epoch, reported_at, left_out, total)
+        message = events.Report(self._rank, numbers, step, epoch, reported_at, left_out, total)
         data = frame(messages.encode(message))
         if len(data) > _ATOMIC_BYTES:
             if len(numbers) <= 1:

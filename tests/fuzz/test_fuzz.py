@@ -30,7 +30,7 @@ from horovod_runner.host.rendezvous import Rendezvous
 from horovod_runner.options import Options
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
-from horovod_runner.wire import framing, messages
+from horovod_runner.wire import events, framing, messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
@@ -137,7 +137,7 @@ class Clients:
 
     def captured(self) -> list[bytes]:
         """Record what clients send to this channel, one with the right keys and one without."""
-        whole = framing.frame(messages.encode(messages.Log(0, "x" * 300)))
+        whole = framing.frame(messages.encode(events.Log(0, "x" * 300)))
         with Relay(self._address.port) as relay:
             relayed = Clients(self._context, dataclasses.replace(self._address, port=relay.port))
             for keys in (None, zmq.curve_keypair()):

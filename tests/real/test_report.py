@@ -13,11 +13,12 @@ from horovod_runner import load_run, report, save_checkpoint
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.results.page.document import page
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.recorder import failed
 from horovod_runner.results.run import Run
+from horovod_runner.results.run_log import RunLog
+from horovod_runner.wire.events import Notice, Output, Report
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.measurements import Lines
-from horovod_runner.wire.messages import Report
 from horovod_runner.wire.slots import RankInfo
 from tests.browser import Browser, browser
 from tests.conftest import Ranks
@@ -147,14 +148,16 @@ def hostile_run() -> Run:
     run.params = {HOSTILE: HOSTILE, "x": HOSTILE}
     run.software = {HOSTILE: HOSTILE}
     run.ranks = [RankInfo(rank, f"{rank}{HOSTILE}", 1, (HOSTILE,), 1) for rank in range(2)]
-    recorder = Recorder(run)
-    recorder.failed(ValueError(f"{HOSTILE}\n{HOSTILE}"))
-    recorder.reports([Report(rank, {HOSTILE: 1.0}, step) for rank in (0,) for step in range(5)])
+    recorder = RunLog(run)
+    recorder.add([failed(ValueError(f"{HOSTILE}\n{HOSTILE}"))])
+    recorder.add([Report(rank, {HOSTILE: 1.0}, step) for rank in (0,) for step in range(5)])
     for rank in range(2):
-        recorder.output(rank, "stderr", f"{HOSTILE}\n{'x' * 3000}\n\x1b[1m\x00\x07{HOSTILE}\n")
+        recorder.add(
+            [Output(rank, "stderr", f"{HOSTILE}\n{'x' * 3000}\n\x1b[1m\x00\x07{HOSTILE}\n")]
+        )
         calls = [f"/{HOSTILE}.py\0{HOSTILE}\x001", f"/work/{'y' * 300}.py\0train\x002"]
-        recorder.lines(Lines(rank, 10, calls, [[0], [0, 1]], [5, 5]))
-    recorder.notice(HOSTILE)
+        recorder.add([Lines(rank, 10, calls, [[0], [0, 1]], [5, 5])])
+    recorder.add([Notice(HOSTILE)])
     marker = Marker(**{**dict.fromkeys(Marker.__struct_fields__, 0), **MARKER})
     run._checkpoints.append(Checkpoint(LocalFolder(Path("/work")), marker))
     return run

@@ -30,11 +30,15 @@ from horovod_runner import (
     report,
     save_checkpoint,
 )
+from horovod_runner.results.run import Run
+from horovod_runner.results.run_log import RunLog
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.mlflow import MLflowSink
 from horovod_runner.sinks.tensorboard import TensorBoardSink
 from horovod_runner.task import machine
+from horovod_runner.wire.events import CheckpointKept, Report
+from horovod_runner.wire.marker import Marker
 from tests.programs import Program
 
 ROOT = Path(__file__).parents[2]
@@ -219,7 +223,7 @@ def test_event_files_are_written_without_a_framework(tmp_path: Path) -> None:
     script = """
         import sys
         from types import SimpleNamespace
-        from horovod_runner.wire.messages import Report
+        from horovod_runner.wire.events import Report
         from horovod_runner.sinks.tensorboard import TensorBoardSink
 
         run = SimpleNamespace(params={"np": 1})
@@ -329,15 +333,16 @@ def test_a_sink_that_is_far_behind_loses_reports_but_not_the_end() -> None:
             ended.set()
 
     notices: list[str] = []
-    anything: Any = SimpleNamespace(metrics={"loss": 1.0})
+    run, reported = Run("test", 1), [Report(0, {"loss": 1.0})]
     limits = Limits(sinks=0.001, sink_rest=0.001)
-    sink = FanOut([], [Busy()], notices.append, limits=limits)
-    sink.reports([anything])
+    sink = FanOut(RunLog(run), [], [Busy()], notices.append, limits=limits)
+    sink.reports(reported)
     assert busy.wait(60)
-    sink.reports([anything])
-    sink.checkpoint(anything)
-    sink.reports([anything])
-    sink.end(anything)
+    sink.reports(reported)
+    name = "checkpoint-000001-step-3-1a2b.bin"
+    sink.tell(CheckpointKept("folder", Marker(name, 1, 3, "bytes", 5, "00", "1a2b", 1, 9.0)))
+    sink.reports(reported)
+    sink.end(run)
     sink.close()
     resume.set()
     assert ended.wait(60)

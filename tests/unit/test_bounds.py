@@ -40,30 +40,40 @@ from horovod_runner.host.scratch import RunFolder, memory_folder, rank_folder
 from horovod_runner.launchers.launcher import Launcher
 from horovod_runner.options import CheckpointConfig, Options
 from horovod_runner.profiling.loader import LoaderWatch
-from horovod_runner.results import saved_run
+from horovod_runner.results import run_log
 from horovod_runner.results.live import live
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.page.document import write_page
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.recorder import Recorder, failed
 from horovod_runner.results.run import DETAILS_LEFT_OUT, Run
 from horovod_runner.results.slowness.profile import MAX_ROWS, RunProfile
 from horovod_runner.sinks import fan_out as fan_out_
 from horovod_runner.sinks import tensorboard
-from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.terminal import TerminalSink
+from horovod_runner.wire.events import (
+    AttemptBegan,
+    Began,
+    Notice,
+    Output,
+    RanksPlaced,
+    Report,
+    Saved,
+    Unsaved,
+)
 from horovod_runner.wire.framing import frame
-from horovod_runner.wire.job import Job, Live, Outcome, Record
+from horovod_runner.wire.job import Job, Outcome, Record
 from horovod_runner.wire.job_file import CheckpointPlan, leave_file, remove_leave_files
 from horovod_runner.wire.marker import Marker, file_name
 from horovod_runner.wire.measurements import Lines, Machine, Note, Profile
-from horovod_runner.wire.messages import Alive, FilePart, Report, Saved, Stall, Unsaved
+from horovod_runner.wire.messages import Alive, FilePart, Stall
 from horovod_runner.wire.slots import ChannelAddress, RankInfo
 from horovod_runner.wire.spool import Spool
 from horovod_runner.worker import reporter as reporter_
 from horovod_runner.worker.checks import notes
 from horovod_runner.worker.reporter import Reporter
+from tests.events import telling, telling_threads
 from tests.stand_ins import as_rank
 
 _SLACK = 200_000  # bytes: lists and dicts grow in steps, and Python keeps freed objects
@@ -186,7 +196,7 @@ def test_a_thousand_restarts_leave_nothing_but_their_numbers_and_errors(fast_pat
     try:
         with Archive(job.run_id, options) as archive:
             run._archive = archive
-            killing, recorder = _Killing(folder), Recorder(run, most_characters=100_000)
+            killing = _Killing(folder)
 
             class Looking(Sink):
                 def attempt(self, number: int) -> None:
@@ -197,8 +207,7 @@ def test_a_thousand_restarts_leave_nothing_but_their_numbers_and_errors(fast_pat
                 run_attempts(
                     job,
                     cast("Launcher", killing),
-                    FanOut([recorder, Looking()], [], print),
-                    recorder,
+                    telling(Looking(), run=run),
                     archive=archive,
                     dataframes={},
                     cancelled=cancelled,
@@ -226,10 +235,10 @@ def test_of_very_many_attempts_the_first_and_the_latest_are_recorded(tmp_path: P
     run = Run("test", (1, 2))
     recorder = Recorder(run, most_attempts=20, most_details=4)
     for number in range(1, 1001):
-        recorder.attempt(number)
-        recorder.ranks([RankInfo(0, f"host{number}", 1, (), None)])
-        recorder.failed(ValueError(f"{number} {'x' * 5000}"))
-    recorder.attempt(1001)
+        recorder.add([AttemptBegan(number)], 0.0)
+        recorder.add([RanksPlaced([RankInfo(0, f"host{number}", 1, (), None)])], 0.0)
+        recorder.add([failed(ValueError(f"{number} {'x' * 5000}"))], 0.0)
+    recorder.add([AttemptBegan(1001)], 0.0)
     numbers = [attempt.number for attempt in run.attempts]
     assert numbers == [*range(1, 11), *range(992, 1002)]
     assert run.attempts_cut == 1001 - 20
@@ -238,8 +247,8 @@ def test_of_very_many_attempts_the_first_and_the_latest_are_recorded(tmp_path: P
     assert len(run.attempts[9].error) < 1100
     assert "and 4,015 characters" in run.attempts[9].error
     assert live(run).attempt == 1001
-    saved_run.save(run, tmp_path / "test.run")
-    again = saved_run.load(tmp_path / "test.run")
+    run_log.save(run, tmp_path / "test.run")
+    again = run_log.load(tmp_path / "test.run")
     assert (again.attempts_cut, again.attempts) == (run.attempts_cut, run.attempts)
     assert "1,001; those before the last one" in run._repr_html_()
     page = write_page(again, tmp_path / "run.html").read_text()
@@ -280,14 +289,14 @@ def test_at_its_real_limit_the_table_has_as_many_rows_after_twice_as_many_report
 def test_lines_and_notices_are_cut_in_the_record_and_counted() -> None:
     """10^5 lines; 10^7 take only longer: the deque is full after 1,000."""
     run, days = Run("test", 2), _Days()
-    recorder = Recorder(run, most_pieces=1000, clock=days)
+    recorder = Recorder(run, most_pieces=1000)
 
     def lines(count: int) -> None:
         for number in range(count):
             days.now += 0.864
-            recorder.output(number % 2, "stdout", "12345678\n")
+            recorder.add([Output(number % 2, "stdout", "12345678\n")], days.now)
             if not number % 1000:
-                recorder.notice("12345678\n")
+                recorder.add([Notice("12345678\n")], days.now)
 
     assert growth(lambda: lines(10_000), lambda: lines(100_000)) < _SLACK
     assert len(run.logs) == 1000
@@ -397,13 +406,13 @@ def test_a_sink_that_never_returns_costs_no_more_memory_than_twice_its_queue(
 ) -> None:
     monkeypatch.setattr(fan_out_, "_MAX_QUEUED_BYTES", 64 << 10)  # to fill it takes no memory
     sink, notices = _Stuck(), list[str]()
-    fan_out = FanOut([], [sink], notices.append)
-    fan_out.began(0)
+    fan_out = telling_threads(sink, notice=notices.append)
+    fan_out.tell(Began(0))
     sink.entered.wait()
     for _ in range(500):
         fan_out.notice("x" * (1 << 10))
     assert len(fan_out._threads[0]._events) == 128  # 128 KiB
-    fan_out.attempt(7)
+    fan_out.tell(AttemptBegan(7))
     fan_out.end(Run("test", 1))
     sink.go_on.set()
     fan_out.close()
@@ -454,12 +463,12 @@ def test_a_checkpoint_a_minute_for_a_hundred_days_leaves_those_that_are_kept(
 def test_a_stand_in_without_a_journal_keeps_the_latest_and_says_how_many_are_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    keeper = Keeper(most_facts=100, most_reports=100, most_characters=1000)
+    keeper = Keeper(most_few=100, most_reports=100, most_characters=1000)
 
     def day(first: int, count: int) -> None:
         for number in range(first, first + count):
             name = file_name(number, number, "0a1b2c3d", "bytes")
-            keeper.notice("no progress for 60 s")
+            keeper.take(Notice("no progress for 60 s"))
             keeper.take(FilePart(0, name, 0, b"state"))
             keeper.take(Saved(0, Marker(name, number, number, "bytes", 5, "0" * 64, "0a1b2c3d")))
             keeper.take(Unsaved(0, number, "the disk is full"))
@@ -474,7 +483,7 @@ def test_a_stand_in_without_a_journal_keeps_the_latest_and_says_how_many_are_mis
 
     assert growth(lambda: drained(1, 1000), lambda: drained(1001, 10_000)) < _SLACK
     kept = keeper.kept
-    assert kept[0] == (
+    assert kept[0] == Notice(
         "32,900 notices and messages about checkpoints were too many to keep: the latest 100 are "
         "here"
     )
@@ -496,7 +505,7 @@ def test_a_journal_of_very_many_files_has_few_at_a_time(
     shown, most = 0, 0
     for number in range(500):
         read.clear()
-        writer.put(Live([str(number)]))
+        writer.put([Notice(str(number))])
         assert read.wait(60)
         shown += len(reader.take())
         most = max(most, len(os.listdir(tmp_path)))
@@ -511,7 +520,7 @@ def test_a_journal_of_very_many_files_has_few_at_a_time(
 def test_a_driver_that_shows_nothing_does_not_gather_the_journal(tmp_path: Path) -> None:
     plan, folder = CheckpointPlan(str(tmp_path), "0a1b2c3d"), LocalFolder(tmp_path)
     for number in range(1, 101):
-        folder.write(f"{checkpoint.LIVE}0a1b2c3d-1-{number}", msgspec.msgpack.encode(Live(["x"])))
+        folder.write(f"{checkpoint.LIVE}0a1b2c3d-1-{number}", msgspec.msgpack.encode([Notice("x")]))
     some = threading.Semaphore(0)
     reader = JournalReader(plan, [folder], some.release)
     for _ in range(8):

@@ -22,7 +22,7 @@ import zmq
 
 from horovod_runner import ChannelError
 from horovod_runner.limits import Limits
-from horovod_runner.wire import framing, messages
+from horovod_runner.wire import events, framing, messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.transport import ChannelAddress
@@ -69,7 +69,7 @@ def test_messages_arrive_in_order_in_both_directions(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     link = connect(task=1)
-    sent = [messages.Log(0, str(number)) for number in range(50)]
+    sent = [events.Log(0, str(number)) for number in range(50)]
     for message in sent:
         link.put(message)
     link.wait(0)
@@ -91,7 +91,7 @@ def test_messages_wait_on_the_rank_while_the_driver_receives_none(
     link = connect()
     count, text, waiting = 0, "x" * 10_000, 500
     while link.waiting < waiting and count < 50_000:  # 500 MB: more than socket buffers hold
-        link.put(messages.Log(0, text))
+        link.put(events.Log(0, text))
         link.flush()
         count += 1
     assert link.waiting == waiting
@@ -131,7 +131,7 @@ def test_a_connection_without_the_keys_is_refused_and_counted(channel: Channel, 
     else:
         other = zmq.curve_keypair()[0]
         stranger = _stranger(channel.address, public=public, secret=secret, server=other)
-    stranger.send(framing.frame(messages.encode(messages.Log(0, "from a stranger"))))
+    stranger.send(framing.frame(messages.encode(events.Log(0, "from a stranger"))))
     _wait_for_refusals(channel, 1)
     assert channel.refused >= 1
     stranger.close()
@@ -146,14 +146,14 @@ def test_port_scanners_and_random_bytes_do_no_harm(
             if number % 2:
                 scanner.sendall(noise.randbytes(noise.randrange(1, 300)))
     link = connect()
-    link.put(messages.Log(0, "still here"))
+    link.put(events.Log(0, "still here"))
     link.wait(0.1)
     deadline = time.monotonic() + _SECONDS
     received: list[messages.FromRank] = []
     while not received and time.monotonic() < deadline:
         link.wait(0.05)
         received += [message for _, message in receive(channel, 0.05)]
-    assert received == [messages.Log(0, "still here")]
+    assert received == [events.Log(0, "still here")]
 
 
 def test_only_connections_of_tasks_count_as_broken(
@@ -168,7 +168,7 @@ def test_only_connections_of_tasks_count_as_broken(
     _wait_for_refusals(channel, 11)
     stranger.close()
     link = connect()
-    link.put(messages.Log(0, "here"))
+    link.put(events.Log(0, "here"))
 
     def receive_until(done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _SECONDS
@@ -189,7 +189,7 @@ def test_a_batch_larger_than_a_part_arrives_complete(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     link = connect()
-    sent = [messages.Log(0, letter * 3_000_000) for letter in "ab"]
+    sent = [events.Log(0, letter * 3_000_000) for letter in "ab"]
     for message in sent:
         link.put(message)
     received: list[messages.FromRank] = []
@@ -215,7 +215,7 @@ def test_thousands_of_refused_connections_do_not_disconnect_the_ranks_of_a_busy_
     channel: Channel, connect: Callable[..., Link]
 ) -> None:
     link = connect()
-    link.put(messages.Log(0, "before"))
+    link.put(events.Log(0, "before"))
     assert link.monitor.poll(_SECONDS * 1000)  # the handshake is done
     link.wait(0)
     no_keys = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -227,11 +227,11 @@ def test_thousands_of_refused_connections_do_not_disconnect_the_ranks_of_a_busy_
             with contextlib.suppress(ConnectionResetError):
                 while stranger.recv(1000):
                     pass
-    link.put(messages.Log(0, "after"))
+    link.put(events.Log(0, "after"))
     link.wait(0)
     assert collect(channel, lambda received: len(received) == 2) == [
-        messages.Log(0, "before"),
-        messages.Log(0, "after"),
+        events.Log(0, "before"),
+        events.Log(0, "after"),
     ]
     _wait_for_refusals(channel, count)
     assert channel.refused == count
@@ -244,7 +244,7 @@ def test_batches_from_unknown_tasks_are_dropped_and_counted(channel: Channel, na
     address = channel.address
     public, secret = address.client_public_key, address.client_secret_key
     dealer = _stranger(address, public=public, secret=secret, routing_id=name)
-    dealer.send(framing.frame(messages.encode(messages.Log(0, "from an unknown task"))))
+    dealer.send(framing.frame(messages.encode(events.Log(0, "from an unknown task"))))
     deadline = time.monotonic() + _SECONDS
     while not channel.dropped and time.monotonic() < deadline:
         assert list(receive(channel, 0.1)) == []
@@ -258,7 +258,7 @@ def test_10000_invalid_batches_with_the_right_keys_are_dropped_and_counted(
     address, noise = channel.address, random.Random(11)
     public, secret = address.client_public_key, address.client_secret_key
     dealer = _stranger(address, public=public, secret=secret, routing_id=b"0")
-    whole = framing.frame(messages.encode(messages.Log(0, "cut short")))
+    whole = framing.frame(messages.encode(events.Log(0, "cut short")))
     sent = 10_000
     deadline = time.monotonic() + 60
     for number in range(sent):
@@ -327,7 +327,7 @@ def test_closing_leaves_no_descriptor_open(channel: Channel) -> None:
     for _ in range(5):
         with Channel("127.0.0.1", size=1) as other:
             link = Link(other.address, 0)
-            link.put(messages.Log(0, "x"))
+            link.put(events.Log(0, "x"))
             link.close()
             link.close()
         other.close()
@@ -356,9 +356,9 @@ def test_with_an_address_of_another_machine_the_channel_listens_on_all(
         assert channel.address.host == host
         here = dataclasses.replace(channel.address, host="127.0.0.1")
         link = connect(here)
-        link.put(messages.Log(0, "x"))
+        link.put(events.Log(0, "x"))
         link.wait(0.1)
-        assert collect(channel, bool) == [messages.Log(0, "x")]
+        assert collect(channel, bool) == [events.Log(0, "x")]
 
 
 def test_a_printed_address_shows_no_keys(channel: Channel) -> None:
@@ -384,7 +384,7 @@ def test_no_interrupt_is_lost_while_messages_arrive(
 
     def talk() -> None:
         while not over.is_set():
-            link.put(messages.Log(0, "x"))
+            link.put(events.Log(0, "x"))
             link.wait(0)
 
     def interrupt() -> None:

@@ -24,10 +24,11 @@ from horovod_runner.folders.opening import open_folder
 from horovod_runner.options import CheckpointConfig, Mode, Options, grouped
 from horovod_runner.task.transfer import fetch_checkpoint
 from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.events import Log
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.marker import Marker, file_name, marker_name
-from horovod_runner.wire.messages import Fetch, FilePart, Log
+from horovod_runner.wire.messages import Fetch, FilePart
 
 
 def marker(number: int, data: bytes = b"state", **fields: object) -> Marker:

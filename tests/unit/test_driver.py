@@ -18,13 +18,14 @@ from horovod_runner.errors import RankFailedError, RanksChangedError
 from horovod_runner.limits import DEFAULTS
 from horovod_runner.options import Options
 from horovod_runner.sinks import Sink
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker.main import _failed
+from tests.events import telling
 
 _SECONDS = 120.0
 
@@ -92,7 +93,7 @@ class Run:
     def __init__(self, links: contextlib.ExitStack) -> None:
         launched, self._heard = Launched(), Heard()
         self.driver = Driver(
-            Job("test", 2, Options(np=2), b""), launched, self._heard, threading.Event()
+            Job("test", 2, Options(np=2), b""), launched, telling(self._heard), threading.Event()
         )
         self.result: SimpleQueue[object] = SimpleQueue()
         self._thread = threading.Thread(target=self._work)
@@ -157,8 +158,8 @@ def run() -> Iterator[Run]:
     "claim",
     [
         lambda rank: messages.Started(rank, 4711),
-        lambda rank: messages.Output(rank, "stdout", "not mine"),
-        lambda rank: messages.Log(rank, "not mine"),
+        lambda rank: events.Output(rank, "stdout", "not mine"),
+        lambda rank: events.Log(rank, "not mine"),
     ],
     ids=["Started", "Output", "Log"],
 )
@@ -166,7 +167,7 @@ def test_what_a_task_says_of_another_rank_is_dropped_and_counted(
     run: Run, claim: Callable[[int], messages.Message], rank: int
 ) -> None:
     run.gather()
-    run.say(1, claim(rank), messages.Log(1, "mine"))
+    run.say(1, claim(rank), events.Log(1, "mine"))
     assert run.supervisor._channel.dropped == 1
     assert run.supervisor.roster.pids == {}
     assert run.end() == [(1, "mine")]
@@ -203,7 +204,7 @@ def test_a_rank_fails_once_and_cannot_put_the_end_off(run: Run) -> None:
 
 
 def test_before_it_has_a_rank_a_task_can_only_fail(run: Run) -> None:
-    run.say(1, messages.Log(1, "too early"), messages.Started(1, 4711))
+    run.say(1, events.Log(1, "too early"), messages.Started(1, 4711))
     assert run.supervisor._channel.dropped == 2
     run.say(1, messages.Failed(-1, 1))
     assert run.supervisor.failed == {1: -1}

@@ -9,7 +9,8 @@ import pytest
 
 from horovod_runner.driver.placement import assign
 from horovod_runner.host import gpus, network, rank_environment
-from horovod_runner.wire.messages import Assignment, Controller
+from horovod_runner.wire.events import Controller
+from horovod_runner.wire.messages import Assignment
 from horovod_runner.wire.slots import Offer
 
 

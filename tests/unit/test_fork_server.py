@@ -15,7 +15,8 @@ from horovod_runner.driver.placement import assign
 from horovod_runner.host import control_groups, gpus, rank_environment
 from horovod_runner.warm import protocol, server
 from horovod_runner.warm.fingerprint import server_name
-from horovod_runner.wire.messages import Assignment, Controller
+from horovod_runner.wire.events import Controller
+from horovod_runner.wire.messages import Assignment
 from horovod_runner.wire.slots import Offer
 
 

@@ -19,11 +19,12 @@ from horovod_runner.limits import DEFAULTS
 from horovod_runner.options import Options
 from horovod_runner.task import task, transfer
 from horovod_runner.task.relay import Relay
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.channel import Channel
+from horovod_runner.wire.events import Log
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.link import Link
-from horovod_runner.wire.messages import Assignment, FilePart, Log
+from horovod_runner.wire.messages import Assignment, FilePart
 from horovod_runner.wire.pool import Done
 from horovod_runner.wire.slots import ChannelAddress, Slot
 
@@ -110,7 +111,7 @@ def test_a_trace_that_cannot_be_read_costs_the_trace_alone(
         thread = threading.Thread(target=send)
         thread.start()
         untraced, log, _ = take_all(channel, thread)
-    assert isinstance(untraced, messages.Untraced)
+    assert isinstance(untraced, events.Untraced)
     assert "Is a directory" in untraced.reason
     assert isinstance(log, Log)
     assert "timeline cannot be read" in log.text

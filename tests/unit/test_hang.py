@@ -14,7 +14,7 @@ from horovod_runner.profiling.clock import clock
 from horovod_runner.profiling.flight_recorder import FlightRecorder
 from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.task.stall_reader import StallReader
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import Lines, Waiting, Waits, is_waits
 from horovod_runner.wire.messages import Alive, Stacks, Stall
@@ -333,4 +333,4 @@ def test_what_a_rank_said_counts_until_it_says_something_else_or_nothing() -> No
 def test_a_message_about_waits_is_recognized_without_decoding_it() -> None:
     assert is_waits(messages.encode(Waits(0, [])))
     assert not is_waits(messages.encode(Lines(0, 0)))
-    assert not is_waits(messages.encode(messages.Log(0, "Waits")))
+    assert not is_waits(messages.encode(events.Log(0, "Waits")))

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "horovod_runner"
 FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = sorted({path.parent for path in FILES} - {PACKAGE})
-FILE_LINES, FUNCTION_LINES, ROOM_FILES = 400, 60, 12
+FILE_LINES, FUNCTION_LINES = 400, 60
 
 
 def layers() -> list[list[str]]:
@@ -40,16 +40,13 @@ def test_every_module_and_room_has_a_place_in_the_layers() -> None:
     assert named == top - {"__init__"}
 
 
-def test_a_room_says_what_it_holds_and_has_at_most_a_dozen_files() -> None:
-    wrong = {}
+def test_a_room_says_what_it_holds_and_what_it_may_import() -> None:
+    silent = []
     for room in ROOMS:
         text = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
-        files = [path for path in room.glob("*.py") if path.stem != "__init__"]
         if "import" not in text:  # what may be imported, or what must not
-            wrong[name(room)] = "its docstring does not say what it may import"
-        elif len(files) > ROOM_FILES:
-            wrong[name(room)] = f"{len(files)} files"
-    assert wrong == {}
+            silent.append(name(room))
+    assert silent == []
 
 
 def test_files_and_functions_are_short_or_say_why() -> None:

@@ -10,7 +10,7 @@ import pytest
 from horovod_runner.common.text import bytes_text, duration_text, rate_text
 from horovod_runner.results.live import MAX_LINES, MAX_METRICS, MAX_RANKS, live
 from horovod_runner.results.run import Attempt, Line, Run
-from horovod_runner.wire.messages import Report
+from horovod_runner.wire.events import Report
 from tests.made_up_runs import STEPS, run_under_way, window
 
 

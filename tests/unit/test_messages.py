@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner.wire import framing, messages
+from horovod_runner.wire import events, framing, messages
 
 
 @given(st.lists(st.binary(max_size=100), max_size=20), st.data())
@@ -52,13 +52,13 @@ def test_a_frame_above_the_size_limit_is_refused() -> None:
 _small = st.integers(-(2**31), 2**31)
 _messages = st.one_of(
     st.builds(messages.Started, _small, _small),
-    st.builds(messages.Output, _small, st.sampled_from(["stdout", "stderr"]), st.text()),
-    st.builds(messages.Log, _small, st.text()),
+    st.builds(events.Output, _small, st.sampled_from(["stdout", "stderr"]), st.text()),
+    st.builds(events.Log, _small, st.text()),
     st.builds(messages.Failed, _small, _small, st.text(), st.booleans()),
     st.builds(messages.Ended, _small, _small),
-    st.builds(messages.Began, _small),
+    st.builds(events.Began, _small),
     st.builds(
-        messages.Report,
+        events.Report,
         _small,
         st.dictionaries(st.text(), st.floats(allow_nan=False) | _small),
         st.none() | _small,
@@ -66,8 +66,8 @@ _messages = st.one_of(
         st.floats(allow_nan=False),
     ),
     st.builds(messages.FilePart, _small, st.text(), _small, st.binary()),
-    st.builds(messages.Unsaved, _small, _small, st.text()),
-    st.builds(messages.Untraced, _small, st.text()),
+    st.builds(events.Unsaved, _small, _small, st.text()),
+    st.builds(events.Untraced, _small, st.text()),
     st.builds(messages.Fetch, _small, st.text(), _small),
 )
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner.results.metrics_table import MAX_METRICS, Metrics
-from horovod_runner.wire.messages import Report
+from horovod_runner.wire.events import Report
 
 pa = pytest.importorskip("pyarrow")
 

@@ -17,7 +17,7 @@ from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.options import Options, grouped
-from horovod_runner.wire import messages
+from horovod_runner.wire import events, messages
 from horovod_runner.wire.framing import unframe
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
@@ -45,7 +45,7 @@ def save() -> Iterator[Callable[..., list[str]]]:
         saver.save(f"step {step}".encode(), step, None)
         saver.close()
         sent = [messages.decode_from_rank(data) for data in unframe(os.read(read, 1 << 16))]
-        return [each.reason for each in sent if isinstance(each, messages.Unsaved)]
+        return [each.reason for each in sent if isinstance(each, events.Unsaved)]
 
     yield save
     os.close(read)

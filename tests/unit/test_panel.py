@@ -14,7 +14,7 @@ from horovod_runner.results.run import Run
 from horovod_runner.sinks import panel_html
 from horovod_runner.sinks.panel import Panel, progress_sink
 from horovod_runner.sinks.progress import Progress
-from horovod_runner.wire.messages import Report
+from horovod_runner.wire.events import Report
 from tests.made_up_runs import run_under_way
 from tests.stand_ins import KERNEL, SHELL
 

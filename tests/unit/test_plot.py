@@ -7,7 +7,7 @@ import math
 import pytest
 
 from horovod_runner.results.run import Attempt, Run
-from horovod_runner.wire.messages import Report
+from horovod_runner.wire.events import Report
 
 pytest.importorskip("matplotlib")
 

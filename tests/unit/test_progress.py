@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from horovod_runner.sinks.progress import Progress
+from horovod_runner.wire.events import Report
 from horovod_runner.wire.measurements import Profile
-from horovod_runner.wire.messages import Report
 
 
 @pytest.fixture

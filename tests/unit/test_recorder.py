@@ -1,40 +1,38 @@
-"""The log that a run keeps."""
+"""What a run keeps of its events."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 from horovod_runner.errors import RankFailedError
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.recorder import Recorder, failed
 from horovod_runner.results.run import Run
-from horovod_runner.wire.messages import Report
+from horovod_runner.wire.events import AttemptBegan, Output, Report
 
 
 def test_only_the_last_lines_of_a_long_output_are_kept() -> None:
     run = Run("test", 1)
-    sink = Recorder(run, most_characters=100)
+    recorder = Recorder(run, most_characters=100)
     for number in range(25):
-        sink.output(0, "stdout", f"{number:10}")
+        recorder.add([Output(0, "stdout", f"{number:10}")], 0.0)
     assert [int(line.text) for line in run.logs] == list(range(15, 25))
     assert run.logs_cut == 150
 
 
 def test_lines_that_have_hardly_any_characters_are_limited_by_their_number() -> None:
     run = Run("test", 1)
-    sink = Recorder(run, most_pieces=10)
+    recorder = Recorder(run, most_pieces=10)
     for number in range(25):
-        sink.output(0, "stdout", "" if number % 2 else f"{number:2}")
+        recorder.add([Output(0, "stdout", "" if number % 2 else f"{number:2}")], 0.0)
     assert [line.text for line in run.logs] == ["", "16", "", "18", "", "20", "", "22", "", "24"]
     assert run.logs_cut == 16
 
 
 def test_the_error_of_an_attempt_is_kept_with_what_caused_it() -> None:
     run = Run("test", 1)
-    sink = Recorder(run)
-    sink.attempt(1)
+    recorder = Recorder(run)
+    recorder.add([AttemptBegan(1)], 0.0)
     error = ValueError("too few\nin all rows")
     error.__cause__ = RankFailedError("rank 1 failed\n\nTraceback on rank 1:\n  | line 3", rank=1)
-    sink.failed(error)
+    recorder.add([failed(error)], 0.0)
     assert run.attempts[0].error == "ValueError: too few"
     assert run.attempts[0].details == (
         "ValueError: too few\nin all rows\n\nCaused by RankFailedError: rank 1 failed\n\n"
@@ -44,9 +42,9 @@ def test_the_error_of_an_attempt_is_kept_with_what_caused_it() -> None:
 
 def test_of_a_long_error_the_beginning_and_the_end_are_kept() -> None:
     run = Run("test", 1)
-    sink = Recorder(run)
-    sink.attempt(1)
-    sink.failed(ValueError(f"first {'x' * 200_000} last"))
+    recorder = Recorder(run)
+    recorder.add([AttemptBegan(1)], 0.0)
+    recorder.add([failed(ValueError(f"first {'x' * 200_000} last"))], 0.0)
     details = run.attempts[0].details
     assert details.startswith("ValueError: first x")
     assert details.endswith("x last")
@@ -55,11 +53,11 @@ def test_of_a_long_error_the_beginning_and_the_end_are_kept() -> None:
 
 
 def test_the_pause_of_an_attempt_ends_with_its_first_step() -> None:
-    run, clock = Run("test", 1), SimpleNamespace(now=0.0)
-    sink = Recorder(run, clock=lambda: clock.now)
+    run = Run("test", 1)
+    recorder = Recorder(run)
     # When each attempt reports; the second one fails before its first step.
     for number, steps in enumerate([(10, 11, 12), (), (30, 31, 33), (40, 41)], 1):
-        sink.attempt(number)
-        for clock.now in steps:
-            sink.reports([Report(0, {"loss": 0.5})])
+        recorder.add([AttemptBegan(number)], 0.0)
+        for now in steps:
+            recorder.add([Report(0, {"loss": 0.5})], now)
     assert [attempt.pause for attempt in run.attempts] == [None, None, 18, 7]

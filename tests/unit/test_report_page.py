@@ -27,11 +27,12 @@ from horovod_runner.results.page.document import page
 from horovod_runner.results.page.markup import Html, element, text
 from horovod_runner.results.page.timeline import Timeline
 from horovod_runner.results.page.view import View
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.results.recorder import failed
 from horovod_runner.results.registration import Registration
 from horovod_runner.results.run import Line, Run, Timings
+from horovod_runner.results.run_log import RunLog
+from horovod_runner.wire.events import AttemptBegan, Notice, Report
 from horovod_runner.wire.measurements import UNKNOWN, Profile
-from horovod_runner.wire.messages import Report
 from tests.made_up_runs import made_up_run
 
 ALL = (
@@ -134,9 +135,9 @@ def test_a_line_is_interrupted_where_nothing_is_known() -> None:
 
 def test_peaks_stay_and_values_that_are_no_numbers_are_counted() -> None:
     run = made_up_run(1, 1, profile=False, reporting=())
-    recorder = Recorder(run)
+    recorder = RunLog(run)
     values = {500: 99.0, 700: math.nan, 701: math.inf}
-    recorder.reports([Report(0, {"x": values.get(step, 1.0)}, step) for step in range(5000)])
+    recorder.add([Report(0, {"x": values.get(step, 1.0)}, step) for step in range(5000)])
     found = metrics.metrics(view(run))
     assert found is not None
     assert "2 values are not finite numbers" in found.body
@@ -147,11 +148,11 @@ def test_peaks_stay_and_values_that_are_no_numbers_are_counted() -> None:
 
 def test_metrics_of_several_ranks_and_attempts_are_in_one_panel() -> None:
     run = made_up_run(3, 2, profile=False, reporting=range(3))
-    recorder = Recorder(run)
-    recorder.failed(ValueError("x"))
-    recorder.attempt(2)
+    recorder = RunLog(run)
+    recorder.add([failed(ValueError("x"))])
+    recorder.add([AttemptBegan(2)])
     run.attempts[1].resumed_from = 15
-    recorder.reports([Report(0, {"loss": 1.0}, 16), Report(0, {"loss": 2.0}, 17)])
+    recorder.add([Report(0, {"loss": 1.0}, 16), Report(0, {"loss": 2.0}, 17)])
     found = metrics.metrics(view(run))
     assert found is not None
     assert found.body.count("<figure>") == 2
@@ -276,12 +277,12 @@ def test_a_page_has_all_that_is_known_and_nothing_else() -> None:
 
 def test_a_failed_run_shows_each_error_in_full() -> None:
     run = made_up_run(2, 5, status="failed")
-    recorder = Recorder(run)
+    recorder = RunLog(run)
     for number in (1, 2):
         if number == 2:
-            recorder.attempt(2)
+            recorder.add([AttemptBegan(2)])
             run.attempts[1].resumed_from = 30
-        recorder.failed(ValueError(f"bad <row> {number}\nsecond line"))
+        recorder.add([failed(ValueError(f"bad <row> {number}\nsecond line"))])
     run.ranks = [run.ranks[0], run.ranks[1]._replace(exit_code=-9)]
     written = page(run)
     Reader(written)
@@ -349,42 +350,39 @@ def test_the_record_that_is_written_last_is_the_latest_though_the_clock_was_set_
     assert [path.stem for path in saved_run.kept()] == [second.run_id]
 
 
-def test_a_driver_writes_the_record_of_its_run_when_it_is_asked() -> None:
+def test_a_driver_writes_its_log_when_it_is_asked() -> None:
     run = Run("1234abcd", 1)
-    with Registration(run, lambda: None) as entry:
-        entry.begin(run)
+    log = RunLog(run, saved_run.new_path(run.run_id))
+    with Registration(run, lambda: None, log.flush):
         assert registry.running("12") == [run.run_id]
-        assert registry.write_record(run.run_id)
-        run.main = "later"
-        assert registry.write_record(run.run_id)
-        assert saved_run.load_run("1234").main == "later"
+        assert registry.write_log(run.run_id)
+        log.add([Notice("later")])
+        assert registry.write_log(run.run_id)
+        assert [line.text for line in saved_run.load_run("1234").logs] == ["later"]
     assert registry.running() == []
-    assert registry.write_record(run.run_id)  # it has ended, and left a record
+    assert registry.write_log(run.run_id)  # it has ended, and left a log
 
 
-def test_a_driver_writes_the_record_of_its_run_time_and_again() -> None:
-    written, stopped = threading.Semaphore(0), threading.Event()
+def test_a_log_that_cannot_be_written_keeps_no_run_from_being_stopped() -> None:
+    asked, stopped = threading.Event(), threading.Event()
 
-    def keep(run: Run) -> None:
-        written.release()
+    def write() -> None:
+        asked.set()
         raise ValueError("cannot be written")
 
     run = Run("1234abcd", 1)
-    with Registration(run, stopped.set, record_seconds=0.01, keep=keep) as entry:
-        entry.begin(run)
-        assert all(written.acquire(timeout=30) for _ in range(3))
+    with Registration(run, stopped.set, write):
+        assert registry.ask_to_write(run.run_id)
+        assert asked.wait(30)
         registry._tell_driver(run.run_id, b"x")
         assert stopped.wait(30)
 
 
-def test_a_run_that_still_waits_for_slots_is_listed_and_leaves_no_record() -> None:
-    run, kept = Run("1234abcd", 1), threading.Event()
-    with Registration(run, lambda: None, record_seconds=0.001, keep=lambda _: kept.set()):
+def test_a_run_that_nobody_asks_leaves_no_log_before_it_begins() -> None:
+    run = Run("1234abcd", 1)
+    with Registration(run, lambda: None, RunLog(run, saved_run.new_path(run.run_id)).flush):
         assert registry.running() == [run.run_id]
-        assert registry.ask_for_view(run.run_id)
-        while registry.view(run.run_id) is None:
-            pass
-    assert not kept.is_set()
+    assert saved_run.kept() == []
     assert registry.running() == []
 
 

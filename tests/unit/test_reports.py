@@ -14,7 +14,7 @@ import pytest
 from horovod_runner import report
 from horovod_runner.common.numbers import check_report
 from horovod_runner.results.run import plain_params
-from horovod_runner.wire import framing, messages
+from horovod_runner.wire import events, framing, messages
 from horovod_runner.worker.reporter import Reporter
 
 
@@ -24,7 +24,7 @@ class Pipe:
     def __init__(self) -> None:
         self.read, self.write = os.pipe()
 
-    def drain(self) -> list[messages.Report]:
+    def drain(self) -> list[events.Report]:
         os.set_blocking(self.read, False)
         data = b""
         while True:
@@ -36,7 +36,7 @@ class Pipe:
                 break
             data += piece
         reports = [messages.decode_from_rank(message) for message in framing.unframe(data)]
-        assert all(isinstance(report, messages.Report) for report in reports)
+        assert all(isinstance(report, events.Report) for report in reports)
         return reports  # type: ignore[return-value]
 
 

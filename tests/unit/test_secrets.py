@@ -14,11 +14,13 @@ from horovod_runner.data.read.readers import name_in_errors
 from horovod_runner.errors import HorovodRunnerError, forget_passwords
 from horovod_runner.folders.problems import describe
 from horovod_runner.options import Options, grouped
-from horovod_runner.results import saved_run
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.results import run_log
+from horovod_runner.results.recorder import failed
 from horovod_runner.results.run import Run
+from horovod_runner.results.run_log import RunLog
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.sink import Sink
+from horovod_runner.wire.events import AttemptBegan
 from tests.unit.test_card import checkpoint
 
 URL = "s3://me:my-password@bucket/runs"
@@ -82,7 +84,7 @@ def test_notices_reach_no_sink_with_a_password() -> None:
             self.texts.append(text)
 
     ours, theirs = Heard(), Heard()
-    sinks = FanOut([ours], [theirs], lambda text: None)
+    sinks = FanOut(RunLog(Run("test", 1)), [ours], [theirs], lambda text: None)
     sinks.notice(f"cannot write to {URL}")
     sinks.close()
     assert ours.texts == theirs.texts == ["cannot write to s3://***@bucket/runs"]
@@ -90,15 +92,15 @@ def test_notices_reach_no_sink_with_a_password() -> None:
 
 def test_a_record_holds_no_password_and_its_checkpoints_say_so(tmp_path: Path) -> None:
     run = Run("1a2b", 2)
-    recorder = Recorder(run)
-    recorder.attempt(1)
-    recorder.failed(OSError(f"denied: {URL}\nmore of {URL}"))
+    recorder = RunLog(run)
+    recorder.add([AttemptBegan(1)])
+    recorder.add([failed(OSError(f"denied: {URL}\nmore of {URL}"))])
     found = checkpoint(URL)
     found.folder = URL
     run._checkpoints.append(found)
-    saved_run.save(run, tmp_path / "record")
+    run_log.save(run, tmp_path / "record")
     assert b"my-password" not in (tmp_path / "record").read_bytes()
-    recorded = saved_run.load(tmp_path / "record")
+    recorded = run_log.load(tmp_path / "record")
     assert recorded.attempts[0].error == "OSError: denied: s3://***@bucket/runs"
     (known,) = recorded.checkpoints
     assert known.path == "s3://***@bucket/runs/c.bin"
@@ -111,8 +113,8 @@ def test_a_record_is_read_where_its_checkpoints_cannot_be(tmp_path: Path) -> Non
     found = checkpoint("nosuch://bucket/runs")
     found.folder = "nosuch://bucket/runs/"
     run._checkpoints.append(found)
-    saved_run.save(run, tmp_path / "record")
-    (known,) = saved_run.load(tmp_path / "record").checkpoints
+    run_log.save(run, tmp_path / "record")
+    (known,) = run_log.load(tmp_path / "record").checkpoints
     assert known.path == "nosuch://bucket/runs/c.bin"
     with pytest.raises(CheckpointError, match="nosuch://bucket"):
         known.load()

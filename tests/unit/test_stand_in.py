@@ -40,16 +40,16 @@ from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
 from horovod_runner.limits import Limits
 from horovod_runner.options import CheckpointConfig, ClusterConfig, DebugConfig, Options
 from horovod_runner.prepare.make_job import make_job
-from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.task.task import run_rank
-from horovod_runner.wire.job import Job, Live, Record
+from horovod_runner.wire.events import Notice, Report
+from horovod_runner.wire.job import Job, Record
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.messages import Report
 from horovod_runner.wire.slots import RankInfo
 from horovod_runner.wire.transport import ChannelAddress, new_call
+from tests.events import telling
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -138,7 +138,9 @@ def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
         job = replace(job, run_id=options["run_id"], checkpoints=archive.plan(1))
     sink = options.get("sink") or TerminalSink(size)
     launcher = Blind(blind, partial(StandIn, make_keeper=options.get("make_keeper", Keeper)))
-    return Driver(job, launcher, sink, threading.Event(), archive).run()
+    return Driver(
+        job, launcher, telling(sink, run=options.get("record")), threading.Event(), archive
+    ).run()
 
 
 def talk() -> int:
@@ -227,13 +229,13 @@ def test_reports_come_to_the_driver_at_the_end(limit: str) -> None:
         for step in range(1000):
             report(loss=float(step), step=step)
 
-    recorder = Recorder(Run("test", 1))
+    record = Run("test", 1)
     make_keeper = partial(Keeper, **{limit: 100})
-    run(main, {0}, size=1, sink=recorder, make_keeper=make_keeper)
-    metrics = recorder._run._metrics
+    run(main, {0}, size=1, record=record, make_keeper=make_keeper)
+    metrics = record._metrics
     assert 50 <= len(metrics) <= 100
     assert len(metrics) + metrics.dropped[0] >= 1000 - 2 * (1000 // len(metrics))
-    assert recorder._run.timings.first_line is not None
+    assert record.timings.first_line is not None
 
 
 def hide(folder: Path, run_id: str) -> None:
@@ -341,27 +343,27 @@ def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Pa
     writer = JournalWriter(plan, LocalFolder(tmp_path))
     try:
         for number in range(journal._MOST_UNREAD):
-            writer.put(Live([str(number)]))
+            writer.put([Notice(str(number))])
             while writer.unwritten is not None:
                 threading.Event().wait(0.01)
         assert not writer._write(b"one too many")
-        writer.put(Live(["one too many"]))
+        writer.put([Notice("one too many")])
     finally:
         writer.close()
     assert writer.written == journal._MOST_UNREAD
-    assert writer.unwritten == Live(["one too many"])
+    assert writer.unwritten == [Notice("one too many")]
     reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None)
-    lives = reader.finish(Record([], [], written=writer.written))
-    assert [live.kept for live in lives] == [[str(n)] for n in range(journal._MOST_UNREAD)]
+    files = reader.finish(Record([], [], written=writer.written))
+    assert files == [[Notice(str(n))] for n in range(journal._MOST_UNREAD)]
     assert not list(tmp_path.iterdir())
 
 
 def test_files_that_are_no_journal_are_passed_over(tmp_path: Path) -> None:
     plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
     (tmp_path / ".live-0a1b2c3d-1-1").write_bytes(b"torn")
-    (tmp_path / ".live-0a1b2c3d-1-2").write_bytes(msgspec.msgpack.encode(Live(["whole"])))
+    (tmp_path / ".live-0a1b2c3d-1-2").write_bytes(msgspec.msgpack.encode([Notice("whole")]))
     reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None, most_broken=2)
-    assert reader.finish(Record([], [], written=2)) == [Live(["whole"])]
+    assert reader.finish(Record([], [], written=2)) == [[Notice("whole")]]
 
 
 def test_the_driver_may_call_the_stand_in() -> None:
@@ -370,26 +372,26 @@ def test_the_driver_may_call_the_stand_in() -> None:
     writer = journal.open_writer(job)
     assert writer is not None
     read = threading.Event()
-    writer.put(Live(["first"]))
+    writer.put([Notice("first")])
     reader = JournalReader(job.checkpoints, [CalledFolder("127.0.0.1", call)], read.set)
     assert read.wait(60)
     reader._over.set()
     reader._thread.join()
-    writer.put(Live(["second"]))  # nobody reads it
+    writer.put([Notice("second")])  # nobody reads it
     while writer.unwritten is not None:
         threading.Event().wait(0.01)
     writer.close()
     record = Record([], [], written=writer.written, unread=writer.unread)
-    assert [live.kept for live in reader.finish(record)] == [["first"], ["second"]]
+    assert reader.finish(record) == [[Notice("first")], [Notice("second")]]
 
 
 def test_a_stand_in_that_nobody_calls_keeps_all_for_the_end() -> None:
     call = new_call()
     writer = journal.open_writer(Job("test", 2, Options(np=2), b"", call=call))
     assert writer is not None
-    writer.put(Live(["first"]))
+    writer.put([Notice("first")])
     writer.close()
-    assert (writer.written, writer.unread, writer.unwritten) == (0, [], Live(["first"]))
+    assert (writer.written, writer.unread, writer.unwritten) == (0, [], [Notice("first")])
 
 
 def test_nobody_without_the_key_may_call_the_stand_in() -> None:

@@ -13,11 +13,11 @@ import pytest
 from msgspec import structs
 
 from horovod_runner.results.run import Run
-from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.summary import Summary, write_files
+from horovod_runner.wire.events import Began, Output, Report
 from horovod_runner.wire.measurements import Lines, Machine, Profile
-from horovod_runner.wire.messages import Report
+from tests.events import telling_threads
 
 
 def profile(rank: int, **spent: float) -> Profile:
@@ -129,17 +129,17 @@ def test_what_waits_for_a_slow_sink_has_a_limit(kind: str) -> None:
         def notice(self, text: str) -> None:
             heard["notice"] += 1
 
-    fan_out = FanOut([], [Slow()], notices.append)
-    fan_out.began(0)
+    fan_out = telling_threads(Slow(), notice=notices.append)
+    fan_out.tell(Began(0))
     called.wait()
     text = "x" * (1 << 20)  # one object
     report = Report(0, {f"m{number}": 0.5 for number in range(1000)})
     if kind == "lines":
         for _ in range(200):
-            fan_out.output(0, "stdout", text)
+            fan_out.tell(Output(0, "stdout", text))
     elif kind == "short lines":
         for _ in range(150_000):
-            fan_out.output(0, "stdout", "")
+            fan_out.tell(Output(0, "stdout", ""))
     else:
         fan_out.reports([report] * 1000)
     fan_out.notice("comes all the same")
@@ -169,9 +169,9 @@ def test_a_sink_without_a_method_for_measurements_is_idle_between_reports() -> N
 
     for sink, events in ((Plain(), []), (Measuring(), ["profile"] * 3)):
         heard.clear()
-        fan_out = FanOut([], [sink], heard.append)
+        fan_out = telling_threads(sink, notice=heard.append)
         for _ in range(3):
-            fan_out.profile(profile(0))
-            fan_out.machine(machine(0))
+            fan_out.tell(profile(0))
+            fan_out.tell(machine(0))
         fan_out.close()
         assert heard == events

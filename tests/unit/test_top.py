@@ -33,6 +33,8 @@ from horovod_runner.results import registry, saved_run
 from horovod_runner.results.live import Live, live
 from horovod_runner.results.registration import Registration
 from horovod_runner.results.registry import Entry
+from horovod_runner.results.run_log import RunLog
+from horovod_runner.wire.events import Report
 from tests.made_up_runs import run_under_way
 
 
@@ -141,54 +143,60 @@ def listed(**changed: object) -> Iterator[Path]:
         os.close(fifo)
 
 
-def test_a_driver_writes_what_its_run_does_when_it_is_asked() -> None:
+def test_a_driver_writes_its_log_when_it_is_asked() -> None:
     run, cancelled = run_under_way(2), threading.Event()
-    with Registration(run, cancelled.set):
-        (folder,) = {path.parent for path in registry.folder().iterdir()}
-        assert not list(folder.glob("*.live"))  # nobody has asked
-        (found,) = watching().once()
+    log = RunLog(run, saved_run.new_path(run.run_id))
+    with Registration(run, cancelled.set, log.flush):
+        assert saved_run.kept() == []  # nobody has asked
+        watch = watching(run.run_id[:4])
+        (found,) = watch.once()
         assert (found.run_id, found.problem) == (run.run_id, "")
         assert found.live is not None
         assert found.live.step == 341
-        (path,) = folder.glob("*.live")
+        (path,) = saved_run.kept()
         assert path.stat().st_mode & 0o777 == 0o600
-        first = found.live.time
-        watch = watching(run.run_id[:4])
-        watch._since.clear()
-        while (again := watch.once()[0].live) is None or again.time == first:
-            pass  # a view of a moment ago answers, too
+        log.add([Report(0, {"loss": 0.2}, step=342)])
+        (again,) = watch.once()
+        assert again.live is not None
+        assert (again.live.step, again.live.metrics) == (342, {"loss": 0.2})
         assert not cancelled.is_set()
-    assert list(folder.iterdir()) == []
+    assert list(registry.folder().iterdir()) == []
     assert watching().once() == []
 
 
 def test_a_driver_that_does_not_answer_is_shown_as_such() -> None:
+    run = run_under_way(2)
     with listed() as folder:
         (found,) = watching(once_seconds=0.0).once()
         assert found.live is None
         assert f"its driver (process {os.getpid()}) has not answered for 0 s" in found.problem
-        old = live(run_under_way(2))
-        old.time -= 60
-        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(old))
-        (found,) = watching(once_seconds=0.0).once()
-        assert found.live == old
+        watch = watching(once_seconds=0.0)
+        watch.ask()
+        run.run_id = "1a2b"
+        path = saved_run.keep(run)
+        (found,) = watch.once()
+        assert found.live is not None
+        watch.ask()
+        (found,) = watch.once()
+        assert found.live is not None
         assert "has not answered" in found.problem
+        assert folder.exists()
+        assert path is not None
         assert "as of 30 s: its driver" in "\n".join(drawn(Overview([found]), 80))
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_driver_answers_while_the_clock_is_set(hours: int) -> None:
-    with listed() as folder:
-        path = folder / "1a2b.live"
-        view = live(run_under_way(2))
-        view.time += 1800 * hours
-        path.write_bytes(msgspec.msgpack.encode(view))
+    run = run_under_way(2)
+    run.run_id = "1a2b"
+    path = saved_run.keep(run)
+    assert path is not None
+    with listed():
         watch = watching()
         watch.ask()
         assert not watch.read()
-        view.time += 1800 * hours
-        path.with_suffix(".part").write_bytes(msgspec.msgpack.encode(view))
-        path.with_suffix(".part").replace(path)
+        moved = path.stat().st_mtime + 3600 * hours
+        os.utime(path, (moved, moved))
         assert watch.read()
         assert watch.seen[0].problem == ""
 
@@ -215,7 +223,7 @@ def test_a_driver_that_does_not_answer_is_not_asked_every_second() -> None:
             watch.read()
         fifo = os.open(folder / "1a2b.stop", os.O_RDONLY | os.O_NONBLOCK)
         try:
-            assert os.read(fifo, 100) == b"v"
+            assert os.read(fifo, 100) == b"w"
         finally:
             os.close(fifo)
 
@@ -237,10 +245,14 @@ def test_the_silence_of_a_driver_is_counted_from_the_first_question() -> None:
 
 
 def test_a_driver_of_another_version_is_shown_as_such() -> None:
-    with listed() as folder:
-        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode({"run": "1a2b"}))
-        (found,) = watching().once()
-        assert "has another version of horovod_runner: Object missing required" in found.problem
+    with listed():
+        watch = watching()
+        watch.ask()
+        path = saved_run.path_of("1a2b")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"horovod_runner run 3\n")
+        (found,) = watch.once()
+        assert "is not the record of a run, or one of another version" in found.problem
 
 
 def test_a_driver_that_is_stopped_is_shown_as_such() -> None:
@@ -257,8 +269,7 @@ def test_a_driver_that_is_stopped_is_shown_as_such() -> None:
 
 
 def test_a_driver_elsewhere_is_not_asked() -> None:
-    with listed(host="other-host") as folder:
-        (folder / "1a2b.live").write_bytes(msgspec.msgpack.encode(live(run_under_way(2))))
+    with listed(host="other-host"):
         (found,) = watching().once()
         assert found.problem == "its driver is on other-host: run horovod-runner top there"
         assert found.live is None

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from horovod_runner.driver.detached.keeper import Keeper
-from horovod_runner.results import saved_run
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.results import run_log, saved_run
 from horovod_runner.results.run import Attempt, Run, Timings, TraceFile
+from horovod_runner.results.run_log import RunLog
 from horovod_runner.results.trace.arrivals import Arrivals
+from horovod_runner.wire.events import Notice, RanksPlaced, Report, Untraced
 from horovod_runner.wire.measurements import Machine, Profile
-from horovod_runner.wire.messages import FilePart, Report, Untraced
+from horovod_runner.wire.messages import FilePart
 from horovod_runner.wire.slots import RankInfo
 from tests import traces
 
@@ -47,9 +48,9 @@ def run_on_two_hosts() -> Run:
         attempts=[Attempt(1, driver(1.0), driver(20.0))],
         timings=Timings(driver(0.0), driver(1.0), driver(10.0), driver(12.0), driver(20.0)),
     )
-    recorder = Recorder(run)
+    recorder = RunLog(run)
     ranks = [RankInfo(rank, host, 10 + rank, (), None) for rank, host in enumerate("ab")]
-    recorder.ranks(ranks)
+    recorder.add([RanksPlaced(ranks)])
     for number in (11, 12, 13):
         for rank in (0, 1):
             sent = clock(rank, number)
@@ -59,7 +60,7 @@ def run_on_two_hosts() -> Run:
             run.profile.add(summary, driver(number) + DELAY * (1 + rank))
             run.profile.add_machine(Machine(rank, sent, 1.0, cores=1.5, of_cores=2, memory=10**9))
     run._metrics.extend([Report(1, {"loss": 0.5}, 9, 0, clock(1, 12.5))], 1)
-    recorder.ranks([rank._replace(exit_code=0) for rank in ranks])  # at the end
+    recorder.add([RanksPlaced([rank._replace(exit_code=0) for rank in ranks])])  # at the end
     return run
 
 
@@ -90,8 +91,8 @@ def test_the_events_of_one_moment_line_up_although_clocks_differ(tmp_path: Path)
 def test_a_record_keeps_what_the_trace_is_made_of(tmp_path: Path) -> None:
     run = run_on_two_hosts()
     run.traces.append(TraceFile(0, "torch", str(torch_trace(tmp_path, 0))))
-    saved_run.save(run, tmp_path / "a.run")
-    again, _ = merged(saved_run.load(tmp_path / "a.run"), tmp_path)
+    run_log.save(run, tmp_path / "a.run")
+    again, _ = merged(run_log.load(tmp_path / "a.run"), tmp_path)
     assert again == merged(run, tmp_path)[0]
 
 
@@ -126,7 +127,7 @@ def test_a_failure_and_its_restart_are_seen(tmp_path: Path) -> None:
         Attempt(1, driver(1.0), driver(5.0), error="ValueError: no"),
         Attempt(2, driver(6.0), driver(20.0), resumed_from=3),
     ]
-    Recorder(run).notice("attempt 2 begins\nin 1 s")
+    RunLog(run).add([Notice("attempt 2 begins\nin 1 s")])
     events, _ = merged(run, tmp_path)
     assert traces.moments(events, "attempt 1 failed: ValueError: no")
     pid = traces.process(events, "run 0a1b2c3d: train")

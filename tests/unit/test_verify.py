@@ -516,7 +516,7 @@ def test_the_runs_of_a_check_are_not_listed_among_the_users(
     saved_run.keep(Run("users", 1))
     (result,) = run(check("recording"))
     assert verdicts(result.readings) == [True]
-    assert [summary.run_id for summary in saved_run.summaries()] == ["users"]
+    assert [state.run_id for _, state in saved_run.summaries()] == ["users"]
 
 
 def test_a_check_that_takes_too_long_has_failed(

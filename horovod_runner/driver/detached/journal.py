@@ -22,7 +22,7 @@ from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
 from horovod_runner.folders.folder import Folder
 from horovod_runner.folders.opening import open_folder
 from horovod_runner.limits import DEFAULTS, Limits
-from horovod_runner.wire.job import Job, Live, Record, decode_live
+from horovod_runner.wire.job import Job, Kept, Record, decode_kept
 from horovod_runner.wire.job_file import CheckpointPlan
 
 _PERIOD_SECONDS: Final = 1.0
@@ -58,7 +58,7 @@ def open_writer(job: Job) -> JournalWriter | None:
             folder = open_folder(plan.folder)
             if has_probe(folder, plan.token):
                 # By this file the driver finds the journal; and it shows that files can be written.
-                folder.write(_name(plan, 1), msgspec.msgpack.encode(Live([])))
+                folder.write(_name(plan, 1), msgspec.msgpack.encode([]))
                 return JournalWriter(plan, folder, written=1, limits=job.limits)
     with suppress(OSError):
         if job.call is not None:
@@ -93,10 +93,10 @@ class JournalWriter:
         self._plan = plan
         self._folder = folder
         self.written = written
-        self.unwritten: Live | None = None
-        self.unread: list[Live] = []
+        self.unwritten: list[Kept] | None = None
+        self.unread: list[list[Kept]] = []
         self._due_at = 0.0
-        self._given: SimpleQueue[Live | None] = SimpleQueue()
+        self._given: SimpleQueue[list[Kept] | None] = SimpleQueue()
         self._closed = threading.Event()
         self._thread = threading.Thread(
             target=self._work, name="horovod_runner-journal", daemon=True
@@ -108,11 +108,11 @@ class JournalWriter:
         """Whether :meth:`put` may be called: the last file is written, and not only just."""
         return self.unwritten is None and time.monotonic() >= self._due_at
 
-    def put(self, live: Live) -> None:
+    def put(self, kept: list[Kept]) -> None:
         """Write a file. Returns at once; a file that cannot be written is tried again."""
         self._due_at = time.monotonic() + _PERIOD_SECONDS
-        self.unwritten = live
-        self._given.put(live)
+        self.unwritten = kept
+        self._given.put(kept)
 
     def close(self) -> None:
         """Stop writing; what is :attr:`unwritten` then has to take another way."""
@@ -120,11 +120,11 @@ class JournalWriter:
         self._given.put(None)
         self._thread.join(self._limits.journal_write)
         if isinstance(self._folder, ServedFolder):
-            self.unread = [decode_live(data) for data in self._folder.close()]
+            self.unread = [decode_kept(data) for data in self._folder.close()]
 
     def _work(self) -> None:
-        while (live := self._given.get()) is not None:
-            data = msgspec.msgpack.encode(live)
+        while (kept := self._given.get()) is not None:
+            data = msgspec.msgpack.encode(kept)
             while not self._closed.is_set():
                 if self._write(data):
                     break
@@ -175,18 +175,18 @@ class JournalReader:
         self.source: Source | None = None
         self._next = 1
         self._broken = 0
-        self._read: SimpleQueue[Live] = SimpleQueue()
+        self._read: SimpleQueue[list[Kept]] = SimpleQueue()
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._work, name="horovod_runner-journal", daemon=True
         )
         self._thread.start()
 
-    def take(self) -> list[Live]:
+    def take(self) -> list[list[Kept]]:
         """What has been read since the last call."""
         return [self._read.get() for _ in range(self._read.qsize())]
 
-    def finish(self, record: Record | None) -> list[Live]:
+    def finish(self, record: Record | None) -> list[list[Kept]]:
         """Stop reading; returns the rest.
 
         Args:
@@ -224,7 +224,7 @@ class JournalReader:
     def _read_from(self, source: Source) -> bool:
         name = _name(self._plan, self._next)
         try:
-            live = decode_live(source.read(name))
+            kept = decode_kept(source.read(name))
         except msgspec.MsgspecError:  # not all stores write a file in one step
             self._broken += 1
             if self._broken > self._most_broken:
@@ -234,7 +234,7 @@ class JournalReader:
             return False
         self._next, self._broken = self._next + 1, 0
         self.source = source
-        self._read.put(live)
+        self._read.put(kept)
         with suppress(Exception):
             source.remove(name)
         return True

@@ -20,7 +20,7 @@ from horovod_runner.driver.detached.keeper import Keeper
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.wire.channel import Channel
-from horovod_runner.wire.job import Job, Live, Outcome, Record
+from horovod_runner.wire.job import Job, Outcome, Record
 
 
 class StandIn:
@@ -54,7 +54,7 @@ class StandIn:
     def _start(self, job: Job) -> None:
         self._journal = open_writer(job)
         if self._journal is not None and not self._journal.written:
-            self._journal.put(Live([]))  # by which the driver finds it
+            self._journal.put([])  # by which the driver finds it
         self._keeper = self._make_keeper(
             self._journal, required=job.options.checkpoint_config.required
         )
@@ -94,7 +94,7 @@ class StandIn:
             if journal is not None:
                 journal.close()
                 if journal.unwritten is not None:
-                    kept = [*journal.unwritten.kept, *kept]
+                    kept = [*journal.unwritten, *kept]
         finally:
             self._restore()
         problem = self._supervisor.problem
@@ -103,7 +103,6 @@ class StandIn:
             kept,
             self._keeper.cut,
             b"" if problem is None else pickle.dumps(problem),
-            self._keeper.chosen,
             list(self._supervisor.failed.values()),
             0 if journal is None else journal.written,
             [] if journal is None else journal.unread,

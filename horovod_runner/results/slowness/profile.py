@@ -48,6 +48,7 @@ class SavedProfile(msgspec.Struct):
     compared: int
     clock_offsets: dict[int, float]
     driver_ahead: float | None = None
+    heard: dict[int, float] = {}
 
 
 class Recent(NamedTuple):
@@ -99,17 +100,19 @@ class RunProfile:
                 self.compared,
                 offsets,
                 ahead,
+                dict(self._heard),
             )
 
     @classmethod
     def restored(cls, saved: SavedProfile) -> RunProfile:
-        """The profile of a file; no more can be added."""
+        """The profile of a file; more can be added."""
         profile = cls()
         profile.begin(saved.hosts)
         for row in saved.rows:
             profile._rows.setdefault(row.rank, []).append(row)
         for rank, total in saved.totals.items():
             profile._totals[rank] = total
+        profile._heard.update(saved.heard)
         for lines in saved.lines:
             profile.add_lines(lines)
         profile._machines = Machines.restored(saved.machines)

@@ -15,7 +15,7 @@ from horovod_runner.common.text import memory_text
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import saved_run
-from horovod_runner.results.run import TraceFile
+from horovod_runner.wire.events import TraceFile
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
 
 # The limit for all ranks together, beside the run's record. A folder of the user has no limit.

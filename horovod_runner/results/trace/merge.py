@@ -17,7 +17,8 @@ from horovod_runner.results.trace.events import Event
 from horovod_runner.results.trace.foreign import HorovodTimeline, TorchTrace
 
 if TYPE_CHECKING:
-    from horovod_runner.results.run import Run, TraceFile
+    from horovod_runner.results.run import Run
+from horovod_runner.wire.events import TraceFile
 
 
 def write_trace(run: Run, path: str | os.PathLike[str]) -> list[str]:
