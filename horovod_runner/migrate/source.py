@@ -11,7 +11,7 @@ import json
 import re
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from horovod_runner.errors import HorovodRunnerError
 
@@ -26,21 +26,6 @@ _OTHER_LANGUAGE = re.compile(r"%(%|(sql|md|sh|scala|r|fs|run|conda)\b)")
 
 class MigrateError(HorovodRunnerError):
     """A file cannot be read or written, or is not Python 3."""
-
-
-class Place(NamedTuple):
-    """A line as the user knows it.
-
-    Attributes:
-        cell: the number of its cell, from 1 on; None in a file.
-        line: its number in the cell or file.
-    """
-
-    cell: int | None
-    line: int
-
-    def __str__(self) -> str:
-        return f"line {self.line}" if self.cell is None else f"cell {self.cell}, line {self.line}"
 
 
 class Source:
@@ -60,9 +45,9 @@ class Source:
         #: The text, with "\n" at the ends of its lines.
         self.text = raw.replace("\r\n", "\n")
 
-    def place(self, line: int, text: str) -> Place:
-        """Where a line of a text is; the text is this one, or a later one of it."""
-        return Place(None, line)
+    def place(self, line: int, text: str) -> str:
+        """Where a user finds a line of a text; the text is this one, or a later one of it."""
+        return f"line {line}"
 
     def parts(self, text: str) -> list[tuple[str, str]]:
         """The parts of a text to compare: their names and texts."""
@@ -131,11 +116,12 @@ class Notebook(Source):
         hidden = "\n".join(kept)
         return hidden if _is_python(hidden) else None
 
-    def place(self, line: int, text: str) -> Place:
+    def place(self, line: int, text: str) -> str:
         before = "\n".join([*text.split("\n")[: line - 1], ""])
         *_, last = _MARK.finditer(before)
         # A magic command may have had several lines.
-        return Place(int(last[1]), self._shown(before[last.end() :]).count("\n") + 1)
+        number = self._shown(before[last.end() :]).count("\n") + 1
+        return f"cell {last[1]}, line {number}"
 
     def parts(self, text: str) -> list[tuple[str, str]]:
         return [(f"{self.path.name}, cell {n}", part) for n, part in self._split(text).items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 from textwrap import dedent
@@ -15,7 +16,6 @@ from horovod_runner.commands import cli
 
 pytest.importorskip("libcst")
 
-from horovod_runner.migrate.edits import Edit, apply, lines_before
 from horovod_runner.migrate.rewrite import rewrite
 
 # What some words in the texts stand for.
@@ -554,6 +554,79 @@ CHANGED = {
         HorovodRunner(np=2).run(train, data=df, other=more)
         """,
     ),
+    "converters of one function": (
+        """
+        TORCH
+        from petastorm.spark import make_spark_converter
+
+        some = make_spark_converter(df)
+        other = make_spark_converter(
+            more.select("x")
+                .limit(9)
+        )
+
+        def train(rate=0.1, *args, **options):
+            hvd.init()
+            with some.make_torch_dataloader(8, cur_shard=hvd.rank(), num_epochs=1) as rows:
+                for batch in rows:
+                    print(batch, len(other))
+
+        HorovodRunner(np=2).run(train, rate=0.2)
+        """,
+        """
+        TORCH
+
+
+        def train(rate=0.1, *args, some, other, **options):
+            import contextlib
+            hvd.init()
+            with contextlib.nullcontext(some.to_torch(8, shuffle=True)) as rows:
+                for batch in rows:
+                    print(batch, other.rows)
+
+        HorovodRunner(np=2).run(train, rate=0.2, some=df, other=more.select("x")
+                .limit(9))
+        """,
+    ),
+    "comments and blocks": (
+        """
+        TORCH
+        if True:
+            # Once.
+            hvd.init()
+
+        def train():
+            # Its estimator.
+            from horovod.spark.torch import TorchEstimator
+            hvd.init()
+            if hvd.rank() == 0:
+                import tensorflow as tf
+                # No session.
+                tf.keras.backend.set_session(tf.Session())
+
+        HorovodRunner(np=2).run(train)
+        """,
+        """
+        TORCH
+        if True:
+            # Once.
+            pass
+
+        def train():
+            # Its estimator.
+            import horovod_runner.horovod_spark
+
+            horovod_runner.horovod_spark.install()
+
+            from horovod.spark.torch import TorchEstimator
+            hvd.init()
+            if hvd.rank() == 0:
+                import tensorflow as tf
+                # No session.
+
+        HorovodRunner(np=2).run(train)
+        """,
+    ),
 }
 # What it is about: the text, and words of what is said.
 TOLD = {
@@ -618,6 +691,10 @@ TOLD = {
         config.graph_options.rewrite_options.auto_mixed_precision = 1
         tf.keras.backend.set_session(tf.Session(config=config))
         """,
+        "Write what this session sets",
+    ),
+    "a session inside another call": (
+        "import tensorflow as tf\nprint(tf.keras.backend.set_session(tf.Session()))\n",
         "Write what this session sets",
     ),
     "a transformed converter": (
@@ -759,10 +836,9 @@ def test_other_code_is_left_alone(name: str) -> None:
 
 
 def test_lines_are_those_of_the_text_before() -> None:
-    text = "a\nb\nc\nd\n"
-    edits = [Edit(0, 0, "x\ny\n"), Edit(4, 6, "")]  # before a; without c
-    assert apply(text, edits) == "x\ny\na\nb\nd\n"
-    assert lines_before(text, edits, [1, 2, 3, 4, 5]) == [1, 1, 1, 2, 4, 5]
+    text = "import horovod.spark.torch\nfrom sparkdl import HorovodRunner\n\nHorovodRunner(np=0)\n"
+    found = [(found.line, found.new_line) for found in rewrite(text, "train.py").found]
+    assert found == [(1, None), (2, None), (4, 8)]
 
 
 def test_a_file_is_shown_and_written_only_if_asked(
@@ -850,6 +926,14 @@ def test_without_libcst_it_says_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     assert cli.main(["migrate", "train.py"]) == 1
     assert "pip install 'horovod_runner[migrate]'" in capsys.readouterr().err
+
+
+def test_ranks_and_the_other_commands_do_without_libcst() -> None:
+    modules = (
+        "horovod_runner.migrate.notes, horovod_runner.commands.migrate, horovod_runner.worker.main"
+    )
+    code = f"import sys, horovod_runner.commands.cli, {modules}; sys.exit('libcst' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_notes_name_the_line_and_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,30 +1,21 @@
-"""Calls and attributes of Keras 2 that Keras 3 does not have."""
+"""Calls, attributes and imports of Keras 2 that Keras 3 does not have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from typing import Any
 
 import libcst as cst
+import libcst.matchers as m
+from libcst import helpers
 
-from horovod_runner.migrate import names
-from horovod_runner.migrate.code import (
-    Code,
-    argument,
-    dotted,
-    is_value,
-    walk,
-    without_arguments,
-)
-from horovod_runner.migrate.edits import Edit, Finding
+from horovod_runner.migrate import names, tree
+from horovod_runner.migrate.code import Code, Finding
 from horovod_runner.migrate.rules.imports import uses_keras_2
+from horovod_runner.migrate.rules.rule import fix, on, rule
 
+# Positional arguments, in order; the first is called x today.
 _GENERATORS = {
-    "fit_generator": "fit",
-    "evaluate_generator": "evaluate",
-    "predict_generator": "predict",
-}
-# Their positional arguments, in order; the first is called x today.
-_POSITIONS = {
     "fit_generator": (
         *("x", "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data"),
         *("validation_steps", "validation_freq", "class_weight"),
@@ -34,6 +25,18 @@ _POSITIONS = {
 }
 _DROPPED = ("workers", "use_multiprocessing", "max_queue_size", "pickle_safe", "max_q_size")
 _WRAPPERS = ("DistributedOptimizer", "LossScaleOptimizer")
+# Functions of keras.backend that the package keras has kept, or that other rules are about.
+_KEPT = frozenset(
+    {
+        *("epsilon", "floatx", "set_floatx", "set_epsilon", "image_data_format", "backend"),
+        *("set_image_data_format", "clear_session", "get_uid", "is_keras_tensor"),
+        *("set_value", "get_value", "set_session", "get_session", "is_float_dtype"),
+        *("is_int_dtype", "result_type", "standardize_dtype"),
+    }
+)
+_RATE = tree.method("lr", "learning_rate")
+# An expression that may be computed twice: names, numbers, products, hvd.size().
+_PLAIN = re.compile(r"[\w.*/ ]+(\(\))?[\w.*/ ]*")
 
 
 def applies(code: Code) -> bool:
@@ -41,317 +44,333 @@ def applies(code: Code) -> bool:
     return code.imports("keras", "tensorflow") and not uses_keras_2(code)
 
 
-def keras_name(code: Code, node: cst.CSTNode) -> str:
-    """The full name of something in Keras, without ``tensorflow.`` before it; "" for others."""
-    for name in code.names(node):
-        short = name.removeprefix("tensorflow.")
-        if short.startswith(("keras.", "optimizers.")):
-            return short if short.startswith("keras.") else f"keras.{short}"
-    return ""
+def _applies_here(code: Code) -> bool:
+    return applies(code) and not code.imports("sklearn")  # whose methods have the same names
 
 
-def is_optimizer(code: Code, node: cst.BaseExpression) -> bool:
+def _is_optimizer_class(code: Code, node: cst.CSTNode) -> bool:
+    name = code.name(node, "keras", "tensorflow.keras", "tensorflow")
+    return name.startswith("optimizers.") and ".schedules." not in name
+
+
+def is_optimizer(code: Code, node: cst.CSTNode) -> bool:
     """Whether an expression is an optimizer of Keras, as far as the text says."""
     if isinstance(node, cst.Attribute):
         return node.attr.value == "optimizer" and not code.imports("torch")
     if isinstance(node, cst.Call):
-        name = keras_name(code, node.func)
-        return name.startswith("keras.optimizers.") or dotted(node.func).endswith(_WRAPPERS)
-    return any(
-        isinstance(value, cst.Call) and is_optimizer(code, value) for value in code.values(node)
+        return _is_optimizer_class(code, node.func) or tree.dotted(node.func).endswith(_WRAPPERS)
+    return any(isinstance(v, cst.Call) and is_optimizer(code, v) for v in code.values(node))
+
+
+# Calls of models
+
+
+@on(m.Call(tree.ending("compile")), when=applies)
+def _compile(_code: Code, call: cst.Call) -> Finding | None:
+    arg = tree.argument(call, "experimental_run_tf_function")
+    why = (
+        "Keras 3's compile does not take experimental_run_tf_function: its optimizer averages "
+        "without it"
     )
+    return Finding(arg, why, {call: tree.without(call, arg)}) if arg else None
 
 
-def compile_keyword(code: Code) -> Iterator[Finding]:
-    """`compile(experimental_run_tf_function=False)`."""
-    for call in code.calls if applies(code) else ():
-        arg = argument(call, "experimental_run_tf_function")
-        if arg is not None and dotted(call.func).endswith("compile"):
-            yield code.finding(
-                arg,
-                "Keras 3's compile does not take experimental_run_tf_function: its optimizer "
-                "averages without it",
-                *without_arguments(code, call, arg),
-            )
-
-
-def generators(code: Code) -> Iterator[Finding]:
-    """`fit_generator` and its like, and arguments of `fit` that went to the dataset."""
-    for call in code.calls if applies(code) else ():
-        if not isinstance(call.func, cst.Attribute):
-            continue
-        method = call.func.attr.value
-        if method in _GENERATORS:
-            yield _generator(code, call, call.func)
-        elif method in _GENERATORS.values() and not code.imports("sklearn"):
-            dropped = [arg for arg in call.args if arg.keyword and arg.keyword.value in _DROPPED]
-            if dropped:
-                yield code.finding(
-                    call,
-                    f"Keras 3's {method} does not take {_listed(dropped)}: a keras.utils.PyDataset "
-                    "takes it",
-                    *without_arguments(code, call, *dropped),
-                )
-
-
-def _generator(code: Code, call: cst.Call, func: cst.Attribute) -> Finding:
-    old = func.attr.value
-    new = _GENERATORS[old]
-    why = f"Keras 3 has no {old}: {new} takes generators"
-    dropped, edits = [], [code.replace(func.attr, new)]
-    for index, arg in enumerate(call.args):
-        if arg.star:
-            return code.finding(call, f"{why}, and no {', '.join(_DROPPED[:3])}")
-        if arg.keyword is None:
-            if index >= len(_POSITIONS[old]):
-                return code.finding(call, why)
-            if index:
-                start = code.start(arg)
-                edits.append(Edit(start, start, f"{_POSITIONS[old][index]}="))
-        elif arg.keyword.value in _DROPPED:
-            dropped.append(arg)
-        elif arg.keyword.value == "generator":
-            edits.append(code.replace(arg.keyword, "x"))
+@on(m.Call(tree.method(*_GENERATORS)), when=applies)
+def _generator(_code: Code, call: cst.Call) -> Finding:
+    func = cst.ensure_type(call.func, cst.Attribute).attr
+    new, positions = func.value.removesuffix("_generator"), _GENERATORS[func.value]
+    why = f"Keras 3 has no {func.value}: {new} takes generators"
+    if any(arg.star for arg in call.args):
+        return Finding(call, f"{why}, and no {', '.join(_DROPPED[:3])}")
+    by_position = [arg for arg in call.args if arg.keyword is None]
+    if len(by_position) > len(positions):
+        return Finding(call, why)
+    dropped = [arg for arg in call.args if arg.keyword and arg.keyword.value in _DROPPED]
     if dropped:
         why += f". It does not take {_listed(dropped)}: a keras.utils.PyDataset takes it"
-    return code.finding(call, why, *edits, *without_arguments(code, call, *dropped))
+    changes: tree.Changes = {func: tree.becomes(new), call: tree.without(call, *dropped)}
+    if generator := tree.argument(call, "generator"):
+        changes[generator] = tree.with_keyword("x")
+    for arg, name in zip(by_position[1:], positions[1:], strict=False):
+        changes[arg] = tree.with_keyword(name)
+    return Finding(call, why, changes)
 
 
 def _listed(args: list[cst.Arg]) -> str:
     return ", ".join(arg.keyword.value for arg in args if arg.keyword is not None)
 
 
-def optimizers(code: Code) -> Iterator[Finding]:
-    """The arguments of optimizers: `lr=`, `decay=`; and `keras.optimizers.legacy`."""
-    for call in code.calls:
-        name = keras_name(code, call.func)
-        if not name.startswith("keras.optimizers.") or ".schedules." in name:
-            continue
-        rate, decay = argument(call, "lr"), argument(call, "decay")
-        if rate is not None and rate.keyword is not None:
-            yield code.finding(
-                call,
-                "Keras's optimizers call it learning_rate. Keras 3 refuses lr=, the latest Keras 2 "
-                "ignores it",
-                code.replace(rate.keyword, "learning_rate"),
-            )
-        if not applies(code):
-            continue
-        if decay is not None and is_value(decay.value, "0", "0.0", "0.", "None"):
-            yield code.finding(call, "Keras 3 ignores decay", *without_arguments(code, call, decay))
-        elif decay is not None:
-            yield code.finding(
-                call,
-                "Keras 3 ignores decay, so the learning rate would stay as it is. Write "
-                "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, decay_steps=1, "
-                "decay_rate=...)",
-            )
+@on(m.Call(tree.method("fit", "evaluate", "predict")), when=_applies_here)
+def _dropped(_code: Code, call: cst.Call) -> Finding | None:
+    dropped = [arg for arg in call.args if arg.keyword and arg.keyword.value in _DROPPED]
+    why = (
+        f"Keras 3's {cst.ensure_type(call.func, cst.Attribute).attr.value} does not take "
+        f"{_listed(dropped)}: a keras.utils.PyDataset takes it"
+    )
+    return Finding(call, why, {call: tree.without(call, *dropped)}) if dropped else None
 
 
-def legacy_optimizers(code: Code) -> Iterator[Finding]:
-    """`keras.optimizers.legacy.Adam`."""
-    for node in code.all(cst.Attribute) if applies(code) else ():
-        inner = node.value
-        if (
-            isinstance(inner, cst.Attribute)
-            and inner.attr.value == "legacy"
-            and keras_name(code, inner) == "keras.optimizers.legacy"
-            and code.around(node, cst.ImportFrom) is None
-        ):
-            yield code.finding(
-                node,
-                "Keras 3 has no legacy optimizers: keras.optimizers has the same ones",
-                code.replace(inner, code.source(inner.value)),
-            )
+def _predict(call: Any) -> Any:
+    return call.with_deep_changes(call.func, attr=cst.Name("predict"))
 
 
-def attributes(code: Code) -> Iterator[Finding]:
-    """`optimizer.lr`, and `optimizer.variables()`."""
-    for node in code.all(cst.Attribute) if applies(code) else ():
-        if node.attr.value == "lr" and is_optimizer(code, node.value):
-            yield code.finding(
-                node,
-                "Keras 3's optimizers call it learning_rate; setting lr would change nothing, "
-                "without an error",
-                code.replace(node.attr, "learning_rate"),
-            )
-    for call in code.calls if applies(code) else ():
-        func = call.func
-        if (
-            isinstance(func, cst.Attribute)
-            and func.attr.value in ("variables", "weights")
-            and not call.args
-            and is_optimizer(code, func.value)
-        ):
-            yield code.finding(
-                call,
-                f"An optimizer's {func.attr.value} is a list in Keras 3, not a method",
-                code.replace(call, code.source(func)),
-            )
+fix(
+    m.Call(tree.method("predict_classes")),
+    f"Keras 3 has no predict_classes: {names.ATTRIBUTES['predict_classes'].now}",
+    lambda call: helpers.parse_template_expression("{it}.argmax(axis=-1)", it=_predict(call)),
+    when=_applies_here,
+)
+fix(
+    m.Call(tree.method("predict_proba")),
+    f"Keras 3 has no predict_proba: {names.ATTRIBUTES['predict_proba'].now}",
+    _predict,
+    when=_applies_here,
+)
 
 
-def backend_values(code: Code) -> Iterator[Finding]:
-    """`K.set_value` and `K.get_value`."""
-    if not applies(code):
-        return
-    for call in code.calls:
-        name = keras_name(code, call.func)
-        if name == "keras.backend.set_value" and len(call.args) == 2:
-            target, value = (code.source(arg.value) for arg in call.args)
-            rate = _learning_rate(code, call.args[0].value)
-            statement = code.statement(call)
-            if rate and statement is not None and code.source(statement) == code.source(call):
-                new = f"{rate} = {value}"
-            else:
-                new = f"{target}.assign({value})"
-            yield code.finding(
-                call,
-                f"Instead of set_value: {names.BACKEND['set_value'].now}",
-                code.replace(call, new),
-            )
-        elif name == "keras.backend.get_value" and len(call.args) == 1:
-            rate = _learning_rate(code, call.args[0].value)
-            new = f"{rate or code.source(call.args[0].value)}.numpy()"
-            yield code.finding(
-                call,
-                f"Instead of get_value: {names.BACKEND['get_value'].now}",
-                code.replace(call, f"float({new})" if rate else new),
-            )
-
-
-def _learning_rate(code: Code, node: cst.BaseExpression) -> str:
-    """The text for an optimizer's learning rate, if an expression is one; otherwise ""."""
-    if isinstance(node, cst.Attribute) and node.attr.value in ("lr", "learning_rate"):
-        return f"{code.source(node.value)}.learning_rate"
-    return ""
-
-
-def backend_functions(code: Code) -> Iterator[Finding]:
-    """Functions of `keras.backend` that only `tf.keras` has kept."""
-    kept = {
-        *("epsilon", "floatx", "set_floatx", "set_epsilon", "image_data_format", "backend"),
-        *("set_image_data_format", "clear_session", "get_uid", "is_keras_tensor"),
-        *("set_value", "get_value", "set_session", "get_session", "is_float_dtype"),
-        *("is_int_dtype", "result_type", "standardize_dtype"),
-    }
-    seen: set[str] = set()
-    for node in code.all(cst.Attribute) if applies(code) else ():
-        found = next((n for n in code.names(node) if n.startswith("keras.backend.")), "")
-        function = found.removeprefix("keras.backend.")
-        if function and "." not in function and function not in kept | seen:
-            seen.add(function)
-            yield code.finding(
-                node,
-                f"Keras 3's keras.backend has no {function}: use keras.ops, or import the backend "
-                "with `from tensorflow.keras import backend`",
-            )
-
-
-def modules(code: Code) -> Iterator[Finding]:
-    """Imports of modules that Keras 3 has moved."""
-    for node in code.all(cst.ImportFrom) if applies(code) else ():
-        if node.module is None or isinstance(node.names, cst.ImportStar):
-            continue
-        module = dotted(node.module)
-        before = "tensorflow." if module.startswith("tensorflow.") else ""
-        short = module.removeprefix("tensorflow.")
-        imported = [dotted(alias.name) for alias in node.names]
-        if short in names.MODULES:
-            home = before + names.MODULES[short]
-            yield code.finding(node, f"Keras 3 has this in {home}", code.replace(node.module, home))
-        elif not before and set(imported) & set(names.ONLY_IN_TF_KERAS.get(short, ())):
-            yield code.finding(
-                node,
-                f"The package keras has lost {', '.join(imported)}; tf.keras still has it",
-                code.replace(node.module, f"tensorflow.{module}"),
-            )
-        elif f"{short}.{imported[0]}" in names.ONLY_IN_TF_KERAS and not before:
-            yield code.finding(
-                node,
-                f"The package keras has lost much of {imported[0]}; tf.keras still has it",
-                code.replace(node.module, f"tensorflow.{module}"),
-            )
-        elif imported == ["np_utils"] and short == "keras.utils":
-            yield _np_utils(code, node, before)
-
-
-def _np_utils(code: Code, node: cst.ImportFrom, before: str) -> Finding:
-    uses = [
-        use
-        for use in code.all(cst.Attribute)
-        if isinstance(use.value, cst.Name) and use.value.value == "np_utils"
-    ]
-    edits = [code.replace(use, use.attr.value) for use in uses]
-    functions = ", ".join(sorted({use.attr.value for use in uses}))
-    if not functions:
-        return code.finding(node, "Keras 3 has the functions of np_utils in keras.utils")
-    new = f"from {before}keras.utils import {functions}"
-    return code.finding(
-        node,
-        "Keras 3 has the functions of np_utils in keras.utils",
-        code.replace(node, new),
-        *edits,
+@on(m.Call(m.Attribute()), when=applies)
+def _save_format(code: Code, call: cst.Call) -> Finding | None:
+    saved = tree.argument(call, "save_format")
+    return (
+        None
+        if saved is None
+        else Finding(
+            call,
+            "Keras 3's save takes the format from the file's name: .keras or .h5. For a SavedModel "
+            f"call model.export(...), without save_format={code.source(saved.value)}",
+        )
     )
 
 
-def other_methods(code: Code) -> Iterator[Finding]:
-    """Methods of models that Keras 3 does not have, and files that it does not write."""
-    for call in code.calls if applies(code) else ():
-        if not isinstance(call.func, cst.Attribute):
-            continue
-        method = call.func.attr.value
-        if method in ("predict_classes", "predict_proba") and not code.imports("sklearn"):
-            target, args = (
-                code.source(call.func.value),
-                code.text[code.end(call.func) : code.end(call)],
-            )
-            tail = ".argmax(axis=-1)" if method == "predict_classes" else ""
-            yield code.finding(
-                call,
-                f"Keras 3 has no {method}: {names.ATTRIBUTES[method].now}",
-                code.replace(call, f"{target}.predict{args}{tail}"),
-            )
-        saved = argument(call, "save_format")
-        if saved is not None:
-            yield code.finding(
-                call,
-                "Keras 3's save takes the format from the file's name: .keras or .h5. For a "
-                f"SavedModel call model.export(...), without {code.source(saved)}",
-            )
+# Optimizers
 
 
-def returned_weights(code: Code) -> Iterator[Finding]:
-    """`optimizer.get_weights()` and `optimizer.set_weights(...)`."""
-    for node in walk(code.module) if applies(code) else ():
-        if (
-            isinstance(node, cst.Attribute)
-            and node.attr.value in ("get_weights", "set_weights")
-            and is_optimizer(code, node.value)
-        ):
-            now = names.ATTRIBUTES[node.attr.value].now
-            yield code.finding(node, f"Keras 3's optimizers have no {node.attr.value}: {now}")
+@on(m.Call())
+def _learning_rate(code: Code, call: cst.Call) -> Finding | None:
+    rate = tree.argument(call, "lr")
+    if rate is None or rate.keyword is None or not _is_optimizer_class(code, call.func):
+        return None
+    why = (
+        "Keras's optimizers call it learning_rate. Keras 3 refuses lr=, the latest Keras 2 ignores "
+        "it"
+    )
+    return Finding(call, why, {rate.keyword: tree.becomes("learning_rate")})
 
 
-def losses(code: Code) -> Iterator[Finding]:
-    """Losses that `tf.keras` and the package `keras` each have under one of their names."""
-    if not applies(code):
-        return
-    for node in code.all(cst.Attribute):
-        for full in code.names(node):
-            module, _, old = full.rpartition(".")
-            if new := names.loss(module, old):
-                yield code.finding(node, _renamed(module, old, new), code.replace(node.attr, new))
-    for imported in code.all(cst.ImportFrom):
-        if imported.module is None or isinstance(imported.names, cst.ImportStar):
-            continue
-        module = dotted(imported.module)
-        for alias in imported.names:
-            old = dotted(alias.name)
-            if new := names.loss(module, old):
-                text = new if alias.asname is not None else f"{new} as {old}"
-                why = _renamed(module, old, new)
-                yield code.finding(imported, why, code.replace(alias.name, text))
+@on(m.Call(), when=applies)
+def _decay(code: Code, call: cst.Call) -> Finding | None:
+    decay = tree.argument(call, "decay")
+    if decay is None or not _is_optimizer_class(code, call.func):
+        return None
+    if tree.is_value(decay, "0", "0.0", "0.", "None"):
+        return Finding(call, "Keras 3 ignores decay", {call: tree.without(call, decay)})
+    return Finding(
+        call,
+        "Keras 3 ignores decay, so the learning rate would stay as it is. Write "
+        "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, decay_steps=1, "
+        "decay_rate=...)",
+    )
+
+
+fix(
+    m.Attribute(tree.named("keras.optimizers.legacy", "tensorflow.keras.optimizers.legacy")),
+    "Keras 3 has no legacy optimizers: keras.optimizers has the same ones",
+    lambda node: node.with_changes(value=node.value.value),
+    when=applies,
+    where=lambda code, node: (
+        isinstance(node.value, cst.Attribute) and not code.around(node, cst.ImportFrom)
+    ),
+)
+
+
+def _in_backend_value(code: Code, node: cst.CSTNode) -> bool:
+    outer = code.parent(code.parent(node))
+    return m.matches(outer, m.Call(tree.ending(".set_value", ".get_value")))
+
+
+fix(
+    tree.method("lr"),
+    "Keras 3's optimizers call it learning_rate; setting lr would change nothing, without an error",
+    lambda node: node.with_changes(attr=cst.Name("learning_rate")),
+    when=applies,
+    where=lambda code, node: is_optimizer(code, node.value) and not _in_backend_value(code, node),
+)
+for _list in ("variables", "weights"):
+    fix(
+        m.Call(tree.method(_list), args=[]),
+        f"An optimizer's {_list} is a list in Keras 3, not a method",
+        lambda call: call.func,
+        when=applies,
+        where=lambda code, call: is_optimizer(code, call.func.value),
+    )
+for _old in ("get_weights", "set_weights"):
+    fix(
+        tree.method(_old),
+        f"Keras 3's optimizers have no {_old}: {names.ATTRIBUTES[_old].now}",
+        when=applies,
+        where=lambda code, node: is_optimizer(code, node.value),
+    )
+
+
+# keras.backend
+
+
+@on(m.Call(args=[m.Arg(), m.Arg()]), m.Call(args=[m.Arg()]), when=applies)
+def _backend_value(code: Code, call: cst.Call) -> Finding | None:
+    name = code.name(call.func, "keras.backend", "tensorflow.keras.backend")
+    if (name, len(call.args)) not in (("set_value", 2), ("get_value", 1)):
+        return None
+    is_rate, line = m.matches(call.args[0].value, _RATE), code.parent(call)
+    assigns = name == "set_value" and is_rate and isinstance(line, cst.Expr)
+
+    def change(node: Any) -> Any:
+        args = (node.value if assigns else node).args
+        variable, *values = (code.source(arg.value) for arg in args)
+        if is_rate:
+            variable = f"{code.source(args[0].value.value)}.learning_rate"
+        if assigns:
+            return tree.statements(f"{variable} = {values[0]}")[0].body[0]
+        if values:
+            return tree.expression(f"{variable}.assign({values[0]})")
+        return tree.expression(f"float({variable}.numpy())" if is_rate else f"{variable}.numpy()")
+
+    place = line if assigns else call
+    return Finding(call, f"Instead of {name}: {names.BACKEND[name].now}", {place: change})
+
+
+@rule
+def _backend_functions(code: Code) -> list[Finding]:
+    """Functions of `keras.backend` that only `tf.keras` has kept."""
+    found: dict[str, cst.CSTNode] = {}
+    for node in code.all(cst.Attribute) if applies(code) else ():
+        function = code.name(node, "keras.backend")
+        if function and "." not in function and function not in _KEPT:
+            found.setdefault(function, node)
+    return [
+        Finding(
+            node,
+            f"Keras 3's keras.backend has no {function}: use keras.ops, or import the backend with "
+            "`from tensorflow.keras import backend`",
+        )
+        for function, node in found.items()
+    ]
+
+
+# Imports and names
+
+
+@on(m.ImportFrom(relative=[]), when=applies)
+def _moved(code: Code, node: cst.ImportFrom) -> Finding | None:
+    module, first = tree.dotted(node.module), tree.imports_of(node)[0].rpartition(".")[2]
+    short = module.removeprefix("tensorflow.")
+    package = module.removesuffix(short)
+    imported = {name.rpartition(".")[2] for name in tree.imports_of(node)}
+    if short in names.MODULES:
+        home = package + names.MODULES[short]
+        why = f"Keras 3 has this in {home}"
+    elif not package and imported & {*names.ONLY_IN_TF_KERAS.get(short, ())}:
+        home = f"tensorflow.{module}"
+        listed = ", ".join(name.rpartition(".")[2] for name in tree.imports_of(node))
+        why = f"The package keras has lost {listed}; tf.keras still has it"
+    elif not package and f"{short}.{first}" in names.ONLY_IN_TF_KERAS:
+        home = f"tensorflow.{module}"
+        why = f"The package keras has lost much of {first}; tf.keras still has it"
+    else:
+        return _np_utils(code, node) if (short, imported) == ("keras.utils", {"np_utils"}) else None
+    return Finding(node, why, {node.module: tree.becomes(home)} if node.module else {})
+
+
+def _np_utils(code: Code, node: cst.ImportFrom) -> Finding:
+    uses = list(code.found(m.Attribute(m.Name("np_utils"))))
+    functions = sorted({use.attr.value for use in uses})
+    changes: tree.Changes = {use: tree.becomes(use.attr.value) for use in uses}
+    if functions:
+        aliases = [cst.ImportAlias(cst.Name(name)) for name in functions]
+        changes[node] = lambda node: node.with_changes(names=aliases, lpar=None, rpar=None)
+    return Finding(node, "Keras 3 has the functions of np_utils in keras.utils", changes)
+
+
+@on(m.Attribute(), when=applies)
+def _loss(code: Code, node: cst.Attribute) -> Finding | None:
+    for name in sorted(code.names(node)):
+        module, _, old = name.rpartition(".")
+        if new := names.loss(module, old):
+            return Finding(node, _renamed(module, old, new), {node.attr: tree.becomes(new)})
+    return None
+
+
+@on(m.ImportAlias(), when=applies)
+def _imported_loss(code: Code, alias: cst.ImportAlias) -> Finding | None:
+    module, old = tree.dotted(getattr(code.parent(alias), "module", None)), tree.dotted(alias.name)
+    new = names.loss(module, old)
+    if not new:
+        return None
+    asname = alias.asname or cst.AsName(cst.Name(old))
+    change = {alias: lambda alias: alias.with_changes(name=cst.Name(new), asname=asname)}
+    return Finding(alias, _renamed(module, old, new), change)
 
 
 def _renamed(module: str, old: str, new: str) -> str:
     return f"Keras 3's {module} has no {old}: it is called {new}"
+
+
+# Callbacks and files
+
+
+@on(m.Call(tree.ending(".ModelCheckpoint", ".save_weights")), when=applies)
+def _file(code: Code, call: cst.Call) -> Finding | None:
+    path = tree.argument(call, "filepath", 0)
+    weights = tree.dotted(call.func).endswith("save_weights") or tree.is_value(
+        tree.argument(call, "save_weights_only"), "True"
+    )
+    endings = (".weights.h5",) if weights else (".keras", ".h5")
+    literal = None if path is None else _last_text(code, path.value)
+    if literal is None or literal.endswith(endings):
+        return None
+    stem = re.sub(r"\.(ckpt|hdf5|h5|tf|weights)$", "", literal)
+    changes: tree.Changes = {}
+    for text in code.all(cst.SimpleString) if stem != literal else ():
+        if tree.string(text) == literal:
+            changes[text] = tree.becomes(text.value.replace(literal, stem + endings[0]))
+    why = (
+        f"Keras 3 writes {'weights' if weights else 'a model'} only to a file whose name ends with "
+        f"{' or '.join(endings)}"
+    )
+    return Finding(call, why, changes)
+
+
+def _last_text(code: Code, node: cst.BaseExpression) -> str | None:
+    """The literal that a path ends with; None if it ends with something else."""
+    if isinstance(node, cst.BinaryOperation):
+        return _last_text(code, node.right)
+    if isinstance(node, cst.Call) and tree.dotted(node.func).endswith("join") and node.args:
+        return _last_text(code, node.args[-1].value)
+    if isinstance(node, cst.Name):
+        values = code.values(node)
+        return _last_text(code, values[0]) if len(values) == 1 else None
+    return tree.string(node)
+
+
+fix(
+    m.Call(tree.named("tensorflow.train.latest_checkpoint")),
+    "latest_checkpoint finds TensorFlow's checkpoints alone, not the files of Keras 3: take the "
+    "newest file of the folder, or use ReportCallback() and load_checkpoint()",
+    when=applies,
+)
+
+
+@on(m.Call(tree.ending("callbacks.LearningRateWarmupCallback")))
+def _warmup(code: Code, call: cst.Call) -> Finding | None:
+    """Without the learning rate, as before Horovod 0.21."""
+    if tree.argument(call, "initial_lr", 0):
+        return None
+    rates = {
+        code.source(rate.value)
+        for made in code.all(cst.Call)
+        if is_optimizer(code, made) and code.unit(made) is code.unit(call)
+        if (rate := tree.argument(made, "learning_rate") or tree.argument(made, "lr"))
+    }
+    text = rates.pop() if len(rates) == 1 else ""
+    new = tree.with_argument(f"initial_lr={text}", first=True)
+    why = "The callback needs initial_lr, the learning rate of the optimizer"
+    return Finding(call, why, {call: new} if _PLAIN.fullmatch(text) else {})

@@ -3,319 +3,277 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
+import libcst.matchers as m
 
-from horovod_runner.migrate.code import Code, argument, is_value, keywords
-from horovod_runner.migrate.edits import Edit, Finding
-from horovod_runner.migrate.rules.launch import RUNNERS, function_of
+from horovod_runner.migrate import tree
+from horovod_runner.migrate.code import Code, Finding
+from horovod_runner.migrate.rules.launch import function_of, runs
+from horovod_runner.migrate.rules.rule import fix, rule
 from horovod_runner.migrate.rules.training import first_statement
 
-_MAKE = ("petastorm.spark.make_spark_converter",)
+_MAKE = m.Call(tree.named("petastorm.spark.make_spark_converter"))
 _LOADERS = {"make_torch_dataloader": "to_torch", "make_tf_dataset": "to_tf"}
-_READERS = ("petastorm.make_reader", "petastorm.make_batch_reader")
-# Arguments without a counterpart that are not needed.
-_NOT_NEEDED = frozenset(
-    {"workers_count", "reader_pool_type", "shuffling_queue_capacity", "prefetch"}
+# The arguments of loaders that have a counterpart, or are not needed.
+_KNOWN = frozenset(
+    {
+        *("batch_size", "num_epochs", "cur_shard", "shard_count", "shuffle_row_groups"),
+        *("workers_count", "reader_pool_type", "shuffling_queue_capacity", "prefetch"),
+    }
 )
-_KNOWN = _NOT_NEEDED | {
-    *("batch_size", "num_epochs", "cur_shard", "shard_count", "shuffle_row_groups"),
-}
 _WHY = (
     "A DataFrame among the arguments of run replaces the converter: it arrives as a Shard, this "
     "rank's part, and all ranks have the same number of batches"
 )
 
 
-def converters(code: Code) -> Iterator[Finding]:
+class _ByHandError(Exception):
+    """Something that no rule knows; the text says what to do."""
+
+
+@rule
+def _converters(code: Code) -> Iterator[Finding]:
     """`make_spark_converter`, where what a run's function does with it is known."""
     functions: dict[cst.FunctionDef, list[cst.Call]] = {}
-    for run in _runs(code):
-        function = function_of(code, run.args[0].value)
-        if function is not None:
+    for run in runs(code):
+        if function := function_of(code, run.args[0].value):
             functions.setdefault(function, []).append(run)
-    for make in code.calls_of(*_MAKE):
-        name, frame = code.assigned(make), argument(make, "df", 0)
-        if name is not None and frame is not None:
-            for function, runs in functions.items():
-                yield from _one(code, function, runs, name.value, code.source(frame.value))
+    for make in code.found(_MAKE):
+        name, frame = code.assigned(make), _frame(code, make)
+        for function, calls in functions.items() if name and frame else ():
+            yield from _one(code, function, calls, name, frame)
 
 
-def _runs(code: Code) -> Iterator[cst.Call]:
-    """The calls of `HorovodRunner(...).run`."""
-    for call in code.calls:
-        if isinstance(call.func, cst.Attribute) and call.func.attr.value in ("run", "run_all"):
-            owners = [call.func.value, *code.values(call.func.value)]
-            makers = [owner.func for owner in owners if isinstance(owner, cst.Call)]
-            if call.args and any(code.names(maker).intersection(RUNNERS) for maker in makers):
-                yield call
+def _frame(code: Code, make: cst.Call) -> str:
+    """The text of the DataFrame of a converter."""
+    frame = tree.argument(make, "df", 0)
+    return "" if frame is None else code.source(frame.value)
 
 
 def _one(
-    code: Code, function: cst.FunctionDef, runs: list[cst.Call], converter: str, frame: str
+    code: Code, function: cst.FunctionDef, calls: list[cst.Call], converter: str, frame: str
 ) -> Iterator[Finding]:
     """The finding for a converter that the function of some runs uses."""
-    passed = [arg for run in runs for arg in run.args if code.source(arg.value) == converter]
+    passed = [arg for run in calls for arg in run.args if code.source(arg.value) == converter]
     names = {arg.keyword.value if arg.keyword is not None else "" for arg in passed}
-    if len(names) > 1 or "" in names or (passed and len(passed) != len(runs)):
+    if len(names) > 1 or "" in names or (passed and len(passed) != len(calls)):
         return
     local = names.pop() if names else converter
-    parameters = {param.name.value for param in function.params.params}
     uses = list(code.uses(local, function.body))
-    if not uses or (not passed and local in parameters):
+    if not uses or (not passed and local in _parameters(function)):
         return
-    direct = [call for call in code.calls if function_of(code, call.func) is function]
-    if direct:
-        yield code.finding(
-            uses[0], f"{_WHY}. By hand: {function.name.value} is also called directly"
-        )
+    if any(function_of(code, call.func) is function for call in code.all(cst.Call)):
+        by_hand = f"By hand: {function.name.value} is also called directly"
+        yield Finding(uses[0], f"{_WHY}. {by_hand}")
         return
-    edits: list[Edit] = []
+    changes: tree.Changes = {arg.value: tree.becomes(frame) for arg in passed}
+    modules: set[str] = set()
     for use in uses:
-        found = _use(code, use)
-        if isinstance(found, str):
-            yield code.finding(use, f"{_WHY}. {found}")
+        try:
+            changes |= _use(code, use, modules)
+        except _ByHandError as error:
+            yield Finding(use, f"{_WHY}. By hand: {error}")
             return
-        edits += found
-    edits += [code.replace(arg.value, frame) for arg in passed]
     if not passed:
-        edits.append(_parameter(code, function, local))
-        edits += [_argument(code, run, f"{local}={frame}") for run in runs]
-    new = "".join(edit.new for edit in edits)
-    missing = [
-        f"import {module}"
-        for module in ("contextlib", "itertools")
-        if f"{module}." in new and f"import {module}" not in code.source(function)
-    ]
+        changes[function.params] = _with_parameter(local)
+        changes |= {run: tree.with_argument(f"{local}={frame}") for run in calls}
+    lines = [f"import {module}" for module in sorted(modules)]
+    missing = [line for line in lines if line not in code.source(function)]
     first = first_statement(function)
     if missing and first is not None:
-        edits.append(code.before(first, *missing))
-    yield code.finding(uses[0], _WHY, *edits)
+        changes[first] = tree.before(*missing)
+    yield Finding(uses[0], _WHY, changes)
 
 
-def _argument(code: Code, run: cst.Call, text: str) -> Edit:
-    """Give a run one more argument."""
-    given = code.end(run.args[-1])
-    return Edit(given, given, f", {text}")
+def _parameters(function: cst.FunctionDef) -> list[str]:
+    params = (*function.params.params, *function.params.kwonly_params)
+    return [param.name.value for param in params]
 
 
-def _parameter(code: Code, function: cst.FunctionDef, name: str) -> Edit:
-    """Give a function one more parameter."""
-    params = function.params
-    last = [*params.params, *params.kwonly_params]
-    star = isinstance(params.star_arg, cst.Param | cst.ParamStar)
-    has_default = any(param.default is not None for param in params.params)
-    text = name if star or not has_default else f"*, {name}"
-    if last:
-        param = last[-1]
-        note = param.annotation
-        end = code.outer_end(param.default or (note.annotation if note else param.name))
-        return Edit(end, end, f", {text}")
-    begin = code.text.index("(", code.start(function.name)) + 1
-    tail = ", " if params.star_kwarg is not None or star else ""
-    return Edit(begin, begin, f"{text}{tail}")
+def _with_parameter(name: str) -> tree.Change:
+    def change(old: cst.Parameters) -> cst.Parameters:
+        kind = "params"
+        if old.star_arg != cst.MaybeSentinel.DEFAULT or any(each.default for each in old.params):
+            kind = "kwonly_params"
+        return old.with_changes(**{kind: [*getattr(old, kind), cst.Param(cst.Name(name))]})
+
+    return change
 
 
-def _use(code: Code, use: cst.Name) -> list[Edit] | str:
-    """The edits for one use of a converter; or what has to be done by hand."""
+def _use(code: Code, use: cst.Name, modules: set[str]) -> tree.Changes:
+    """The changes for one use of a converter; adds the modules that they need."""
     parent = code.parent(use)
+    call = code.parent(parent)
     if isinstance(parent, cst.Arg):
-        call = code.parent(parent)
-        if isinstance(call, cst.Call) and code.source(call.func) == "len":
-            return [code.replace(call, f"{use.value}.rows")]
-        return f"By hand: {use.value} is passed on, to a function or a name"
+        if _is_len(call):
+            return {call: tree.becomes(f"{use.value}.rows")}
+        raise _ByHandError(f"{use.value} is passed on, to a function or a name")
     if isinstance(parent, cst.Attribute):
-        call = code.parent(parent)
+        if m.matches(parent, tree.method(*_LOADERS)) and isinstance(call, cst.Call):
+            return _loader(code, call, f"{use.value}.{_LOADERS[parent.attr.value]}", modules)
         if isinstance(call, cst.Call) and call.func is parent:
-            if parent.attr.value in _LOADERS:
-                return _loader(code, call, parent)
-            return f"By hand: {use.value}.{parent.attr.value}"
-    return f"By hand: {use.value}"
+            raise _ByHandError(f"{use.value}.{parent.attr.value}")
+    raise _ByHandError(use.value)
 
 
-def _loader(code: Code, call: cst.Call, func: cst.Attribute) -> list[Edit] | str:
-    """The edits for `converter.make_torch_dataloader(...)` or `make_tf_dataset`."""
-    unknown = keywords(call) - _KNOWN
+def _is_len(node: cst.CSTNode) -> bool:
+    return m.matches(node, m.Call(m.Name("len")))
+
+
+def _loader(code: Code, call: cst.Call, function: str, modules: set[str]) -> tree.Changes:
+    """The changes for `converter.make_torch_dataloader(...)` or `make_tf_dataset`."""
+    unknown = sorted({*tree.keywords(call)} - _KNOWN)
     if "transform_spec" in unknown:
-        return (
-            "By hand: transform_spec becomes transform=, a function of a dict of NumPy arrays "
+        raise _ByHandError(
+            "transform_spec becomes transform=, a function of a dict of NumPy arrays "
             "(docs/howto/data.md, Petastorm)"
         )
     if unknown or any(arg.star for arg in call.args):
-        return f"By hand: {', '.join(sorted(unknown)) or 'the arguments with a star'}"
-    if argument(call, "cur_shard") is None:
-        return (
-            "By hand: without cur_shard every rank reads all rows, and from a Shard its part; "
-            "average what you compute with hvd.allreduce"
+        raise _ByHandError(", ".join(unknown) or "the arguments with a star")
+    if tree.argument(call, "cur_shard") is None:
+        raise _ByHandError(
+            "without cur_shard every rank reads all rows, and from a Shard its part; average what "
+            "you compute with hvd.allreduce"
         )
-    size = argument(call, "batch_size", 0)
-    order = argument(call, "shuffle_row_groups")
-    shuffled = order is None or not is_value(order.value, "False")
-    texts = [
-        "32" if size is None else code.source(size.value),
-        *(["shuffle=True"] if shuffled else []),
-    ]
-    owner = code.source(func.value)
-    method = _LOADERS[func.attr.value]
-    new = f"{owner}.{method}({', '.join(texts)})"
-    epochs = argument(call, "num_epochs", 1)
-    endless = epochs is None or is_value(epochs.value, "None")
-    if not endless and epochs is not None and not is_value(epochs.value, "1"):
-        return "By hand: num_epochs. Each loop over the batches is one epoch"
+    size, epochs = tree.argument(call, "batch_size", 0), tree.argument(call, "num_epochs", 1)
+    shuffle = (
+        ""
+        if tree.is_value(tree.argument(call, "shuffle_row_groups"), "False")
+        else ", shuffle=True"
+    )
+    new = f"{function}({'32' if size is None else code.source(size.value)}{shuffle})"
+    endless = epochs is None or tree.is_value(epochs, "None")
+    if not endless and not tree.is_value(epochs, "1"):
+        raise _ByHandError("num_epochs. Each loop over the batches is one epoch")
+    changes: tree.Changes = {}
     item = code.parent(call)
-    edits: list[Edit] = []
-    if method == "to_tf":
+    if function.endswith("to_tf"):
         new += ".repeat()" if endless else ""
-        found = _fields(code, item)
-        if isinstance(found, str):
-            return found
-        edits += found
+        changes = _fields(code, item)
     elif endless:
         # Petastorm's loader never ends, and starts anew inside one loop.
         new = f"itertools.chain.from_iterable(itertools.repeat({new}))"
+        modules.add("itertools")
     if isinstance(item, cst.WithItem):
         new = f"contextlib.nullcontext({new})"
-    return [*edits, code.replace(call, new)]
+        modules.add("contextlib")
+    return {**changes, call: tree.becomes(new)}
 
 
-def _fields(code: Code, item: cst.CSTNode | None) -> list[Edit] | str:
+def _fields(code: Code, item: Any) -> tree.Changes:
     """In functions over the dataset's elements, `row.name` becomes `row["name"]`."""
-    target = item.asname.name if isinstance(item, cst.WithItem) and item.asname else None
-    with_block = None if item is None else code.parent(item)
-    if not isinstance(target, cst.Name) or not isinstance(with_block, cst.With):
-        return "By hand: batches are dicts"
-    for loop in code.all(cst.For, with_block.body):
-        if code.source(loop.iter) == target.value:
-            return f"By hand: {target.value} has dicts"
-    edits: list[Edit] = []
-    for call in code.all(cst.Call, with_block.body):
-        kind, dataset = _chain(call)
-        if dataset != target.value:
+    if not m.matches(item, m.WithItem(asname=m.AsName(m.Name()))):
+        raise _ByHandError("batches are dicts")
+    rows, body = item.asname.name.value, code.parent(item).body
+    if any(code.source(loop.iter) == rows for loop in code.all(cst.For, body)):
+        raise _ByHandError(f"{rows} has dicts")
+    changes: tree.Changes = {}
+    for call in code.all(cst.Call, body):
+        kind = _method_over(call, rows)
+        if not kind:
             continue
         mapped = call.args[0].value if call.args else None
         if not isinstance(mapped, cst.Lambda) or len(mapped.params.params) != 1:
-            return f"By hand: the elements of {target.value} are dicts, in its {kind} too"
+            raise _ByHandError(f"the elements of {rows} are dicts, in its {kind} too")
         row = mapped.params.params[0].name.value
         for use in code.uses(row, mapped.body):
             field = code.parent(use)
             if not isinstance(field, cst.Attribute):
-                return f"By hand: {row} is a dict"
-            edits.append(code.replace(field, f'{row}["{field.attr.value}"]'))
+                raise _ByHandError(f"{row} is a dict")
+            changes[field] = tree.becomes(f'{row}["{field.attr.value}"]')
         if kind == "map":
             break  # what comes after it has other elements
-    return edits
+    return changes
 
 
-def _chain(call: cst.Call) -> tuple[str, str]:
-    """The method of `rows.shuffle(9).map(...)` and its dataset, if no other map is between them."""
-    func = call.func
-    if not isinstance(func, cst.Attribute) or func.attr.value not in ("map", "filter"):
-        return "", ""
-    inner = func.value
-    while isinstance(inner, cst.Call) and isinstance(inner.func, cst.Attribute):
-        if inner.func.attr.value == "map":
-            return "", ""
+def _method_over(call: cst.Call, rows: str) -> str:
+    """The name of `map` or `filter` on these rows, without another map between; or ""."""
+    func: Any = call.func
+    inner: Any = call
+    while m.matches(inner, m.Call(m.Attribute())):
+        if inner is not call and inner.func.attr.value == "map":
+            return ""
         inner = inner.func.value
-    return func.attr.value, inner.value if isinstance(inner, cst.Name) else ""
+    over = m.matches(inner, m.Name(rows)) and m.matches(func, tree.method("map", "filter"))
+    return str(func.attr.value) if over else ""
 
 
-def others(code: Code) -> Iterator[Finding]:
+@rule
+def _others(code: Code) -> Iterator[Finding]:
     """Converters of a text with a run, which no run's function uses in a known way."""
-    if any(True for _ in converters(code)) or not list(_runs(code)):
+    if any(True for _ in _converters(code)) or not any(True for _ in runs(code)):
         return
-    for make in code.calls_of(*_MAKE):
-        if not _is_replaced(code, code.source(make.args[0].value) if make.args else ""):
-            yield code.finding(
-                make, f"{_WHY}. By hand: the function of run does not use it directly"
-            )
-
-
-def leftovers(code: Code) -> Iterator[Finding]:
-    """Converters and imports of Petastorm that nothing uses any more."""
-    for make in code.calls_of(*_MAKE):
-        name, statement = code.assigned(make), code.statement(make)
-        if name is None or statement is None:
-            continue
-        edits: list[Edit | None] = [code.remove(statement)]
-        frame = code.source(make.args[0].value)
-        for use in code.uses(name.value):
-            if use is not name and not _is_parameter(code, use):
-                edits.append(_leftover(code, use, frame))
-        if None not in edits and _is_replaced(code, frame):
-            yield code.finding(
-                make,
-                "Nothing is written to Parquet, so there is no converter to make and to delete",
-                *(edit for edit in edits if edit is not None),
-            )
-    if not list(code.calls_of(*_MAKE)):
-        yield from _unused(code)
+    for make in code.found(_MAKE):
+        if not _is_replaced(code, _frame(code, make)):
+            by_hand = "By hand: the function of run does not use it directly"
+            yield Finding(make, f"{_WHY}. {by_hand}")
 
 
 def _is_replaced(code: Code, frame: str) -> bool:
     """Whether a run gets the DataFrame of a converter."""
     return any(
         arg.keyword is not None and code.source(arg.value) == frame
-        for run in _runs(code)
+        for run in runs(code)
         for arg in run.args
     )
 
 
+@rule
+def _leftovers(code: Code) -> Iterator[Finding]:
+    """Converters that nothing uses any more: `len(converter)` and `converter.delete()` remain."""
+    for make in code.found(_MAKE):
+        name, frame = code.assigned(make), _frame(code, make)
+        removed = [code.statement(make)]
+        changes: tree.Changes = {}
+        for use in code.uses(name) if name and _is_replaced(code, frame) else ():
+            parent = code.parent(use)
+            if isinstance(parent, cst.AssignTarget) or _is_parameter(code, use):
+                continue
+            if isinstance(parent, cst.Arg) and _is_len(code.parent(parent)):
+                changes[code.parent(parent)] = tree.becomes(f"{frame}.count()")
+            else:
+                deletes = m.matches(parent, tree.method("delete"))
+                removed.append(code.statement(use) if deletes else None)
+        removals = code.removes(*removed)
+        if name and _is_replaced(code, frame) and removals:
+            yield Finding(
+                make,
+                "Nothing is written to Parquet, so there is no converter to make and to delete",
+                {**changes, **removals},
+            )
+
+
 def _is_parameter(code: Code, use: cst.Name) -> bool:
     """Whether a name is a parameter of a function, and no variable outside."""
-    for outer in code.above(use):
-        if isinstance(outer, cst.FunctionDef):
-            params = (*outer.params.params, *outer.params.kwonly_params)
-            if use.value in [param.name.value for param in params]:
-                return True
-    return False
+    return any(
+        isinstance(outer, cst.FunctionDef) and use.value in _parameters(outer)
+        for outer in code.above(use)
+    )
 
 
-def _leftover(code: Code, use: cst.Name, frame: str) -> Edit | None:
-    """The edit for a use outside the ranks' function: `len(converter)`, `converter.delete()`."""
-    parent = code.parent(use)
-    if isinstance(parent, cst.Arg):
-        call = code.parent(parent)
-        if isinstance(call, cst.Call) and code.source(call.func) == "len":
-            return code.replace(call, f"{frame}.count()")
-    if isinstance(parent, cst.Attribute) and parent.attr.value == "delete":
-        statement = code.statement(use)
-        return None if statement is None else code.remove(statement)
-    return None
-
-
+@rule
 def _unused(code: Code) -> Iterator[Finding]:
     """Imports of Petastorm's converter, and the setting of its cache."""
-    edits: list[Edit | None] = []
-    first = None
-    imported = {"SparkDatasetConverter", "make_spark_converter"}
-    for node in code.all(cst.ImportFrom):
-        if isinstance(node.names, cst.ImportStar) or node.module is None:
-            continue
-        names = {alias.evaluated_name for alias in node.names}
-        if code.source(node.module).startswith("petastorm.spark") and names <= imported:
-            statement = code.statement(node)
-            first = first or node
-            edits.append(None if statement is None else code.remove(statement))
+    imported = {"petastorm.spark.SparkDatasetConverter", "petastorm.spark.make_spark_converter"}
+    nodes = [(node, {*tree.imports_of(node)}) for node in code.all(cst.ImportFrom)]
+    imports = [node for node, names in nodes if names and names <= imported]
+    removed = [code.statement(node) for node in imports]
     for use in code.uses("SparkDatasetConverter"):
-        if code.around(use, cst.ImportFrom) is None:
-            statement = code.statement(use)
-            setting = statement is not None and "PARENT_CACHE_DIR" in code.source(statement)
-            edits.append(code.remove(statement) if setting and statement is not None else None)
-    if first is not None and None not in edits:
-        yield code.finding(
-            first,
-            "Nothing of Petastorm is used any more",
-            *(edit for edit in edits if edit is not None),
-        )
+        if not code.around(use, cst.ImportFrom):
+            line = code.statement(use)
+            setting = line is not None and "PARENT_CACHE_DIR" in code.source(line)
+            removed.append(line if setting else None)
+    removals = code.removes(*removed)
+    if imports and removals and not any(True for _ in code.found(_MAKE)):
+        yield Finding(imports[0], "Nothing of Petastorm is used any more", removals)
 
 
-def readers(code: Code) -> Iterator[Finding]:
-    """Petastorm's readers with a part for each rank."""
-    for call in code.calls_of(*_READERS):
-        if argument(call, "cur_shard") is not None:
-            yield code.finding(
-                call,
-                "The shards of Petastorm differ in their number of batches, which makes ranks wait "
-                "for each other forever. Pass horovod_runner.data.petastorm(url), or "
-                "parquet(path), as an argument of run: it arrives as this rank's part",
-            )
+fix(
+    m.Call(tree.named("petastorm.make_reader", "petastorm.make_batch_reader")),
+    "The shards of Petastorm differ in their number of batches, which makes ranks wait for each "
+    "other forever. Pass horovod_runner.data.petastorm(url), or parquet(path), as an argument of "
+    "run: it arrives as this rank's part",
+    where=lambda _code, call: tree.argument(call, "cur_shard") is not None,
+)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import libcst as cst
+import libcst.matchers as m
 
-from horovod_runner.migrate.code import Code, Unit, argument, dotted, walk
-from horovod_runner.migrate.edits import Edit, Finding
-from horovod_runner.migrate.rules.launch import RUNNERS, function_of
+from horovod_runner.migrate import tree
+from horovod_runner.migrate.code import Code, Finding, Unit
+from horovod_runner.migrate.rules.launch import function_of, runs
+from horovod_runner.migrate.rules.rule import rule
 
-_TORCH = ("horovod.torch",)
-_TENSORFLOW = ("horovod.tensorflow",)
-_KERAS = ("horovod.keras", "horovod.tensorflow.keras", "horovod_runner.keras")
-HOROVOD = (*_TORCH, *_TENSORFLOW, *_KERAS, "horovod.mxnet")
+_KERAS = ("horovod.tensorflow.keras", "horovod.keras", "horovod_runner.keras")
+HOROVOD = (*_KERAS, "horovod.torch", "horovod.tensorflow", "horovod.mxnet")
 # What needs no hvd.init().
 _BEFORE_INIT = frozenset(
     {
@@ -22,264 +23,217 @@ _BEFORE_INIT = frozenset(
     }
 )
 _BROADCASTS = ("broadcast", "load_checkpoint", "BroadcastGlobalVariables", "elastic", "load_model")
-_PARAMETERS = ("named_parameters", "parameters")
-_FITS = ("fit", "fit_generator")
 _OPTIMIZERS = ("keras.optimizers.", "tensorflow.optimizers.", "torch.optim.")
 
 
-def mains(code: Code) -> list[cst.FunctionDef]:
+def _mains(code: Code) -> list[cst.FunctionDef]:
     """The functions of the text that a runner calls as ranks."""
-    found = []
-    for call in code.calls:
-        func = call.func
-        if isinstance(func, cst.Attribute) and func.attr.value in ("run", "run_all", "start"):
-            owners = [func.value, *code.values(func.value)]
-            makers = [owner.func for owner in owners if isinstance(owner, cst.Call)]
-            if any(code.names(maker).intersection(RUNNERS) for maker in makers) and call.args:
-                found.append(function_of(code, call.args[0].value))
-    for call in code.calls_of("horovod.spark.run"):
-        if call.args:
-            found.append(function_of(code, call.args[0].value))
+    calls = [*runs(code, by=("run", "run_all", "start"))]
+    calls += code.found(m.Call(tree.named("horovod.spark.run"), [m.AtLeastN(n=1)]))
+    found = [function_of(code, call.args[0].value) for call in calls]
     return list(dict.fromkeys(function for function in found if function is not None))
 
 
-def units(code: Code) -> list[Unit]:
-    """The trainings of a text: what a runner calls, or the whole of a script."""
-    return list[Unit](mains(code)) or [code.module]
+class _Training:
+    """What a runner calls, or the whole of a script.
+
+    Attributes:
+        unit: the function, or the module.
+        parts: with the functions of the text that it calls, directly or through others.
+        calls: all calls in them.
+        uses: names of Horovod's modules in them, such as ``size`` for ``hvd.size``.
+    """
+
+    def __init__(self, code: Code, unit: Unit) -> None:
+        self.unit = unit
+        self.parts = list[Unit]([unit])
+        for part in self.parts if isinstance(unit, cst.FunctionDef) else ():
+            for call in code.all(cst.Call, part):
+                function = function_of(code, call.func)
+                if function is not None and function not in self.parts:
+                    self.parts.append(function)
+        self.calls = [call for part in self.parts for call in code.all(cst.Call, part)]
+        self.uses = [use for part in self.parts for use in _uses(code, part)]
+        self.text = "".join(code.source(part) for part in self.parts)
+
+    def wrapping(self, code: Code, what: str) -> list[cst.Call]:
+        """The calls of something of Horovod's with such a name."""
+        return [call for call in self.calls if what in code.name(call.func, *HOROVOD)]
 
 
-def horovod_name(code: Code, node: cst.CSTNode, modules: Iterable[str] = HOROVOD) -> str:
-    """What a name is called in a module of Horovod's: ``size`` of ``hvd.size``; "" for others."""
-    for name in code.names(node):
-        for module in sorted(modules, key=len, reverse=True):
-            if name.startswith(f"{module}."):
-                return name.removeprefix(f"{module}.")
-    return ""
+def _trainings(code: Code) -> list[_Training]:
+    return [_Training(code, unit) for unit in list[Unit](_mains(code)) or [code.module]]
 
 
-def uses(code: Code, inside: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
+def _uses(code: Code, inside: cst.CSTNode) -> Iterator[tuple[cst.Attribute, str]]:
     """The uses of Horovod in a node: `hvd.size`, "size"."""
     for node in code.all(cst.Attribute, inside):
-        name = horovod_name(code, node)
+        name = code.name(node, *HOROVOD)
         if name and "." not in name:
             yield node, name
 
 
-def init(code: Code) -> Iterator[Finding]:
+def first_statement(function: cst.FunctionDef) -> Any:
+    """The first statement behind the docstring; None in a function of one line."""
+    if not isinstance(function.body, cst.IndentedBlock):
+        return None
+    body = function.body.body[1 if function.get_docstring() is not None else 0 :]
+    return body[0] if body else None
+
+
+@rule
+def _init(code: Code) -> Iterator[Finding]:
     """`hvd.init()` that is missing, too late, or called on the driver."""
-    for unit in units(code):
-        yield from _missing_init(code, unit)
-        yield from _late_init(code, unit)
-    functions = mains(code)
-    driver = [found for found in uses(code, code.module) if _is_outside(code, found[0])]
+    for training in _trainings(code):
+        inits = [name for _, name in training.uses if name == "init"]
+        if not inits and "spmd" not in code.text:
+            yield from _missing_init(code, training)
+        if len(inits) == 1:
+            yield from _late_init(code, training.unit)
+    mains = _mains(code)
+    driver = [use for use in _uses(code, code.module) if code.unit(use[0]) is code.module]
     needed = any(name not in _BEFORE_INIT for _, name in driver)
-    for node, name in driver if functions else ():
+    for node, name in driver if mains else ():
         statement = code.statement(node)
         if name == "init" and statement is not None:
-            removal = None if needed else code.remove(statement)
-            yield code.finding(
+            yield Finding(
                 node,
                 "hvd.init() here starts Horovod on the driver, not in the ranks: it belongs into "
-                f"{functions[0].name.value}",
-                *([] if removal is None else [removal]),
+                f"{mains[0].name.value}",
+                {} if needed else code.removes(statement) or {},
             )
 
 
-def _is_outside(code: Code, node: cst.CSTNode) -> bool:
-    return isinstance(code.unit(node), cst.Module)
-
-
-def _reached(code: Code, unit: Unit) -> list[Unit]:
-    """A training and the functions of the text that it calls, directly or through others."""
-    found: list[Unit] = [unit]
-    for reached in found if isinstance(unit, cst.FunctionDef) else ():
-        for call in code.all(cst.Call, reached):
-            function = function_of(code, call.func)
-            if function is not None and function not in found:
-                found.append(function)
-    return found
-
-
-def _missing_init(code: Code, unit: Unit) -> Iterator[Finding]:
-    used = [found for part in _reached(code, unit) for found in uses(code, part)]
-    if any(name == "init" for _, name in used) or "spmd" in code.text:
+def _missing_init(code: Code, training: _Training) -> Iterator[Finding]:
+    unit = training.unit
+    needing = [node for node, name in training.uses if name not in _BEFORE_INIT]
+    outside = any(code.unit(node) is code.module for node in needing)
+    # A module may have a caller that starts Horovod.
+    if not needing or (unit is code.module and not outside and "__main__" not in code.text):
         return
-    needing = [node for node, name in used if name not in _BEFORE_INIT]
-    if not needing:
-        return
-    first = needing[0]
-    outside = [node for node in needing if _is_outside(code, node)]
-    if isinstance(unit, cst.Module) and not outside and "__main__" not in code.text:
-        return  # a module whose caller starts Horovod
-    what = f"{unit.name.value} uses" if isinstance(unit, cst.FunctionDef) else "The script uses"
-    why = f"{what} Horovod and never calls hvd.init()"
-    hvd = dotted(first.value)
-    place = _import_of(code, unit, hvd)
-    if place is not None:
-        yield code.finding(first, why, code.after(place, f"{hvd}.init()"))
-    elif isinstance(unit, cst.FunctionDef) and code.is_bound(unit, hvd.partition(".")[0]):
-        begin = first_statement(unit)
-        edits = () if begin is None else (code.before(begin, f"{hvd}.init()"),)
-        yield code.finding(first, why, *edits)
-    else:
-        yield code.finding(first, why)
+    what = unit.name.value if isinstance(unit, cst.FunctionDef) else "The script"
+    hvd = tree.dotted(needing[0].value)
+    changes: tree.Changes = {}
+    imported = _import_of(code, unit, hvd)
+    first = first_statement(unit) if isinstance(unit, cst.FunctionDef) else None
+    if imported is not None:
+        changes[imported] = tree.after(f"{hvd}.init()")
+    elif first is not None and code.is_bound(unit, hvd.partition(".")[0]):
+        changes[first] = tree.before(f"{hvd}.init()")
+    yield Finding(needing[0], f"{what} uses Horovod and never calls hvd.init()", changes)
 
 
 def _import_of(code: Code, unit: Unit, name: str) -> cst.SimpleStatementLine | None:
     """The statement of a training that imports a name."""
-    for node in walk(unit):
-        if isinstance(node, cst.Import | cst.ImportFrom) and code.unit(node) is unit:
-            aliases = () if isinstance(node.names, cst.ImportStar) else node.names
-            if name in [alias.evaluated_alias or alias.evaluated_name for alias in aliases]:
-                return code.statement(node)
+    for alias in code.all(cst.ImportAlias, unit):
+        if name == (alias.evaluated_alias or alias.evaluated_name) and code.unit(alias) is unit:
+            return code.statement(alias)
     return None
 
 
-def first_statement(function: cst.FunctionDef) -> cst.CSTNode | None:
-    """The first statement behind the docstring."""
-    if not isinstance(function.body, cst.IndentedBlock):
-        return None
-    body = list(function.body.body)
-    if function.get_docstring() is not None:
-        body = body[1:]
-    return body[0] if body else None
-
-
 def _late_init(code: Code, unit: Unit) -> Iterator[Finding]:
-    """`hvd.init()` behind the first use of Horovod in the same block, if it is the only one."""
-    if sum(name == "init" for part in _reached(code, unit) for _, name in uses(code, part)) > 1:
-        return
-    for node, name in uses(code, unit):
+    """`hvd.init()` behind the first use of Horovod in the same block."""
+    for node in [node for node, name in _uses(code, unit) if name == "init"]:
         statement = code.statement(node)
-        if name != "init" or statement is None or code.unit(node) is not unit:
+        block = None if statement is None else code.parent(statement)
+        if block is None or code.unit(node) is not unit or _is_loop(code.parent(block)):
             continue
-        block = code.parent(statement)
-        if not isinstance(block, cst.IndentedBlock | cst.Module):
-            continue
-        if isinstance(code.parent(block), cst.For | cst.While):
-            continue
-        for earlier in block.body:
-            if earlier is statement:
-                break
+        for earlier in block.body[: block.body.index(statement)]:
             if isinstance(earlier, cst.FunctionDef | cst.ClassDef):
                 continue
-            if any(each not in _BEFORE_INIT for _, each in uses(code, earlier)):
-                removal = code.remove(statement)
-                edits = (code.before(earlier, code.source(statement)), removal)
-                yield code.finding(
-                    statement,
-                    "hvd.init() comes after the first use of Horovod",
-                    *(edit for edit in edits if edit is not None and removal is not None),
-                )
+            if any(name not in _BEFORE_INIT for _, name in _uses(code, earlier)):
+                removed = code.removes(statement)
+                changes = removed and {earlier: tree.before(f"{tree.dotted(node)}()"), **removed}
+                why = "hvd.init() comes after the first use of Horovod"
+                yield Finding(statement or node, why, changes or {})
                 return
 
 
-def broadcast(code: Code) -> Iterator[Finding]:
+def _is_loop(node: cst.CSTNode | None) -> bool:
+    return isinstance(node, cst.For | cst.While)
+
+
+@rule
+def _broadcast(code: Code) -> Iterator[Finding]:
     """Trainings whose ranks begin with weights of their own."""
-    for unit in units(code):
-        parts = _reached(code, unit)
-        texts = "".join(code.source(part) for part in parts)
-        if any(word in texts for word in _BROADCASTS):
+    for training in _trainings(code):
+        if any(word in training.text for word in _BROADCASTS):
             continue
-        calls = [call for part in parts for call in code.all(cst.Call, part)]
-        wrapped = [c for c in calls if horovod_name(code, c.func).endswith("DistributedOptimizer")]
-        for call in wrapped:
-            if horovod_name(code, call.func, _TORCH):
-                yield _torch_broadcast(code, call, loads="load_state_dict" in texts)
-        if wrapped and not horovod_name(code, wrapped[0].func, _TORCH):
-            yield _keras_broadcast(code, wrapped[0], unit)
-        for call in calls:
-            if horovod_name(code, call.func).endswith("DistributedGradientTape"):
-                yield code.finding(
-                    call,
-                    "The ranks begin with different weights: after the first step write "
-                    "hvd.broadcast_variables(model.variables, root_rank=0) and "
-                    "hvd.broadcast_variables(optimizer.variables, root_rank=0)",
-                )
-                break
+        wrapped = training.wrapping(code, "DistributedOptimizer")
+        in_torch = [call for call in wrapped if code.name(call.func, "horovod.torch")]
+        for call in in_torch:
+            yield _torch_broadcast(code, call, loads="load_state_dict" in training.text)
+        if wrapped and wrapped[0] not in in_torch:
+            yield _keras_broadcast(code, wrapped[0], training.unit)
+        for call in training.wrapping(code, "DistributedGradientTape")[:1]:
+            yield Finding(
+                call,
+                "The ranks begin with different weights: after the first step write "
+                "hvd.broadcast_variables(model.variables, root_rank=0) and "
+                "hvd.broadcast_variables(optimizer.variables, root_rank=0)",
+            )
 
 
 def _torch_broadcast(code: Code, call: cst.Call, *, loads: bool) -> Finding:
     """The finding for an optimizer; only told where weights are loaded, maybe after it is made."""
     why = "The ranks begin with different weights. Rank 0's go to all ranks before the first step"
-    statement, target = code.statement(call), code.assigned(call)
-    model = _model_of(code, call)
-    hvd = dotted(call.func).rpartition(".")[0]
-    if statement is None or target is None or loads or not model or not hvd:
-        return code.finding(
+    made = [call, *(code.values(call.args[0].value) if call.args else ())]
+    having = m.Call(tree.method("named_parameters", "parameters"))
+    found: list[Any] = [each for node in made for each in m.findall(node, having)]
+    model = tree.dotted(found[0].func.value) if found else ""
+    statement, name = code.statement(call), code.assigned(call)
+    hvd = tree.dotted(call.func).rpartition(".")[0]
+    if statement is None or not name or loads or not model or not hvd:
+        return Finding(
             call,
             f"{why}: hvd.broadcast_parameters(model.state_dict(), root_rank=0) and "
             "hvd.broadcast_optimizer_state(optimizer, root_rank=0)",
         )
-    return code.finding(
-        call,
-        why,
-        code.after(
-            statement,
-            f"{hvd}.broadcast_parameters({model}.state_dict(), root_rank=0)",
-            f"{hvd}.broadcast_optimizer_state({target.value}, root_rank=0)",
-        ),
+    lines = (
+        f"{hvd}.broadcast_parameters({model}.state_dict(), root_rank=0)",
+        f"{hvd}.broadcast_optimizer_state({name}, root_rank=0)",
     )
-
-
-def _model_of(code: Code, call: cst.Call) -> str:
-    """The text of the model whose parameters an optimizer has; "" if it is not known."""
-    expressions: list[cst.CSTNode] = [call]
-    if call.args:
-        expressions += code.values(call.args[0].value)
-    for expression in expressions:
-        for inner in code.all(cst.Call, expression):
-            func = inner.func
-            if isinstance(func, cst.Attribute) and func.attr.value in _PARAMETERS:
-                return dotted(func.value)
-    return ""
+    return Finding(call, why, {statement: tree.after(*lines)})
 
 
 def _keras_broadcast(code: Code, call: cst.Call, unit: Unit) -> Finding:
     why = "The ranks begin with different weights. The callback gives all ranks those of rank 0"
-    hvd = dotted(call.func).rpartition(".")[0]
+    hvd = tree.dotted(call.func).rpartition(".")[0]
     callback = f"{hvd}.callbacks.BroadcastGlobalVariablesCallback(0)"
     for fit in code.all(cst.Call, unit):
-        if not isinstance(fit.func, cst.Attribute) or fit.func.attr.value not in _FITS:
-            continue
-        callbacks = argument(fit, "callbacks")
-        edits = _add_callback(code, fit, callbacks, callback) if hvd else ()
-        return code.finding(fit, f"{why}: {callback}", *edits)
-    return code.finding(call, f"{why}: callbacks=[{callback}] of fit")
+        if m.matches(fit.func, tree.method("fit", "fit_generator")):
+            given = tree.argument(fit, "callbacks")
+            lists = [given.value, *code.values(given.value)] if given else []
+            changes: tree.Changes = {
+                each: _with_element(callback) for each in lists if isinstance(each, cst.List)
+            }
+            if given is None and fit.args:
+                changes = {fit: tree.with_argument(f"callbacks=[{callback}]")}
+            return Finding(fit, f"{why}: {callback}", changes if hvd else {})
+    return Finding(call, f"{why}: callbacks=[{callback}] of fit")
 
 
-def _add_callback(
-    code: Code, fit: cst.Call, callbacks: cst.Arg | None, callback: str
-) -> tuple[Edit, ...]:
-    if callbacks is None:
-        if not fit.args:
-            return ()
-        end = code.end(fit.args[-1])
-        return (Edit(end, end, f", callbacks=[{callback}]"),)
-    lists = [callbacks.value, *code.values(callbacks.value)]
-    for value in lists:
-        if isinstance(value, cst.List):
-            begin = code.start(value) + 1
-            comma = ", " if value.elements else ""
-            return (Edit(begin, begin, callback + comma),)
-    return ()
+def _with_element(text: str) -> tree.Change:
+    return lambda old: old.with_changes(
+        elements=[cst.Element(cst.parse_expression(text)), *old.elements]
+    )
 
 
-def optimizer(code: Code) -> Iterator[Finding]:
+@rule
+def _optimizer(code: Code) -> Iterator[Finding]:
     """Trainings that average nothing, and learning rates that are not scaled."""
-    for unit in units(code):
-        calls = [call for part in _reached(code, unit) for call in code.all(cst.Call, part)]
-        made = [call for call in calls if _is_optimizer(code, call)]
-        wrapped = [c for c in calls if "Distributed" in horovod_name(code, c.func)]
-        used = {name for part in _reached(code, unit) for _, name in uses(code, part)}
+    for training in _trainings(code):
+        made = [call for call in training.calls if _is_optimizer(code, call)]
+        wrapped = training.wrapping(code, "Distributed")
+        used = {name for _, name in training.uses}
         averages = any("reduce" in name for name in used) or "ightning" in code.text
         if made and not wrapped and "size" in used and not averages:
-            yield code.finding(
+            yield Finding(
                 made[0],
                 "No optimizer is wrapped in hvd.DistributedOptimizer, so every rank trains a model "
                 "of its own",
             )
-        if made and wrapped and not _is_scaled(code, calls, made):
+        if made and wrapped and not _is_scaled(code, training.calls, made):
             yield _unscaled(code, made[0])
 
 
@@ -291,27 +245,33 @@ def _is_optimizer(code: Code, call: cst.Call) -> bool:
 
 def _is_scaled(code: Code, calls: list[cst.Call], made: list[cst.Call]) -> bool:
     """Whether a learning rate depends on the number of ranks, or need not."""
-    if "global_batch" in code.text or "Adasum" in code.text:
-        return True
-    texts = [code.source(arg.value) for call in made for arg in call.args]
-    names = [node.value for call in made for arg in call.args for node in code.all(cst.Name, arg)]
+    args = [arg for call in made for arg in call.args]
+    texts = [code.source(arg.value) for arg in args]
+    names = {node.value for arg in args for node in code.all(cst.Name, arg)}
     for assign in code.all(cst.Assign):
-        targets = [target.target for target in assign.targets]
-        if any(isinstance(t, cst.Name) and t.value in names for t in targets):
+        targets = [tree.dotted(target.target) for target in assign.targets]
+        if any(each in names or each.endswith(("lr", "learning_rate")) for each in targets):
             texts.append(code.source(assign.value))
-        if any(dotted(t).endswith(("lr", "learning_rate")) for t in targets):
-            texts.append(code.source(assign.value))
-    callbacks = [call for call in calls if "LearningRate" in dotted(call.func)]
-    scalers = [call for call in calls if dotted(call.func).endswith("set_value")]
-    return bool(callbacks or scalers) or any("size" in text or "scal" in text for text in texts)
+    scales = any(
+        "LearningRate" in tree.dotted(call.func) or tree.dotted(call.func).endswith("set_value")
+        for call in calls
+    )
+    words = ("global_batch", "Adasum")
+    return (
+        scales
+        or any(word in code.text for word in words)
+        or any("size" in text or "scal" in text for text in texts)
+    )
 
 
 def _unscaled(code: Code, call: cst.Call) -> Finding:
     is_torch = code.name(call.func).startswith("torch.")
-    rate = argument(call, "lr", 1 if is_torch else None) or argument(call, "learning_rate", 0)
+    rate = tree.argument(call, "lr", 1 if is_torch else None) or tree.argument(
+        call, "learning_rate", 0
+    )
     name = "lr" if is_torch else "learning_rate"
     text = "0.001" if rate is None else code.source(rate.value)
-    return code.finding(
+    return Finding(
         call,
         f"The learning rate does not depend on the number of ranks. A step has hvd.size() times as "
         f"many rows as on one rank, and usually trains best with {name}={text} * hvd.size(). Write "
