@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from horovod_runner.common.text import align_columns
@@ -33,6 +34,12 @@ def report(run: str | None, output: str | None) -> int:
             file=sys.stderr,
         )
         return 1
+    if find_spec("matplotlib") is None:
+        print(
+            "horovod-runner: the page has no charts, because matplotlib is not installed: "
+            "pip install 'horovod_runner[plot]'",
+            file=sys.stderr,
+        )
     print(path)
     return 0
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
+from html import escape
 from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,7 +21,6 @@ from horovod_runner.common.text import (
     without_password,
 )
 from horovod_runner.results.live import live
-from horovod_runner.results.page.markup import Child, Html, element, join
 from horovod_runner.sinks import panel_html
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _MAX_CHARACTERS: Final = 200
 _EXAMINED_CHARACTERS: Final = 2000  # of a text, for passwords
 _NAME: Final = "padding:.1em 1em .1em 0;text-align:left;vertical-align:top;opacity:.7"
 _VALUE: Final = "padding:.1em 0;text-align:left;overflow-wrap:anywhere;white-space:pre-line"
+_PRE: Final = '<pre style="margin:0;white-space:pre-wrap">'
 
 
 class _Short(reprlib.Repr):
@@ -124,11 +125,14 @@ def run_html(run: Run) -> str:
     """A run for a notebook: as its panel, with what was asked for and what came out."""
     now = live(run)
     folds = [
-        (f"attempt {each.number}: {_error(each)}", _pre(each.details))
+        (escape(f"attempt {each.number}: {_error(each)}"), f"{_PRE}{escape(each.details)}</pre>")
         for each in _failed(run)[-_MAX_ATTEMPTS:]
     ]
-    folds += [(title, Html(body)) for title, body in panel_html.folded(now)]
-    return join([Html(panel_html.head(now)), _table(_facts(run)), *_folded(folds)])
+    return (
+        panel_html.head(now)
+        + _table(_facts(run))
+        + panel_html.details(folds + panel_html.folded(now))
+    )
 
 
 def runner_text(options: Options, run: Run | None) -> str:
@@ -141,10 +145,10 @@ def runner_text(options: Options, run: Run | None) -> str:
 def runner_html(options: Options, run: Run | None) -> str:
     """A runner for a notebook: its options that differ from their defaults, and its last run."""
     rows = [("ranks", _where(options)), *list(_given(options))[1:]]
-    title = element("div", element("b", "HorovodRunner"))
+    title = "<div><b>HorovodRunner</b></div>"
     if run is None:
-        return join([title, _table([*rows, ("last run", "none yet")])])
-    return join([title, _table(rows), Html("<hr>"), Html(run_html(run))])
+        return title + _table([*rows, ("last run", "none yet")])
+    return f"{title}{_table(rows)}<hr>{run_html(run)}"
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -268,18 +272,9 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
 
 
-def _table(rows: Iterable[tuple[str, str]]) -> Html | None:
+def _table(rows: Iterable[tuple[str, str]]) -> str:
     found = [
-        element("tr", element("th", name, style=_NAME), element("td", value, style=_VALUE))
+        f'<tr><th style="{_NAME}">{escape(name)}</th><td style="{_VALUE}">{escape(value)}</td></tr>'
         for name, value in rows
     ]
-    return element("table", *found, style="margin:.3em 0;max-width:60em") if found else None
-
-
-def _pre(text: str) -> Html:
-    return element("pre", text, style="margin:0;white-space:pre-wrap")
-
-
-def _folded(folds: Iterable[tuple[str, Child]]) -> Iterator[Html]:
-    for title, body in folds:
-        yield element("details", element("summary", title), body)
+    return f'<table style="margin:.3em 0;max-width:60em">{"".join(found)}</table>' if found else ""

@@ -94,9 +94,12 @@ def lines(live: Live) -> str:
 
 def page(live: Live) -> str:
     """All of it, without widgets."""
-    return head(live) + "".join(
-        f"<details><summary>{title}</summary>{body}</details>" for title, body in folded(live)
-    )
+    return head(live) + details(folded(live))
+
+
+def details(parts: Sequence[tuple[str, str]]) -> str:
+    """Folded parts, of their titles and what is below them, which are markup."""
+    return "".join(f"<details><summary>{name}</summary>{body}</details>" for name, body in parts)
 
 
 def folded(live: Live) -> list[tuple[str, str]]:

@@ -1,323 +1,218 @@
-"""Draws charts as SVG whose texts are HTML: they fit any width, and letters keep their size.
+"""Draws charts with matplotlib: SVG without scripts, whose texts are text.
 
-Colours are classes of style.css, which has them for light and dark pages. A ``<title>`` is what a
-browser shows where the pointer is.
+Black becomes the colour of the page's text, for light and dark pages. What the pointer is over is
+told by script.js, from the paths and from ``Chart.told``.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+import io
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from horovod_runner.results.page import scales
-from horovod_runner.results.page.markup import Html, element, join
-from horovod_runner.results.page.scales import Tick
+import matplotlib.style
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
 
-_WIDTH, _HEIGHT = 2000, 1000  # units of a drawing, which is stretched to its place
-_STRIPS: Final = 60  # places of a line chart that tell their values
+from horovod_runner.results.page.view import COLOURS
+
+Numbers = NDArray[np.float64]
 #: How many lines a chart has colours for.
-MAX_LINES: Final = 6
-_LABEL_SHARE: Final = 0.13  # of a bar; a narrower part has no room for a label
-
-#: (x, y) with growing x; a line is interrupted where y is None.
-Points = Sequence[tuple[float, float | None]]
+MAX_LINES: Final = len(COLOURS)
+_DASHES: Final = ("-", (0, (5, 2)), "-", (0, (1, 1.5)), "-", (0, (6, 2, 1, 2)))
+_STYLE: Final = {
+    "font.size": 9,
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "page",  # the same run gives the same page
+    "path.simplify": False,
+    "axes.grid": True,
+    "grid.color": "black",
+    "grid.alpha": 0.12,
+    "axes.spines.left": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.4,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.major.pad": 8,
+    "ytick.major.pad": 6,
+}
+_STEPS: Final = (1, 2, 2.5, 5, 10)  # between labels
+_LARGEST: Final = 1e300  # of larger numbers differences are infinite
+# What matplotlib writes for files that stand alone; fonts are those of the page.
+_OUTER: Final = re.compile(
+    r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style.*?</style>"
+    r"|font-family: [^;\"]*;? ?| id=\"[\w.]*_\d+\"",
+    re.DOTALL,
+)
+_VERTEX: Final = re.compile(r"([ML]) (-?[\d.]+) (-?[\d.]+) \n")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart.
-
-    Attributes:
-        name: for the legend.
-        points: what is drawn.
-        colour: a class of style.css.
-    """
+    """A line of a chart: its name, and its values, which are NaN where they are not known."""
 
     name: str
-    points: Points
-    colour: str = "c0"
+    xs: Numbers
+    ys: Numbers
+    colour: str = COLOURS[0]
 
 
 @dataclass(frozen=True)
-class Axis:
-    """The horizontal axis of a chart.
+class Chart:
+    """A picture and what is written around it.
 
     Attributes:
-        label: what it shows.
-        low, high: its ends.
-        ticks: returns the ticks between two values.
-        say: formats a value.
+        svg: the picture.
+        label: what it shows, for those who do not see it.
+        told: what script.js needs to tell values.
+        title, unit: above it.
+        legend: names and their colours.
+        note: a sentence below it.
     """
 
+    svg: str
     label: str
-    low: float
-    high: float
-    ticks: Callable[[float, float], list[Tick]]
-    say: Callable[[float], str]
-
-    def place(self, value: float) -> float:
-        """The place of a value, from 0 to 1."""
-        return (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
+    told: Mapping[str, Any]
+    title: str = ""
+    unit: str = ""
+    legend: Sequence[tuple[str, str]] = field(default_factory=list)
+    note: str = ""
 
 
-class Mark(NamedTuple):
-    """A vertical line in a chart, and what it says."""
-
-    value: float
-    label: str
-
-
-def time_axis(seconds: float) -> Axis:
-    """The axis of a run's time."""
-    label = f"time since the run began ({scales.time_unit(seconds)})"
-    return Axis(label, 0.0, seconds, scales.time_ticks, scales.duration)
-
-
-def step_axis(low: float, high: float, label: str = "step") -> Axis:
-    """The axis of a training's steps."""
-
-    def ticks(low: float, high: float) -> list[Tick]:
-        return scales.number_ticks(low, high, 6, whole=True)
-
-    return Axis(label, low, high, ticks, lambda value: f"{label} {value:,.0f}")
+def style() -> AbstractContextManager[None]:
+    """Inside it all charts have the look of the page, whatever matplotlib is set to."""
+    return matplotlib.style.context(["default", _STYLE])
 
 
 def line_chart(
     title: str,
     lines: Sequence[Line],
-    axis: Axis,
+    x_label: str,
     *,
     unit: str = "",
     from_zero: bool = False,
-    marks: Sequence[Mark] = (),
-    band: tuple[Points, Points] | None = None,
+    ends: tuple[float, float] | None = None,
+    marks: Mapping[int, float] | None = None,
+    band: tuple[Numbers, Numbers] | None = None,
     note: str = "",
-) -> Html:
-    """Draw lines in one panel.
+) -> Chart | None:
+    """Draw lines in one panel; None where no line has two points.
 
     Args:
         title: of the panel.
         lines: at most :data:`MAX_LINES`.
-        axis: the horizontal axis.
-        unit: of the values, behind the title.
+        x_label: of the horizontal axis; "step" and "report" are whole numbers.
+        unit: of the values.
         from_zero: whether the vertical axis begins at 0.
-        marks: vertical lines.
-        band: the lower and the upper edge of an area behind the lines, over the same x.
+        ends: of the horizontal axis; None: those of the lines.
+        marks: where attempts began, by number.
+        band: the lower and the upper edge of an area behind the first line.
         note: a sentence below the chart.
     """
-    edges: Sequence[Points] = () if band is None else band
-    values = [y for points in (*edges, *(line.points for line in lines)) for _, y in points]
-    known = [y for y in values if y is not None]
-    low, high = _range(known, from_zero=from_zero)
-
-    def y(value: float) -> float:
-        return 1 - (value - low) / (high - low)
-
-    ticks = scales.number_ticks(low, high, 4)
-    drawn = [
-        *(_rule(y(tick.value), "grid") for tick in ticks),
-        *(_rule(axis.place(mark.value), "mark", mark.label, upright=True) for mark in marks),
-        None if band is None else _area(band, axis, y),
-        *(
-            element("path", d=_path(line.points, axis, y), class_=f"line {line.colour}")
-            for line in lines
-        ),
-        *_strips(lines, axis, unit),
-    ]
-    legend = [(line.colour, line.name) for line in lines] if len(lines) > 1 or band else []
+    lines = [replace(e, ys=np.where(np.abs(e.ys) < _LARGEST, e.ys, np.nan)) for e in lines]
+    if all(len(np.unique(line.xs[np.isfinite(line.ys)])) < 2 for line in lines):
+        return None
+    figure, axes = _axes(3.4, 2.1)
+    for line, dashes in zip(lines, _DASHES, strict=False):
+        known = np.isfinite(np.concatenate([[np.nan], line.ys, [np.nan]]))
+        alone = np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
+        axes.plot(
+            *(line.xs, line.ys), color=line.colour, linestyle=dashes, gid="line", marker=".",
+            markevery=alone.tolist(),
+        )  # fmt: skip
+    legend = [(line.name, line.colour) for line in lines] if len(lines) > 1 or band else []
     if band is not None:
-        legend.append(("band", "lowest to highest"))
-    return figure(
-        join([title, element("small", f" {unit}") if unit else None]),
-        plot(
-            drawn,
-            [(axis.place(tick.value), tick.label) for tick in axis.ticks(axis.low, axis.high)],
-            [(y(tick.value), tick.label) for tick in ticks],
-            label=axis.label,
-            description=f"{title} {unit} by {axis.label}",
-            margin=max(4, *(len(tick.label) + 1 for tick in ticks)),
-        ),
-        key(legend),
-        element("p", note, class_="note") if note else None,
-    )
-
-
-def figure(title: Html | str, *children: Html | None) -> Html:
-    """A chart with its title."""
-    return element("figure", element("figcaption", title), *children)
-
-
-def key(entries: Iterable[tuple[str, str]]) -> Html | None:
-    """The legend of a chart: colours and their names."""
-    items = [
-        element("li", element("i", class_=f"swatch {colour}"), name) for colour, name in entries
-    ]
-    return element("ul", *items, class_="key") if items else None
-
-
-def plot(
-    drawn: Iterable[Html | None],
-    x_labels: Sequence[tuple[float, str]],
-    y_labels: Sequence[tuple[float, str]],
-    *,
-    label: str,
-    description: str,
-    size: tuple[int, int] = (_WIDTH, _HEIGHT),
-    height: int = 150,
-    margin: int = 4,
-) -> Html:
-    """Put labels around a drawing.
-
-    Args:
-        drawn: the elements of the drawing.
-        x_labels: places from 0 at the left to 1, and texts.
-        y_labels: places from 0 at the top to 1, and texts.
-        label: of the horizontal axis.
-        description: for those who do not see it.
-        size: the units of the drawing.
-        height: in pixels.
-        margin: the width of the vertical axis, in letters.
-    """
-    picture = element(
-        "svg",
-        *drawn,
-        viewBox=f"0 0 {size[0]} {size[1]}",
-        preserveAspectRatio="none",
-        role="img",
-        aria_label=description,
-    )
-    xs = [
-        element("span", text, style=f"left:{place:.2%}", class_=_side(place))
-        for place, text in x_labels
-    ]
-    ys = [element("span", text, style=f"top:{place:.2%}") for place, text in y_labels]
-    return element(
-        "div",
-        element("div", *ys, class_="ys", aria_hidden="true"),
-        picture,
-        element("div", *xs, class_="xs", aria_hidden="true"),
-        element("div", label, class_="axis"),
-        class_="plot",
-        style=f"--height:{height}px;--margin:{margin}ch",
-    )
-
-
-def _side(place: float) -> str | None:
-    """Labels near an end do not reach beyond it."""
-    return "first" if place < 0.04 else "last" if place > 0.96 else None
-
-
-def _range(known: Sequence[float], *, from_zero: bool) -> tuple[float, float]:
-    """The ends of a vertical axis."""
-    low, high = min(known, default=0.0), max(known, default=1.0)
+        axes.fill_between(lines[0].xs, *band, color=lines[0].colour, alpha=0.22, linewidth=0)
+        legend.append(("lowest to highest", f"{lines[0].colour}38"))
+    _mark(axes, marks or {})
+    if ends is not None:
+        axes.set_xlim(*ends)
     if from_zero:
-        return min(0.0, low), high * 1.08 or 1.0
-    room = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-    return low - room, high + room
+        highest = np.fmax.reduce(np.concatenate([*(line.ys for line in lines), *(band or ())]))
+        axes.set_ylim(0, 1.08 * highest or 1)
+    axes.set_xlabel(x_label)
+    whole = x_label in ("step", "report")
+    axes.xaxis.set_major_locator(MaxNLocator(4, steps=_STEPS, integer=whole))
+    if whole:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=_STEPS))
+    told = {"names": [line.name for line in lines] if len(lines) > 1 else [""], "unit": unit}
+    svg, told = _drawn(figure, axes, told)
+    return Chart(svg, f"{title} {unit} by {x_label}", told, title, unit, legend, note)
 
 
-def _rule(place: float, kind: str, title: str = "", *, upright: bool = False) -> Html:
-    """A line across the drawing."""
-    path = f"M{place * _WIDTH:.0f} 0v{_HEIGHT}" if upright else f"M0 {place * _HEIGHT:.0f}h{_WIDTH}"
-    return element("path", element("title", title) if title else None, d=path, class_=kind)
-
-
-def _pieces(
-    points: Points, axis: Axis, y: Callable[[float], float]
-) -> Iterator[list[tuple[int, int]]]:
-    """The uninterrupted pieces of a line, in units of the drawing."""
-    piece: list[tuple[int, int]] = []
-    for at, value in points:
-        if value is None:
-            if piece:
-                yield piece
-            piece = []
-        else:
-            piece.append((round(axis.place(at) * _WIDTH), round(y(value) * _HEIGHT)))
-    if piece:
-        yield piece
-
-
-def _path(points: Points, axis: Axis, y: Callable[[float], float]) -> str:
-    texts = []
-    for piece in _pieces(points, axis, y):
-        text = "L".join(f"{px} {py}" for px, py in piece)
-        texts.append(f"M{text}" + ("h0" if len(piece) == 1 else ""))  # h0: a dot
-    return "".join(texts)
-
-
-def _area(band: tuple[Points, Points], axis: Axis, y: Callable[[float], float]) -> Html:
-    low, high = band
-    path = ""
-    for below, above in zip(_pieces(low, axis, y), _pieces(high, axis, y), strict=True):
-        path += f"M{'L'.join(f'{px} {py}' for px, py in (*below, *reversed(above)))}Z"
-    return element("path", d=path, class_="band")
-
-
-def _strips(lines: Sequence[Line], axis: Axis, unit: str) -> Iterator[Html]:
-    """Invisible strips that tell the values at their place."""
-    count = min(_STRIPS, max((len(line.points) for line in lines), default=0))
-    if not count:
-        return
-    told: list[list[str]] = [[] for _ in range(count)]
-    where: list[float | None] = [None] * count
-    for line in lines:
-        nearest: dict[int, tuple[float, float, float]] = {}
-        for at, value in line.points:
-            place = axis.place(at) * count
-            number = min(count - 1, max(0, int(place)))
-            distance = abs(place - number - 0.5)
-            if value is not None and distance < nearest.get(number, (math.inf,))[0]:
-                nearest[number] = distance, at, value
-        name = f"{line.name}: " if len(lines) > 1 else ""
-        for number, (_, at, value) in nearest.items():
-            where[number] = at if where[number] is None else where[number]
-            told[number].append(f"{name}{scales.number(value)} {unit}".rstrip())
-    for number, (at_, texts) in enumerate(zip(where, told, strict=True)):
-        if at_ is not None:
-            left, right = (round(n * _WIDTH / count) for n in (number, number + 1))
-            title = element("title", "\n".join([axis.say(at_), *texts]))
-            yield element("path", title, d=box(left, 0, right - left, _HEIGHT), class_="strip")
-
-
-def box(x: int, y: int, width: int, height: int) -> str:
-    """The path of a rectangle."""
-    return f"M{x} {y}h{width}v{height}h-{width}z"
-
-
-class Part(NamedTuple):
-    """A part of a bar: its colour, its name and its size."""
-
-    colour: str
-    name: str
-    value: float
-
-
-def bar(parts: Sequence[Part], whole: float, say: Callable[[float], str], *, tall: bool) -> Html:
-    """Draw a stacked bar.
+def heat_map(
+    rows: Mapping[str, Numbers],
+    labels: Sequence[str],
+    x_label: str,
+    ends: tuple[float, float],
+    marks: Mapping[int, float],
+) -> Chart:
+    """Draw shares by row and time, 0 as the darkest colour.
 
     Args:
-        parts: from left to right.
-        whole: what takes the full width.
-        say: formats a part's size.
-        tall: whether the bar is a picture of its own.
+        rows: shares from 0 to 1, NaN where they are not known; by what the pointer tells.
+        labels: of the rows.
+        x_label: of the horizontal axis.
+        ends: of the horizontal axis.
+        marks: where attempts began, by number.
     """
-    drawn, x = [], 0.0
-    for part in parts:
-        share = part.value / whole if whole else 0.0
-        if share > 0.001:
-            title = element("title", f"{part.name}: {say(part.value)} ({scales.percent(share)})")
-            label = None
-            if share >= _LABEL_SHARE:
-                middle = f"{x + share / 2:.2%}"
-                label = element("text", scales.percent(share), x=middle, y="50%")
-            fill = element(
-                "rect", x=f"{x:.2%}", width=f"{share:.2%}", height="100%", class_=part.colour
-            )
-            drawn.append(element("g", title, fill, label))
-        x += share
-    described = ", ".join(f"{part.name} {say(part.value)}" for part in parts if part.value > 0)
-    kind = "bar tall" if tall else "bar"
-    return element("svg", *drawn, class_=kind, role="img", aria_label=described)
+    shares = np.array(list(rows.values()))
+    figure, axes = _axes(5, 0.8 + 2.5 * min(1, len(rows) / 20))
+    extent = (*ends, len(rows) - 0.5, -0.5)
+    most = max(0.05, np.fmax.reduce(shares, None))
+    image = axes.imshow(
+        *(shares, "Blues_r"), aspect="auto", interpolation="none", vmin=0, vmax=most, extent=extent
+    )
+    _mark(axes, marks)
+    axes.grid(visible=False)
+    axes.set_ylabel("rank")
+    axes.set_xlabel(x_label)
+    axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda y, _: labels[int(y)] if y in range(len(labels)) else "")
+    )
+    bar = figure.colorbar(image, format=PercentFormatter(1, 0), pad=0.01, aspect=15)
+    bar.outline.set_visible(False)
+    percents = [[None if np.isnan(x) else round(100 * x) for x in row] for row in shares.tolist()]
+    svg, told = _drawn(figure, axes, {"names": list(rows), "cells": percents})
+    return Chart(svg, "share of the time in which ranks wait for others, by rank and time", told)
+
+
+def _mark(axes: Any, marks: Mapping[int, float]) -> None:
+    axes.set_xlim(axes.get_xlim())  # marks do not widen the axis
+    for number, x in marks.items():
+        axes.axvline(x, color="black", linestyle="--", linewidth=1, gid=f"attempt-{number}")
+
+
+def _axes(width: float, height: float) -> tuple[Any, Any]:
+    figure = Figure(figsize=(width, height), dpi=72, layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _drawn(figure: Any, axes: Any, told: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A figure as SVG for a page, and where its axes are."""
+    written = io.StringIO()
+    figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    width, height = figure.get_size_inches() * 72
+    box = axes.get_position()
+    svg = _VERTEX.sub(
+        lambda found: f"{found[1]}{float(found[2]):.2f} {float(found[3]):.2f}",
+        _OUTER.sub("", written.getvalue()),
+    )
+    svg = svg.replace('<g id="line">', '<g class="line">').replace("#000000", "currentColor")
+    svg = re.sub(r'<g id="attempt-(\d+)">', r"<g><title>attempt \1</title>", svg)
+    return svg, {
+        **told,
+        "box": [box.x0 * width, (1 - box.y1) * height, box.x1 * width, (1 - box.y0) * height],
+        "x": axes.get_xlim(),
+        "y": axes.get_ylim(),
+        "label": axes.get_xlabel(),
+    }

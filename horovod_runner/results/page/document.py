@@ -4,39 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 from horovod_runner.results import registry
-from horovod_runner.results.page import hosts, logs, metrics, overview, ranks, scales
-from horovod_runner.results.page.markup import (
-    Html,
-    Section,
-    document,
-    element,
-    join,
-    resource,
-    write,
-)
-from horovod_runner.results.page.view import View
+from horovod_runner.results.page import logs, overview, ranks
+from horovod_runner.results.page.numbers import clock_time
+from horovod_runner.results.page.templates import render, write
+from horovod_runner.results.page.view import KINDS, View
 from horovod_runner.results.run import Run
-
-#: In the order of the page. Each returns None where there is nothing to show.
-_SECTIONS: Final[tuple[Callable[[View], Section | None], ...]] = (
-    overview.verdict,
-    metrics.metrics,
-    ranks.time_by_rank,
-    ranks.stragglers,
-    ranks.over_time,
-    hosts.hosts,
-    ranks.lines,
-    overview.failures,
-    overview.checkpoints,
-    logs.logs,
-    overview.software,
-    overview.parameters,
-)
 
 
 def write_page(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
@@ -60,27 +36,56 @@ def write_page(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
 def page(run: Run) -> str:
     """The page of a run: HTML that loads nothing from elsewhere."""
     view = _view(run)
-    shown = [section for section in (make(view) for make in _SECTIONS) if section is not None]
-    written = scales.clock_time(time.time())
-    main = join(
-        [
-            overview.header(view),
-            _contents(shown),
-            *(
-                element("section", element("h2", title), inner, id=name)
-                for name, title, inner in shown
-            ),
-            element("footer", f"Written by horovod_runner on {written}."),
-        ]
+    pictures = _pictures(view)
+    host_charts = pictures.pop("hosts", {"charts": [], "means": {}, "cores": []})
+    # In the order of the page; what has nothing to show is left out.
+    sections = {
+        "verdict": ("Verdict", overview.verdict(view)),
+        "metrics": ("Metrics by step", pictures.get("metrics")),
+        "ranks": ("Time by rank", ranks.time_by_rank(view)),
+        "stragglers": ("Who waits for whom", pictures.get("stragglers")),
+        "time": ("Steps over time", pictures.get("time")),
+        "hosts": ("Hosts", view.by_host and host_charts),
+        "lines": ("Lines of code", ranks.lines(view)),
+        "failures": ("Failures", overview.failures(view)),
+        "checkpoints": ("Checkpoints", overview.checkpoints(view)),
+        "logs": ("Logs", logs.logs(view)),
+        "software": ("Software", dict(sorted(run.software.items()))),
+        "parameters": ("Parameters", overview.parameters(view)),
+    }
+    return render(
+        __package__,
+        "run.html",
+        script="script.js",
+        view=view,
+        run=run,
+        kinds=KINDS,
+        facts=overview.facts(view),
+        errors=overview.errors(view),
+        missing=pictures.get("missing", ""),
+        hosts=overview.hosts(view, host_charts["means"]),
+        sections={name: each for name, each in sections.items() if each[1]},
+        written=clock_time(time.time()),
     )
-    title = f"{run.main or 'run'} {run.run_id}: {view.status}"
-    return document(title, main, script=resource(__package__, "script.js"))
 
 
-def _contents(shown: list[Section]) -> Html | None:
-    """Links to the sections."""
-    links = [element("a", section.title, href=f"#{section.name}") for section in shown]
-    return element("nav", *links, aria_label="sections") if links else None
+def _pictures(view: View) -> dict[str, Any]:
+    """What the sections with charts show, or why there are none."""
+    try:
+        from horovod_runner.results.page import charts, metrics, over_time
+    except ImportError as error:
+        return {
+            "missing": f"The page has no charts, because matplotlib draws them ({error}). Install "
+            "it and write the page again: pip install 'horovod_runner[plot]'"
+        }
+    timeline = over_time.timeline_of_profile(view)
+    found: dict[str, Any] = {}
+    with charts.style():
+        found |= {"metrics": metrics.metrics(view), "hosts": over_time.hosts(view)}
+        if timeline is not None:
+            found["stragglers"] = over_time.stragglers(view, timeline)
+            found["time"] = over_time.over_time(view, timeline)
+    return found
 
 
 def _view(run: Run) -> View:
@@ -90,9 +95,9 @@ def _view(run: Run) -> View:
     if status == "lost":
         remark = (
             "The run had not ended when this record was written, on "
-            f"{scales.clock_time(until)}, and no driver of it runs on this machine any more: it "
+            f"{clock_time(until)}, and no driver of it runs on this machine any more: it "
             "was killed, or the record is of another machine."
         )
     elif status == "running":
-        remark = f"The run goes on. This is its state on {scales.clock_time(until)}."
+        remark = f"The run goes on. This is its state on {clock_time(until)}."
     return View(run, status, remark, until)

@@ -6,16 +6,17 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from horovod_runner.results.page.markup import Html, Section, element, join, section, text
+from markupsafe import escape
+
 from horovod_runner.results.page.view import View
 from horovod_runner.results.run import Line
 
 _LINES: Final = 500  # of a rank
-_CHARACTERS: Final = 700_000  # of all ranks
+_CHARACTERS: Final = 450_000  # of all ranks
 _WIDEST: Final = 2000  # characters of a line
-_MARKUP: Final = 75  # characters around a line, about
+_MARKUP: Final = 90  # characters around a line, about
 _ESCAPE: Final = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 _STREAMS: Final = {"stdout": "", "stderr": "e", "log": "", "notice": "n"}
 
@@ -68,7 +69,7 @@ def last_lines(lines: Sequence[LogLine]) -> list[LogLine]:
     counts: Counter[int] = Counter()
     spent: Counter[int] = Counter()
     for line in reversed(lines):
-        cost = len(text(line.text)) + _MARKUP
+        cost = len(escape(line.text)) + _MARKUP
         if counts[line.rank] < _LINES and spent[line.rank] + cost <= room:
             kept.append(line)
         counts[line.rank] += 1
@@ -76,50 +77,24 @@ def last_lines(lines: Sequence[LogLine]) -> list[LogLine]:
     return kept[::-1]
 
 
-def logs(view: View) -> Section | None:
+def logs(view: View) -> dict[str, Any] | None:
     """The last lines of each rank; a script of the page filters them by rank and text."""
     lines = whole_lines(view.run.logs)
     shown = last_lines(lines)
     if not shown:
         return None
-    ranks = sorted({line.rank for line in shown})
-    many = len({rank for rank in ranks if rank >= 0}) > 1
-    options = [element("option", "all ranks", value="")] if many else []
-    options += [
-        element("option", _name(rank), value=rank) for rank in ranks if many or len(ranks) > 1
-    ]
-    left_out = len(lines) - len(shown)
+    left_out, cut = len(lines) - len(shown), view.run.logs_cut
     notes = [f"{left_out:,} earlier lines are left out."] if left_out else []
-    if view.run.logs_cut:
-        notes.append(f"{view.run.logs_cut:,} characters before them were not kept.")
-    return section(
-        "logs",
-        "Logs",
-        element(
-            "form",
-            element("label", "Rank ", element("select", *options, name="rank"))
-            if options
-            else None,
-            element("label", "Text ", element("input", name="text", type="search", size="24")),
-            element("output"),
-            hidden=True,
-            id="filter",
-        ),
-        element("div", *map(_line, shown), class_="log", id="log", tabindex="0"),
-        element("p", " ".join(notes), class_="note") if notes else None,
-    )
+    notes += [f"{cut:,} characters before them were not kept."] if cut else []
+    return {
+        "lines": [
+            (_STREAMS.get(line.stream, ""), line.rank, _moment(line.time), line.text)
+            for line in shown
+        ],
+        "ranks": sorted({line.rank for line in shown}),
+        "notes": " ".join(notes),
+    }
 
 
-def _name(rank: int) -> str:
-    return "the runner" if rank < 0 else f"rank {rank}"
-
-
-def _line(line: LogLine) -> Html:
-    moment = time.strftime("%H:%M:%S", time.localtime(line.time))
-    who = "" if line.rank < 0 else f"{line.rank}"
-    return element(
-        "div",
-        join([element("i", moment), element("b", who), element("span", line.text)]),
-        class_=_STREAMS.get(line.stream) or None,
-        data_r=line.rank,
-    )
+def _moment(seconds: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(seconds))

@@ -1,150 +1,113 @@
-"""The section of metrics: a panel for each, by step."""
+"""The section of metrics: a chart for each, by step."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from statistics import median
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from horovod_runner.results.page.charts import (
-    MAX_LINES,
-    Axis,
-    Line,
-    Mark,
-    Points,
-    line_chart,
-    step_axis,
-)
-from horovod_runner.results.page.markup import Html, Section, element, section
-from horovod_runner.results.page.view import View
+import numpy as np
+from numpy.typing import NDArray
 
-_PANELS: Final = 24
-_POINTS: Final = 400  # of a line
+from horovod_runner.results.page.charts import MAX_LINES, Chart, Line, Numbers, line_chart
+from horovod_runner.results.page.numbers import number
+from horovod_runner.results.page.view import COLOURS, View
+
+_CHARTS: Final = 24
+_NAMED: Final = 50
+_POINTS: Final = 200  # of a line
 _BINS: Final = 120  # of a chart that sums up many ranks
 
-# (attempt, step or None, value) in the order of arrival; see Metrics.series
-_Reports = Sequence[tuple[int, int | None, float]]
+# A row for each report: its step, its attempt and its value.
+_Reports = NDArray[np.float64]
 
 
-def metrics(view: View) -> Section | None:
-    """All metrics, or the first ones where there are many."""
+def metrics(view: View) -> dict[str, Any] | None:
+    """Charts of all metrics, or of the first ones where there are many, and notes."""
     by_name: dict[str, dict[int, _Reports]] = {}
+    counted = set()  # metrics that were reported without a step
     for rank in sorted(view.run._metrics.latest):
         for name, reports in view.run._metrics.series(rank).items():
-            by_name.setdefault(name, {})[rank] = reports
+            rows = [
+                (n if step is None else step, attempt, value)
+                for n, (attempt, step, value) in enumerate(reports)
+            ]
+            by_name.setdefault(name, {})[rank] = np.array(rows, float)
+            if all(step is None for _, step, _ in reports):
+                counted.add(name)
     if not by_name:
         return None
-    shown = list(by_name)[:_PANELS]
-    rest = list(by_name)[_PANELS:]
-    note = None
-    if rest:
-        names = ", ".join(rest[:50]) + (", …" if len(rest) > 50 else "")
-        note = element(
-            "p", f"Without a chart: {len(rest):,} more metrics ({names}).", class_="note"
-        )
     resumed = {each.number: each.resumed_from for each in view.run.attempts}
-    dropped = sum(view.run.dropped_reports.values())
-    left_out = f"{dropped:,} reports were too many to keep." if dropped else ""
-    return section(
-        "metrics",
-        "Metrics by step",
-        view.lead(""),
-        element("div", *(_panel(n, by_name[n], resumed) for n in shown), class_="panels"),
-        note,
-        element("p", left_out, class_="note") if left_out else None,
-    )
+    charts, once = [], []
+    for name, by_rank in list(by_name.items())[:_CHARTS]:
+        x_label = "report" if name in counted else "step"
+        chart = _chart(name, by_rank, x_label, resumed)
+        if chart is not None:
+            charts.append(chart)
+        else:
+            step, _, value = next(iter(by_rank.values()))[-1]
+            once.append(f"{name} {number(value)} ({x_label} {step:,.0f})")
+    rest, dropped = list(by_name)[_CHARTS:], sum(view.run.dropped_reports.values())
+    names = ", ".join(rest[:_NAMED]) + (", …" if len(rest) > _NAMED else "")
+    notes = {
+        f"Less than two values to draw: {'; '.join(once)}.": once,
+        f"Without a chart: {len(rest):,} more metrics ({names}).": rest,
+        f"{dropped:,} reports were too many to keep.": dropped,
+    }
+    return {"charts": charts, "notes": [note for note, there in notes.items() if there]}
 
 
-def _panel(name: str, by_rank: dict[int, _Reports], resumed: dict[int, int | None]) -> Html:
-    points = {rank: _points(reports) for rank, reports in by_rank.items()}
-    xs = [x for some in points.values() for x, _, _ in some]
-    has_steps = any(step is not None for reports in by_rank.values() for _, step, _ in reports)
-    axis = step_axis(min(xs), max(xs), "step" if has_steps else "report")
-    strange = sum(value is None for some in points.values() for _, _, value in some)
-    note = f"{strange:,} values are not finite numbers (NaN, infinite)." if strange else ""
-    marks = _restarts(points, resumed)
-    if len(points) <= MAX_LINES:
-        lines = [
-            Line(f"rank {rank}", _thinned(some), f"c{number}")
-            for number, (rank, some) in enumerate(points.items())
-        ]
-        return line_chart(name, lines, axis, marks=marks, note=note)
-    low, middle, high = _summed_up(list(points.values()), axis)
-    line = Line(f"median of {len(points):,} ranks", middle)
-    return line_chart(name, [line], axis, marks=marks, band=(low, high), note=note)
-
-
-#: (step, attempt, value); None for a value that is no finite number
-_Point = tuple[float, int, float | None]
-
-
-def _points(reports: _Reports) -> list[_Point]:
-    return [
-        (float(index if step is None else step), attempt, value if math.isfinite(value) else None)
-        for index, (attempt, step, value) in enumerate(reports)
-    ]
-
-
-def _restarts(points: dict[int, list[_Point]], resumed: dict[int, int | None]) -> list[Mark]:
-    """Where the launches after the first one began."""
+def _chart(
+    name: str, by_rank: Mapping[int, _Reports], x_label: str, resumed: Mapping[int, int | None]
+) -> Chart | None:
+    every = np.concatenate(list(by_rank.values()))
+    strange = int((~np.isfinite(every[:, 2])).sum())
     first: dict[int, float] = {}
-    for some in points.values():
-        for x, attempt, _ in some:
-            first.setdefault(attempt, x)
-    return [
-        Mark(float(x if (step := resumed.get(attempt)) is None else step), f"attempt {attempt}")
-        for attempt, x in sorted(first.items())
+    for step, attempt, _ in every.tolist():
+        first.setdefault(int(attempt), step)
+    marks = {
+        attempt: step if resumed.get(attempt) is None else float(resumed[attempt] or 0)
+        for attempt, step in sorted(first.items())
         if attempt > 1
-    ]
+    }
+    band = None
+    if len(by_rank) <= MAX_LINES:
+        pairs = zip(by_rank.items(), COLOURS, strict=False)
+        lines = [Line(f"rank {rank}", *_thinned(rows), colour) for (rank, rows), colour in pairs]
+    else:
+        steps, low, middle, high = _summed_up(list(by_rank.values()), every[:, 0])
+        lines, band = [Line(f"median of {len(by_rank):,} ranks", steps, middle)], (low, high)
+    note = f"{strange:,} values are not finite numbers (NaN, infinite)." if strange else ""
+    return line_chart(name, lines, x_label, marks=marks, band=band, note=note)
 
 
-def _thinned(points: list[_Point]) -> Points:
-    """At most some hundred points: of neighbours the lowest and the highest, so peaks stay.
+def _thinned(reports: _Reports) -> tuple[Numbers, Numbers]:
+    """Some hundred points: of neighbours the lowest and the highest, so peaks stay.
 
-    The line is interrupted between attempts, and where a value is no finite number.
+    The line is interrupted between attempts, and where values are not finite numbers.
     """
-    stride = max(1, -(-len(points) * 2 // _POINTS))
-    thin: list[tuple[float, float | None]] = []
-    last_attempt: int | None = None
-    for start in range(0, len(points), stride):
-        some = points[start : start + stride]
-        if len(some) > 2:
-            known = [point for point in some if point[2] is not None]
-            ends = {_lowest(known), _highest(known)} if known else set()
-            some = [point for point in known if point in ends][:2] or some[:1]
-        for x, attempt, value in some:
-            if last_attempt not in (None, attempt):
-                thin.append((x, None))
-            last_attempt = attempt
-            thin.append((x, value))
-    return thin
+    size = max(1, -(-len(reports) * 2 // _POINTS))
+    pieces = []
+    for attempt in dict.fromkeys(reports[:, 1]):
+        own = reports[reports[:, 1] == attempt]
+        parts = np.full((-(-len(own) // size), size), np.nan)
+        parts.flat[: len(own)] = own[:, 2]
+        known, begins = np.isfinite(parts), np.arange(len(parts)) * size
+        lowest = begins + np.where(known, parts, np.inf).argmin(1)
+        highest = begins + np.where(known, parts, -np.inf).argmax(1)
+        pieces += [own[np.unique([lowest, highest])], np.full((1, 3), np.nan)]
+    steps, _, values = np.concatenate(pieces[:-1]).T
+    return steps, values
 
 
-def _lowest(points: list[_Point]) -> _Point:
-    return min(points, key=lambda point: point[2] or 0.0)
-
-
-def _highest(points: list[_Point]) -> _Point:
-    return max(points, key=lambda point: point[2] or 0.0)
-
-
-def _summed_up(ranks: list[list[_Point]], axis: Axis) -> tuple[Points, Points, Points]:
-    """The lowest, median and highest value of all ranks by step."""
-    bins: dict[int, list[float]] = {}
-    for points in ranks:
-        own: dict[int, tuple[float, int]] = {}
-        for x, _, value in points:
-            if value is not None:
-                number = min(_BINS - 1, int(axis.place(x) * _BINS))
-                total, count = own.get(number, (0.0, 0))
-                own[number] = total + value, count + 1
-        for number, (total, count) in own.items():
-            bins.setdefault(number, []).append(total / count)
-    width = (axis.high - axis.low) / _BINS
-    found = [(axis.low + (number + 0.5) * width, values) for number, values in sorted(bins.items())]
-    return (
-        [(x, min(values)) for x, values in found],
-        [(x, median(values)) for x, values in found],
-        [(x, max(values)) for x, values in found],
-    )
+def _summed_up(ranks: Sequence[_Reports], steps: Numbers) -> tuple[Numbers, ...]:
+    """Steps, and the lowest, median and highest value of all ranks there."""
+    low, width = steps.min(), np.ptp(steps) / _BINS or 1.0
+    means = np.full((len(ranks), _BINS), np.nan)
+    for mean, reports in zip(means, ranks, strict=True):
+        known = reports[np.isfinite(reports[:, 2])]
+        place = np.minimum((known[:, 0] - low) / width, _BINS - 1).astype(int)
+        count = np.bincount(place, minlength=_BINS)
+        np.divide(np.bincount(place, known[:, 2], _BINS), count, out=mean, where=count > 0)
+    some = np.isfinite(means).any(0)
+    means, middles = means[:, some], low + (np.flatnonzero(some) + 0.5) * width
+    return middles, np.fmin.reduce(means), np.nanmedian(means, 0), np.fmax.reduce(means)

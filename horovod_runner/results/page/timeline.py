@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from horovod_runner.results.run import Run
+from horovod_runner.wire.measurements import Machine, Profile
 
 _MOST: Final = 120  # intervals
 # An interval of which less is known stays empty.
 _LEAST_KNOWN: Final = 0.1
-
-
-class Measured(Protocol):
-    """What was measured in the ``seconds`` before ``time``."""
-
-    @property
-    def time(self) -> float:
-        """Seconds since the epoch."""
-        raise NotImplementedError
-
-    @property
-    def seconds(self) -> float:
-        """The length."""
-        raise NotImplementedError
-
-
-Row = TypeVar("Row", bound=Measured)
+Row = TypeVar("Row", bound=Profile | Machine)
 
 
 @dataclass(frozen=True)
@@ -45,78 +33,47 @@ class Timeline:
     width: float
     count: int
 
-    @property
-    def seconds(self) -> float:
-        """The length of all intervals."""
-        return self.width * self.count
-
-    def middle(self, number: int) -> float:
-        """The middle of an interval, in seconds since the start."""
-        return (number + 0.5) * self.width
-
-    def parts(self, row: Measured, offset: float = 0.0) -> Iterator[tuple[int, float]]:
-        """Yield the intervals that a measurement touches, and the share of it in each.
-
-        Args:
-            row: the measurement.
-            offset: seconds by which its clock is ahead.
-        """
-        end = (row.time - offset - self.start) / self.width
-        length = max(row.seconds / self.width, 1e-9)
-        begin = end - length
-        for number in range(max(0, int(begin)), min(self.count, int(end) + 1)):
-            share = (min(end, number + 1.0) - max(begin, float(number))) / length
-            if share > 0:
-                yield number, share
-
     def sums(
-        self,
-        rows: Iterable[Row],
-        values: Callable[[Row], tuple[float, ...]],
-        offset: float = 0.0,
-    ) -> list[tuple[float, ...] | None]:
+        self, rows: Sequence[Row], values: Callable[[Row], Sequence[float]], offset: float = 0.0
+    ) -> NDArray[np.float64]:
         """Add up amounts in each interval.
 
         Args:
-            rows: the measurements of one rank.
+            rows: the measurements of one rank, at least one.
             values: the amounts of a measurement.
             offset: seconds by which the clock of the rank's host is ahead.
 
         Returns:
-            For each interval the seconds that are known, and the sum of each amount; None where
-            next to nothing is known.
+            A row for each interval: the seconds that are known, and the sum of each amount; NaN
+            where next to nothing is known.
         """
-        found: list[list[float] | None] = [None] * self.count
-        for row in rows:
-            amounts = (row.seconds, *values(row))
-            for number, share in self.parts(row, offset):
-                cell = found[number]
-                if cell is None:
-                    found[number] = [share * amount for amount in amounts]
-                else:
-                    for index, amount in enumerate(amounts):
-                        cell[index] += share * amount
-        least = _LEAST_KNOWN * self.width
-        return [None if cell is None or cell[0] < least else tuple(cell) for cell in found]
+        amounts = np.array([(row.seconds, *values(row)) for row in rows], float)
+        ends = np.array([[row.time - offset - self.start] for row in rows])
+        seconds = np.maximum(amounts[:, :1], 1e-9)
+        edges = np.arange(self.count + 1) * self.width
+        common = np.minimum(ends, edges[1:]) - np.maximum(ends - seconds, edges[:-1])
+        found = (np.maximum(common, 0.0) / seconds).T @ amounts
+        found[found[:, 0] < _LEAST_KNOWN * self.width] = np.nan
+        return np.asarray(found)
 
 
-def timeline_of(run: Run, rows: Iterable[Measured], end: float) -> Timeline | None:
+def timeline_of(run: Run, every: Iterable[Sequence[Row]], end: float) -> Timeline | None:
     """Choose the intervals for measurements of a run.
 
     Args:
         run: the run.
-        rows: all measurements.
+        every: the measurements of each rank.
         end: of the run, or of what is known of it; in seconds since the epoch.
 
     Returns:
         At most 120 intervals, none shorter than a typical measurement; None without measurements.
     """
-    spans = [(row.time - row.seconds, row.time, row.seconds) for row in rows]
-    if not spans:
+    rows = [row for some in every for row in some]
+    if not rows:
         return None
-    start = min([run.timings.queued, *(begin for begin, _, _ in spans)])
-    last = max(time for _, time, _ in spans)
+    start = min(run.timings.queued, *(row.time - row.seconds for row in rows))
+    last = max(row.time for row in rows)
     seconds = max(last, min(end, last + 60.0)) - start
-    typical = median(seconds for _, _, seconds in spans)
+    typical = median(row.seconds for row in rows)
     count = max(1, min(_MOST, int(seconds / max(typical, 1e-3))))
     return Timeline(start, seconds / count, count)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final, NamedTuple
 
-from horovod_runner.results.page.charts import Mark
-from horovod_runner.results.page.markup import Html, element
-from horovod_runner.results.page.timeline import Timeline, timeline_of
 from horovod_runner.results.run import Run
 from horovod_runner.results.slowness.case import step_of
 from horovod_runner.results.slowness.diagnosis import Diagnosis
@@ -16,15 +14,25 @@ from horovod_runner.results.slowness.profile import SPENT
 from horovod_runner.results.slowness.totals import RankTotals
 from horovod_runner.wire.measurements import Profile
 
+#: Of Okabe and Ito, for colour-blind people: blue, orange, green, red, sky, purple.
+COLOURS: Final = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7")
 #: The kinds of a rank's time: their names in the profile, in words, and their colours.
-KINDS = (
-    ("compute", "compute", "compute"),
-    ("data", "wait for data", "data"),
-    ("waiting", "wait for other ranks", "waiting"),
-    ("moving", "reduce", "moving"),
-    ("report", "report", "report"),
-    ("checkpoint", "checkpoint", "checkpoint"),
+KINDS: Final = (
+    ("compute", "compute", COLOURS[0]),
+    ("data", "wait for data", COLOURS[1]),
+    ("waiting", "wait for other ranks", COLOURS[3]),
+    ("moving", "reduce", COLOURS[4]),
+    ("report", "report", COLOURS[2]),
+    ("checkpoint", "checkpoint", COLOURS[5]),
 )
+
+
+class Part(NamedTuple):
+    """A part of a bar: its colour, its name and its size."""
+
+    colour: str
+    name: str
+    value: float
 
 
 @dataclass(frozen=True)
@@ -92,10 +100,12 @@ class View:
         return {info.rank: info.host for info in self.run.ranks}
 
     @cached_property
-    def timeline(self) -> Timeline | None:
-        """The intervals of the charts by time; None where nothing was measured."""
-        rows = [row for rows in self.rows.values() for row in rows]
-        return timeline_of(self.run, rows, self.end)
+    def by_host(self) -> dict[str, list[int]]:
+        """The ranks of each host."""
+        found: dict[str, list[int]] = {}
+        for rank, host in self.hosts.items():
+            found.setdefault(host, []).append(rank)
+        return found
 
     @cached_property
     def suspect(self) -> int | None:
@@ -104,19 +114,10 @@ class View:
 
     def name(self, rank: int) -> str:
         """A rank, and its host where there are several."""
-        several = len(set(self.hosts.values())) > 1
-        host = f" · {self.hosts[rank]}" if several and rank in self.hosts else ""
+        several = len(self.by_host) > 1 and rank in self.hosts
+        host = f" · {self.hosts[rank]}" if several else ""
         return f"rank {rank}{host}"
 
-    def lead(self, text: str) -> Html | None:
-        """A sentence above charts by time, and what their dashed lines are."""
-        several = len(self.run.attempts) > 1
-        said = " ".join([text, "A dashed line marks a restart." if several else ""]).strip()
-        return element("p", said, class_="lead") if said else None
-
-    def restarts(self, start: float) -> list[Mark]:
-        """The launches after the first one, in seconds since ``start``."""
-        return [
-            Mark(attempt.started - start, f"attempt {attempt.number} began")
-            for attempt in self.run.attempts[1:]
-        ]
+    def restarts(self, start: float) -> dict[int, float]:
+        """By attempt after the first one, when it began, in seconds since ``start``."""
+        return {each.number: each.started - start for each in self.run.attempts[1:]}

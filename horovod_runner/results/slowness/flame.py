@@ -15,7 +15,7 @@ from typing import Final
 
 _WIDTH: Final = 1200
 _ROW: Final = 18
-_LETTER: Final = 6.6  # the width of a character, in pixels
+_LETTER: Final = 6.7  # the width of a character, in pixels
 _LEAST: Final = 0.3  # pixels; narrower boxes are left out
 _HUES: Final = {"user": (15, 60), "library": (190, 220)}  # degrees
 
@@ -26,11 +26,6 @@ class _Box:
 
     share: float = 0.0
     calls: dict[str, _Box] = field(default_factory=dict)
-
-    @property
-    def depth(self) -> int:
-        """How many boxes are above one another, this one included."""
-        return 1 + max((call.depth for call in self.calls.values()), default=0)
 
 
 def flame_graph(
@@ -55,54 +50,44 @@ def flame_graph(
             box = box.calls.setdefault(call, _Box())
             box.share += share
     scale = _WIDTH / root.share if root.share else 0.0
-    _prune(root, least / scale if scale else 0.0)
-    height = (root.depth + 1) * _ROW + 8
-    boxes = list(_boxes(root, 0.0, 0, scale, height))
+    boxes = list(_boxes(root, 0.0, 1, scale, least))
+    height = (max((depth for depth, _ in boxes), default=0) + 1) * _ROW + 8
     return "\n".join(
         [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 -{height} {_WIDTH} {height}" '
             f'width="{_WIDTH}" height="{height}" font-family="monospace" font-size="11">',
-            f'<text x="4" y="{_ROW - 5}">{escape(title)}</text>',
-            *boxes,
+            f'<text x="4" y="{_ROW - 5 - height}">{escape(title)}</text>',
+            *(svg for _, svg in boxes),
             "</svg>",
         ]
     )
 
 
-def _prune(box: _Box, least: float) -> None:
-    """Remove calls with a smaller share."""
-    box.calls = {call: inner for call, inner in box.calls.items() if inner.share >= least}
-    for inner in box.calls.values():
-        _prune(inner, least)
-
-
-def _boxes(parent: _Box, x: float, depth: int, scale: float, height: int) -> Iterator[str]:
+def _boxes(
+    parent: _Box, x: float, depth: int, scale: float, least: float
+) -> Iterator[tuple[int, str]]:
+    """Draw what a call has called, upwards from y = 0: how deep each box is, and its SVG."""
     for call, box in sorted(parent.calls.items(), key=lambda item: -item[1].share):
         width = box.share * scale
-        y = height - (depth + 1) * _ROW
-        label = _short(call)
-        room = int(width / _LETTER) - 1
+        if width < least:
+            return
+        place, _, function = call.rpartition(" ")
+        label, room = f"{function} {PurePath(place).name}", int(width / _LETTER) - 1
         text = label if len(label) <= room else f"{label[: room - 1]}…" if room > 3 else ""
         yield (
-            f'<g><title>{escape(call)}: {box.share:.1%}</title><rect x="{x:.1f}" y="{y}" '
-            f'width="{width:.1f}" height="{_ROW - 1}" rx="2" fill="{_colour(call)}"/>'
-            f'<text x="{x + 3:.1f}" y="{y + _ROW - 6}">{escape(text)}</text></g>'
+            depth,
+            f'<g><title>{escape(call)}: {box.share:.1%}</title><rect x="{x:.1f}" '
+            f'y="{-depth * _ROW}" width="{width:.1f}" height="{_ROW - 1}" rx="2" '
+            f'fill="{_colour(call)}"/><text x="{x + 3:.1f}" y="{-depth * _ROW + 12}">'
+            f"{escape(text)}</text></g>",
         )
-        yield from _boxes(box, x, depth + 1, scale, height)
+        yield from _boxes(box, x, depth + 1, scale, least)
         x += width
-
-
-def _short(call: str) -> str:
-    """A call without the folder of its file."""
-    place, _, function = call.rpartition(" ")
-    return f"{function} {PurePath(place).name}"
 
 
 def _colour(call: str) -> str:
     """Warm colours for the user's files, cold ones for libraries; the same for the same call."""
     kind = "library" if "site-packages" in call or "/python3" in call else "user"
     low, high = _HUES[kind]
-    number = int.from_bytes(
-        hashlib.blake2b(call.encode(errors="replace"), digest_size=2).digest(), "big"
-    )
-    return f"hsl({low + number % (high - low)}, 75%, 70%)"
+    digest = hashlib.blake2b(call.encode(errors="replace"), digest_size=2).digest()
+    return f"hsl({low + int.from_bytes(digest) % (high - low)}, 75%, 70%)"

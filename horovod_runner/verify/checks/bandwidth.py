@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Final
 
-from horovod_runner.results.page.scales import duration
+from horovod_runner.results.page.numbers import duration
 from horovod_runner.verify.check import Case, Reading, speed
 
 PROGRAM: Final = "all_reduce_perf"

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from horovod_runner.results.page.scales import duration
+from horovod_runner.results.page.numbers import duration
 from horovod_runner.verify.check import Case, Reading, equal, speed
 
 _LEAST: Final = 0.8  # of the speed of steps whose batch is on the GPU already

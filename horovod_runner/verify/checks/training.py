@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
-from horovod_runner.results.page.scales import duration
+from horovod_runner.results.page.numbers import duration
 from horovod_runner.verify.check import Case, Reading, equal, speed
 
 _LEAST: Final = {"plain PyTorch": 0.95, "DDP": 0.85}

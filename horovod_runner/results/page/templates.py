@@ -1,0 +1,55 @@
+"""Fills templates of pages: one HTML file each, which loads nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from horovod_runner.results.page import numbers
+
+# Characters that HTML forbids, and those of terminals: all control characters but tab and newline.
+_FORBIDDEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def render(package: str, template: str, *, script: str = "", **values: object) -> str:
+    """Fill a template. Every text in it is escaped.
+
+    Args:
+        package: whose folder has the template, and the script.
+        template: its name; it extends base.html of this room.
+        script: the name of a script, the only one that the browser runs, whatever an error in this
+            package lets through.
+        values: for the template.
+    """
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader(each, "") for each in (package, __package__)]),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    for name in ("clock_time", "duration", "number", "percent", "size"):
+        environment.filters[name] = getattr(numbers, name)
+    code = files(package).joinpath(script).read_text("utf-8") if script else ""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    found = environment.get_template(template).render(
+        **values, script=code, scripts=f"'sha256-{digest}'" if code else "'none'"
+    )
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", found)
+
+
+def write(text: str, to: Path) -> None:
+    """Write a page to a file that only this user can read.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    with open(to, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(text.encode())
