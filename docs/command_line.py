@@ -5,10 +5,9 @@ python docs/command_line.py > docs/reference/cli.md
 
 from __future__ import annotations
 
-import argparse
 import os
 
-from horovod_runner.commands.cli import parser
+from horovod_runner.commands.cli import parsers
 
 HEAD = """# Command line
 
@@ -38,12 +37,9 @@ The options of `run` are the arguments of `HorovodRunner` and its configs, with 
 def page() -> str:
     """The text of docs/reference/cli.md."""
     os.environ["COLUMNS"] = "100"  # the width of the help texts
-    root = parser()
+    root, commands = parsers()
     blocks = [HEAD, f"```text\n{root.format_help()}```\n"]
-    (commands,) = (
-        action for action in root._actions if isinstance(action, argparse._SubParsersAction)
-    )
-    for name, command in commands.choices.items():
+    for name, command in commands.items():
         blocks.append(f"## horovod-runner {name}\n\n```text\n{command.format_help()}```\n")
     return "\n".join(blocks)
 

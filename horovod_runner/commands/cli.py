@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from horovod_runner import __version__
@@ -25,12 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     escape_unknown_characters()
     # Arguments after the first "--" belong to the training, whatever they look like.
     split = given.index("--") if "--" in given else len(given)
-    root = parser()
+    root, commands = parsers()
     options, strays = root.parse_known_args(given[:split])
     if strays:
         text = f"unknown arguments: {' '.join(strays)}."
-        text += run_options.suggest_flags(strays, root, given)
-        if options.command is _run:
+        text += run_options.suggest_flags(strays, commands[options.name])
+        if options.name == "run":
             text += (
                 " Arguments of the training go after a -- at the end of the command: "
                 f"-- {' '.join(strays)}"
@@ -65,11 +65,11 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The argument parser; the page of the command line in the docs is made from it."""
+def parsers() -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The argument parser, and those of the commands; a page of the docs is made from them."""
     root = _Parser(prog="horovod-runner", description="Horovod on Spark and on one machine.")
     root.add_argument("--version", action="version", version=__version__)
-    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    commands = root.add_subparsers(required=True, dest="name", metavar="COMMAND")
     _add_run(commands)
     _add_ps_and_stop(commands)
     _add_top(commands)
@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     _add_doctor(commands)
     verify.add(commands)
     _add_migrate(commands)
-    return root
+    return root, commands.choices
 
 
 def _add_install(commands: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import Field, fields
 from typing import Any, Final
 
@@ -56,14 +56,14 @@ def ranks_or_range(text: str) -> int | tuple[int, int]:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add an argument for each option that a command line can give, by groups as in Python."""
     for kind, documented in _KINDS:
-        section: argparse.ArgumentParser | argparse._ArgumentGroup = parser
+        add_argument = parser.add_argument
         if documented is not HorovodRunner:
             title = (inspect.getdoc(documented) or "").partition("\n")[0].rstrip(".").lower()
-            section = parser.add_argument_group(title)
+            add_argument = parser.add_argument_group(title).add_argument
         for option, text in _documented(kind, documented):
             default = DEFAULTS.get(option.name, options.default_of(option.name))
             keywords = {"default": default, **_keywords(option, text, default)}
-            section.add_argument(_flag(option.name), dest=option.name, **keywords)
+            add_argument(_flag(option.name), dest=option.name, **keywords)
     device = parser.add_mutually_exclusive_group()
     for name, gpus, text in (
         ("--gpu", 1.0, "a GPU for each rank, and an error where there are too few"),
@@ -83,17 +83,16 @@ def chosen(parsed: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
-def suggest_flags(
-    strays: Iterable[str], root: argparse.ArgumentParser, given: Sequence[str]
-) -> str:
+def suggest_flags(strays: Iterable[str], command: argparse.ArgumentParser) -> str:
     """Return what unknown arguments of a command probably stand for; empty without a suggestion.
 
     Args:
         strays: the unknown arguments.
-        root: the parser of all commands.
-        given: the whole command line.
+        command: the command's parser.
     """
-    flags = list(_flags(root, given))
+    # The help has a line for each option: "  -o, --output FILE  the file to write".
+    listed = re.findall(r"^  (-.*?)(?:  |$)", command.format_help(), re.MULTILINE)
+    flags = re.findall(r"(?<!\S)-[\w-]+", " ".join(listed))
     aliases = {_flag(name): _flag(here) for name, here in options.ALIASES.items()}
     aliases |= dict.fromkeys(("-np", "-n", "-nproc"), "--np")
     found = []
@@ -102,15 +101,6 @@ def suggest_flags(
             text = meant(stray.partition("=")[0].replace("_", "-"), flags, aliases)
             found += [text] if text in flags else []
     return did_you_mean(" and ".join(dict.fromkeys(found)))
-
-
-def _flags(root: argparse.ArgumentParser, given: Sequence[str]) -> Iterator[str]:
-    """The flags of the command that a command line names."""
-    for action in root._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            commands = [action.choices[word] for word in given if word in action.choices]
-            for command in commands[:1]:
-                yield from command._option_string_actions
 
 
 def _flag(name: str) -> str:

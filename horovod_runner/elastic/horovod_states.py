@@ -5,7 +5,7 @@
 
 Horovod keeps the processes of the ranks that are left, and connects them anew. In a run of this
 package ``main`` is called again in new processes, so a state comes back from the latest commit.
-:mod:`horovod_runner.worker.redirect` has ``horovod.common.elastic`` patched when it is imported.
+:mod:`horovod_runner.import_hooks` has ``horovod.common.elastic`` patched when it is imported.
 """
 
 from __future__ import annotations

@@ -22,10 +22,12 @@ from horovod_runner.data.read.readers import Deferred, Reader
 from horovod_runner.data.shard import Shard
 from horovod_runner.horovod_spark import names
 from horovod_runner.host.gpus import pin_torch
+from horovod_runner.import_hooks import IMPORT_HOOKS
 from horovod_runner.wire import events
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.worker import context, redirect
+from horovod_runner.worker import context
 from horovod_runner.worker.context import RankContext
+from horovod_runner.worker.imports import hooks
 from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
 
@@ -69,7 +71,7 @@ class OutsideFunction:
     def __call__(self) -> Any:
         """Train on this rank."""
         names.install_where_missing()
-        redirect.keras_on_import()
+        hooks.install(IMPORT_HOOKS)
         hvd: Any = import_module(self.library)
         hvd.init()
         torch = sys.modules.get("torch")

@@ -85,16 +85,16 @@ def environment(slot: Slot, pinning: Pinning) -> dict[str, str]:
     return variables
 
 
-def pin_on_import() -> None:
-    """Make this rank's device the current one as soon as torch or TensorFlow is imported."""
-    device = os.environ.get("HOROVOD_RUNNER_DEVICE")
-    if device is None:
-        return
-    import wrapt
+def pin_torch_here(torch: Any) -> None:
+    """Make this rank's device torch's current one; called when torch is imported."""
+    if (device := os.environ.get("HOROVOD_RUNNER_DEVICE")) is not None:
+        pin_torch(torch, int(device))
 
-    index = int(device)
-    wrapt.register_post_import_hook(lambda torch: pin_torch(torch, index), "torch")
-    wrapt.register_post_import_hook(lambda tf: pin_tensorflow(tf, index), "tensorflow")
+
+def pin_tensorflow_here(tensorflow: Any) -> None:
+    """Make this rank's device TensorFlow's only one; called when TensorFlow is imported."""
+    if (device := os.environ.get("HOROVOD_RUNNER_DEVICE")) is not None:
+        pin_tensorflow(tensorflow, int(device))
 
 
 def pin_torch(torch: Any, index: int) -> None:

@@ -13,6 +13,7 @@ from horovod_runner.common import replacements
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import SerializationError
 from horovod_runner.host import software
+from horovod_runner.import_hooks import IMPORT_HOOKS
 from horovod_runner.options import STALL_CHECK, CpuCollectives, Options
 from horovod_runner.prepare import pickling
 from horovod_runner.wire.job import Job
@@ -87,6 +88,7 @@ def make_job(
         controller=_controller(options.cluster_config.cpu_collectives, environment),
         software=software.installed(),
         replacements=replacements.installed(),
+        import_hooks=IMPORT_HOOKS,
         all_values=all_values,
         sources=_cells(),
     )

@@ -12,10 +12,11 @@ import msgspec
 from horovod_runner.errors import LaunchError
 from horovod_runner.host import rank_environment
 from horovod_runner.host.gpus import pin_tensorflow, pin_torch
+from horovod_runner.import_hooks import IMPORT_HOOKS
 from horovod_runner.spmd.session import Framework, Session
 from horovod_runner.spmd.trainers import Trainer
 from horovod_runner.wire.messages import Assignment
-from horovod_runner.worker import redirect
+from horovod_runner.worker.imports import hooks
 
 
 class _Ready(msgspec.Struct, frozen=True):
@@ -63,7 +64,7 @@ def start_horovod(session: Session, framework: Framework) -> None:
 
 def _prepare(session: Session, trainer: Trainer, framework: Framework) -> _Ready:
     """Import Horovod, pin the GPU, and open the rendezvous server on the first rank that trains."""
-    redirect.keras_on_import()
+    hooks.install(IMPORT_HOOKS)
     if framework == "keras":
         from horovod_runner.keras.collectives import collectives
 

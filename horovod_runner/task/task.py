@@ -296,6 +296,7 @@ class _RankTask:
             attempt=job.attempt,
             checkpoints=checkpoints,
             replacements=job.replacements,
+            import_hooks=job.import_hooks,
             all_values=job.all_values,
             sources=job.sources,
             trace=trace,

@@ -29,7 +29,7 @@ from horovod_runner.limits import Limits
 from horovod_runner.warm import protocol
 from horovod_runner.warm.fingerprint import PREFIX, digest, modified, server_name
 from horovod_runner.wire import job_file
-from horovod_runner.wire.job_file import RUN_VARIABLE, Forking, Preparation
+from horovod_runner.wire.job_file import RUN_VARIABLE, Forking, ImportHook, Preparation
 
 _MOST = 2  # fork servers of an owner, each with other settings
 _SUPPORTED = hasattr(os, "pidfd_open")
@@ -93,6 +93,7 @@ class ForkServer:
         environment: all variables of the task's worker.
         directory: the workers' working directory; None for this process's.
         limits: of the run.
+        import_hooks: of the run.
     """
 
     def __init__(
@@ -102,8 +103,11 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str | None,
         limits: Limits,
+        *,
+        import_hooks: tuple[ImportHook, ...] = (),
     ) -> None:
         self._limits = limits
+        self._import_hooks = import_hooks
         self._owner = owner
         self._path = list(path)
         self._worker_environment = dict(environment)
@@ -204,6 +208,7 @@ class ForkServer:
             str(self._parent),
             folder.path.name,
             self._limits,
+            self._import_hooks,
         )
         with (
             unnamed_file("plan") as file,

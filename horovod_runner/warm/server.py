@@ -31,8 +31,15 @@ from horovod_runner.limits import Limits
 from horovod_runner.options import FRAMEWORKS
 from horovod_runner.warm import protocol
 from horovod_runner.wire import job_file
-from horovod_runner.wire.job_file import PMI_VARIABLE, RUN_VARIABLE, Forking, Preparation
-from horovod_runner.worker import environ_watch, guard, redirect
+from horovod_runner.wire.job_file import (
+    PMI_VARIABLE,
+    RUN_VARIABLE,
+    Forking,
+    ImportHook,
+    Preparation,
+)
+from horovod_runner.worker import environ_watch, guard
+from horovod_runner.worker.imports import hooks
 from horovod_runner.worker.main import DESCRIPTORS, run_worker
 
 _CHECK_SECONDS = 5.0  # between two checks of the memory
@@ -76,7 +83,7 @@ def main(arguments: list[str]) -> int:
         if not problem:
             sys.path[:] = plan.path
             with _ending_with(owner, plan.limits.fork_server_imports):
-                changes, problem = _import(plan.modules)
+                changes, problem = _import(plan.modules, plan.import_hooks)
             # One framework brings others: the next run may import any of them.
             known = {*plan.modules, *(name for name in FRAMEWORKS if name in sys.modules)}
             protocol.write_modules(folder.path, sorted(known))
@@ -124,14 +131,20 @@ def _ending_with(owner: int, patience: float) -> Iterator[None]:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
-def _import(modules: list[str]) -> tuple[dict[str, str], str]:
+def _import(
+    modules: list[str], import_hooks: tuple[ImportHook, ...] = ()
+) -> tuple[dict[str, str], str]:
     """Import modules.
+
+    Args:
+        modules: their names.
+        import_hooks: which change them as in a rank.
 
     Returns:
         The environment variables that the imports set, and why no process can be forked after
         them; empty if one can.
     """
-    redirect.keras_on_import()  # as in a worker, before anything of Horovod is imported
+    hooks.install(import_hooks, in_rank=False)
     gc.disable()  # until _serve: imports leave little garbage, and a tenth of their time goes to it
     before = dict(os.environ)
     environ_watch.watch()

@@ -14,7 +14,7 @@ import msgspec
 from horovod_runner.limits import Limits
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
 from horovod_runner.wire.events import DriverEvent
-from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, WorkerOutcome
+from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, ImportHook, WorkerOutcome
 from horovod_runner.wire.measurements import MemoryUse
 from horovod_runner.wire.messages import RankEvent
 from horovod_runner.wire.slots import Call, Slot
@@ -39,6 +39,7 @@ class Job:
         attempt: 1-based number of this launch within the run.
         checkpoints: where checkpoints go, and which ones to resume from.
         replacements: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
+        import_hooks: see there.
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: see :class:`~horovod_runner.wire.job_file.WorkerJob`.
         call: how the driver may call a stand-in; None: it cannot.
@@ -57,6 +58,7 @@ class Job:
     attempt: int = 1
     checkpoints: CheckpointPlan = NO_CHECKPOINTS
     replacements: tuple[str, ...] = ()
+    import_hooks: tuple[ImportHook, ...] = field(default=(), repr=False)
     all_values: bool = False
     sources: dict[str, str] = field(default_factory=dict, repr=False)
     call: Call | None = None

@@ -59,6 +59,38 @@ class CheckpointPlan(NamedTuple):
 NO_CHECKPOINTS = CheckpointPlan("", "")
 
 
+class ImportHook(NamedTuple):
+    """A function that changes a module of a framework at the end of its import in a rank.
+
+    Attributes:
+        module: its name; two names with a "|" between them where it has another one in an earlier
+            version.
+        function: called with the module: "package.module:function", or ".module:function" of ours.
+        without: what a run is like without it, as a part of a sentence for the user.
+        trains: whether the training can be wrong without it.
+        only_ranks: whether it is for ranks and not for a fork server, and also for a module that
+            was imported before.
+        sign: an attribute of the framework's package. Versions without it need no such hook.
+    """
+
+    module: str
+    function: str
+    without: str
+    trains: bool = False
+    only_ranks: bool = False
+    sign: str = ""
+
+    @property
+    def modules(self) -> list[str]:
+        """The names that its module can have."""
+        return self.module.split("|")
+
+    @property
+    def framework(self) -> str:
+        """The package of its module."""
+        return self.module.partition(".")[0]
+
+
 class WorkerJob(NamedTuple):
     """The job of one worker, read from its job file.
 
@@ -73,6 +105,7 @@ class WorkerJob(NamedTuple):
         attempt: 1-based number of this launch within the run.
         checkpoints: where they go, and which ones to resume from.
         replacements: our modules that replace other packages, as installed on the driver.
+        import_hooks: the functions that change what it imports.
         all_values: whether every rank's value is returned, not rank 0's alone.
         sources: source code that is in no file (cells of a notebook), by its name in tracebacks.
         trace: the start of the path of the trace of its framework's profiler; empty for none.
@@ -91,6 +124,7 @@ class WorkerJob(NamedTuple):
     attempt: int = 1
     checkpoints: CheckpointPlan = NO_CHECKPOINTS
     replacements: tuple[str, ...] = ()
+    import_hooks: tuple[ImportHook, ...] = ()
     all_values: bool = False
     sources: dict[str, str] | None = None
     trace: str = ""
@@ -140,6 +174,7 @@ class Preparation(NamedTuple):
         modules: the modules to import.
         parent, name: the folder of its socket.
         limits: of the run that starts it.
+        import_hooks: see :class:`WorkerJob`.
     """
 
     owner: int
@@ -148,6 +183,7 @@ class Preparation(NamedTuple):
     parent: str
     name: str
     limits: Limits
+    import_hooks: tuple[ImportHook, ...]
 
 
 class Forking(NamedTuple):

@@ -1,7 +1,7 @@
 """The process of one rank: ``python -m horovod_runner.worker.main`` with nine descriptors.
 
     environment (set by the task) -> forked from its guard -> sys.path and __main__
-        -> GPU pinned on import -> main(**kwargs), which calls hvd.init() itself -> outcome file
+        -> import hooks -> main(**kwargs), which calls hvd.init() itself -> outcome file
 
 The descriptors are inherited, and their numbers are no secret. This process holds no key of the
 channel. What every rank needs is imported here, everything else where it is used: every job waits
@@ -21,14 +21,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.errors import is_secondary
-from horovod_runner.host import gpus
 from horovod_runner.host.rank_environment import memory_variables
 from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS
 from horovod_runner.wire import events, job_file, messages
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
-from horovod_runner.worker import api, context, guard, redirect
+from horovod_runner.worker import api, context, guard
 from horovod_runner.worker.checks.captured import Captured
 from horovod_runner.worker.context import RankContext
+from horovod_runner.worker.imports import hooks
 from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
 
@@ -143,8 +143,7 @@ def _set_up_python(job: WorkerJob) -> None:
     sys.argv[:] = job.argv
     # An empty one in place of this module, for what comes from the user's.
     sys.modules["__main__"] = types.ModuleType("__main__")
-    gpus.pin_on_import()
-    redirect.keras_on_import()
+    hooks.install(job.import_hooks)
     if job.replacements:
         from horovod_runner.common import replacements
 

@@ -30,7 +30,7 @@ pytestmark = [
 ]
 ROOT = Path(__file__).parents[2]
 NEEDED = ["torch", "numpy", "pandas", "pyarrow", "cloudpickle", "msgspec", "psutil", "pyzmq"]
-NEEDED += ["tqdm", "wrapt", "packaging", "PyYAML", "venv-pack"]
+NEEDED += ["tqdm", "packaging", "PyYAML", "venv-pack"]
 OURS = {"horovod", "horovod_runner", "horovod-runner"}
 
 

@@ -133,3 +133,34 @@ def test_the_start_of_a_flag_is_not_taken_for_it(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit):
         cli.main(["stop", "--al"])
     assert "one of the arguments RUN --all is required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report", "--ouput", "x"], "unknown arguments: --ouput. Did you mean --output?"),
+        (["install", "--whels", "x"], "unknown arguments: --whels x. Did you mean --wheels?"),
+        (["doctor", "--zzz"], "unknown arguments: --zzz."),
+    ],
+)
+def test_an_unknown_argument_of_a_command_names_its_own_flag(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"{said}\n")
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [("--hang-timout", "--hang-timeout"), ("--no-progess", "--no-progress"), ("--gup", "--gpu")],
+)
+def test_an_unknown_argument_of_run_may_be_the_trainings(
+    flag: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "train.py", flag]) == 2
+    assert capsys.readouterr().err == (
+        f"horovod-runner run: unknown arguments: {flag}. Did you mean {meant}? Arguments of the "
+        f"training go after a -- at the end of the command: -- {flag}\n"
+    )

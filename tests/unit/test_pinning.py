@@ -37,9 +37,15 @@ class config:
 
 def run(tmp_path: Path, module: str, source: str, show: str, device: str | None) -> str:
     (tmp_path / f"{module}.py").write_text(source)
-    pin = "from horovod_runner.host import gpus; gpus.pin_on_import()"
-    code = f"{pin}; import {module}; print({show})"
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    code = f"""
+from horovod_runner.import_hooks import IMPORT_HOOKS
+from horovod_runner.worker.imports.hooks import install
+install(hook for hook in IMPORT_HOOKS if hook.module == {module!r})
+import {module}
+print({show})
+"""
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
     if device is not None:
         environment["HOROVOD_RUNNER_DEVICE"] = device
     done = subprocess.run(
@@ -67,3 +73,11 @@ def test_without_gpus_frameworks_are_not_changed(tmp_path: Path, module: str) ->
     source = TORCH.format(cuda="'13.0'") if module == "torch" else TENSORFLOW
     show = {"torch": "torch.cuda.queued", "tensorflow": "tensorflow.config.visible"}[module]
     assert run(tmp_path, module, source, show, None) in ("[]", "None")
+
+
+def test_a_framework_that_cannot_be_pinned_is_imported_all_the_same(tmp_path: Path) -> None:
+    source = "class version:\n    cuda = '14.0'\nclass cuda:\n    pass\n__version__ = '9.9'"
+    notice, shown = run(tmp_path, "torch", source, "torch.version.cuda", "1").splitlines()
+    assert shown == "14.0"
+    assert "torch 9.9. In this run ranks of a host use the same GPU with torch, unless" in notice
+    assert "cuda has no attribute _lazy_call" in notice
