@@ -67,6 +67,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         self._device = torch.device(device)
         self._calls = 0
         self._trained: set[Any] = set()  # parameters that may have a gradient on some rank
+        self._dense: set[Any] = set()  # parameters that are known to have dense gradients
 
     @property
     def root_device(self) -> Any:
@@ -131,15 +132,20 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         # One that was frozen while gradients were accumulated still has one.
         parameters = [p for p in own if p.requires_grad or p in self._trained]
         # Ranks may use different layers, as of several heads or experts.
-        with unused_left_out(parameters, f"optimizer {number}", hvd.global_process_set):
+        everyone = hvd.global_process_set
+        with unused_left_out(parameters, f"optimizer {number}", everyone, self._dense) as fill:
+            fill()
             handles = []
             for index, parameter in enumerate(parameters):
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+                is_sparse = parameter.grad.is_sparse
+                reduce = hvd.sparse_allreduce_async if is_sparse else hvd.allreduce_async_
                 name = f"gradients.{number}.{index}"
-                handles.append(hvd.allreduce_async_(parameter.grad, name=name, op=hvd.Average))
-            for handle in handles:
-                hvd.synchronize(handle)
+                handles.append(reduce(parameter.grad, name=name, op=hvd.Average))
+            for parameter, handle in zip(parameters, handles, strict=True):
+                if parameter.grad.is_sparse:
+                    parameter.grad = handle()
+                else:
+                    hvd.synchronize(handle)
         self._trained.difference_update(own)
         self._trained.update(p for p in parameters if p.requires_grad or p.grad is not None)
 

@@ -8,6 +8,7 @@ graph, so all collectives run in a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,11 @@ _SENT_AS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 def reduce_gradients(
-    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups = None
+    gradients: Sequence[Any],
+    name: str,
+    how: Reduction,
+    groups: Groups = None,
+    alike: Callable[[], Any] | None = None,
 ) -> list[Any]:
     """Reduce gradients over the ranks: dense tensors and IndexedSlices.
 
@@ -31,10 +36,14 @@ def reduce_gradients(
         name: the name of the reductions.
         how: the settings.
         groups: the positions of the gradients of each group; None: each is reduced separately.
+        alike: what :func:`count_ranks` returned; where a rank has IndexedSlices and another one has
+            not, as of an embedding that it does not use, they are sent as dense tensors. None: all
+            ranks have the same ones.
     """
+    same = None if alike is None else alike()[1]
     if tf.executing_eagerly():
-        return list(_reducer(name, how, groups)(list(gradients)))
-    return _reduce(gradients, name, how, groups)
+        return list(_reducer(name, how, groups)(list(gradients), same))
+    return _reduce(gradients, name, how, groups, same)
 
 
 def all_finite(finite: Any, name: str, how: Reduction) -> Any:
@@ -52,17 +61,21 @@ def count_ranks(gradients: Sequence[Any], name: str, how: Reduction) -> Callable
         how: the settings.
 
     Returns:
-        A function that returns the numbers as a tensor.
+        A function that returns the numbers as a tensor; and whether all ranks have IndexedSlices
+        for the same ones.
     """
-    there = tf.constant([gradient is not None for gradient in gradients], tf.int32) + _zero()
+    there = [gradient is not None for gradient in gradients]
+    slices = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+    flags = tf.constant([there, slices], tf.int32) + _zero()
     if tf.executing_eagerly():
-        eager = _counter(name, how)(there)
-        return lambda: eager
-    counts = _count(there, name, how)
-    # TensorFlow removes a reduction from a graph where its result has no use, on this rank alone,
-    # unless a variable gets it.
-    _variable("count").assign(counts[0])
-    return lambda: counts
+        counts = _counter(name, how)(flags)
+    else:
+        counts = _count(flags, name, how)
+        # TensorFlow removes a reduction from a graph where its result has no use, on this rank
+        # alone, unless a variable gets it.
+        _variable("count").assign(counts[0, 0])
+    same = tf.reduce_all((counts[1] == 0) | (counts[1] == how.size(hvd)))
+    return lambda: (counts[0], same)
 
 
 def zeros_like(variable: Any) -> Any:
@@ -192,7 +205,9 @@ def as_tensor(value: Any) -> Any:
 
 @cache
 def _reducer(name: str, how: Reduction, groups: Groups) -> Any:
-    return tf.function(lambda gradients: _reduce(gradients, name, how, groups), autograph=False)
+    return tf.function(
+        lambda gradients, same: _reduce(gradients, name, how, groups, same), autograph=False
+    )
 
 
 @cache
@@ -225,7 +240,35 @@ def _unwrapped(variables: Sequence[Any]) -> list[Any]:
     return [v.value if not callable(getattr(v, "value", None)) else v for v in variables]
 
 
-def _reduce(gradients: Sequence[Any], name: str, how: Reduction, groups: Groups) -> list[Any]:
+def _reduce(
+    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups, same: Any
+) -> list[Any]:
+    sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+    if same is None or how.sparse_as_dense or not any(sparse):
+        return _reduce_as_they_are(gradients, name, how, groups)
+
+    def reduce_dense() -> list[Any]:
+        dense = replace(how, sparse_as_dense=True)
+        reduced = _reduce_as_they_are(gradients, name, dense, groups)
+        return [
+            _slices_of_all(tensor, gradient) if was_sparse else tensor
+            for tensor, gradient, was_sparse in zip(reduced, gradients, sparse, strict=True)
+        ]
+
+    return list(
+        tf.cond(same, lambda: _reduce_as_they_are(gradients, name, how, groups), reduce_dense)
+    )
+
+
+def _slices_of_all(tensor: Any, like: Any) -> Any:
+    """A tensor as IndexedSlices of all its rows."""
+    indices = tf.range(tf.shape(tensor, like.indices.dtype)[0], dtype=like.indices.dtype)
+    return tf.IndexedSlices(tensor, indices, like.dense_shape)
+
+
+def _reduce_as_they_are(
+    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups
+) -> list[Any]:
     reduced = list(gradients)
     dense = []
     for index, gradient in enumerate(gradients):

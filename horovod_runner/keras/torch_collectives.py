@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, cast
 
 import horovod.torch as hvd
@@ -17,9 +18,17 @@ _SENT_AS = {torch.bfloat16: torch.float16, torch.uint32: torch.int32, torch.bool
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def reduce_gradients(
-    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups = None
+    gradients: Sequence[Any],
+    name: str,
+    how: Reduction,
+    groups: Groups = None,
+    alike: Callable[[], Any] | None = None,
 ) -> list[Any]:
-    """Reduce gradients over the ranks; the arguments are those of tensorflow_collectives."""
+    """Reduce gradients over the ranks; the arguments are those of tensorflow_collectives.
+
+    Sparse gradients are always sent as dense ones.
+    """
+    del alike
     with torch.no_grad():
         dense = [g.to_dense() if g.is_sparse else g for g in gradients]
         types = [tensor.dtype for tensor in dense]
@@ -48,7 +57,8 @@ def count_ranks(gradients: Sequence[Any], name: str, how: Reduction) -> Callable
     """Begin to count how many ranks have each gradient; see tensorflow_collectives."""
     there = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
     handle = hvd.allreduce_async(there, name=f"{name}.there", op=hvd.Sum, **how.where())
-    return cast("Callable[[], Any]", torch.compiler.disable(lambda: hvd.synchronize(handle)))
+    wait = cache(lambda: (hvd.synchronize(handle), True))
+    return cast("Callable[[], Any]", torch.compiler.disable(wait))
 
 
 def zeros_like(variable: Any) -> Any:

@@ -9,15 +9,16 @@ on a crowded machine a busy thread gets little of one, too.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from horovod_runner.wire.messages import Alive
 
-_MAIN_SHARE = 0.01  # of a core
-_THREAD_SHARE = 0.15  # of a core, while it had one; Horovod's threads take up to 0.11 each
+_SHARE = 0.01  # of a core, while there was one for the thread
+_POLL_SHARE = 0.15  # Horovod's threads take up to 0.11 each
 _CLOCK_STEP_SECONDS = 0.011  # psutil's counters have steps of 10 ms
 _LEAST_SECONDS = 0.002  # of the finer counters
 
@@ -54,9 +55,7 @@ class Activity:
         self._pid = pid
         self._interval = interval
         self._printed_at = self._worked_at = self._measured_at = time.monotonic()
-        self._threads: dict[int, _Thread] = {}  # without the main one
-        self._main_time = 0.0
-        self._children: dict[int, float] = {}
+        self._threads: dict[int, _Thread] = {}
         self._frozen = False
         self.ended_at: float | None = None
 
@@ -77,51 +76,61 @@ class Activity:
         if elapsed < self._interval:
             return
         try:
-            if self._has_worked(psutil.Process(self._pid), elapsed):
+            if self._has_worked(psutil.Process(self._pid)):
                 self._worked_at = now
         except psutil.Error:  # it has ended, or its counters cannot be read
             self._worked_at = now
         self._measured_at = now
 
-    def _has_worked(self, process: psutil.Process, elapsed: float) -> bool:
+    def _has_worked(self, process: psutil.Process) -> bool:
         status = process.status()
         self._frozen = status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
         if status == psutil.STATUS_ZOMBIE:
             self.ended_at = self.ended_at or time.monotonic()
             return True
-        used = {each.id: each.user_time + each.system_time for each in process.threads()}
-        idle_limit = max(_CLOCK_STEP_SECONDS, _MAIN_SHARE * elapsed)
-        main_time, self._main_time = self._main_time, used.get(self._pid, 0.0)
-        worked = self._main_time - main_time > idle_limit
-        self._threads = {
-            each: self._measure_thread(each, time)
-            for each, time in used.items()
-            if each != self._pid
-        }
-        worked = worked or any(thread.worked for thread in self._threads.values())
-        children, self._children = self._children, {}
-        if not worked:  # otherwise the children's counters are not needed
-            for child in process.children(recursive=True):
-                times = child.cpu_times()
-                self._children[child.pid] = times.user + times.system
-            worked = sum(self._children.values()) - sum(children.values()) > idle_limit
-        return worked
+        known, self._threads = self._threads, {}
+        worked = [
+            self._measure_thread(self._pid, thread, known, self._pid != thread.id)
+            for thread in process.threads()
+        ]
+        if any(worked):  # the children's counters are not needed
+            return True
+        for child in process.children(recursive=True):
+            with suppress(psutil.Error):  # it has ended
+                worked += [
+                    self._measure_thread(child.pid, thread, known, False)
+                    for thread in child.threads()
+                ]
+        return any(worked)
 
-    def _measure_thread(self, thread: int, time_used: float) -> _Thread:
+    def _measure_thread(
+        self, pid: int, thread: Any, known: dict[int, _Thread], polls: bool
+    ) -> bool:
         """Judge a thread by its share of the time in which it could have had a core.
 
         The system counts a wait for a core when it is over.
+
+        Args:
+            pid: its process.
+            thread: what psutil says of it.
+            known: what was known of all threads.
+            polls: whether a small share is no work, as that of Horovod's threads.
+
+        Returns:
+            Whether it was busy.
         """
         now = time.monotonic()
-        schedule = _schedule(self._pid, thread)
+        schedule = _schedule(pid, thread.id)
         least = _CLOCK_STEP_SECONDS if schedule is None else _LEAST_SECONDS
-        busy, waiting = schedule or (time_used, 0.0)
-        before = self._threads.get(thread, _Thread(0.0, 0.0, self._measured_at))
-        if (busy, waiting) == (before.busy, before.waiting) and _is_runnable(self._pid, thread):
-            return before  # it has waited for a core all the time
+        busy, waiting = schedule or (thread.user_time + thread.system_time, 0.0)
+        before = known.get(thread.id, _Thread(0.0, 0.0, self._measured_at))
         could = now - before.at - (waiting - before.waiting)
-        worked = busy - before.busy > max(least, _THREAD_SHARE * could)
-        return _Thread(busy, waiting, now, worked)
+        worked = busy - before.busy > max(least, (_POLL_SHARE if polls else _SHARE) * could)
+        if not worked and _is_runnable(pid, thread.id):
+            self._threads[thread.id] = before  # it waits for a core, for an unknown time
+            return before.worked
+        self._threads[thread.id] = _Thread(busy, waiting, now, worked)
+        return worked
 
 
 def _schedule(pid: int, thread: int) -> tuple[float, float] | None:

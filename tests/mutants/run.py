@@ -4,6 +4,7 @@
     .venv/bin/python -m tests.mutants.run data             # those of data.toml
     .venv/bin/python -m tests.mutants.run --check          # only report those that do not apply
     .venv/bin/python -m tests.mutants.run --suite quick    # with the tests of the quick suite alone
+    .venv/bin/python -m tests.mutants.run --sample 1:80    # 80 of them
 
 Each mutant is a table in one of the TOML files beside this one:
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -233,6 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Which test notices which breakage?")
     parser.add_argument("areas", nargs="*", help="names of TOML files without .toml; default: all")
     parser.add_argument("--only", metavar="NAME", action="append", help="this mutant alone")
+    parser.add_argument("--sample", metavar="SEED:COUNT", help="this many, drawn by a seed: 1:80")
     parser.add_argument("--suite", choices=SUITES, default="all", help="the tests to run")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time (default: 2)")
     parser.add_argument("--tree", type=Path, default=ROOT, help="another checkout to break")
@@ -241,6 +244,9 @@ def main() -> int:
     options = parser.parse_args()
     options.tree = options.tree.resolve()
     mutants = [m for m in load(options.areas) if not options.only or m.name in options.only]
+    if options.sample:
+        seed, count = map(int, options.sample.split(":"))
+        mutants = random.Random(seed).sample(mutants, min(count, len(mutants)))
     if not mutants:
         sys.exit("no such mutant")
     ids = collect(mutants, options.tree, options.python)

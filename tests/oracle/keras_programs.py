@@ -26,6 +26,7 @@ _COMMON: dict[str, list[Any]] = {
     "optimizer": list(_OPTIMIZERS),
     "branch": ["none", "rank", "data", "rank 0", "cond"],
     "embedding": [False, True],
+    "embeds": ["all ranks", "rank 0"],
     "normalizes": [False, "batch", "layer"],
     "head": [False, "unused"],
     "ties": [False, True],
@@ -77,6 +78,12 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("steps_per_execution", lambda p: p.restart != "none"),
     ("clip", lambda p: p.clip == "clipvalue" and bool(p.embedding)),
     ("op", lambda p: p.framework == "tape" and p.op == "predivide" and bool(p.embedding)),
+    ("embeds", lambda p: not p.embedding or (p.framework == "tape" and not p.eager)),
+    # Keras squares each row of sparse gradients, and the sum of dense ones.
+    (
+        "embeds",
+        lambda p: p.framework != "keras_torch" and not p.sparse_as_dense and p.optimizer != "sgd",
+    ),
     ("head", lambda p: p.branch == "cond"),
     # A graph cannot know that no rank uses a weight, which the documentation says.
     ("head", lambda p: p.framework == "tape" and not p.eager),
@@ -126,6 +133,9 @@ def _imports(p: Program) -> str:
 
 
 def _network(p: Program) -> str:
+    table = 'self.table(keras.ops.cast(inputs[:, 4], "int32"))'
+    if p.embeds == "rank 0":
+        table = f"({table} if self.rank == 0 else 0)"
     branch = {
         "rank": "(self.left(h) if self.rank % 2 == 0 else self.right(h))",
         "data": "(self.left(h) if float(keras.ops.mean(x)) > 0 else self.right(h))",
@@ -151,7 +161,7 @@ def _network(p: Program) -> str:
         "    def call(self, inputs, training=False):",
         "        x = inputs[:, :4]",
         "        h = self.first(x)",
-        p.embedding and '        h = h + self.table(keras.ops.cast(inputs[:, 4], "int32"))',
+        p.embedding and f"        h = h + {table}",
         norm and "        h = self.norm(h, training=training)",
         p.ties and "        h = self.second(self.second(h))",
         branch and f"        h = h + {branch}",
@@ -164,6 +174,7 @@ def _network(p: Program) -> str:
         branch
         and p.branch != "rank 0"
         and "        self.right.built or self.right.build((None, 6))",
+        p.embeds == "rank 0" and "        self.table.built or self.table.build((None,))",
         p.head and "        self.head.build((None, 6))",
         "        return self",
     )

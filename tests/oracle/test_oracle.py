@@ -54,17 +54,30 @@ def test_many_programs_learn_what_one_process_learns(framework: str) -> None:
 
 #: Choices of programs that were wrong once; a random seed rarely draws them again.
 FOUND = {
-    "lightning": [{"changes": "freezes later", "passes": 3}],
-    "tape": [{"eager": True, "branch": "rank 0"}],
-    "keras_torch": [{"head": "unused", "ema": True}],
+    "lightning": [
+        {"changes": "freezes later", "passes": 3},
+        {"embedding": "sparse", "embeds": "rank 0"},
+    ],
+    "tape": [
+        {"eager": True, "branch": "rank 0"},
+        {"eager": True, "embedding": True, "embeds": "rank 0"},
+    ],
+    "keras_torch": [
+        {"head": "unused", "ema": True},
+        {"head": "unused", "passes": 3, "optimizer": "decay"},
+    ],
     "keras_tensorflow": [
         {"head": "unused", "ema": True},
         {"branch": "rank 0", "optimizer": "adam"},
+        {"embedding": True, "embeds": "rank 0"},
     ],
     "torch": [
         {"changes": "adds later", "optimizer": "adamw", "ranks": 3},
         {"fused_groups": 2, "branch": "rank"},
         {"gan": "textbook", "normalizes": "batch"},
+        {"embedding": "sparse", "skips": "backward on rank 1"},
+        {"embedding": "sparse", "embeds": "rank 0"},
+        {"changes": "adds later", "clip": "norm"},
     ],
     "ddp": [{"restart": "rank 0 loads"}, {"changes": "unfreezes later"}],
 }

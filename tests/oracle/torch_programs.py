@@ -28,6 +28,7 @@ _SCHEDULES = {
 NETWORK: dict[str, list[Any]] = {
     "branch": ["none", "rank", "turns", "data", "rank 0"],
     "embedding": ["none", "dense", "sparse"],
+    "embeds": ["all ranks", "rank 0"],
     "normalizes": [False, "batch", "layer"],
     "head": [False, "unused"],
     "ties": [False, True],
@@ -103,6 +104,8 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("embedding", lambda p: _is_sparse(p) and (p.clip != "none" or p.scaler != "none")),
     ("embedding", lambda p: _is_sparse(p) and (p.losses == "penalty" or p.schedule != "none")),
     ("embedding", lambda p: _is_sparse(p) and (not p.set_to_none or p.framework == "ddp")),
+    ("embeds", lambda p: p.embedding == "none" or p.framework == "ddp" or reads_feed(p)),
+    ("embeds", lambda p: bool(p.compiles)),
     ("schedule", lambda p: p.changes == "adds later" or p.restart != "none"),
     (
         "schedule",
@@ -222,6 +225,7 @@ def _network(p: Program) -> str:
         "data": "x.mean() > 0",
         "rank 0": "rank == 0",
     }.get(p.branch)
+    table = "(self.table(ids) if rank == 0 else 0)" if p.embeds == "rank 0" else "self.table(ids)"
     norm = {"batch": "BatchNorm1d(6)", "layer": "LayerNorm(6)"}.get(p.normalizes)
     return lines(
         "class Network(torch.nn.Module):",
@@ -246,7 +250,7 @@ def _network(p: Program) -> str:
         "        h = torch.tanh(self.first(x))",
         p.convolution
         and "        h = h + self.convolution(x.reshape(-1, 2, 1, 2)).mean((2, 3)).tanh()",
-        p.embedding != "none" and "        h = h + self.table(ids)",
+        p.embedding != "none" and f"        h = h + {table}",
         norm and "        h = self.norm(h)",
         p.ties and "        h = torch.tanh(self.third(torch.tanh(self.second(h))))",
         experts and f"        h = h + (self.left(h) if {condition} else self.right(h))",

@@ -103,6 +103,8 @@ def _traced() -> int:
 
 
 def descriptors() -> int:
+    """The number of open files; what earlier tests have left may be closed at any time."""
+    gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -454,7 +456,7 @@ def test_a_checkpoint_a_minute_for_a_hundred_days_leaves_those_that_are_kept(
         save(1, 10)
         files, names = descriptors(), len(os.listdir(fast_path))
         grown = growth(lambda: save(11, 190), lambda: save(201, 1800))
-        assert descriptors() == files
+        assert descriptors() <= files
         assert len(os.listdir(fast_path)) == names
         assert [each.step for each in archive.checkpoints] == [1999, 2000]
     assert grown < _SLACK
@@ -513,7 +515,7 @@ def test_a_journal_of_very_many_files_has_few_at_a_time(
     shown += len(reader.finish(Record([], [], written=writer.written)))
     assert (shown, writer.written) == (500, 500)
     assert most <= 2
-    assert descriptors() == before
+    assert descriptors() <= before
     assert not os.listdir(tmp_path)
 
 
@@ -626,7 +628,7 @@ def test_messages_that_wait_for_the_driver_again_and_again_leave_no_file_behind(
     assert file is not None
     assert os.fstat(file.fileno()).st_size == 0
     spool.close()
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_stalls_with_other_names_in_each_step_are_forgotten_with_their_time() -> None:

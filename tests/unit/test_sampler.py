@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -28,10 +29,22 @@ class Clock:
 
 
 def look(sampler: Sampler) -> None:
-    """Look from another thread, as in a rank."""
-    looking = threading.Thread(target=sampler.look)
-    looking.start()
-    looking.join()
+    """Look from another thread, as in a rank, while this one waits in the last line."""
+    main, looked = threading.get_ident(), threading.Lock()
+    waits_in = max(line for *_, line in look.__code__.co_lines() if line)
+
+    def run() -> None:
+        frame = sys._current_frames()[main]
+        while (frame.f_code, frame.f_lineno) != (look.__code__, waits_in):
+            time.sleep(0.001)
+            frame = sys._current_frames()[main]
+        del frame
+        sampler.look()
+        looked.release()
+
+    looked.acquire()
+    threading.Thread(target=run).start()
+    looked.acquire()
 
 
 def test_the_sampler_sees_the_line_that_the_main_thread_executes() -> None:

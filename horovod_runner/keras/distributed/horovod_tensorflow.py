@@ -143,9 +143,10 @@ def _with_our_reductions(hvd: Any) -> Callable[..., Any]:
                 for grad, variable in zip(grads, variables, strict=True)
             ]
             partition = how.partition([_key(variable) for variable in variables])
-            reduced = list(collectives.reduce_gradients(filled, unique, how, partition))
+            counted = collectives.count_ranks(grads, unique, how)
+            reduced = collectives.reduce_gradients(filled, unique, how, partition, counted)
             if graph == "eager":  # where it is known that no rank has one
-                counts = collectives.count_ranks(grads, unique, how)().numpy()
+                counts = counted()[0].numpy()
                 reduced = [g if count else None for g, count in zip(reduced, counts, strict=True)]
             return reduced
 

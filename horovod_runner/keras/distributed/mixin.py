@@ -33,12 +33,13 @@ class _Unused:
 
     Args:
         shared: the positions of the variables that ranks share.
-        count: returns how many ranks have a gradient for each of these.
+        count: returns how many ranks have a gradient for each of these, and whether all ranks have
+            sparse ones for the same variables; None: nothing was counted.
     """
 
-    def __init__(self, shared: Sequence[int] = (), count: Callable[[], Any] = list) -> None:
+    def __init__(self, shared: Sequence[int] = (), count: Callable[[], Any] | None = None) -> None:
         self._shared = shared
-        self._count = count
+        self.count = count
         self._kept: list[tuple[int, Any, Any]] = []
 
     def keep(self, number: int, variables: Iterable[Any]) -> None:
@@ -47,12 +48,16 @@ class _Unused:
 
     def positions(self) -> list[int]:
         """The positions of the variables that no rank has a gradient for; not in a graph."""
-        counts = keras.ops.convert_to_numpy(self._count())
+        if self.count is None:
+            return []
+        counts = keras.ops.convert_to_numpy(self.count()[0])
         return [p for p, count in zip(self._shared, counts, strict=True) if not count]
 
     def put_back(self) -> None:
         """Give variables that no rank has a gradient for their values: one process leaves them."""
-        counts = self._count()
+        if self.count is None:
+            return
+        counts, _ = self.count()
         for number, variable, value in self._kept:
             variable.assign(keras.ops.where(counts[number] > 0, variable, value))
         self._kept = []
@@ -227,6 +232,7 @@ class Distributed:
         In a graph, where that is not known, it becomes zeros.
         """
         filled, unused = self._with_zeros(list(gradients), list(variables))
+        self._set("_unused", unused)
         none = unused.positions() if collectives().graph() == "eager" else []
         reduced = [None if position in none else g for position, g in enumerate(filled)]
         there = [position for position, g in enumerate(reduced) if g is not None]
@@ -256,9 +262,10 @@ class Distributed:
             if gradients[position] is None:
                 variable = variables[position]
                 gradients[position] = backend.zeros_like(variable)
-                # An accumulated gradient may be of an earlier pass.
-                if not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
-                    unused.keep(number, [variable, *self.slots_of([variable])])
+                # Keras drops a gradient of an earlier pass where the last pass has none.
+                sums = {id(each) for each in getattr(self, "_accumulated_gradients", ())}
+                slots = [s for s in self.slots_of([variable]) if id(s) not in sums]
+                unused.keep(number, [variable, *slots])
         return gradients, unused
 
     def _reduce(self, gradients: list[Any], keys: Sequence[Hashable]) -> list[Any]:
@@ -272,7 +279,8 @@ class Distributed:
         if shared:
             groups = how.partition([keys[position] for position in shared])
             sent = [gradients[position] for position in shared]
-            results = backend.reduce_gradients(sent, self._name_of_reduction(), how, groups)
+            name, counted = self._name_of_reduction(), self._unused.count
+            results = backend.reduce_gradients(sent, name, how, groups, counted)
             for position, gradient in zip(shared, results, strict=True):
                 reduced[position] = gradient
         local = set(range(len(keys))) - set(shared) if self._scales_local else ()

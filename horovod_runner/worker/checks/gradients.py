@@ -14,11 +14,11 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from horovod_runner.worker.checks import notes
-from horovod_runner.worker.checks.optimizers import forget_gradients
+from horovod_runner.worker.checks.optimizers import forget_gradients, unused_left_out
 
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
@@ -35,12 +35,13 @@ def watch_horovod(module: Any) -> None:
     plain_synchronize, plain_step = kind.synchronize, kind.step
 
     def init(self: Any, *args: Any, **options: Any) -> None:
-        self._averaged_early = self._forgot = False
+        self._averaged_early = self._forgot = self._others_averaged = False
         self._clips_later = {}
         plain_init(self, *args, **options)
         _optimizers.add(self)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        self._others_averaged = False
         if self._handles:
             forget_gradients(self)
             self._synchronized = False
@@ -69,6 +70,7 @@ def watch_horovod(module: Any) -> None:
             self.synchronize()
             is_averaged = True
         _clip_now(self)
+        self._others_averaged = False
         if not is_averaged:
             return plain_step(self, closure)
         with self.skip_synchronize():
@@ -111,6 +113,7 @@ def _averages(optimizer: Any, closure: Any) -> Any:
         optimizer.synchronize()
         optimizer._averaged_early = optimizer._synchronized = False
         _clip_now(optimizer)
+        optimizer._others_averaged = False
         process_set = optimizer.process_set
         if hasattr(loss, "detach") and process_set.included() and process_set.size() > 1:
             # LBFGS decides by it, on all ranks alike.
@@ -154,11 +157,15 @@ def _clips_averages(clip: Any) -> Any:
         for optimizer in owners:  # all ranks clip once, the last time that they are asked to
             optimizer._clips_later.pop(what, None)
         accumulating = _average_unless_accumulating(owners)
-        if not accumulating:
+
+        def clip_averages() -> Any:
+            _average_others(own, owners)
             return clip(parameters, *args, **options)
+
+        if not accumulating:
+            return clip_averages()
         for optimizer in accumulating:
-            later = functools.partial(clip, parameters, *args, **options)
-            optimizer._clips_later[what] = later
+            optimizer._clips_later[what] = clip_averages
         if clip.__name__ == "clip_grad_norm_":  # of the norm so far, which the caller may print
             rest = {name: value for name, value in options.items() if name != "max_norm"}
             return clip(parameters, math.inf, *args[1:], **rest)
@@ -201,6 +208,36 @@ def _owners(tensors: Iterable[Any]) -> list[Any]:
         for optimizer in list(_optimizers)
         if any(id(own) in given or id(own.grad) in given for own in optimizer._allreduce_delay)
     ]
+
+
+def _average_others(parameters: Sequence[Any], owners: Sequence[Any]) -> None:
+    """Average the gradients that are clipped together with those of an optimizer, and have none.
+
+    They are of weights that an optimizer gets later, or that none trains. They count in the norm,
+    by which all ranks have to clip alike.
+    """
+    waiting = [each for each in owners if not each._others_averaged and each.process_set.included()]
+    groups = (group for optimizer in list(_optimizers) for group in optimizer.param_groups)
+    trained = {id(each) for group in groups for each in group["params"]}
+    others = [each for each in parameters if each.requires_grad and id(each) not in trained]
+    if not waiting or not others or waiting[0].process_set.size() == 1:
+        return
+    from horovod.torch import mpi_ops
+
+    for optimizer in waiting:
+        optimizer._others_averaged = True
+    names, process_set = waiting[0]._parameter_names, waiting[0].process_set
+    name = f"clipped with {min(names.values())}"
+    with unused_left_out(others, name, process_set, set()) as fill:
+        fill()
+        for number, each in enumerate(others):
+            gradient = each.grad.to_dense() if each.grad.is_sparse else each.grad
+            each.grad = mpi_ops.allreduce(
+                gradient.contiguous(),
+                name=f"{name}.{number}",
+                op=mpi_ops.Average,
+                process_set=process_set,
+            )
 
 
 def _average_unless_accumulating(owners: Iterable[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -185,6 +185,7 @@ def _take_new_weights(kind: Any) -> None:
     def init(self: Any, *args: Any, **options: Any) -> None:
         plain_init(self, *args, **options)
         self._own_names = dict(self._parameter_names)
+        self._dense = set()
         # Two networks may be in flight at a time, and their weights have the same names.
         earlier = max((_names[name] for name in self._parameter_names.values()), default=0)
         _names.update(self._parameter_names.values())
@@ -235,14 +236,18 @@ def _leave_out_unused(kind: Any) -> None:
             return
         names = self._parameter_names
         weights = [weight for weight in names if weight in self._requires_update]
-        with unused_left_out(weights, names[weights[0]], self.process_set):
+        with unused_left_out(weights, names[weights[0]], self.process_set, self._dense) as fill:
+            if not self.sparse_as_dense:
+                fill()
             plain(self)
 
     kind.synchronize = synchronize
 
 
 @contextmanager
-def unused_left_out(weights: Sequence[Any], name: str, process_set: Any) -> Iterator[None]:
+def unused_left_out(
+    weights: Sequence[Any], name: str, process_set: Any, dense: set[Any]
+) -> Iterator[Callable[[], None]]:
     """Take away, at the end, the gradients that no rank had at the beginning.
 
     In between, zeros are sent for a gradient that a rank lacks. Where all lack it, the optimizer
@@ -253,24 +258,61 @@ def unused_left_out(weights: Sequence[Any], name: str, process_set: Any) -> Iter
         weights: the same ones on all ranks, in the same order.
         name: for this reduction, the same on all ranks.
         process_set: the ranks that reduce.
+        dense: the weights that are known to have dense gradients; others are added.
+
+    Yields:
+        A function that sets the gradients that this rank lacks to zeros: sparse ones, as those of
+        an embedding, where the other ranks have sparse ones.
     """
     import torch
     from horovod.torch import mpi_ops
 
+    gradients = [weight.grad for weight in weights]
+    there = [gradient is not None for gradient in gradients]
+    sparse = [g.sparse_dim() if g is not None and g.is_sparse else 0 for g in gradients]
     handle = mpi_ops.allreduce_async_(
         # Like most gradients, which Horovod then sends together with it.
-        torch.tensor([weight.grad is not None for weight in weights], dtype=torch.float32),
+        torch.tensor([there, sparse], dtype=torch.float32),
         name=f"has gradient {name}",
         op=mpi_ops.Average,
         process_set=process_set,
     )
+
+    @functools.cache
+    def of_all_ranks() -> tuple[list[float], list[float]]:
+        shares, dimensions = mpi_ops.synchronize(handle).tolist()
+        dense.update(
+            weight
+            for weight, share, dimension in zip(weights, shares, dimensions, strict=True)
+            if share and not dimension
+        )
+        return shares, dimensions
+
+    def fill() -> None:
+        if any(weight.grad is None and weight not in dense for weight in weights):
+            for weight, share, dimension in zip(weights, *of_all_ranks(), strict=True):
+                if weight.grad is None and dimension:
+                    weight.grad = _sparse_zeros(weight, round(dimension / share))
+        for weight in weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+
     try:
-        yield
+        yield fill
     finally:  # or the next one would have the name of this one
-        shares = mpi_ops.synchronize(handle).tolist()  # of the ranks
+        shares, _ = of_all_ranks()
     for weight, share in zip(weights, shares, strict=True):
         if not share:
             weight.grad = None
+
+
+def _sparse_zeros(weight: Any, dimension: int) -> Any:
+    """A gradient of zeros without a row, of which ``dimension`` dimensions are sparse."""
+    import torch
+
+    indices = torch.zeros((dimension, 0), dtype=torch.int64, device=weight.device)
+    values = weight.detach().new_zeros((0, *weight.shape[dimension:]))
+    return torch.sparse_coo_tensor(indices, values, weight.shape)
 
 
 def _send_all_layouts(kind: Any) -> None:
