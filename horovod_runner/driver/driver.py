@@ -20,7 +20,13 @@ from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import LaunchError, SerializationError
-from horovod_runner.launchers.launcher import Launch, Launcher, LaunchLostError, TaskLostError
+from horovod_runner.launchers.launcher import (
+    Launch,
+    Launcher,
+    LaunchLostError,
+    LaunchRequest,
+    TaskLostError,
+)
 from horovod_runner.results import failures
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks.fan_out import FanOut
@@ -83,7 +89,7 @@ class Driver:
         host, job = self._launcher.channel_host, self._job
         with Channel(host, job.size, job.limits) as channel, self._traces:
             launch = self._launcher.launch(
-                self._job, channel.address, channel.wake, self._dataframes
+                LaunchRequest(self._job, channel.address, channel.wake, self._dataframes)
             )
             with _interrupts() as interrupted:
                 supervisor = Supervisor(

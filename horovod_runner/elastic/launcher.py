@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 from horovod_runner.elastic.pool import Pool, PooledLaunch
 from horovod_runner.errors import CancelledError, LaunchError, SlotError
-from horovod_runner.launchers.launcher import PoolKeeper
+from horovod_runner.launchers.launcher import LaunchRequest, PoolKeeper
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.slots import ChannelAddress
 
 
 class PooledLauncher:
@@ -53,8 +51,8 @@ class PooledLauncher:
         self._cancelled = cancelled
         self._first = True
         self._limits = job.limits
-        start = partial(launcher.launch_members, job, most)
-        self._pool = Pool(launcher.channel_host, most, grow_after, start, job.limits)
+        start = launcher.launch_members
+        self._pool = Pool(launcher.channel_host, most, grow_after, start, job)
 
     def __enter__(self) -> PooledLauncher:
         self._pool.__enter__()
@@ -127,21 +125,15 @@ class PooledLauncher:
             "np as one number needs no such connection (docs/where/networks.md)."
         )
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> PooledLaunch:
+    def launch(self, request: LaunchRequest) -> PooledLaunch:
         """Begin an attempt on the tasks that came first.
 
-        ``dataframes`` is empty here: see :func:`refuse_dataframes`.
+        There are no DataFrames here: see :func:`refuse_dataframes`.
 
         Raises:
             LaunchError: a task was lost.
         """
-        return self._pool.launch(job, address, wake)
+        return self._pool.launch(request)
 
 
 def refuse_dataframes(dataframes: Mapping[str, Any]) -> str:

@@ -15,13 +15,17 @@ from collections.abc import Callable, Collection, Mapping
 from horovod_runner.common.liveness import Liveness
 from horovod_runner.elastic.members import Member, Members
 from horovod_runner.errors import HorovodRunnerError, LaunchError
-from horovod_runner.launchers.launcher import JobCancelledError, MemberTasks, TaskLostError
-from horovod_runner.limits import Limits
+from horovod_runner.launchers.launcher import (
+    JobCancelledError,
+    LaunchRequest,
+    MemberTasks,
+    PoolRequest,
+    TaskLostError,
+)
 from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.job import Job, Outcome, decode_outcome
 from horovod_runner.wire.pool import Change, Done, Joined, Work
-from horovod_runner.wire.slots import ChannelAddress
 
 _TICK_SECONDS = 1.0
 _MOST_GONE = 1000  # a task of these may still say for some seconds that it is there
@@ -119,9 +123,8 @@ class Pool:
         host: the driver's address as the tasks reach it.
         most: how many ranks the run may have.
         grow_after: see :class:`~horovod_runner.elastic.members.Members`.
-        launch: starts the tasks, given the channel's address and a function to call with the seat
-            and the error of a task that could not be kept, and one for a task that is to leave.
-        limits: of the run.
+        launch: starts the tasks.
+        job: the run's.
 
     Attributes:
         changed: notified when a member has come, gone, or waits again.
@@ -136,13 +139,11 @@ class Pool:
         host: str,
         most: int,
         grow_after: float,
-        launch: Callable[
-            [ChannelAddress, Callable[[int, LaunchError], None], Callable[[int, str], None]],
-            MemberTasks,
-        ],
-        limits: Limits,
+        launch: Callable[[PoolRequest], MemberTasks],
+        job: Job,
     ) -> None:
-        self._limits = limits
+        self._job = job
+        self._limits = limits = job.limits
         self._host = host
         self._most = most
         self._start_tasks = launch
@@ -164,7 +165,9 @@ class Pool:
     def __enter__(self) -> Pool:
         self._channel = Channel(self._host, self._most, self._limits)
         try:
-            self._tasks = self._start_tasks(self._channel.address, self._ended, self._leave)
+            self._tasks = self._start_tasks(
+                PoolRequest(self._job, self._most, self._channel.address, self._ended, self._leave)
+            )
         except BaseException:
             self._channel.close()
             raise
@@ -201,17 +204,13 @@ class Pool:
         waited = time.monotonic() - self._cancelled_at
         return waited >= self._limits.cancelled_tasks and self._tasks.settled()
 
-    def launch(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> PooledLaunch:
+    def launch(self, request: LaunchRequest) -> PooledLaunch:
         """Begin an attempt.
-
-        Args:
-            job: of the attempt.
-            address: the attempt's channel.
-            wake: called when something has changed.
 
         Raises:
             LaunchError: a member has been lost since it was counted.
         """
+        job = request.job
         with self.changed:
             if len(self._members.ready) < job.size:
                 raise LaunchError(
@@ -220,9 +219,11 @@ class Pool:
                 )
             chosen = self._members.start(job.attempt, job.size)
             seats = {task: member.seat for task, member in enumerate(chosen)}
-            self._launch = PooledLaunch(seats, wake, self._give_up, self._limits.pool_report)
+            self._launch = PooledLaunch(
+                seats, request.wake, self._give_up, self._limits.pool_report
+            )
             self._orders = {
-                seat: Work(task, job.size, job.attempt, job.checkpoints, address)
+                seat: Work(task, job.size, job.attempt, job.checkpoints, request.address)
                 for task, seat in seats.items()
             }
         self._channel.wake()

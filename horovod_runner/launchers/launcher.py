@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from horovod_runner.errors import HorovodRunnerError, LaunchError
@@ -28,6 +29,46 @@ class LaunchLostError(LaunchError):
 
 class JobCancelledError(LaunchError):
     """Somebody cancelled the Spark job of the ranks: they are not launched again."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What a launcher is asked to start.
+
+    Attributes:
+        job: the job.
+        address: the driver's channel.
+        wake: called, from any thread, when the launch has finished.
+        dataframes: Spark DataFrames whose rows are sent to the tasks with the launch, by dataset
+            name. Empty unless the ranks may be on other machines and share no folder with the
+            driver.
+    """
+
+    job: Job
+    address: ChannelAddress
+    wake: Callable[[], None]
+    dataframes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PoolRequest:
+    """The tasks of a pool that a launcher is asked to start.
+
+    Attributes:
+        job: the run's.
+        seats: how many tasks.
+        address: the pool's channel.
+        ended: called, from any thread, with the seat and the reason when a task ends that the pool
+            has not told to; another one is started in its place, except after a JobCancelledError.
+        leaving: called, from any thread and perhaps repeatedly, with the seat and the reason when a
+            task's executor is about to go. The pool tells the task to end.
+    """
+
+    job: Job
+    seats: int
+    address: ChannelAddress
+    ended: Callable[[int, LaunchError], None]
+    leaving: Callable[[int, str], None]
 
 
 class Launch(Protocol):
@@ -115,23 +156,8 @@ class Launcher(Protocol):
             CancelledError: the run was cancelled while it waited for slots.
         """
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> Launch:
-        """Start all ranks of a job.
-
-        Args:
-            job: the job.
-            address: the driver's channel.
-            wake: called, from any thread, when the launch has finished.
-            dataframes: Spark DataFrames whose rows are sent to the tasks with the launch, by
-                dataset name. Empty unless the ranks may be on other machines and share no folder
-                with the driver.
-        """
+    def launch(self, request: LaunchRequest) -> Launch:
+        """Start all ranks of a job."""
 
 
 class PoolKeeper(Launcher, Protocol):
@@ -154,23 +180,5 @@ class PoolKeeper(Launcher, Protocol):
     def expected_tasks(self) -> int | None:
         """How many tasks of a pool will start soon; None if that is not known."""
 
-    def launch_members(
-        self,
-        job: Job,
-        seats: int,
-        address: ChannelAddress,
-        ended: Callable[[int, LaunchError], None],
-        leaving: Callable[[int, str], None],
-    ) -> MemberTasks:
-        """Start the tasks of a pool, each as soon as there is a slot for it.
-
-        Args:
-            job: the run's.
-            seats: how many tasks.
-            address: the pool's channel.
-            ended: called, from any thread, with the seat and the reason when a task ends that the
-                pool has not told to; another one is started in its place, except after a
-                JobCancelledError.
-            leaving: called, from any thread and perhaps repeatedly, with the seat and the reason
-                when a task's executor is about to go. The pool tells the task to end.
-        """
+    def launch_members(self, request: PoolRequest) -> MemberTasks:
+        """Start the tasks of a pool, each as soon as there is a slot for it."""

@@ -6,16 +6,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
 from horovod_runner.errors import LaunchError
+from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
 from horovod_runner.wire.channel import make_room
 from horovod_runner.wire.job import Job, Outcome
-from horovod_runner.wire.transport import ChannelAddress
 
 # Open in the driver: a worker's pipes and the link to the channel, 22 in all, and the worker's ends
 # of the pipes while it starts. A member of a pool has a second link.
@@ -39,22 +38,17 @@ class LocalLauncher:
         make_room(size, size * _FILES_OF_A_RANK)
         return size
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> LocalLaunch:
+    def launch(self, request: LaunchRequest) -> LocalLaunch:
         """Start one thread per rank, which starts and supervises the rank's worker.
 
-        ``dataframes`` is empty here: the ranks share this machine's disk.
+        There are no DataFrames here: the ranks share this machine's disk.
 
         Raises:
             ChannelError: the hard limit of open files is too low.
         """
-        make_room(job.size, job.size * _FILES_OF_A_RANK)  # again: other code has opened files since
-        return LocalLaunch(job, address, wake)
+        # Again: other code has opened files since.
+        make_room(request.job.size, request.job.size * _FILES_OF_A_RANK)
+        return LocalLaunch(request)
 
     def check_pool(self) -> None:
         """Nothing speaks against a pool here."""
@@ -63,36 +57,29 @@ class LocalLauncher:
         """Unlimited, so the pool is soon complete."""
         return None
 
-    def launch_members(
-        self,
-        job: Job,
-        seats: int,
-        address: ChannelAddress,
-        ended: Callable[[int, LaunchError], None],
-        leaving: Callable[[int, str], None],
-    ) -> LocalMembers:
+    def launch_members(self, request: PoolRequest) -> LocalMembers:
         """Start one thread per seat.
 
         Raises:
             ChannelError: the hard limit of open files is too low.
         """
-        make_room(seats, seats * _FILES_OF_A_MEMBER)
-        return LocalMembers(job, seats, address)
+        make_room(request.seats, request.seats * _FILES_OF_A_MEMBER)
+        return LocalMembers(request)
 
 
 class LocalMembers:
     """The tasks of a pool on this machine: threads, which do not end before they are told to."""
 
-    def __init__(self, job: Job, seats: int, address: ChannelAddress) -> None:
-        here = _Here(job)
+    def __init__(self, request: PoolRequest) -> None:
+        here = _Here(request.job)
         self._threads = [
             threading.Thread(
                 target=serve,
-                args=[job, address, seat, here.setup(0)],
+                args=[request.job, request.address, seat, here.setup(0)],
                 name=f"horovod_runner-seat-{seat}",
                 daemon=True,
             )
-            for seat in range(seats)
+            for seat in range(request.seats)
         ]
         for thread in self._threads:
             thread.start()
@@ -135,10 +122,10 @@ class LocalLaunch:
     expected = None
     running = False
 
-    def __init__(self, job: Job, address: ChannelAddress, wake: Callable[[], None]) -> None:
-        self._job = job
-        self._address = address
-        self._wake = wake
+    def __init__(self, request: LaunchRequest) -> None:
+        job = self._job = request.job
+        self._address = request.address
+        self._wake = request.wake
         self._outcomes: list[Outcome] = []
         self.problem: LaunchError | None = None
         self._here = _Here(job)

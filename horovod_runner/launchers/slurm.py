@@ -19,22 +19,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from dataclasses import replace
 
 import msgspec
 
 from horovod_runner.errors import DataError, LaunchError, SlotError
 from horovod_runner.host import network
 from horovod_runner.launchers import srun
-from horovod_runner.launchers.launcher import TaskLostError
+from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest, TaskLostError
 from horovod_runner.launchers.member import serve
 from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
-from horovod_runner.wire.job import Job, Outcome, decode_outcome
-from horovod_runner.wire.transport import ChannelAddress
+from horovod_runner.wire.job import Outcome, decode_outcome
 
 _MARK = "horovod_runner"
 # srun passes on what tasks print in pieces of whole lines, at most 1,024 bytes each
@@ -88,26 +87,20 @@ class SlurmLauncher:
             )
         return size or available
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> SlurmLaunch:
+    def launch(self, request: LaunchRequest) -> SlurmLaunch:
         """Start one srun for all ranks.
 
         Raises:
             DataError: the rows of a DataFrame should be sent with the launch.
             LaunchError: srun cannot be started.
         """
-        if dataframes:
+        if request.dataframes:
             raise DataError(
-                f"{', '.join(dataframes)}: Slurm's tasks get no rows from Spark. Name a folder "
-                "that all nodes share, data_config=DataConfig(shared_dir=...), or write the "
+                f"{', '.join(request.dataframes)}: Slurm's tasks get no rows from Spark. Name a "
+                "folder that all nodes share, data_config=DataConfig(shared_dir=...), or write the "
                 "DataFrame to Parquet there."
             )
-        return SlurmLaunch(job, address, wake, self._seconds)
+        return SlurmLaunch(request, self._seconds)
 
     def check_pool(self) -> None:
         """Nothing speaks against a pool here."""
@@ -116,16 +109,10 @@ class SlurmLauncher:
         """As many as the allocation has tasks."""
         return self.slots(0)
 
-    def launch_members(
-        self,
-        job: Job,
-        seats: int,
-        address: ChannelAddress,
-        ended: Callable[[int, LaunchError], None],
-        leaving: Callable[[int, str], None],
-    ) -> srun.SlurmMembers:
+    def launch_members(self, request: PoolRequest) -> srun.SlurmMembers:
         """Start one srun for each seat."""
-        return srun.SlurmMembers(job, min(seats, self.slots(0)), address, ended)
+        seats = min(request.seats, self.slots(0))
+        return srun.SlurmMembers(replace(request, seats=seats))
 
 
 def _nodes() -> list[str]:
@@ -160,9 +147,7 @@ class SlurmLaunch:
     """One srun under way.
 
     Args:
-        job: what to run.
-        address: the driver's channel.
-        wake: called when srun has ended.
+        request: what to run.
         seconds: the time limit for the first task.
 
     Raises:
@@ -174,18 +159,17 @@ class SlurmLaunch:
     task_0 = None
     problem = None
 
-    def __init__(
-        self, job: Job, address: ChannelAddress, wake: Callable[[], None], seconds: float
-    ) -> None:
+    def __init__(self, request: LaunchRequest, seconds: float) -> None:
+        job = request.job
         self._size = job.size
-        self._wake = wake
+        self._wake = request.wake
         self._outcomes: dict[int, Outcome] = {}
         self._last_lines: list[str] = []  # of srun's standard error
         self._done = threading.Event()
         self._seconds = seconds
         self.expected: float | None = time.monotonic() + seconds
         self._process = srun.start(srun.command(job.size), job, subprocess.PIPE)
-        parcel = srun.parcel_of(job, address)
+        parcel = srun.parcel_of(job, request.address)
         self._writer = self._start(lambda: self._write(parcel))
         self._error_reader = self._start(self._read_errors)
         self._reader = self._start(self._read)

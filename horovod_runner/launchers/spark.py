@@ -11,24 +11,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from horovod_runner.common.spark_session import conf_of, spark_context
-from horovod_runner.errors import CancelledError, LaunchError, SlotError
+from horovod_runner.errors import CancelledError, SlotError
 from horovod_runner.launchers import connect, detached
+from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest
 from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
 from horovod_runner.launchers.spark_task import run_member, run_task
 from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.transport import ChannelAddress, new_call
+from horovod_runner.wire.transport import new_call
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 class SparkLauncher:
@@ -174,15 +175,9 @@ class SparkLauncher:
             f" and spark.task.resource.gpu.amount={gpus}" if gpus else ""
         )
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, DataFrame],
-    ) -> SparkLaunch:
+    def launch(self, request: LaunchRequest) -> SparkLaunch:
         """Start the barrier job, in a separate thread."""
-        job = self._with_threads(job)
+        job = self._with_threads(request.job)
         # On a local master the tasks are on this machine.
         detaches = self._make_stand_in is not None and not self.shares_files
         if detaches and not self._is_connect:
@@ -190,20 +185,20 @@ class SparkLauncher:
         task_function = partial(
             run_task,
             job,
-            address,
+            request.address,
             # On a local master what a task prints appears in this terminal anyway. The log of a
             # Connect server does not.
             echo=self._is_connect or not self._is_local,
             make_stand_in=self._make_stand_in if detaches else None,
-            dataframes=tuple(dataframes),
+            dataframes=tuple(request.dataframes),
         )
         if not self._is_connect:
             return SparkLaunch(
                 self._spark,
                 job,
                 task_function,
-                wake,
-                dataframes,
+                request.wake,
+                request.dataframes,
                 profile=self._profile,
                 detaches=detaches,
             )
@@ -212,8 +207,8 @@ class SparkLauncher:
             self._spark,
             job,
             task_function,
-            wake,
-            dataframes,
+            request.wake,
+            request.dataframes,
             profile=self._profile,
             late_error=self._late_error(job.size, seconds),
             seconds=seconds,
@@ -239,23 +234,14 @@ class SparkLauncher:
         """As many as there are slots; under dynamic allocation those are still to come."""
         return None if self.needs_pool else self._count_slots()
 
-    def launch_members(
-        self,
-        job: Job,
-        seats: int,
-        address: ChannelAddress,
-        ended: Callable[[int, LaunchError], None],
-        leaving: Callable[[int, str], None],
-    ) -> SparkMembers:
+    def launch_members(self, request: PoolRequest) -> SparkMembers:
         """Start one job for each seat."""
-        job = self._with_threads(job)
+        job = self._with_threads(request.job)
         tasks = [
-            partial(run_member, job, address, seat, echo=not self._is_local)
-            for seat in range(seats)
+            partial(run_member, job, request.address, seat, echo=not self._is_local)
+            for seat in range(request.seats)
         ]
-        return SparkMembers(
-            self._spark, job, tasks, profile=self._profile, ended=ended, leaving=leaving
-        )
+        return SparkMembers(self._spark, replace(request, job=job), tasks, self._profile)
 
     def _with_threads(self, job: Job) -> Job:
         """The job with the number of threads that the user chose for all executors, if any."""

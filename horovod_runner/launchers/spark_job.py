@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from horovod_runner.common.spark_session import conf_of, map_in_arrow, spark_context
 from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.launchers import connect
-from horovod_runner.launchers.launcher import JobCancelledError, LaunchLostError
+from horovod_runner.launchers.launcher import JobCancelledError, LaunchLostError, PoolRequest
 from horovod_runner.launchers.spark_errors import ended_by, lost_task
 from horovod_runner.wire.job import Job, Outcome, decode_outcome
 from horovod_runner.wire.transport import Call
@@ -261,28 +261,23 @@ class SparkMembers:
 
     Args:
         spark: the session.
-        job: the run's.
+        request: the tasks.
         tasks: the body of each seat's task, for ``mapInArrow``.
         profile: the resources of a task; None for the application's settings.
-        ended: called with the seat and the reason when a job ends too early.
-        leaving: called with the seat and the reason when its executor is decommissioned.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        job: Job,
+        request: PoolRequest,
         tasks: Sequence[Callable[..., Any]],
-        *,
         profile: ResourceProfile | None,
-        ended: Callable[[int, LaunchError], None],
-        leaving: Callable[[int, str], None],
     ) -> None:
         self._spark = spark
-        self._job = job
+        self._job = request.job
         self._profile = profile
-        self._ended = ended
-        self._leaving = leaving
+        self._ended = request.ended
+        self._leaving = request.leaving
         self._over = threading.Event()
         self._collecting: set[int] = set()  # the seats with a job whose end is not reported
         make_thread = _inheriting_thread(spark)

@@ -7,9 +7,10 @@ import pickle
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from horovod_runner.errors import LaunchError
+from horovod_runner.launchers.launcher import PoolRequest
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.job_file import RUN_VARIABLE
@@ -75,29 +76,20 @@ class SlurmMembers:
     """The tasks of a pool: one srun each.
 
     Args:
-        job: the run's.
-        seats: how many tasks.
-        address: the pool's channel.
-        ended: called with the seat and the reason when a task ends too early.
+        request: the tasks.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        seats: int,
-        address: ChannelAddress,
-        ended: Callable[[int, LaunchError], None],
-    ) -> None:
-        self._job = job
-        self._address = address
-        self._ended = ended
+    def __init__(self, request: PoolRequest) -> None:
+        self._job = request.job
+        self._address = request.address
+        self._ended = request.ended
         self._over = threading.Event()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads = [
             threading.Thread(
                 target=self._keep, args=[seat], name=f"horovod_runner-srun-{seat}", daemon=True
             )
-            for seat in range(seats)
+            for seat in range(request.seats)
         ]
         for thread in self._threads:
             thread.start()

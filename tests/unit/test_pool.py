@@ -12,9 +12,14 @@ import pytest
 from horovod_runner.elastic.launcher import PooledLauncher
 from horovod_runner.elastic.pool import Pool
 from horovod_runner.errors import LaunchError
-from horovod_runner.launchers.launcher import JobCancelledError, TaskLostError
+from horovod_runner.launchers.launcher import (
+    JobCancelledError,
+    LaunchRequest,
+    PoolRequest,
+    TaskLostError,
+)
 from horovod_runner.launchers.local import LocalLauncher
-from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.limits import Limits
 from horovod_runner.options import ClusterConfig, Options
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
@@ -23,6 +28,8 @@ from horovod_runner.wire.pool import Done, Joined, Work
 from horovod_runner.wire.slots import ChannelAddress
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
+JOB = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
 
 
 class Tasks:
@@ -38,11 +45,9 @@ class Tasks:
     address: ChannelAddress
     not_settled: Callable[[], None] | None = None
 
-    def start(
-        self, address: ChannelAddress, ended: Callable[[int, LaunchError], None], *_: object
-    ) -> Tasks:
+    def start(self, request: PoolRequest) -> Tasks:
         """Begin; returns itself."""
-        self.address, self.ended = address, ended
+        self.address, self.ended = request.address, request.ended
         return self
 
     def settled(self) -> bool:
@@ -63,7 +68,7 @@ def tasks() -> Tasks:
 
 @pytest.fixture
 def pool(tasks: Tasks) -> Iterator[Pool]:
-    with Pool("127.0.0.1", 2, 60.0, tasks.start, DEFAULTS) as pool:
+    with Pool("127.0.0.1", 2, 60.0, tasks.start, JOB) as pool:
         yield pool
 
 
@@ -97,8 +102,7 @@ def test_members_that_have_ended_stay_when_those_that_have_not_are_given_up(
     pool: Pool, links: list[Link]
 ) -> None:
     join(pool, links)
-    job = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
-    launch = pool.launch(job, pool._channel.address, lambda: None)
+    launch = pool.launch(LaunchRequest(JOB, pool._channel.address, lambda: None))
     works = [next_of(link, Work) for link in links]
     ended = msgspec.msgpack.encode(Outcome(works[0].task, exit_code=0))
     links[0].put(Done(1, ended))
@@ -120,8 +124,7 @@ def test_a_task_that_goes_after_it_has_delivered_its_outcome_is_not_lost(
     pool: Pool, tasks: Tasks, links: list[Link]
 ) -> None:
     join(pool, links)
-    job = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
-    launch = pool.launch(job, pool._channel.address, lambda: None)
+    launch = pool.launch(LaunchRequest(JOB, pool._channel.address, lambda: None))
     ended = [Outcome(next_of(link, Work).task, exit_code=0) for link in links]
     links[0].put(Done(1, msgspec.msgpack.encode(ended[0])))
     next_of(links[0], Taken)
@@ -154,8 +157,7 @@ def test_the_rank_of_a_task_whose_spark_job_was_cancelled_is_waited_for(
     pool: Pool, tasks: Tasks, links: list[Link]
 ) -> None:
     join(pool, links)
-    job = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
-    launch = pool.launch(job, pool._channel.address, lambda: None)
+    launch = pool.launch(LaunchRequest(JOB, pool._channel.address, lambda: None))
     ended = [Outcome(next_of(link, Work).task, exit_code=0) for link in links]
     tasks.ended(0, JobCancelledError("its Spark job was cancelled"))
     assert "its Spark job was cancelled" in str(launch.problem)  # so all ranks are told to end
@@ -183,10 +185,8 @@ def test_no_attempt_begins_before_all_jobs_that_were_cancelled_together_are_know
         tasks.ended(1, JobCancelledError("cancelled, too"))
 
     class Keeper(LocalLauncher):
-        def launch_members(  # type: ignore[override]
-            self, job: Job, seats: int, *given: object
-        ) -> Tasks:
-            return tasks.start(*given)  # type: ignore[arg-type]
+        def launch_members(self, request: PoolRequest) -> Tasks:  # type: ignore[override]
+            return tasks.start(request)
 
     limits = Limits(cancelled_tasks=0.001)
     options = Options(np=(-2, -3), cluster_config=ClusterConfig(limits=limits))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import ClusterConfig, DataError, HorovodRunner, LaunchError, SlotError
+from horovod_runner.launchers.launcher import LaunchRequest
 from horovod_runner.launchers.slurm import SlurmLauncher, outcome_lines, read_outcomes
 from horovod_runner.launchers.srun import command
 from horovod_runner.wire.job import Outcome
@@ -64,7 +65,7 @@ def test_only_ranks_on_the_drivers_node_share_its_files(
 def test_dataframes_without_a_shared_folder_are_refused() -> None:
     nothing: Any = None
     with pytest.raises(DataError, match=r"data: .*Slurm.*shared_dir="):
-        SlurmLauncher().launch(nothing, nothing, print, {"data": object()})
+        SlurmLauncher().launch(LaunchRequest(nothing, nothing, print, {"data": object()}))
 
 
 def test_srun_gets_the_allocations_settings(monkeypatch: pytest.MonkeyPatch) -> None:
