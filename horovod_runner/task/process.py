@@ -110,14 +110,8 @@ class WorkerProcess:
                 variables[job_file.PMI_VARIABLE] = str(worker_pmi.fileno())
             guard_process: subprocess.Popen[bytes] | ForkedGuard | None = None
             if owner is not None:
-                self.fork_server = ForkServer(
-                    owner,
-                    job.path,
-                    variables,
-                    directory,
-                    job.limits,
-                    import_hooks=job.import_hooks,
-                )
+                of_run = job.limits, job.import_hooks
+                self.fork_server = ForkServer(owner, job.path, variables, directory, *of_run)
                 self.fork_server.keep(preload)
                 try:
                     passed = [stdout, stderr, *descriptors]

@@ -103,7 +103,6 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str | None,
         limits: Limits,
-        *,
         import_hooks: tuple[ImportHook, ...] = (),
     ) -> None:
         self._limits = limits
