@@ -16,12 +16,19 @@ _CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$'
 _OURS = re.compile(r"horovod_runner[/\\]worker[/\\]main\.py$|^<frozen runpy>$")
 # The thread that measures the rank; no user has started it.
 _PROFILER = re.compile(r'horovod_runner[/\\]profiling[/\\]\w+\.py", line')
-_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|^<frozen ")
+_LIBRARY = re.compile(
+    r"[/\\](site-packages|dist-packages|python3\.\d+|horovod_runner)[/\\]|^<frozen |^<string>"
+)
 _COLLECTIVE = re.compile(
     r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
 )
 _MAX_GROUPS = 8
 NO_ANSWER = "no answer: it is frozen, or waits in the kernel for a disk"
+
+
+def is_library(call: str) -> bool:
+    """Whether a call, or its file, is in a library and not in code of the user's."""
+    return _LIBRARY.search(call.removeprefix('File "')) is not None
 
 
 def split_threads(text: str) -> list[list[str]]:
@@ -68,7 +75,7 @@ def place(text: str) -> str:
     calls = next(iter(split_threads(text)), None)
     if calls is None:
         return NO_ANSWER
-    users = next((call for call in calls if not _LIBRARY.search(call)), calls[0])
+    users = next((call for call in calls if not is_library(call)), calls[0])
     inner = "" if users == calls[0] else f", inside {_name(calls[0])}"
     return f"{_short(users)}{inner}"
 

@@ -357,7 +357,8 @@ class SparkMembers:
         seats = []
         for seat in range(len(self._threads)):
             for job in tracker.getJobIdsForGroup(self._group(seat)):
-                for stage in tracker.getJobInfo(job).stageIds:
+                known = tracker.getJobInfo(job)  # None: Spark has forgotten the job
+                for stage in known.stageIds if known else ():
                     info = tracker.getStageInfo(stage)
                     if info is None:
                         continue

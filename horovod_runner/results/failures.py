@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 
+from horovod_runner.common.stacks import is_library
 from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError, RankFailedError
 from horovod_runner.results import memory
@@ -199,7 +200,7 @@ def _advice_on_mismatch(outcomes: Sequence[Outcome]) -> str:
 def _users_line(traceback: str) -> str:
     """The last line of code outside of packages in a traceback."""
     frames = FRAME.findall(traceback) or [("unknown", "?")]
-    own = [(path, line) for path, line in frames if "/site-packages/" not in path]
+    own = [(path, line) for path, line in frames if not is_library(path)]
     return ":".join((own or frames)[-1])
 
 

@@ -110,8 +110,9 @@ class WorkerProcess:
                 variables[job_file.PMI_VARIABLE] = str(worker_pmi.fileno())
             guard_process: subprocess.Popen[bytes] | ForkedGuard | None = None
             if owner is not None:
-                of_run = job.limits, job.import_hooks
-                self.fork_server = ForkServer(owner, job.path, variables, directory, *of_run)
+                self.fork_server = ForkServer(
+                    owner, job.path, variables, directory, job.limits, hooks=job.import_hooks
+                )
                 self.fork_server.keep(preload)
                 try:
                     passed = [stdout, stderr, *descriptors]

@@ -93,7 +93,7 @@ class ForkServer:
         environment: all variables of the task's worker.
         directory: the workers' working directory; None for this process's.
         limits: of the run.
-        import_hooks: of the run.
+        hooks: the import hooks of the run.
     """
 
     def __init__(
@@ -103,10 +103,11 @@ class ForkServer:
         environment: Mapping[str, str],
         directory: str | None,
         limits: Limits,
-        import_hooks: tuple[ImportHook, ...] = (),
+        *,
+        hooks: tuple[ImportHook, ...] = (),
     ) -> None:
         self._limits = limits
-        self._import_hooks = import_hooks
+        self._import_hooks = hooks
         self._owner = owner
         self._path = list(path)
         self._worker_environment = dict(environment)

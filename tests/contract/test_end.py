@@ -27,7 +27,7 @@ from horovod_runner import (
     current_attempt,
     log_to_driver,
 )
-from horovod_runner.launchers.launcher import JobCancelledError
+from horovod_runner.launchers.launcher import JobCancelledError, PoolRequest
 from horovod_runner.launchers.spark_job import SparkMembers
 from horovod_runner.options import Options
 from horovod_runner.wire.job import Job
@@ -166,9 +166,9 @@ def test_spark_knows_of_cancelled_jobs_whose_end_is_not_told_yet(ranks: Ranks) -
         threading.Event().wait()
 
     job = Job("test", 2, Options(np=(2, 2)), b"")
-    members = SparkMembers(
-        spark, job, [wait, wait], profile=None, ended=ended, leaving=lambda *_: None
-    )
+    nowhere: Any = None
+    request = PoolRequest(job, 2, nowhere, ended, lambda *_: None)
+    members = SparkMembers(spark, request, [wait, wait], None)
     tracker = spark.sparkContext.statusTracker()
     while len(tracker.getActiveJobsIds()) < 2:
         time.sleep(0.01)

@@ -16,9 +16,9 @@ import os
 import tempfile
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import pytest
@@ -37,7 +37,7 @@ from horovod_runner.elastic.members import Member, Members
 from horovod_runner.folders.folder import PART
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.host.scratch import RunFolder, memory_folder, rank_folder
-from horovod_runner.launchers.launcher import Launcher
+from horovod_runner.launchers.launcher import Launcher, LaunchRequest
 from horovod_runner.options import CheckpointConfig, Options
 from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.results import run_log
@@ -68,7 +68,7 @@ from horovod_runner.wire.job_file import CheckpointPlan, leave_file, remove_leav
 from horovod_runner.wire.marker import Marker, file_name
 from horovod_runner.wire.measurements import Lines, Machine, Note, Profile
 from horovod_runner.wire.messages import Alive, FilePart, Stall
-from horovod_runner.wire.slots import ChannelAddress, RankInfo
+from horovod_runner.wire.slots import RankInfo
 from horovod_runner.wire.spool import Spool
 from horovod_runner.worker import reporter as reporter_
 from horovod_runner.worker.checks import notes
@@ -158,14 +158,8 @@ class _Killing:
     def slots(self, size: int, patience: float = 0.0) -> int:
         return size
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> _Killing:
-        plan = job.checkpoints
+    def launch(self, request: LaunchRequest) -> _Killing:
+        job, plan = request.job, request.job.checkpoints
         name = file_name(plan.next_number, job.attempt, plan.token, "bytes")
         part = self._folder.local(f"{PART}{name}")
         assert part is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,6 +15,7 @@ from horovod_runner.driver.driver import Driver
 from horovod_runner.driver.phases import State
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import RankFailedError, RanksChangedError
+from horovod_runner.launchers.launcher import LaunchRequest
 from horovod_runner.limits import DEFAULTS
 from horovod_runner.options import Options
 from horovod_runner.sinks import Sink
@@ -48,15 +49,9 @@ class Launched:
     def slots(self, size: int) -> int:
         return size
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> Launched:
-        self._wake = wake
-        self.address.put(address)
+    def launch(self, request: LaunchRequest) -> Launched:
+        self._wake = request.wake
+        self.address.put(request.address)
         return self
 
     def end(self) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.driver.driver import Driver
 from horovod_runner.folders.local import LocalFolder
 from horovod_runner.launchers.detached import Detached
+from horovod_runner.launchers.launcher import LaunchRequest
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
 from horovod_runner.limits import Limits
 from horovod_runner.options import CheckpointConfig, ClusterConfig, DebugConfig, Options
@@ -48,7 +49,7 @@ from horovod_runner.wire.events import Notice, Report
 from horovod_runner.wire.job import Job, Record
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.slots import RankInfo
-from horovod_runner.wire.transport import ChannelAddress, new_call
+from horovod_runner.wire.transport import new_call
 from tests.events import telling
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -87,14 +88,8 @@ class Blind(LocalLauncher):
         self._blind = blind
         self._make_stand_in = make_stand_in
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> LocalLaunch:
-        return BlindLaunch(job, address, wake, self._blind, self._make_stand_in)
+    def launch(self, request: LaunchRequest) -> LocalLaunch:
+        return BlindLaunch(request, self._blind, self._make_stand_in)
 
 
 class BlindLaunch(LocalLaunch):
@@ -102,17 +97,15 @@ class BlindLaunch(LocalLaunch):
 
     def __init__(
         self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
+        request: LaunchRequest,
         blind: set[int],
         make_stand_in: Callable[..., StandIn],
     ) -> None:
         self._blind = blind
         self._make_stand_in = make_stand_in
-        self._meeting = Meeting(job.size)
+        self._meeting = Meeting(request.job.size)
         self.expected = time.monotonic() + 1.0
-        super().__init__(job, address, wake)
+        super().__init__(request)
 
     def _run(self, task: int) -> None:
         detached = Detached(self._job, self._meeting.task(task), self._make_stand_in)

@@ -13,6 +13,8 @@ from html import escape
 from pathlib import PurePath
 from typing import Final
 
+from horovod_runner.common.stacks import is_library
+
 _WIDTH: Final = 1200
 _ROW: Final = 18
 _LETTER: Final = 6.7  # the width of a character, in pixels
@@ -87,7 +89,7 @@ def _boxes(
 
 def _colour(call: str) -> str:
     """Warm colours for the user's files, cold ones for libraries; the same for the same call."""
-    kind = "library" if "site-packages" in call or "/python3" in call else "user"
+    kind = "library" if is_library(call) else "user"
     low, high = _HUES[kind]
     digest = hashlib.blake2b(call.encode(errors="replace"), digest_size=2).digest()
     return f"hsl({low + int.from_bytes(digest) % (high - low)}, 75%, 70%)"

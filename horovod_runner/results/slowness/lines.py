@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Final
 
+from horovod_runner.common.stacks import is_library
 from horovod_runner.results.slowness.profile import RunProfile
 from horovod_runner.wire.measurements import Thread
 
-_LIBRARY: Final = re.compile(
-    r"[/\\](site-packages|dist-packages|python3\.\d+|horovod_runner)[/\\]|^<frozen |^<string>"
-)
 _LOADER: Final = re.compile(r"torch[/\\]utils[/\\]data[/\\]|horovod_runner[/\\]data[/\\]")
 # Functions that release the interpreter lock while they wait.
 _WAITS: Final = frozenset(
@@ -54,7 +52,7 @@ def user_lines(profile: RunProfile, rank: int, thread: Thread = "main") -> dict[
 
 def own(stack: Sequence[str]) -> list[str]:
     """The calls of a stack that are in the user's own files."""
-    return [call for call in stack if not _LIBRARY.search(call)]
+    return [call for call in stack if not is_library(call)]
 
 
 def more_often(profile: RunProfile, rank: int, ranks: Iterable[int]) -> str:
