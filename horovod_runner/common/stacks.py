@@ -16,7 +16,9 @@ _CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$'
 _OURS = re.compile(r"horovod_runner[/\\]worker[/\\]main\.py$|^<frozen runpy>$")
 # The thread that measures the rank; no user has started it.
 _PROFILER = re.compile(r'horovod_runner[/\\]profiling[/\\]\w+\.py", line')
-_LIBRARY = re.compile(r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|^<frozen ")
+_LIBRARY = re.compile(
+    r"[/\\](site-packages|dist-packages|python3\.\d+|horovod_runner)[/\\]|<frozen |<string>"
+)
 _COLLECTIVE = re.compile(
     r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
 )
