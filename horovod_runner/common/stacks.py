@@ -26,6 +26,11 @@ _MAX_GROUPS = 8
 NO_ANSWER = "no answer: it is frozen, or waits in the kernel for a disk"
 
 
+def is_library(call: str) -> bool:
+    """Whether a call, or its file, is in a library and not in code of the user's."""
+    return _LIBRARY.search(call) is not None
+
+
 def split_threads(text: str) -> list[list[str]]:
     """Split a stack dump into the calls of each thread.
 
@@ -70,7 +75,7 @@ def place(text: str) -> str:
     calls = next(iter(split_threads(text)), None)
     if calls is None:
         return NO_ANSWER
-    users = next((call for call in calls if not _LIBRARY.search(call)), calls[0])
+    users = next((call for call in calls if not is_library(call)), calls[0])
     inner = "" if users == calls[0] else f", inside {_name(calls[0])}"
     return f"{_short(users)}{inner}"
 

@@ -221,7 +221,7 @@ def _note_others(tensors: Iterable[Any], owners: Sequence[Any]) -> None:
     if others:
         notes.send(
             "mistake",
-            "clipping",
+            "clipping of others",
             f"get_total_norm measures {others} gradient(s) of weights that no DistributedOptimizer "
             "trains, and that are not averaged, so each rank has its own norm. Call "
             "clip_grad_norm_(parameters, max_norm), which averages them, or leave them out.",
