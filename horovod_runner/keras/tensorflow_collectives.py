@@ -53,24 +53,18 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
 def complete(
     gradients: Sequence[Any], variables: Sequence[Any], name: str, how: Reduction
 ) -> Completed:
-    """Fill in zeros for the gradients that this rank lacks: other ranks may have them.
+    """Fill in zeros for the gradients that this rank lacks, and are None: others may have them.
 
-    They are IndexedSlices where the others have such. In a graph, which is made before that is
-    known, they are so for the variables of Keras's embeddings.
-
-    Args:
-        gradients: this rank's; None where it has none.
-        variables: Keras's or TensorFlow's, of the gradients.
-        name: the name of the reduction.
-        how: the settings.
+    They are IndexedSlices where others have such; in a graph, which cannot know, for embeddings.
     """
-    lacking = [gradient is None for gradient in gradients]
-    sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
     is_eager = tf.executing_eagerly()
-    if not is_eager:
-        pairs = zip(sparse, lacking, variables, strict=True)
-        sparse = [each or (lacks and _is_embedding(v)) for each, lacks, v in pairs]
-    flags = tf.constant([[not lacks for lacks in lacking], sparse], tf.int32) + _zero()
+    there = [gradient is not None for gradient in gradients]
+    sparse = [
+        isinstance(gradient, tf.IndexedSlices)
+        or (gradient is None and not is_eager and _is_embedding(variable))
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+    flags = tf.constant([there, sparse], tf.int32) + _zero()
     if is_eager:
         counts, slices = _counter(name, how)(flags)
         alike = tf.reduce_all((slices == 0) | (slices == counts))
@@ -81,19 +75,17 @@ def complete(
         # alone, unless a variable gets it.
         _variable("count").assign(counts[0])
         alike = tf.reduce_all((slices == 0) | (slices == how.size(hvd)))
-    filled = [
-        _zeros_like(variable, each) if gradient is None else gradient
-        for gradient, variable, each in zip(gradients, variables, sparse, strict=True)
-    ]
-    return Completed(filled, lambda: counts, alike)
+    return Completed(list(map(_filled, gradients, variables, sparse)), lambda: counts, alike)
 
 
 def _is_embedding(variable: Any) -> bool:
     return str(getattr(variable, "path", variable.name)).partition(":")[0].endswith("embeddings")
 
 
-def _zeros_like(variable: Any, is_sparse: bool) -> Any:
-    """Zeros that can be reduced: as many as a variable has values, or without any row."""
+def _filled(gradient: Any, variable: Any, is_sparse: bool) -> Any:
+    """A gradient, or zeros that can be reduced: as many as there are values, or without a row."""
+    if gradient is not None:
+        return gradient
     (unwrapped,) = _unwrapped([variable])
     zero = tf.cast(_zero(), unwrapped.dtype)
     if not is_sparse:
@@ -266,17 +258,17 @@ def _reduce(
     if same is None or how.sparse_as_dense or not any(sparse):
         return _reduce_as_they_are(gradients, name, how, groups)
 
+    def reduce_sparse() -> list[Any]:
+        return _reduce_as_they_are(gradients, name, how, groups)
+
     def reduce_dense() -> list[Any]:
-        dense = replace(how, sparse_as_dense=True)
-        reduced = _reduce_as_they_are(gradients, name, dense, groups)
+        reduced = _reduce_as_they_are(gradients, name, replace(how, sparse_as_dense=True), groups)
         return [
             _slices_of_all(tensor, gradient) if was_sparse else tensor
             for tensor, gradient, was_sparse in zip(reduced, gradients, sparse, strict=True)
         ]
 
-    return list(
-        tf.cond(same, lambda: _reduce_as_they_are(gradients, name, how, groups), reduce_dense)
-    )
+    return list(tf.cond(same, reduce_sparse, reduce_dense))
 
 
 def _slices_of_all(tensor: Any, like: Any) -> Any:
@@ -353,9 +345,8 @@ def _reduce_sparse(gradient: Any, name: str, how: Reduction) -> Any:
         gathered /= how.size(hvd)
     # A rank without a row does not know the type of the others' indices.
     indices = _allgather(tf.cast(gradient.indices, tf.int64), f"{name}.indices", how)
-    return tf.IndexedSlices(
-        gathered, tf.cast(indices, gradient.indices.dtype), gradient.dense_shape
-    )
+    indices = tf.cast(indices, gradient.indices.dtype)
+    return tf.IndexedSlices(gathered, indices, gradient.dense_shape)
 
 
 def _reduce_bfloat16(tensors: list[Any], name: str, how: Reduction) -> list[Any]:

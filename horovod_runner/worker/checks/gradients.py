@@ -40,8 +40,7 @@ def watch_horovod(module: Any) -> None:
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         self._averaged_early = self._forgot = self._others_averaged = False
-        self._clips_later = {}
-        self._number = next(_made)
+        self._clips_later, self._number = {}, next(_made)
         plain_init(self, *args, **options)
         _optimizers.add(self)
 
