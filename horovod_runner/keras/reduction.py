@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 # The positions of the gradients of each group; None reduces each gradient separately.
 Groups = tuple[tuple[int, ...], ...] | None
@@ -114,6 +114,20 @@ class Reduction:
             raise TypeError(
                 f"compression must be Compression.none, fp16 or bf16, not {self.compression!r}"
             )
+
+
+class Completed(NamedTuple):
+    """Gradients without a gap.
+
+    Attributes:
+        gradients: this rank's, with zeros for those that it lacks.
+        ranks: returns how many ranks have each gradient, as a tensor.
+        alike: a tensor: whether all ranks send the same ones as IndexedSlices; None where none is.
+    """
+
+    gradients: list[Any]
+    ranks: Callable[[], Any]
+    alike: Any
 
 
 def groups_of(

@@ -7,7 +7,7 @@ graph, so all collectives run in a graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from horovod_runner.keras.reduction import BFloat16, Groups, Reduction, by_type
+from horovod_runner.keras.reduction import BFloat16, Completed, Groups, Reduction, by_type
 
 # Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
@@ -27,7 +27,7 @@ def reduce_gradients(
     name: str,
     how: Reduction,
     groups: Groups = None,
-    alike: Callable[[], Any] | None = None,
+    alike: Any = None,
 ) -> list[Any]:
     """Reduce gradients over the ranks: dense tensors and IndexedSlices.
 
@@ -36,14 +36,12 @@ def reduce_gradients(
         name: the name of the reductions.
         how: the settings.
         groups: the positions of the gradients of each group; None: each is reduced separately.
-        alike: what :func:`count_ranks` returned; where a rank has IndexedSlices and another one has
-            not, as of an embedding that it does not use, they are sent as dense tensors. None: all
-            ranks have the same ones.
+        alike: see :class:`~horovod_runner.keras.reduction.Completed`; where it is false,
+            IndexedSlices are sent as dense tensors. None: they are alike.
     """
-    same = None if alike is None else alike()[1]
     if tf.executing_eagerly():
-        return list(_reducer(name, how, groups)(list(gradients), same))
-    return _reduce(gradients, name, how, groups, same)
+        return list(_reducer(name, how, groups)(list(gradients), alike))
+    return _reduce(gradients, name, how, groups, alike)
 
 
 def all_finite(finite: Any, name: str, how: Reduction) -> Any:
@@ -52,36 +50,49 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
     return _allreduce(flag, f"{name}.finite", op=hvd.Min, **how.where()) > 0.5
 
 
-def count_ranks(gradients: Sequence[Any], name: str, how: Reduction) -> Callable[[], Any]:
-    """Begin to count how many ranks have each gradient.
+def complete(
+    gradients: Sequence[Any], variables: Sequence[Any], name: str, how: Reduction
+) -> Completed:
+    """Fill in zeros for the gradients that this rank lacks, and are None: others may have them.
 
-    Args:
-        gradients: this rank's; None where it has none.
-        name: the name of the reduction.
-        how: the settings.
-
-    Returns:
-        A function that returns the numbers as a tensor; and whether all ranks have IndexedSlices
-        for the same ones.
+    They are IndexedSlices where others have such; in a graph, which cannot know, for embeddings.
     """
+    is_eager = tf.executing_eagerly()
     there = [gradient is not None for gradient in gradients]
-    slices = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
-    flags = tf.constant([there, slices], tf.int32) + _zero()
-    if tf.executing_eagerly():
-        counts = _counter(name, how)(flags)
+    sparse = [
+        isinstance(gradient, tf.IndexedSlices)
+        or (gradient is None and not is_eager and _is_embedding(variable))
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+    flags = tf.constant([there, sparse], tf.int32) + _zero()
+    if is_eager:
+        counts, slices = _counter(name, how)(flags)
+        alike = tf.reduce_all((slices == 0) | (slices == counts))
+        sparse = [count > 0 for count in slices.numpy()]
     else:
-        counts = _count(flags, name, how)
+        counts, slices = tf.unstack(_count(flags, name, how))
         # TensorFlow removes a reduction from a graph where its result has no use, on this rank
         # alone, unless a variable gets it.
-        _variable("count").assign(counts[0, 0])
-    same = tf.reduce_all((counts[1] == 0) | (counts[1] == how.size(hvd)))
-    return lambda: (counts[0], same)
+        _variable("count").assign(counts[0])
+        alike = tf.reduce_all((slices == 0) | (slices == how.size(hvd)))
+    return Completed(list(map(_filled, gradients, variables, sparse)), lambda: counts, alike)
 
 
-def zeros_like(variable: Any) -> Any:
-    """Return zeros that can be reduced, as many as Keras's or TensorFlow's variable has values."""
+def _is_embedding(variable: Any) -> bool:
+    return str(getattr(variable, "path", variable.name)).partition(":")[0].endswith("embeddings")
+
+
+def _filled(gradient: Any, variable: Any, is_sparse: bool) -> Any:
+    """A gradient, or zeros that can be reduced: as many as there are values, or without a row."""
+    if gradient is not None:
+        return gradient
     (unwrapped,) = _unwrapped([variable])
-    return tf.fill(unwrapped.shape, tf.cast(_zero(), unwrapped.dtype))
+    zero = tf.cast(_zero(), unwrapped.dtype)
+    if not is_sparse:
+        return tf.fill(unwrapped.shape, zero)
+    values = tf.fill([_zero(), *unwrapped.shape[1:]], zero)
+    indices = tf.fill([_zero()], tf.cast(_zero(), tf.int64))
+    return tf.IndexedSlices(values, indices, tf.constant(unwrapped.shape.as_list(), tf.int64))
 
 
 def _zero() -> Any:
@@ -95,13 +106,13 @@ def _variable(name: str) -> Any:
         return tf.Variable(0, trainable=False, dtype=tf.int32, name=f"horovod_runner_{name}")
 
 
-def _count(there: Any, name: str, how: Reduction) -> Any:
-    return _allreduce(there, f"{name}.there", op=hvd.Sum, **how.where())
+def _count(flags: Any, name: str, how: Reduction) -> Any:
+    return _allreduce(flags, f"{name}.there", op=hvd.Sum, **how.where())
 
 
 @cache
 def _counter(name: str, how: Reduction) -> Any:
-    return tf.function(lambda there: _count(there, name, how), autograph=False)
+    return tf.function(lambda flags: tf.unstack(_count(flags, name, how)), autograph=False)
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:
@@ -247,17 +258,17 @@ def _reduce(
     if same is None or how.sparse_as_dense or not any(sparse):
         return _reduce_as_they_are(gradients, name, how, groups)
 
+    def reduce_sparse() -> list[Any]:
+        return _reduce_as_they_are(gradients, name, how, groups)
+
     def reduce_dense() -> list[Any]:
-        dense = replace(how, sparse_as_dense=True)
-        reduced = _reduce_as_they_are(gradients, name, dense, groups)
+        reduced = _reduce_as_they_are(gradients, name, replace(how, sparse_as_dense=True), groups)
         return [
             _slices_of_all(tensor, gradient) if was_sparse else tensor
             for tensor, gradient, was_sparse in zip(reduced, gradients, sparse, strict=True)
         ]
 
-    return list(
-        tf.cond(same, lambda: _reduce_as_they_are(gradients, name, how, groups), reduce_dense)
-    )
+    return list(tf.cond(same, reduce_sparse, reduce_dense))
 
 
 def _slices_of_all(tensor: Any, like: Any) -> Any:
@@ -332,7 +343,9 @@ def _reduce_sparse(gradient: Any, name: str, how: Reduction) -> Any:
         gathered = how.compression.decompress(_allgather(sent, f"{name}.values", how), context)
     if how.op == hvd.Average:
         gathered /= how.size(hvd)
-    indices = _allgather(gradient.indices, f"{name}.indices", how)
+    # A rank without a row does not know the type of the others' indices.
+    indices = _allgather(tf.cast(gradient.indices, tf.int64), f"{name}.indices", how)
+    indices = tf.cast(indices, gradient.indices.dtype)
     return tf.IndexedSlices(gathered, indices, gradient.dense_shape)
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from horovod_runner.compression.bfloat16 import reduce_bfloat16
-from horovod_runner.keras.reduction import BFloat16, Groups, Reduction, by_type
+from horovod_runner.keras.reduction import BFloat16, Completed, Groups, Reduction, by_type
 
 # Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {torch.bfloat16: torch.float16, torch.uint32: torch.int32, torch.bool: torch.uint8}
@@ -22,7 +22,7 @@ def reduce_gradients(
     name: str,
     how: Reduction,
     groups: Groups = None,
-    alike: Callable[[], Any] | None = None,
+    alike: Any = None,
 ) -> list[Any]:
     """Reduce gradients over the ranks; the arguments are those of tensorflow_collectives.
 
@@ -53,17 +53,18 @@ def all_finite(finite: Any, name: str, how: Reduction) -> Any:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def count_ranks(gradients: Sequence[Any], name: str, how: Reduction) -> Callable[[], Any]:
-    """Begin to count how many ranks have each gradient; see tensorflow_collectives."""
+def complete(
+    gradients: Sequence[Any], variables: Sequence[Any], name: str, how: Reduction
+) -> Completed:
+    """Fill in zeros for the gradients that this rank lacks; see tensorflow_collectives."""
     there = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.int32)
     handle = hvd.allreduce_async(there, name=f"{name}.there", op=hvd.Sum, **how.where())
-    wait = cache(lambda: (hvd.synchronize(handle), True))
-    return cast("Callable[[], Any]", torch.compiler.disable(wait))
-
-
-def zeros_like(variable: Any) -> Any:
-    """Return zeros that can be reduced, as many as Keras's variable has values."""
-    return torch.zeros_like(variable.value)
+    wait = torch.compiler.disable(cache(lambda: hvd.synchronize(handle)))
+    filled = [
+        torch.zeros_like(variable.value) if gradient is None else gradient
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+    return Completed(filled, wait, None)
 
 
 def differentiate(loss: Any, variables: Sequence[Any], tape: Any = None) -> list[Any]:

@@ -93,12 +93,14 @@ def _early_return(
 ) -> RankFailedError:
     """Return the exception for ranks that waited for others whose ``main`` had returned."""
     waiting = ranks_text([outcome.rank for outcome in outcomes if not outcome.ok])
+    place = _users_line("" if first.worker is None else first.worker.traceback)
     return RankFailedError(
         f"{ranks_text([outcome.rank for outcome in returned])} returned from main while {waiting} "
-        "still waited in a collective: the ranks did not call the same collectives. Give all "
-        "ranks the same number of batches (drop_last does not ensure that for shards of unequal "
-        "length), or call hvd.join() on the ranks that finish first; and call no collective, nor "
-        "the training step, under a condition such as `if hvd.rank() == 0`.\n\n"
+        f"still waited in a collective, at {place}: the ranks did not call the same collectives. "
+        "Give all ranks the same number of batches (drop_last does not ensure that for shards of "
+        "unequal length), or call hvd.join() on the ranks that finish first; let all ranks leave a "
+        'loop together, if agree(done, "any"): break; and call no collective, nor the training '
+        "step, under a condition such as `if hvd.rank() == 0`.\n\n"
         f"{_describe(first, outcomes, reported)}",
         rank=returned[0].rank,
         host=returned[0].hostname,

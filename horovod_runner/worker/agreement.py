@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import operator
 import pickle
 import struct
 import sys
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
 
@@ -18,10 +20,11 @@ T = TypeVar("T")
 How = Literal["rank 0", "any", "all", "mean", "min", "max"]
 _NAME = "agree"
 _SHOWN = 4  # ranks of each kind
+_LARGEST = 2**63 - 1  # that travels as an integer
 _COMBINE: dict[str, Callable[[Sequence[float]], Any]] = {
     "any": any,
     "all": all,
-    "mean": lambda values: sum(values) / len(values),
+    "mean": lambda values: sum(map(float, values)) / len(values),
     "min": lambda values: math.nan if any(map(math.isnan, values)) else min(values),
     "max": lambda values: math.nan if any(map(math.isnan, values)) else max(values),
 }
@@ -66,7 +69,7 @@ def agree(value: Any, how: How = "rank 0") -> Any:
     number = None if how == "rank 0" else _number(value, how)
     rank = context.current()
     if rank is None or rank.size == 1:
-        return value if number is None else _as_given(number, value, how)
+        return value if number is None else _COMBINE[how]([number])
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and not tensorflow.executing_eagerly():
         raise RuntimeError(
@@ -79,31 +82,39 @@ def agree(value: Any, how: How = "rank 0") -> Any:
     place = f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
     asked = f"agree(how={how!r}) at {place}"
     if number is not None:
-        values = [_unpacked(each) for each in _same_call(ranks, asked, _packed(number))]
-        return _as_given(_COMBINE[how](values), value, how)
-    data = pickle.dumps(value) if rank.rank == 0 else b""
-    count = _same_call(ranks, asked, len(data))[0]
+        # Each rank knows the numbers and types of all, so the results are alike.
+        sent = [number, 1] if isinstance(number, int) else [_packed(number), 0]
+        given = _same_call(ranks, asked, sent)
+        return _COMBINE[how]([each if integer else _unpacked(each) for each, integer in given])
+    data = _pickled(value) if rank.rank == 0 else b""
+    count, _ = _same_call(ranks, asked, [len(data)])[0]
     received = ranks.broadcast(data, count, name=_NAME)
     return pickle.loads(received) if rank.rank else value  # noqa: S301 - rank 0 sent it
 
 
+def _pickled(value: Any) -> bytes:
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"agree sends rank 0's value to the others, and {type(value).__name__} cannot be "
+            f"pickled: {error}"
+        ) from error
+
+
 def _number(value: Any, how: str) -> float:
     if how in ("any", "all"):
-        return float(bool(value))
+        return bool(value)
+    with suppress(TypeError):  # it is no integer
+        if abs(number := operator.index(value)) <= _LARGEST:
+            return number
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"agree(value, how={how!r}) requires a number, not {type(value).__name__}; "
             'how="rank 0" takes any object'
         ) from None
-
-
-def _as_given(number: Any, value: Any, how: str) -> Any:
-    """A bool, and an integer where the smallest or largest of integers was asked for."""
-    if how in ("any", "all"):
-        return bool(number)
-    return int(number) if how in ("min", "max") and isinstance(value, int) else float(number)
 
 
 def _packed(number: float) -> int:
@@ -115,13 +126,13 @@ def _unpacked(number: int) -> float:
     return float(unpacked)
 
 
-def _same_call(ranks: Collectives, asked: str, number: int) -> list[int]:
+def _same_call(ranks: Collectives, asked: str, sent: Sequence[int]) -> list[list[int]]:
     """The numbers of all ranks, which must make the same call.
 
     Raises:
         RuntimeError: on all ranks: they make different ones.
     """
-    numbers, texts = exchange(ranks, asked, asked, number)
+    numbers, texts = exchange(ranks, asked, asked, sent)
     if not texts:
         return numbers
     shown = "; ".join(f"rank {rank} {text}" for rank, text in texts.items())
@@ -132,27 +143,27 @@ def _same_call(ranks: Collectives, asked: str, number: int) -> list[int]:
 
 
 def exchange(
-    ranks: Collectives, key: str, text: str, number: int = 0, *, name: str = _NAME
-) -> tuple[list[int], dict[int, str]]:
-    """Gather a number, and find out whether all ranks have the same key.
+    ranks: Collectives, key: str, text: str, sent: Sequence[int] = (), *, name: str = _NAME
+) -> tuple[list[list[int]], dict[int, str]]:
+    """Gather numbers, and find out whether all ranks have the same key.
 
     Args:
         ranks: connects them.
         key: to be compared.
         text: for other ranks to see, where keys differ.
-        number: this rank's.
+        sent: this rank's numbers, two at most.
         name: shown where a rank waits for the others for ever.
 
     Returns:
-        The numbers by rank, and the texts of some ranks by number, of which not all have the same
+        Two numbers by rank, and the texts of some ranks by number, of which not all have the same
         key; none if all have.
     """
     data = text.encode()
-    found = ranks.gather([zlib.crc32(key.encode()), len(data), number], name)
-    numbers = [each for _, _, each in found]
-    if len({digest for digest, _, _ in found}) == 1:
+    found = ranks.gather([zlib.crc32(key.encode()), len(data), *sent, 0, 0][:4], name)
+    numbers = [each[2:] for each in found]
+    if len({digest for digest, *_ in found}) == 1:
         return numbers, {}
-    differing = [rank for rank, (digest, _, _) in enumerate(found) if digest != found[0][0]]
+    differing = [rank for rank, (digest, *_) in enumerate(found) if digest != found[0][0]]
     same = [rank for rank in range(len(found)) if rank not in differing]
     rank = context.current()
     own = 0 if rank is None else rank.rank

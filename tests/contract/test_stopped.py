@@ -111,7 +111,9 @@ def test_a_driver_that_was_stopped_accuses_nobody(ranks: Ranks, tmp_path: Path) 
         from horovod_runner import ClusterConfig, HorovodRunner
         from horovod_runner.limits import Limits
         from tests.contract.test_stopped import train
-        limits = Limits(silent_task=3.0, reconnect_task=2.0, reconnect_driver=60.0)
+        # A connection that breaks off, on a busy machine, would lose messages on their way.
+        waits = dict(reconnect_driver=60.0, heartbeat=60.0)
+        limits = Limits(silent_task=3.0, reconnect_task=2.0, **waits)
         runner = HorovodRunner(np={size}, cluster_config=ClusterConfig(limits=limits))
         print("returned", runner.run(train, folder="{tmp_path}"))
         """

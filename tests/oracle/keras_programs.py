@@ -79,11 +79,6 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("clip", lambda p: p.clip == "clipvalue" and bool(p.embedding)),
     ("op", lambda p: p.framework == "tape" and p.op == "predivide" and bool(p.embedding)),
     ("embeds", lambda p: not p.embedding or (p.framework == "tape" and not p.eager)),
-    # Keras squares each row of sparse gradients, and the sum of dense ones.
-    (
-        "embeds",
-        lambda p: p.framework != "keras_torch" and not p.sparse_as_dense and p.optimizer != "sgd",
-    ),
     ("head", lambda p: p.branch == "cond"),
     # A graph cannot know that no rank uses a weight, which the documentation says.
     ("head", lambda p: p.framework == "tape" and not p.eager),

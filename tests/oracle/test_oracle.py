@@ -60,7 +60,7 @@ FOUND = {
     ],
     "tape": [
         {"eager": True, "branch": "rank 0"},
-        {"eager": True, "embedding": True, "embeds": "rank 0"},
+        {"eager": True, "embedding": True, "embeds": "rank 0", "optimizer": "adam"},
     ],
     "keras_torch": [
         {"head": "unused", "ema": True},
@@ -70,6 +70,7 @@ FOUND = {
         {"head": "unused", "ema": True},
         {"branch": "rank 0", "optimizer": "adam"},
         {"embedding": True, "embeds": "rank 0"},
+        {"embedding": True, "embeds": "rank 0", "optimizer": "adam", "clip": "global_clipnorm"},
     ],
     "torch": [
         {"changes": "adds later", "optimizer": "adamw", "ranks": 3},
@@ -77,6 +78,7 @@ FOUND = {
         {"gan": "textbook", "normalizes": "batch"},
         {"embedding": "sparse", "skips": "backward on rank 1"},
         {"embedding": "sparse", "embeds": "rank 0"},
+        {"embedding": "sparse", "embeds": "rank 0", "sparse_as_dense": True},
         {"changes": "adds later", "clip": "norm"},
     ],
     "ddp": [{"restart": "rank 0 loads"}, {"changes": "unfreezes later"}],

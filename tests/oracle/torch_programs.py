@@ -71,6 +71,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "compression": ["none", "fp16"],
         "op": ["average", "sum", "predivide"],
         "fused_groups": [0, 1, 2],
+        "sparse_as_dense": [False, True],
         "pauses": [False, "synchronizes"],
         "named": [True, False],
         "hooks": ["none", "step", "gradient"],
@@ -142,6 +143,7 @@ EXCLUDED: list[tuple[str, Callable[[Program], bool]]] = [
     ("pauses", lambda p: p.scaler == "plain"),
     ("compression", lambda p: p.op == "predivide"),
     ("fused_groups", lambda p: p.embedding == "sparse"),
+    ("sparse_as_dense", lambda p: not _is_sparse(p)),
     ("joins", lambda p: p.skips != "none" or p.scaler != "none" or p.passes > 1),
     ("joins", lambda p: bool(p.closure or p.gan) or _is_sparse(p) or p.optimizer == "lbfgs"),
     ("joins", lambda p: p.restart != "none" or p.clip != "none" or p.changes != "none"),
@@ -359,6 +361,7 @@ def _wrap(p: Program, optimizer: str = "optimizer", model: str = "model", prefix
         p.op == "sum" and "op=hvd.Sum",
         p.op == "predivide" and "gradient_predivide_factor=2.0",
         p.fused_groups and f"groups={p.fused_groups}",
+        p.sparse_as_dense and "sparse_as_dense=True",
     ]
     arguments = ", ".join(["", *(each for each in options if each)])
     return lines(

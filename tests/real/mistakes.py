@@ -223,6 +223,12 @@ HOROVOD = {
         "get_total_norm measures gradients of which more are to be accumulated",
         "Call it once, after the last `backward()` of a step.",
     ),
+    "The norm of gradients is measured of weights without an optimizer": Mistake(
+        "`get_total_norm` of all gradients, where the optimizer has the head alone",
+        "warned",
+        "of weights that no DistributedOptimizer trains, and that are not averaged",
+        "Call `clip_grad_norm_`, which averages them, or leave them out.",
+    ),
     "AMP unscales gradients before they are averaged": Mistake(
         "`scaler.scale(loss).backward(); scaler.step(optimizer)`",
         "works",

@@ -43,6 +43,10 @@ def decide(library: str) -> list[Any]:
         agree(rank, "max"),
         agree(math.nan if rank == 2 else 1.0, "max"),
         agree(math.inf if rank == 2 else 1.0, "mean"),
+        agree(rank if rank else 0.5, "max"),
+        agree(rank or 0.5, "min"),
+        agree(2**60 + rank, "max"),
+        agree(math.inf if rank else 1, "max"),
     ]
     wrong = ""
     try:
@@ -71,6 +75,12 @@ def decisions(library: str) -> list[list[Any]]:
 def test_all_ranks_get_the_same_decision(library: str) -> None:
     for found in decisions(library):
         *decided, not_a_number, mean = found[:8]
+        assert [(type(each), each) for each in found[8:12]] == [
+            (int, 2),
+            (float, 0.5),
+            (int, 2**60 + 2),
+            (float, math.inf),
+        ]
         assert decided == [{"rank": 0, "width": 32}, True, False, 1.5, -5, 2]
         assert [type(each) for each in decided[1:]] == [bool, bool, float, int, int]
         assert math.isnan(not_a_number)
@@ -80,12 +90,12 @@ def test_all_ranks_get_the_same_decision(library: str) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_ranks_at_different_places_are_told_where_each_is(library: str) -> None:
     for found in decisions(library):
-        assert "hvd.init()" in found[8]
-        told = found[9]
+        assert "hvd.init()" in found[12]
+        told = found[13]
         assert "rank 0 agree(how='max') at test_agree.py:" in told
         assert "rank 1 agree(how='min') at test_agree.py:" in told
         assert "rank 2 agree(how='min') at test_agree.py:" in told
-        assert found[10] is True
+        assert found[14] is True
 
 
 def test_one_process_decides_alone() -> None:

@@ -188,6 +188,11 @@ def misuse(train: Any, valid: Any, folder: str) -> None:
         torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     optimizer.step()
 
+    features, (head, of_head) = torch.nn.Linear(2, 2), right_optimizer()
+    head(features(x)).sum().backward()
+    torch.nn.utils.get_total_norm([p.grad for m in (features, head) for p in m.parameters()])
+    of_head.step()
+
     sampler: Any = DistributedSampler(range(8), num_replicas=hvd.size(), rank=hvd.rank())
     for _ in range(2):
         list(sampler)
@@ -216,6 +221,7 @@ def test_what_trains_something_else_is_shown_once(
     text = shown()
     names = (
         "The norm of gradients is measured while they accumulate",
+        "The norm of gradients is measured of weights without an optimizer",
         "A `DistributedSampler` without `set_epoch`",
         "All ranks write the same file",
         "The seed differs by rank",

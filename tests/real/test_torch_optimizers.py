@@ -385,6 +385,26 @@ def two_networks_are_trained(hvd: Any) -> list[Any]:
     return found
 
 
+def several_networks_are_clipped_together(hvd: Any) -> list[Any]:
+    import torch
+
+    networks = [Training(hvd, network()) for _ in range(8)]
+    optimizers = [
+        each.distributed(torch.optim.SGD(each.model.parameters(), lr=0.1)) for each in networks
+    ]
+    features = torch.nn.Linear(3, 3)  # without an optimizer
+    for _ in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        rows = networks[0].rows(3)
+        sum(each.model(features(rows)).square().mean() for each in networks).backward()
+        models = [*(each.model for each in networks), features]
+        torch.nn.utils.clip_grad_norm_([p for model in models for p in model.parameters()], 0.5)
+        for optimizer in reversed(optimizers):
+            optimizer.step()
+    return [each.weights() for each in networks]
+
+
 TRAININGS = {
     function.__name__: function
     for function in (
@@ -399,6 +419,7 @@ TRAININGS = {
         weights_are_added_or_unfrozen_later,
         passes_are_left_over,
         two_networks_are_trained,
+        several_networks_are_clipped_together,
     )
 }
 

@@ -138,15 +138,11 @@ def _with_our_reductions(hvd: Any) -> Callable[..., Any]:
             graph = collectives.graph()
             # In a graph two tapes may reduce at the same time.
             unique = name if graph == "eager" else graph.unique_name(name)
-            filled = [
-                collectives.zeros_like(variable) if grad is None else grad
-                for grad, variable in zip(grads, variables, strict=True)
-            ]
             partition = how.partition([_key(variable) for variable in variables])
-            counted = collectives.count_ranks(grads, unique, how)
-            reduced = collectives.reduce_gradients(filled, unique, how, partition, counted)
+            filled, ranks, alike = collectives.complete(grads, variables, unique, how)
+            reduced = collectives.reduce_gradients(filled, unique, how, partition, alike)
             if graph == "eager":  # where it is known that no rank has one
-                counts = counted()[0].numpy()
+                counts = ranks().numpy()
                 reduced = [g if count else None for g, count in zip(reduced, counts, strict=True)]
             return reduced
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 
 from horovod_runner.keras.collectives import collectives
-from horovod_runner.keras.reduction import Reduction
+from horovod_runner.keras.reduction import Completed, Reduction
 from horovod_runner.worker.api import check_weights
 
 _numbers = defaultdict[int, Iterator[int]](lambda: itertools.count(1))  # by process set
@@ -33,14 +33,18 @@ class _Unused:
 
     Args:
         shared: the positions of the variables that ranks share.
-        count: returns how many ranks have a gradient for each of these, and whether all ranks have
-            sparse ones for the same variables; None: nothing was counted.
+        completed: their gradients, counted; None: they were not.
     """
 
-    def __init__(self, shared: Sequence[int] = (), count: Callable[[], Any] | None = None) -> None:
+    def __init__(self, shared: Sequence[int] = (), completed: Completed | None = None) -> None:
         self._shared = shared
-        self.count = count
+        self._completed = completed
         self._kept: list[tuple[int, Any, Any]] = []
+
+    @property
+    def alike(self) -> Any:
+        """See :class:`~horovod_runner.keras.reduction.Completed`."""
+        return None if self._completed is None else self._completed.alike
 
     def keep(self, number: int, variables: Iterable[Any]) -> None:
         """Remember the values of variables, which belong to the shared one of a number."""
@@ -48,16 +52,16 @@ class _Unused:
 
     def positions(self) -> list[int]:
         """The positions of the variables that no rank has a gradient for; not in a graph."""
-        if self.count is None:
+        if self._completed is None:
             return []
-        counts = keras.ops.convert_to_numpy(self.count()[0])
+        counts = keras.ops.convert_to_numpy(self._completed.ranks())
         return [p for p, count in zip(self._shared, counts, strict=True) if not count]
 
     def put_back(self) -> None:
         """Give variables that no rank has a gradient for their values: one process leaves them."""
-        if self.count is None:
+        if self._completed is None:
             return
-        counts, _ = self.count()
+        counts = self._completed.ranks()
         for number, variable, value in self._kept:
             variable.assign(keras.ops.where(counts[number] > 0, variable, value))
         self._kept = []
@@ -256,12 +260,14 @@ class Distributed:
         if is_reduced or not shared or how.size(backend.hvd) == 1:
             return gradients, _Unused()
         name = self._name_of_reduction()
-        count = backend.count_ranks([gradients[each] for each in shared], name, how)
-        unused = _Unused(shared, count)
+        completed = backend.complete(
+            [gradients[each] for each in shared], [variables[each] for each in shared], name, how
+        )
+        unused = _Unused(shared, completed)
         for number, position in enumerate(shared):
             if gradients[position] is None:
                 variable = variables[position]
-                gradients[position] = backend.zeros_like(variable)
+                gradients[position] = completed.gradients[number]
                 # Keras drops a gradient of an earlier pass where the last pass has none.
                 sums = {id(each) for each in getattr(self, "_accumulated_gradients", ())}
                 slots = [s for s in self.slots_of([variable]) if id(s) not in sums]
@@ -279,8 +285,8 @@ class Distributed:
         if shared:
             groups = how.partition([keys[position] for position in shared])
             sent = [gradients[position] for position in shared]
-            name, counted = self._name_of_reduction(), self._unused.count
-            results = backend.reduce_gradients(sent, name, how, groups, counted)
+            name, alike = self._name_of_reduction(), self._unused.alike
+            results = backend.reduce_gradients(sent, name, how, groups, alike)
             for position, gradient in zip(shared, results, strict=True):
                 reduced[position] = gradient
         local = set(range(len(keys))) - set(shared) if self._scales_local else ()

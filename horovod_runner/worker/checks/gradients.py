@@ -12,7 +12,9 @@ Horovod's own pattern, ``synchronize`` and ``skip_synchronize``, works as before
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -21,6 +23,8 @@ from horovod_runner.worker.checks import notes
 from horovod_runner.worker.checks.optimizers import forget_gradients, unused_left_out
 
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+_made = itertools.count()
+_clipping = threading.local()  # it has "now" while a clip asks for a norm
 _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 
@@ -36,7 +40,7 @@ def watch_horovod(module: Any) -> None:
 
     def init(self: Any, *args: Any, **options: Any) -> None:
         self._averaged_early = self._forgot = self._others_averaged = False
-        self._clips_later = {}
+        self._clips_later, self._number = {}, next(_made)
         plain_init(self, *args, **options)
         _optimizers.add(self)
 
@@ -144,8 +148,15 @@ def watch_clipping(module: Any) -> None:
         module._get_total_norm = _measures_averages(module._get_total_norm)
 
 
-def _clips_averages(clip: Any) -> Any:
-    @functools.wraps(clip)
+def _clips_averages(plain: Any) -> Any:
+    def clip(*args: Any, **options: Any) -> Any:
+        _clipping.now = True
+        try:
+            return plain(*args, **options)
+        finally:
+            _clipping.now = False
+
+    @functools.wraps(plain)
     def call(parameters: Any, *args: Any, **options: Any) -> Any:
         if not _optimizers:
             return clip(parameters, *args, **options)
@@ -153,7 +164,7 @@ def _clips_averages(clip: Any) -> Any:
             parameters = list(parameters)  # it can be read only once
         own = parameters if isinstance(parameters, list | tuple) else [parameters]
         owners = _owners(own)
-        what = (clip.__name__, *map(id, own))
+        what = (plain.__name__, *map(id, own))
         for optimizer in owners:  # all ranks clip once, the last time that they are asked to
             optimizer._clips_later.pop(what, None)
         accumulating = _average_unless_accumulating(owners)
@@ -166,7 +177,7 @@ def _clips_averages(clip: Any) -> Any:
             return clip_averages()
         for optimizer in accumulating:
             optimizer._clips_later[what] = clip_averages
-        if clip.__name__ == "clip_grad_norm_":  # of the norm so far, which the caller may print
+        if plain.__name__ == "clip_grad_norm_":  # of the norm so far, which the caller may print
             rest = {name: value for name, value in options.items() if name != "max_norm"}
             return clip(parameters, math.inf, *args[1:], **rest)
         return None
@@ -180,8 +191,11 @@ def _measures_averages(get_total_norm: Any) -> Any:
         if _optimizers:
             tensors = list(tensors) if isinstance(tensors, Iterator) else tensors
             own = tensors if isinstance(tensors, list | tuple) else [tensors]
+            owners = _owners(own)
+            if owners and not getattr(_clipping, "now", False):
+                _note_others(own, owners)
             # Averages are written into the gradients, which stay the same tensors.
-            for optimizer in _average_unless_accumulating(_owners(own)):
+            for optimizer in _average_unless_accumulating(owners):
                 if not optimizer._clips_later:  # otherwise a clip calls this function
                     _note_own_norm(optimizer)
         return get_total_norm(tensors, *args, **options)
@@ -200,12 +214,29 @@ def _note_own_norm(optimizer: Any) -> None:
     )
 
 
+def _note_others(tensors: Iterable[Any], owners: Sequence[Any]) -> None:
+    averaged = {id(own.grad) for owner in owners for own in owner._requires_update}
+    others = sum(id(tensor) not in averaged for tensor in tensors)
+    if others:
+        notes.send(
+            "mistake",
+            "clipping of others",
+            f"get_total_norm measures {others} gradient(s) of weights that no DistributedOptimizer "
+            "trains, and that are not averaged, so each rank has its own norm. Call "
+            "clip_grad_norm_(parameters, max_norm), which averages them, or leave them out.",
+            once=True,
+        )
+
+
 def _owners(tensors: Iterable[Any]) -> list[Any]:
-    """The optimizers of Horovod's that some parameters or gradients belong to."""
+    """The optimizers of Horovod's that some parameters or gradients belong to.
+
+    In the order in which they were made, so that all ranks average them in one order.
+    """
     given = {id(tensor) for tensor in tensors}
     return [
         optimizer
-        for optimizer in list(_optimizers)
+        for optimizer in sorted(_optimizers, key=lambda each: each._number)
         if any(id(own) in given or id(own.grad) in given for own in optimizer._allreduce_delay)
     ]
 

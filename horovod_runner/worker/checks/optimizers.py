@@ -237,8 +237,7 @@ def _leave_out_unused(kind: Any) -> None:
         names = self._parameter_names
         weights = [weight for weight in names if weight in self._requires_update]
         with unused_left_out(weights, names[weights[0]], self.process_set, self._dense) as fill:
-            if not self.sparse_as_dense:
-                fill()
+            fill()
             plain(self)
 
     kind.synchronize = synchronize
@@ -312,7 +311,7 @@ def _sparse_zeros(weight: Any, dimension: int) -> Any:
 
     indices = torch.zeros((dimension, 0), dtype=torch.int64, device=weight.device)
     values = weight.detach().new_zeros((0, *weight.shape[dimension:]))
-    return torch.sparse_coo_tensor(indices, values, weight.shape)
+    return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)
 
 
 def _send_all_layouts(kind: Any) -> None:
