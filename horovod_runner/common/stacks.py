@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from horovod_runner.common.text import ranks_text
 
@@ -16,8 +17,11 @@ _CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$'
 _OURS = re.compile(r"horovod_runner[/\\]worker[/\\]main\.py$|^<frozen runpy>$")
 # The thread that measures the rank; no user has started it.
 _PROFILER = re.compile(r'horovod_runner[/\\]profiling[/\\]\w+\.py", line')
+# The files and folders of this package, which may be anywhere on another host.
+_ROOMS = "|".join(re.escape(each.stem) for each in Path(__file__).parents[1].iterdir())
 _LIBRARY = re.compile(
-    r"[/\\](site-packages|dist-packages|python3\.\d+|horovod_runner)[/\\]|<frozen |<string>"
+    r"[/\\](site-packages|dist-packages|python3\.\d+)[/\\]|(^|\")<(frozen |string>)"
+    rf"|[/\\]horovod_runner[/\\]({_ROOMS})(\.py|[/\\])"
 )
 _COLLECTIVE = re.compile(
     r"[/\\](horovod[/\\]|torch[/\\]distributed[/\\]|tensorflow[/\\]python[/\\]eager[/\\]execute\.py)"
