@@ -6,7 +6,7 @@ Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -26,6 +26,8 @@ from horovod_runner.wire.messages import (
     Untraced,
 )
 from horovod_runner.wire.slots import Call, RankInfo, Slot
+
+_A_WEEK: Final = 604_800.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,12 @@ class Job:
     def limits(self) -> Limits:
         """The time limits of the run."""
         return self.options.cluster_config.limits
+
+    def on_this_machine(self) -> Job:
+        """The job with patient heartbeats: no network can be cut, and busy cores answer late."""
+        cluster = self.options.cluster_config
+        cluster = replace(cluster, limits=replace(cluster.limits, heartbeat=_A_WEEK))
+        return replace(self, options=replace(self.options, cluster_config=cluster))
 
     @property
     def stall_seconds(self) -> int:
