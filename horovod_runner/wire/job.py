@@ -6,7 +6,7 @@ Job --launcher--> task --WorkerJob--> worker --WorkerOutcome--> task --Outcome--
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import msgspec
@@ -18,6 +18,8 @@ from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, ImportH
 from horovod_runner.wire.measurements import MemoryUse
 from horovod_runner.wire.messages import RankEvent
 from horovod_runner.wire.slots import Call, Slot
+
+_A_WEEK: Final = 604_800.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ class Job:
     def limits(self) -> Limits:
         """The time limits of the run."""
         return self.options.cluster_config.limits
+
+    def on_this_machine(self) -> Job:
+        """The job with patient heartbeats: no network can be cut, and busy cores answer late."""
+        cluster = self.options.cluster_config
+        cluster = replace(cluster, limits=replace(cluster.limits, heartbeat=_A_WEEK))
+        return replace(self, options=replace(self.options, cluster_config=cluster))
 
     @property
     def stall_seconds(self) -> int:

@@ -242,10 +242,10 @@ def _owners(tensors: Iterable[Any]) -> list[Any]:
 
 
 def _average_others(parameters: Sequence[Any], owners: Sequence[Any]) -> None:
-    """Average the gradients that are clipped together with those of an optimizer, and have none.
+    """Average the gradients of weights without an optimizer that are clipped with an optimizer's.
 
-    They are of weights that an optimizer gets later, or that none trains. They count in the norm,
-    by which all ranks have to clip alike.
+    An optimizer gets them later, or none trains them. They count in the norm, by which all ranks
+    have to clip alike.
     """
     waiting = [each for each in owners if not each._others_averaged and each.process_set.included()]
     groups = (group for optimizer in list(_optimizers) for group in optimizer.param_groups)

@@ -280,11 +280,6 @@ def unused_left_out(
     @functools.cache
     def of_all_ranks() -> tuple[list[float], list[float]]:
         shares, dimensions = mpi_ops.synchronize(handle).tolist()
-        dense.update(
-            weight
-            for weight, share, dimension in zip(weights, shares, dimensions, strict=True)
-            if share and not dimension
-        )
         return shares, dimensions
 
     def fill() -> None:
@@ -292,6 +287,8 @@ def unused_left_out(
             for weight, share, dimension in zip(weights, *of_all_ranks(), strict=True):
                 if weight.grad is None and dimension:
                     weight.grad = _sparse_zeros(weight, round(dimension / share))
+                elif share and not dimension:
+                    dense.add(weight)
         for weight in weights:
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
