@@ -24,7 +24,7 @@ import torch
 
 from horovod_runner.common.numbers import check_interval
 from horovod_runner.worker.api import check_weights, load_checkpoint, report, save_checkpoint
-from horovod_runner.worker.checks.optimizers import unused_left_out
+from horovod_runner.worker.checks.optimizers import average_gradients
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     import pytorch_lightning as lightning
@@ -132,20 +132,7 @@ class HorovodStrategy(ParallelStrategy):  # type: ignore[misc]
         # One that was frozen while gradients were accumulated still has one.
         parameters = [p for p in own if p.requires_grad or p in self._trained]
         # Ranks may use different layers, as of several heads or experts.
-        everyone = hvd.global_process_set
-        with unused_left_out(parameters, f"optimizer {number}", everyone, self._dense) as fill:
-            fill()
-            handles = []
-            for index, parameter in enumerate(parameters):
-                is_sparse = parameter.grad.is_sparse
-                reduce = hvd.sparse_allreduce_async if is_sparse else hvd.allreduce_async_
-                name = f"gradients.{number}.{index}"
-                handles.append(reduce(parameter.grad, name=name, op=hvd.Average))
-            for parameter, handle in zip(parameters, handles, strict=True):
-                if parameter.grad.is_sparse:
-                    parameter.grad = handle()
-                else:
-                    hvd.synchronize(handle)
+        average_gradients(parameters, f"gradients.{number}", hvd.global_process_set, self._dense)
         self._trained.difference_update(own)
         self._trained.update(p for p in parameters if p.requires_grad or p.grad is not None)
 

@@ -59,7 +59,7 @@ class Limits:
         reconnect_driver: a task waits for a broken connection to the driver to come back. Then it
             ends its rank.
         heartbeat: each end of a connection waits for the answer to a heartbeat, and sends three in
-            this time. Then the connection counts as broken.
+            this time. Then the connection counts as broken. Local ranks have no such limit.
         stacks_begin: a task waits for its worker to begin writing stacks, and a tenth of this time
             for more of them. Then it sends what has come.
         stacks_shown: the driver waits for all ranks' stacks when the user asks for them. Then it

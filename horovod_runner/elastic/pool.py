@@ -37,7 +37,7 @@ class PooledLaunch:
     Args:
         seats: the seat of each task.
         wake: called when something has changed.
-        give_up: called with the seats of members that the pool is to do without.
+        give_up: lets the pool do without the members of the seats that its argument returns.
         patience: seconds to wait for the first task to report.
     """
 
@@ -48,7 +48,7 @@ class PooledLaunch:
         self,
         seats: Mapping[int, int],
         wake: Callable[[], None],
-        give_up: Callable[[Collection[int]], None],
+        give_up: Callable[[Callable[[], Collection[int]]], None],
         patience: float,
     ) -> None:
         self._patience = patience
@@ -90,8 +90,12 @@ class PooledLaunch:
 
     def cancel(self) -> None:
         """Do without the tasks that have not ended; the others wait for the next attempt."""
+        self._give_up(self._unfinished)
+
+    def _unfinished(self) -> list[int]:
+        """The seats of tasks that have no outcome and are not lost."""
         ended = self._outcomes.keys() | self._reasons.keys()
-        self._give_up([seat for task, seat in self._seats.items() if task not in ended])
+        return [seat for task, seat in self._seats.items() if task not in ended]
 
     def done(self, outcome: Outcome) -> None:
         """Take in a task's outcome."""
@@ -229,10 +233,10 @@ class Pool:
         self._channel.wake()
         return self._launch
 
-    def _give_up(self, seats: Collection[int]) -> None:
+    def _give_up(self, seats: Callable[[], Collection[int]]) -> None:
         """Do without the members of these seats until they report again."""
         with self.changed:
-            for seat in seats:
+            for seat in seats():  # asked here: an outcome may come at any time
                 self._lose(seat, "it has not ended, although it was told to")
             self.changed.notify_all()
 
@@ -292,12 +296,12 @@ class Pool:
             case Joined():
                 self._on_joined(seat, message)
             case Done():
-                self._channel.send(seat, messages.Taken())
                 self.committed = max(self.committed, message.committed)
                 if self._members.finish(seat, message.attempt) and self._launch is not None:
                     outcome = decode_outcome(message.outcome)
                     self._launch.done(outcome)
                     self.changed.notify_all()
+                self._channel.send(seat, messages.Taken())
             case messages.Alive():
                 pass
             case _:

@@ -114,7 +114,7 @@ class Activity:
             pid: its process.
             thread: what psutil says of it.
             known: what was known of all threads.
-            polls: whether a small share is no work, as that of Horovod's threads.
+            polls: whether it may poll, as Horovod's threads do: a small share is no work then.
 
         Returns:
             Whether it was busy.

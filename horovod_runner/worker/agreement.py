@@ -105,7 +105,7 @@ def _pickled(value: Any) -> bytes:
 def _number(value: Any, how: str) -> float:
     if how in ("any", "all"):
         return bool(value)
-    with suppress(TypeError):  # it is no integer
+    with suppress(TypeError):  # which operator.index raises for what is not an integer
         if abs(number := operator.index(value)) <= _LARGEST:
             return number
     try:

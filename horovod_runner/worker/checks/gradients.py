@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from horovod_runner.worker.checks import notes
-from horovod_runner.worker.checks.optimizers import forget_gradients, unused_left_out
+from horovod_runner.worker.checks.optimizers import average_gradients, forget_gradients
 
 _optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
 _made = itertools.count()
@@ -253,22 +253,11 @@ def _average_others(parameters: Sequence[Any], owners: Sequence[Any]) -> None:
     others = [each for each in parameters if each.requires_grad and id(each) not in trained]
     if not waiting or not others or waiting[0].process_set.size() == 1:
         return
-    from horovod.torch import mpi_ops
-
     for optimizer in waiting:
         optimizer._others_averaged = True
-    names, process_set = waiting[0]._parameter_names, waiting[0].process_set
-    name = f"clipped with {min(names.values())}"
-    with unused_left_out(others, name, process_set, set()) as fill:
-        fill()
-        for number, each in enumerate(others):
-            gradient = each.grad.to_dense() if each.grad.is_sparse else each.grad
-            each.grad = mpi_ops.allreduce(
-                gradient.contiguous(),
-                name=f"{name}.{number}",
-                op=mpi_ops.Average,
-                process_set=process_set,
-            )
+    first = waiting[0]
+    name = f"clipped with {min(first._parameter_names.values())}"
+    average_gradients(others, name, first.process_set, set())
 
 
 def _average_unless_accumulating(owners: Iterable[Any]) -> list[Any]:

@@ -302,6 +302,27 @@ def unused_left_out(
             weight.grad = None
 
 
+def average_gradients(weights: Sequence[Any], name: str, process_set: Any, dense: set[Any]) -> None:
+    """Average the gradients of weights over the ranks; see :func:`unused_left_out`."""
+    from horovod.torch import mpi_ops
+
+    with unused_left_out(weights, name, process_set, dense) as fill:
+        fill()
+        handles = []
+        for number, weight in enumerate(weights):
+            _make_contiguous(weight)
+            gradient = weight.grad
+            sparse = gradient.is_sparse
+            reduce = mpi_ops.sparse_allreduce_async if sparse else mpi_ops.allreduce_async_
+            options = {"op": mpi_ops.Average, "process_set": process_set}
+            handles.append(reduce(gradient, name=f"{name}.{number}", **options))
+        for weight, handle in zip(weights, handles, strict=True):
+            if weight.grad.is_sparse:
+                weight.grad = handle()
+            else:
+                mpi_ops.synchronize(handle)
+
+
 def _sparse_zeros(weight: Any, dimension: int) -> Any:
     """A gradient of zeros without a row, of which ``dimension`` dimensions are sparse."""
     import torch
