@@ -81,8 +81,8 @@ apart := unset MAKEFLAGS MFLAGS MAKELEVEL;
 CPU_BUILD := $(if $(wildcard /dev/nvidia0),,--cpu)
 
 # A change of these builds Horovod again.
-HOROVOD_BUILD := horovod_runner/horovod_build/source.py \
-	$(wildcard horovod_runner/horovod_build/patches/*.patch horovod_runner/horovod_build/overlay/*/*/*)
+HOROVOD_BUILD := horovod_runner/tools/horovod_build/source.py \
+	$(wildcard horovod_runner/tools/horovod_build/patches/*.patch horovod_runner/tools/horovod_build/overlay/*/*/*)
 
 .PHONY: demo test test-all test-quick packages-quick environments test-main test-petastorm test-petastorm-beside coverage fuzz mutants oracle wheels packages docs notebooks check lint fast format bench clean
 
@@ -224,7 +224,7 @@ $(OPENMPI)/.ready: $(MAIN)/.ready
 	$(PYTHON) -m venv $(OPENMPI)
 	$(call beside,$(OPENMPI),$(MAIN))
 	if command -v mpicxx >/dev/null; then HOROVOD_CMAKE="$$PWD/$(MAIN)/bin/cmake" \
-	$(OPENMPI)/bin/python -m horovod_runner.commands.cli install --frameworks torch --mpi system $(CPU_BUILD); fi
+	$(OPENMPI)/bin/python -m horovod_runner.tools.commands.cli install --frameworks torch --mpi system $(CPU_BUILD); fi
 	touch $@
 
 $(BODO)/.ready: constraints/bodo.txt $(MAIN)/.ready

@@ -35,8 +35,8 @@ def train(kind: str, series: int, seconds: float) -> dict[str, list[float]]:
     import torch
     from resnet import resnet20
 
-    from horovod_runner.profiling.profiler import Profiler
     from horovod_runner.wire import messages
+    from horovod_runner.worker.profiling.profiler import Profiler
 
     hvd.init()
     if kind == "small":

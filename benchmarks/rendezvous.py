@@ -29,15 +29,14 @@ from typing import cast
 import msgspec
 import report
 
+from horovod_runner.common.slots import Controller, Offer
 from horovod_runner.driver.placement import assign
 from horovod_runner.host import software
 from horovod_runner.host.control_groups import available_cores
-from horovod_runner.host.pmi import Pmi, process_mapping, segments
-from horovod_runner.host.rank_environment import mpi_variables, worker_variables
-from horovod_runner.host.rendezvous import Rendezvous
-from horovod_runner.wire.events import Controller
 from horovod_runner.wire.messages import Assignment, Fence, Lookup
-from horovod_runner.wire.slots import Offer
+from horovod_runner.worker.startup.pmi import Pmi, process_mapping, segments
+from horovod_runner.worker.startup.rank_environment import mpi_variables, worker_variables
+from horovod_runner.worker.startup.rendezvous import Rendezvous
 
 _ADDRESS = "127.0.0.1"
 _INTERFACE = "lo"

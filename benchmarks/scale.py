@@ -31,8 +31,9 @@ from typing import Any, NamedTuple, TypeVar
 import report
 
 from horovod_runner import RankFailedError
+from horovod_runner.common.options import DebugConfig, Options
+from horovod_runner.common.slots import Offer
 from horovod_runner.driver.driver import Driver
-from horovod_runner.options import DebugConfig, Options
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.sinks.fan_out import FanOut
@@ -43,7 +44,6 @@ from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.measurements import Machine, Profile
-from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 
 _PER_HOST = 8

@@ -31,7 +31,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PYTHON_IMAGE = "python:3.11-slim-bookworm"
 _PYTHON_PACKAGES = "ca-certificates,netbase,python-is-python3,python3-dev,python3-venv,tzdata"
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_HELLO = "from horovod_runner.commands.hello import hello; print(*hello({!r}, np=-2), sep=chr(10))"
+_HELLO = (
+    "from horovod_runner.tools.commands.hello import hello; print(*hello({!r}, np=-2), sep=chr(10))"
+)
 # Said of an image as a whole; nothing is run for them.
 _ONLY_METADATA = {"LABEL", "ENTRYPOINT", "CMD", "EXPOSE", "STOPSIGNAL"}
 _STEPS = {"ARG", "ENV", "WORKDIR", "COPY", "RUN", "USER", "HEALTHCHECK"}

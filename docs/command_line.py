@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from horovod_runner.commands.cli import parsers
+from horovod_runner.tools.commands.cli import parsers
 
 HEAD = """# Command line
 

@@ -10,7 +10,8 @@ import re
 from dataclasses import MISSING, fields
 from typing import Any
 
-from horovod_runner import HorovodRunner, Limits, options
+from horovod_runner import HorovodRunner, Limits
+from horovod_runner.common import options
 
 HEAD = """# Settings and environment variables
 

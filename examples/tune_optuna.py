@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from horovod_runner import ClusterConfig, HorovodRunner, report
 from horovod_runner.data import Shard, Source, evaluate, packed
-from horovod_runner.handle import RunHandle
+from horovod_runner.run.handle import RunHandle
 
 
 def train(digits: Shard, held_out: Shard, rate: float, width: int, epochs: int) -> float:

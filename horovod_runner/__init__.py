@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from horovod_runner.common.limits import Limits
+    from horovod_runner.common.options import (
+        CheckpointConfig,
+        ClusterConfig,
+        DataConfig,
+        DebugConfig,
+    )
+    from horovod_runner.data.scoring.predict import predict
     from horovod_runner.errors import (
         CancelledError,
         ChannelError,
@@ -29,17 +37,9 @@ if TYPE_CHECKING:
         SlotError,
         SyncError,
     )
-    from horovod_runner.handle import RunHandle
-    from horovod_runner.limits import Limits
-    from horovod_runner.options import (
-        CheckpointConfig,
-        ClusterConfig,
-        DataConfig,
-        DebugConfig,
-    )
     from horovod_runner.results.saved_run import load_run
-    from horovod_runner.runner import HorovodRunner
-    from horovod_runner.scoring.predict import predict
+    from horovod_runner.run.handle import RunHandle
+    from horovod_runner.run.runner import HorovodRunner
     from horovod_runner.worker.agreement import agree
     from horovod_runner.worker.api import (
         check_weights,
@@ -87,13 +87,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CheckpointConfig": "options",
-    "ClusterConfig": "options",
-    "DataConfig": "options",
-    "DebugConfig": "options",
-    "HorovodRunner": "runner",
-    "Limits": "limits",
-    "RunHandle": "handle",
+    "CheckpointConfig": "common.options",
+    "ClusterConfig": "common.options",
+    "DataConfig": "common.options",
+    "DebugConfig": "common.options",
+    "HorovodRunner": "run.runner",
+    "Limits": "common.limits",
+    "RunHandle": "run.handle",
     "agree": "worker.agreement",
     "check_weights": "worker.api",
     "commit": "worker.api",
@@ -101,7 +101,7 @@ _HOMES = {
     "load_checkpoint": "worker.api",
     "load_run": "results.saved_run",
     "log_to_driver": "worker.api",
-    "predict": "scoring.predict",
+    "predict": "data.scoring.predict",
     "report": "worker.api",
     "save_checkpoint": "worker.api",
 }

@@ -24,8 +24,8 @@ import pytest
 
 from horovod_runner import HorovodRunner
 from horovod_runner.checkpoints import checkpoint
+from horovod_runner.common.options import grouped
 from horovod_runner.host import software
-from horovod_runner.options import grouped
 from tests import suites
 from tests.places import PLACES, SHARED, SPARKS, Sessions
 from tests.preload import TORCH, preload_what_tests_import, without_what_imports_set
@@ -300,14 +300,16 @@ def own_processes(*modules: str) -> list[psutil.Process]:
 
 def fork_servers() -> list[psutil.Process]:
     """Those of these tests, without the ranks that are forked off them."""
-    return [each for each in own_processes("horovod_runner.warm.server") if not is_forked(each)]
+    return [
+        each for each in own_processes("horovod_runner.task.warm.server") if not is_forked(each)
+    ]
 
 
 def is_forked(process: psutil.Process) -> bool:
     """Whether a fork server has forked it."""
     with contextlib.suppress(psutil.Error):
         parent = process.parent()
-        return parent is not None and runs(parent, "horovod_runner.warm.server")
+        return parent is not None and runs(parent, "horovod_runner.task.warm.server")
     return False
 
 
@@ -320,7 +322,7 @@ def runs(process: psutil.Process, module: str) -> bool:
 
 def _workers() -> set[int]:
     """All processes of ranks. Fork servers outlast a run: that is what they are for."""
-    found = own_processes("horovod_runner.worker.main", "horovod_runner.warm.server")
+    found = own_processes("horovod_runner.worker.main", "horovod_runner.task.warm.server")
     return {
         process.pid
         for process in found

@@ -7,11 +7,11 @@ import random
 import time
 from collections.abc import Sequence
 
+from horovod_runner.common.slots import RankInfo
 from horovod_runner.results.run import Attempt, Line, Run, Status, Timings
 from horovod_runner.results.run_log import RunLog
 from horovod_runner.wire.events import AttemptBegan, Notice, Output, RanksPlaced, Report, RunEnded
 from horovod_runner.wire.measurements import Lines, Machine, Profile
-from horovod_runner.wire.slots import RankInfo
 
 BEGAN = 1_750_000_000.0
 STEPS = 10  # of a rank in a second

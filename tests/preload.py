@@ -23,7 +23,7 @@ WARM = (sys.executable, __file__)
 COMMAND = str(Path(sys.executable).parent / "horovod-runner")
 
 #: What the modules of tests import, and so does a rank whose main is a function of one.
-OF_TESTS = ("horovod_runner.runner", "pyarrow", "pytest")
+OF_TESTS = ("horovod_runner.run.runner", "pyarrow", "pytest")
 #: What imports set: torch, Lightning, TensorFlow, h5py, OpenCV, and what brings an OpenMP.
 SET_BY_IMPORTS = (
     "ENABLE_RUNTIME_UPTIME_TELEMETRY",
@@ -89,7 +89,7 @@ def preload(frameworks: Iterable[str]) -> None:
 
 def preload_what_tests_import() -> None:
     """From now on, each fork server that this process starts imports it, too."""
-    from horovod_runner.warm.client import ForkServer
+    from horovod_runner.task.warm.client import ForkServer
 
     start = ForkServer._start
 

@@ -12,10 +12,10 @@ import re
 from pathlib import Path
 
 from horovod_runner import __version__
-from horovod_runner.horovod_build import toolchain
-from horovod_runner.horovod_build.build import build_wheel
-from horovod_runner.horovod_build.plan import make_plan
-from horovod_runner.horovod_build.release import release
+from horovod_runner.tools.horovod_build import toolchain
+from horovod_runner.tools.horovod_build.build import build_wheel
+from horovod_runner.tools.horovod_build.plan import make_plan
+from horovod_runner.tools.horovod_build.release import release
 
 
 def main() -> None:

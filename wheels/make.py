@@ -100,7 +100,7 @@ def main() -> int:
 def write_index(out: Path, address: str | None = None) -> list[Any]:
     """Write the pages about the wheels; returns their records."""
     from horovod_runner.errors import InstallError  # --list needs no package
-    from horovod_runner.horovod_build import release
+    from horovod_runner.tools.horovod_build import release
 
     try:
         records: list[Any] = release.write_index(out, address)

@@ -16,13 +16,13 @@ from horovod_runner.checkpoints import checkpoint, owner
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.retention import ranked, surplus
 from horovod_runner.common.descriptors import write_all
+from horovod_runner.common.options import Options
 from horovod_runner.errors import CheckpointError
-from horovod_runner.folders.folder import PART, Folder
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.folders.problems import describe
+from horovod_runner.host.folders.folder import PART, Folder
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.host.scratch import RunFolder
-from horovod_runner.options import Options
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name, is_name
 from horovod_runner.wire.messages import Fetch, Fetched, FilePart

@@ -15,11 +15,11 @@ from horovod_runner.checkpoints import formats, owner
 from horovod_runner.common.files import file_sha256
 from horovod_runner.common.text import HIDDEN, without_password
 from horovod_runner.errors import CheckpointError, forget_passwords
-from horovod_runner.folders.folder import PART, Folder
-from horovod_runner.folders.local import fresh
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.folders.problems import describe
-from horovod_runner.folders.remote import RemoteFolder
+from horovod_runner.host.folders.folder import PART, Folder
+from horovod_runner.host.folders.local import fresh
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.folders.problems import describe
+from horovod_runner.host.folders.remote import RemoteFolder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.marker import SUFFIXES, Marker, decode_marker, is_name, marker_name
 

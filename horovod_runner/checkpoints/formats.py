@@ -29,7 +29,7 @@ import msgspec
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CheckpointError
-from horovod_runner.folders.problems import FULL_TEMPORARY
+from horovod_runner.host.folders.problems import FULL_TEMPORARY
 from horovod_runner.host.scratch import scratch_folder
 from horovod_runner.wire.marker import Kind
 

@@ -12,7 +12,7 @@ from typing import Any
 from horovod_runner.checkpoints.formats import write_bytes
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.errors import CheckpointError
-from horovod_runner.folders.problems import FULL_TEMPORARY
+from horovod_runner.host.folders.problems import FULL_TEMPORARY
 from horovod_runner.host.scratch import temporary_folder
 
 

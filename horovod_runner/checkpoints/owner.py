@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from horovod_runner.common.text import without_password
-from horovod_runner.folders.folder import Folder
+from horovod_runner.host.folders.folder import Folder
 
 _FILE: Final = ".resumed-by"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from horovod_runner.options import CheckpointConfig, Mode
+from horovod_runner.common.options import CheckpointConfig, Mode
 from horovod_runner.wire.marker import Marker
 
 

@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 from horovod_runner.checkpoints import checkpoint, owner
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
-from horovod_runner.clocks import process_clock
+from horovod_runner.common.clocks import process_clock
 from horovod_runner.common.descriptors import lock_byte, unlock_byte, write_all
 from horovod_runner.common.files import file_sha256, is_full
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.numbers import check_saved
-from horovod_runner.folders.folder import PART
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.folders.problems import FULL_TEMPORARY, describe
+from horovod_runner.host.folders.folder import PART
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.folders.problems import FULL_TEMPORARY, describe
 from horovod_runner.host.scratch import TEMPORARY_VARIABLE, RunFolder, scratch_folder
-from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import events, messages
 from horovod_runner.wire.framing import PIECE_BYTES, frame
 from horovod_runner.wire.job_file import CHECKPOINT_BYTE, CheckpointPlan

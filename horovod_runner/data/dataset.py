@@ -25,9 +25,9 @@ from horovod_runner.data.place import place, run_folder
 from horovod_runner.data.read.decoded import Decoded
 from horovod_runner.data.read.readers import Deferred, Reader, name_in_errors
 from horovod_runner.errors import DataError
-from horovod_runner.profiling.clock import clock
 from horovod_runner.worker import context
 from horovod_runner.worker.api import log_to_driver
+from horovod_runner.worker.profiling.clock import clock
 
 _PROGRESS_SECONDS = 20.0
 

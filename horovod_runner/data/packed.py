@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from horovod_runner.common.arguments import suggest_arguments
+from horovod_runner.common.options import ALIASES, DataConfig, where_options_are
 from horovod_runner.common.spark_session import is_on_this_machine
 from horovod_runner.data.read import staging
 from horovod_runner.data.sources import DataFrameSource, Source, Staged, source_of
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import RunFolder
-from horovod_runner.options import ALIASES, DataConfig, where_options_are
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

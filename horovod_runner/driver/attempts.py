@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.driver.driver import Driver
-from horovod_runner.elastic.launcher import PooledLauncher
+from horovod_runner.driver.elastic.launcher import PooledLauncher
 from horovod_runner.errors import (
     CancelledError,
     ChannelError,

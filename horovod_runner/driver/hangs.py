@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from horovod_runner.common import stacks
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import ranks_text
-from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.messages import Alive, Stall
 
 _SLACK_SECONDS = 2.0

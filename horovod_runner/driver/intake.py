@@ -7,20 +7,20 @@ from itertools import groupby
 from typing import Protocol, cast
 
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.common.limits import Limits
 from horovod_runner.driver.detached.journal import JournalReader, Source
 from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.errors import CheckpointError
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.folders.problems import describe
-from horovod_runner.limits import Limits
-from horovod_runner.profiling.framework_profiler import FIRST_STEP, LAST_STEP
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.wire import events, measurements, messages
+from horovod_runner.wire.addresses import Call, ChannelAddress
 from horovod_runner.wire.events import DriverEvent, TraceFile
 from horovod_runner.wire.job import Kept, Record
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.slots import Call, ChannelAddress
+from horovod_runner.worker.profiling.framework_profiler import FIRST_STEP, LAST_STEP
 
 _FULL_TIMELINE = "The disk is full: free space, or name a file on another one (timeline)."
 

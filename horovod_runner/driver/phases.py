@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from horovod_runner.limits import Limits
+from horovod_runner.common.limits import Limits
 
 
 class State(Enum):

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from horovod_runner.common.slots import Offer, Slot
 from horovod_runner.common.text import MAX_LINES, align_columns, count_text, names_text, spans
 from horovod_runner.errors import GpuError, LaunchError
-from horovod_runner.wire.slots import Offer, Slot
 
 _MAX_HOSTS: Final = 8  # in the table of many ranks
 

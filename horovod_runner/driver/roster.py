@@ -6,16 +6,16 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from horovod_runner.common.slots import Controller, RankInfo, Slot
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver import placement
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host import software
-from horovod_runner.host.pmi import process_mapping
 from horovod_runner.results.failures import lost_error
-from horovod_runner.wire import events, messages
+from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import Machine
-from horovod_runner.wire.slots import RankInfo, Slot
+from horovod_runner.worker.startup.pmi import process_mapping
 
 
 class Roster:
@@ -57,7 +57,7 @@ class Roster:
         """The tasks that have not reported."""
         return sorted(set(range(self._job.size)) - set(self.hellos))
 
-    def choose_controller(self) -> events.Controller:
+    def choose_controller(self) -> Controller:
         """What Horovod coordinates with; also compares versions, and warns where they differ.
 
         Raises:
@@ -80,7 +80,7 @@ class Roster:
             for offer in offers
         }
 
-    def place(self, controller: events.Controller) -> Iterator[messages.Assignment]:
+    def place(self, controller: Controller) -> Iterator[messages.Assignment]:
         """Give each task its rank, and yield what it is to be told.
 
         Raises:

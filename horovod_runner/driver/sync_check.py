@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import SyncError
-from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 

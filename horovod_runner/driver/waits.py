@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.wire.measurements import Waits
 from horovod_runner.wire.messages import Stall
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from horovod_runner.limits import DEFAULTS
-from horovod_runner.wire.slots import Slot
+from horovod_runner.common.limits import DEFAULTS
+from horovod_runner.common.slots import Slot
 
 if TYPE_CHECKING:
-    from horovod_runner.options import Pinning
+    from horovod_runner.common.options import Pinning
 
 
 def visible_gpus(patience: float = DEFAULTS.nvidia_smi) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from horovod_runner.common.options import CpuCollectives
+from horovod_runner.common.slots import Controller
 from horovod_runner.common.text import count_text, names_text, sizes_text
 from horovod_runner.errors import LaunchError
-from horovod_runner.options import CpuCollectives
-from horovod_runner.wire.events import Controller
 
 _FRAMEWORKS = ("horovod", "torch", "tensorflow", "keras")
 _PACKAGES = frozenset((*_FRAMEWORKS, "cloudpickle", "numpy", "horovod_runner"))

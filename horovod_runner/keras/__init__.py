@@ -13,91 +13,25 @@ Use it like ``horovod.keras``::
 Horovod's ``horovod.keras`` and ``horovod.tensorflow.keras`` average no gradients on Keras 3, and
 raise no error.
 
-This package may import worker, checkpoints and common. Its ``__init__`` imports nothing at first:
-a driver imports it for code that only the ranks run, and may have no Horovod.
+The public name of :mod:`horovod_runner.integrations.keras`. It imports nothing at first: a driver
+imports it for code that only the ranks run, and may have no Horovod.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from horovod_runner.integrations import keras as _keras
+
 if TYPE_CHECKING:
-    from horovod_runner.keras import callbacks, elastic
-    from horovod_runner.keras.distributed.batch_norm import SyncBatchNormalization
-    from horovod_runner.keras.optimizer import (
-        DistributedOptimizer,
-        PartialDistributedOptimizer,
-        load_model,
-    )
-    from horovod_runner.keras.values import (
-        Compression,
-        allgather,
-        allreduce,
-        broadcast,
-        broadcast_global_variables,
-        broadcast_variables,
-        reducescatter,
-    )
+    from horovod_runner.integrations.keras import *  # noqa: F403
 
-# Names that are re-exported from the Horovod of Keras's backend.
-_HOROVODS = frozenset(
-    {
-        *("init", "shutdown", "is_initialized", "start_timeline", "stop_timeline"),
-        *("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
-        *("broadcast_object", "allgather_object"),
-        *("Average", "Sum", "Adasum", "Min", "Max", "Product"),
-        *("mpi_threads_supported", "mpi_enabled", "mpi_built", "gloo_enabled", "gloo_built"),
-        *("nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built"),
-        *("ProcessSet", "global_process_set", "add_process_set", "remove_process_set"),
-    }
-)
-_HOMES = {
-    "Compression": "values",
-    "DistributedOptimizer": "optimizer",
-    "PartialDistributedOptimizer": "optimizer",
-    "SyncBatchNormalization": "distributed.batch_norm",
-    "allgather": "values",
-    "allreduce": "values",
-    "broadcast": "values",
-    "broadcast_global_variables": "values",
-    "broadcast_variables": "values",
-    "load_model": "optimizer",
-    "reducescatter": "values",
-}
-_MODULES = frozenset({"callbacks", "elastic"})
-
-__all__ = [
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "SyncBatchNormalization",
-    "allgather",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_variables",
-    "callbacks",
-    "elastic",
-    "load_model",
-    "reducescatter",
-]
+__all__ = _keras.__all__
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name in _HOMES:
-        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    elif name in _HOROVODS:
-        from horovod_runner.keras.collectives import collectives
-
-        value = getattr(collectives().hvd, name)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
+    return getattr(_keras, name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HOROVODS})
+    return dir(_keras)

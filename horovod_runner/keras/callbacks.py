@@ -1,22 +1,19 @@
-"""All Keras callbacks of this package: Horovod's, and those that report to the driver.
+"""All Keras callbacks of this package.
 
-Horovod's callbacks run collectives, so every rank must have them in ``model.fit(callbacks=[...])``.
+The public name of :mod:`horovod_runner.integrations.keras.callbacks`.
 """
 
-from __future__ import annotations
-
-from horovod_runner.keras.collective_callbacks import (
+from horovod_runner.integrations.keras.callbacks import (
     BestModelCheckpoint,
     BroadcastGlobalVariablesCallback,
     EarlyStopping,
-    MetricAverageCallback,
-    ReduceLROnPlateau,
-)
-from horovod_runner.keras.learning_rate import (
     LearningRateScheduleCallback,
     LearningRateWarmupCallback,
+    LogCallback,
+    MetricAverageCallback,
+    ReduceLROnPlateau,
+    ReportCallback,
 )
-from horovod_runner.keras.reporting import LogCallback, ReportCallback
 
 __all__ = [
     "BestModelCheckpoint",

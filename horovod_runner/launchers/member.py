@@ -20,17 +20,17 @@ import msgspec
 import zmq
 
 from horovod_runner.checkpoints.commits import Commits
+from horovod_runner.common.limits import Limits
 from horovod_runner.host import network
 from horovod_runner.host.scratch import RunFolder, memory_folder
-from horovod_runner.limits import Limits
 from horovod_runner.task.task import TaskSetup, keep_scratch, run_rank
-from horovod_runner.warm.client import end_fork_servers
+from horovod_runner.task.warm.client import end_fork_servers
 from horovod_runner.wire import messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.job_file import leave_file, remove_leave_files
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.pool import Change, Done, Joined, Work
-from horovod_runner.wire.slots import ChannelAddress
 
 _REPEAT_SECONDS = 1.0
 

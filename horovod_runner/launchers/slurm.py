@@ -25,12 +25,12 @@ from dataclasses import replace
 
 import msgspec
 
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.errors import DataError, LaunchError, SlotError
 from horovod_runner.host import network
 from horovod_runner.launchers import srun
 from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest, TaskLostError
 from horovod_runner.launchers.member import serve
-from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
 from horovod_runner.wire.job import Outcome, decode_outcome

@@ -17,13 +17,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.spark_session import conf_of, spark_context
 from horovod_runner.errors import CancelledError, SlotError
 from horovod_runner.launchers import connect, detached
 from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest
 from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
 from horovod_runner.launchers.spark_task import run_member, run_task
-from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import new_call
 

@@ -5,46 +5,20 @@
     model = TorchEstimator(np=4, model=Net(), optimizer=..., loss=..., epochs=5).fit(df)
     scored = model.transform(df)
 
-`params` has the Params, `estimator` and `model` what all frameworks share, `persistence` how they
-are saved, and each framework has a file with its classes and one with the function that its ranks
-run. May import `runner`, `scoring`, `data` and all below. Only `commands` and `horovod_spark` may
-import this package.
+The public name of :mod:`horovod_runner.integrations.spark_ml`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from horovod_runner.integrations import spark_ml as _spark_ml
+
 if TYPE_CHECKING:
-    from horovod_runner.ml.keras import KerasEstimator, KerasModel
-    from horovod_runner.ml.lightning import LightningEstimator, LightningModel
-    from horovod_runner.ml.torch import TorchEstimator, TorchModel
+    from horovod_runner.integrations.spark_ml import *  # noqa: F403
 
-_HOMES = {
-    "KerasEstimator": "keras",
-    "KerasModel": "keras",
-    "LightningEstimator": "lightning",
-    "LightningModel": "lightning",
-    "TorchEstimator": "torch",
-    "TorchModel": "torch",
-}
-
-__all__ = [
-    "KerasEstimator",
-    "KerasModel",
-    "LightningEstimator",
-    "LightningModel",
-    "TorchEstimator",
-    "TorchModel",
-]
+__all__ = _spark_ml.__all__
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: each framework is imported only for its own classes.
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+    return getattr(_spark_ml, name)  # each framework is imported only for its own classes

@@ -25,7 +25,7 @@ from horovod_runner.sinks import panel_html
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
-    from horovod_runner.options import Options
+    from horovod_runner.common.options import Options
     from horovod_runner.results.run import Attempt, Run
 
 _OBJECTS: Final = ("spark", "resource_profile")  # of which only the type is named

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Mapping, Sequence
 
+from horovod_runner.common.slots import Slot
 from horovod_runner.common.stacks import is_library
 from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import DataError, HorovodRunnerError, LaunchError, RankFailedError
@@ -16,7 +17,6 @@ from horovod_runner.results import memory
 from horovod_runner.task.process import describe_exit
 from horovod_runner.wire.job import Outcome
 from horovod_runner.wire.measurements import Machine
-from horovod_runner.wire.slots import Slot
 
 #: A file and a line of a traceback.
 FRAME = re.compile(r'File "(.+?)", line (\d+)')

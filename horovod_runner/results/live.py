@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from horovod_runner.common.slots import RankInfo
 from horovod_runner.common.text import without_password
 from horovod_runner.results.metrics_table import Position
 from horovod_runner.results.run import Line, Run
@@ -20,7 +21,6 @@ from horovod_runner.results.slowness.profile import SPENT, Recent
 from horovod_runner.results.slowness.totals import spent_of
 from horovod_runner.wire.events import Status
 from horovod_runner.wire.measurements import Profile, steps_of
-from horovod_runner.wire.slots import RankInfo
 
 MAX_RANKS: Final = 20  # of more ranks, the slowest of this number are listed
 MAX_METRICS: Final = 8

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.scoring import logged_model
+from horovod_runner.data.scoring.models.recognize import recognize
 from horovod_runner.data.sources import Source
 from horovod_runner.errors import CheckpointError, DataError
-from horovod_runner.scoring import logged_model
-from horovod_runner.scoring.models.recognize import recognize
 
 if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
-    from horovod_runner.scoring.outputs import OutputSpec
+    from horovod_runner.data.scoring.outputs import OutputSpec
 
 _EXAMPLE_ROWS = 5
 

@@ -27,7 +27,7 @@ from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
-from horovod_runner.warm.protocol import NO_RUN
+from horovod_runner.task.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
 
 _GRACE_SECONDS = 5.0

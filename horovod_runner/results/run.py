@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.clocks import SteadyClock
+from horovod_runner.common.clocks import SteadyClock
+from horovod_runner.common.slots import Controller, RankInfo
 from horovod_runner.common.text import without_secret
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.slowness.profile import RunProfile
-from horovod_runner.wire.events import Controller, Status, TraceFile
-from horovod_runner.wire.slots import RankInfo
+from horovod_runner.wire.events import Status, TraceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from horovod_runner.checkpoints.archive import Archive
     from horovod_runner.data.feed.options import Columns, Dtypes, PadRagged, Transform
     from horovod_runner.data.pack.images import Image
+    from horovod_runner.data.scoring.outputs import OutputSpec
     from horovod_runner.data.sources import Source
-    from horovod_runner.scoring.outputs import OutputSpec
 #: The details of an attempt whose error a record has in one line only.
 DETAILS_LEFT_OUT: Final = (
     "The details are left out to save memory: a record keeps those of the first and of the latest "

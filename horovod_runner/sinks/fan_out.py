@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import without_password
-from horovod_runner.folders.problems import describe
-from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.sinks.sink import Sink, call_for
 from horovod_runner.wire.events import Event, Notice, Report
 

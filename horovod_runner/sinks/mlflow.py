@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.common.text import has_password, without_password
-from horovod_runner.folders.folder import local_path
+from horovod_runner.host.folders.folder import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
 from horovod_runner.sinks.summary import Summary, write_files

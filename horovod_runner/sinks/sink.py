@@ -9,10 +9,10 @@ from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.wire import events, measurements
 
 if TYPE_CHECKING:
+    from horovod_runner.common.slots import Controller, RankInfo
     from horovod_runner.results.run import Run
-    from horovod_runner.wire.events import Controller, Report, TraceFile
+    from horovod_runner.wire.events import Report, TraceFile
     from horovod_runner.wire.measurements import Lines, Machine, Profile
-    from horovod_runner.wire.slots import RankInfo
 
 
 class Sink:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.folders.folder import local_path
+from horovod_runner.host.folders.folder import local_path
 from horovod_runner.sinks.sink import Sink
 from horovod_runner.sinks.steps import StepCounter
 from horovod_runner.sinks.summary import Summary

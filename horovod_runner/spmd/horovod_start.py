@@ -10,13 +10,13 @@ from typing import Final
 import msgspec
 
 from horovod_runner.errors import LaunchError
-from horovod_runner.host import rank_environment
 from horovod_runner.host.gpus import pin_tensorflow, pin_torch
-from horovod_runner.import_hooks import IMPORT_HOOKS
+from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.spmd.session import Framework, Session
 from horovod_runner.spmd.trainers import Trainer
 from horovod_runner.wire.messages import Assignment
 from horovod_runner.worker.imports import hooks
+from horovod_runner.worker.startup import rank_environment
 
 
 class _Ready(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def _prepare(session: Session, trainer: Trainer, framework: Framework) -> _Ready
     """Import Horovod, pin the GPU, and open the rendezvous server on the first rank that trains."""
     hooks.install(IMPORT_HOOKS)
     if framework == "keras":
-        from horovod_runner.keras.collectives import collectives
+        from horovod_runner.integrations.keras.collectives import collectives
 
         hvd = collectives().hvd
     else:
@@ -86,7 +86,7 @@ def _prepare(session: Session, trainer: Trainer, framework: Framework) -> _Ready
         )
     rendezvous = ""
     if trainer is session.trainers[0] and trainer.slot.size > 1 and not use_mpi:
-        from horovod_runner.host.rendezvous import Rendezvous
+        from horovod_runner.worker.startup.rendezvous import Rendezvous
 
         session.rendezvous = Rendezvous(trainer.slot.address, trainer.slot.size)
         rendezvous = session.rendezvous.address

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 import msgspec
 
 from horovod_runner.errors import LaunchError, RankFailedError, is_secondary
-from horovod_runner.migrate import notes
 from horovod_runner.spmd.peers import Peers
 from horovod_runner.spmd.trainers import Trainer
 from horovod_runner.worker import context
+from horovod_runner.worker import old_keras as notes
 
 if TYPE_CHECKING:
-    from horovod_runner.host.rendezvous import Rendezvous
+    from horovod_runner.worker.startup.rendezvous import Rendezvous
 
 Framework = Literal["torch", "tensorflow", "keras"]
 # A rank that survives a failure may notice it before the rank that failed has reported the cause.

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from horovod_runner.common.slots import Offer, Slot
 from horovod_runner.driver import placement
 from horovod_runner.errors import LaunchError
-from horovod_runner.wire.slots import Offer, Slot
 
 
 class Interface(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class Member(msgspec.Struct, frozen=True):
 
     Attributes:
         rank: its number in the program.
-        host: as :attr:`horovod_runner.wire.slots.Offer.host`.
+        host: as :attr:`horovod_runner.common.slots.Offer.host`.
         hostname: the host's name for people.
         gpus: the GPUs that the rank sees, in CUDA's order, by ids that are unique on the host.
         interfaces: the interfaces of its host, without loopback.

@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 import msgspec
 import psutil
 
-from horovod_runner.clocks import SteadyClock
+from horovod_runner.common.clocks import SteadyClock
+from horovod_runner.common.slots import Slot
 from horovod_runner.host import control_groups, counters, processes
 from horovod_runner.host.counters import Counters
 from horovod_runner.host.gpu_meter import GpuMeter
 from horovod_runner.task.memory import MemoryWatch
 from horovod_runner.wire.measurements import Machine
-from horovod_runner.wire.slots import Slot
 
 _SECONDS: Final = 5.0  # between two readings, which take a few milliseconds
 # The first rank of a host reads a little later: the driver then has what the others' processes use.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
+from horovod_runner.common.slots import Offer
 from horovod_runner.errors import LaunchError
 from horovod_runner.host import counters, gpus, network
 from horovod_runner.task.orders import CalledOffError, DetachError, receive
@@ -15,7 +16,6 @@ from horovod_runner.wire import messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment
-from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 
 
@@ -43,7 +43,9 @@ def meeting_points(job: Job, task: int, address: str) -> Iterator[MeetingPoints]
     if task != 0:
         yield MeetingPoints()
         return
-    from horovod_runner.host.rendezvous import Rendezvous  # here: only task 0 needs asyncio
+    from horovod_runner.worker.startup.rendezvous import (
+        Rendezvous,  # here: only task 0 needs asyncio
+    )
 
     with ExitStack() as stack:
         rendezvous = ""

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import msgspec
 import psutil
 
+from horovod_runner.common.slots import Slot
 from horovod_runner.host import control_groups, counters, processes
 from horovod_runner.wire.measurements import MemoryShort, MemoryUse
-from horovod_runner.wire.slots import Slot
 
 _LOOK_SECONDS: Final = 1.0
 # Between two readings of all processes. Where more than _MUCH of the memory is used they are read

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Mapping
 
-from horovod_runner.host.pmi import Pmi
 from horovod_runner.wire.messages import Assignment, Fence, Lookup
+from horovod_runner.worker.startup.pmi import Pmi
 
 _READ_BYTES = 64 << 10
 

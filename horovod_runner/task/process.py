@@ -30,7 +30,7 @@ from horovod_runner.common.descriptors import is_byte_locked
 from horovod_runner.common.files import memory_file, temporary_files, unnamed_file, write_problem
 from horovod_runner.errors import LaunchError
 from horovod_runner.host.python_path import without_spark_core
-from horovod_runner.warm.client import ForkedGuard, ForkServer, NotForkedError
+from horovod_runner.task.warm.client import ForkedGuard, ForkServer, NotForkedError
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import guard

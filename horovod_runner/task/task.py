@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
+from horovod_runner.common.slots import Slot
 from horovod_runner.errors import DataError, HorovodRunnerError
-from horovod_runner.host import control_groups, gpus, rank_environment, software
-from horovod_runner.host.pmi import segments
+from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.scratch import (
     TEMPORARY_VARIABLE,
     VARIABLE,
@@ -43,8 +43,9 @@ from horovod_runner.wire.job_file import (
 )
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment
-from horovod_runner.wire.slots import Slot
 from horovod_runner.wire.transport import ChannelAddress
+from horovod_runner.worker.startup import rank_environment
+from horovod_runner.worker.startup.pmi import segments
 
 _LOOK_SECONDS = 1.0
 _TIMELINE = "HOROVOD_TIMELINE"

@@ -42,7 +42,7 @@ def fetch_checkpoint(
     """
     # Imported here: few tasks resume from anything.
     from horovod_runner.checkpoints import checkpoint, loader
-    from horovod_runner.folders.opening import open_folder
+    from horovod_runner.host.folders.opening import open_folder
 
     if checkpoint.has_probe(open_folder(plan.folder), plan.token):
         return plan
@@ -65,7 +65,7 @@ def fetch_checkpoint(
 def _fetch(marker: Marker, link: Link, folder: Path, patience: float) -> str:
     """Copy a checkpoint to this host, piece by piece; returns the problem, or an empty text."""
     from horovod_runner.checkpoints import checkpoint
-    from horovod_runner.folders.problems import FULL_TEMPORARY, describe
+    from horovod_runner.host.folders.problems import FULL_TEMPORARY, describe
 
     offset, digest = 0, hashlib.sha256()
     try:

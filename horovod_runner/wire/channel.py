@@ -26,9 +26,9 @@ from contextlib import suppress
 import msgspec
 import zmq
 
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import ChannelError
-from horovod_runner.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.messages import FromDriver, FromRank

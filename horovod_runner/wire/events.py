@@ -12,11 +12,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from horovod_runner.common.slots import Controller, RankInfo
 from horovod_runner.wire.marker import Marker
-from horovod_runner.wire.slots import RankInfo
 
-#: What Horovod calls the library that coordinates its CPU collectives.
-Controller = Literal["gloo", "mpi"]
 Status = Literal["running", "finished", "failed", "cancelled"]
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 

@@ -11,13 +11,14 @@ from typing import Final
 
 import msgspec
 
-from horovod_runner.limits import Limits
-from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
+from horovod_runner.common.limits import Limits
+from horovod_runner.common.options import STALL_CHECK, STALL_WARN_SECONDS, CpuCollectives, Options
+from horovod_runner.common.slots import Slot
+from horovod_runner.wire.addresses import Call
 from horovod_runner.wire.events import DriverEvent
 from horovod_runner.wire.job_file import NO_CHECKPOINTS, CheckpointPlan, ImportHook, WorkerOutcome
 from horovod_runner.wire.measurements import MemoryUse
 from horovod_runner.wire.messages import RankEvent
-from horovod_runner.wire.slots import Call, Slot
 
 _A_WEEK: Final = 604_800.0  # seconds
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.descriptors import write_all
-from horovod_runner.limits import Limits
-from horovod_runner.options import CheckpointConfig, Options
+from horovod_runner.common.limits import Limits
+from horovod_runner.common.options import CheckpointConfig, Options
 from horovod_runner.wire.marker import Marker
 
 # The socket over which a worker's MPICH sends its PMI requests (host/pmi.py).

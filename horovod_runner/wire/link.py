@@ -8,7 +8,7 @@ import time
 import msgspec
 import zmq
 
-from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
 from horovod_runner.wire.events import Message
 from horovod_runner.wire.framing import frame, unframe

@@ -16,10 +16,10 @@ from typing import Final, Literal, TypeVar, get_args
 
 import msgspec
 
+from horovod_runner.common.slots import Controller, Offer, Slot
 from horovod_runner.wire import events, measurements, pool
-from horovod_runner.wire.events import Controller, Int64, Message
+from horovod_runner.wire.events import Int64, Message
 from horovod_runner.wire.framing import Batch, unframe
-from horovod_runner.wire.slots import Offer, Slot
 
 #: The trace of a framework's profiler; every rank may send one.
 TraceName = Literal["torch.json.gz", "tensorflow.zip"]

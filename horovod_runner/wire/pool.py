@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.events import Message
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.slots import ChannelAddress
 
 
 class Joined(Message, frozen=True):

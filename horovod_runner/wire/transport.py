@@ -8,8 +8,8 @@ from typing import Final
 
 import zmq
 
-from horovod_runner.limits import Limits
-from horovod_runner.wire.slots import Call, ChannelAddress
+from horovod_runner.common.limits import Limits
+from horovod_runner.wire.addresses import Call, ChannelAddress
 
 __all__ = [
     "PART_BYTES",

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.numbers import check_report, check_saved, plain_int
 from horovod_runner.errors import RanksChangedError
-from horovod_runner.profiling.clock import clock
 from horovod_runner.wire import events, job_file
 from horovod_runner.worker import context
+from horovod_runner.worker.profiling.clock import clock
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.commits import Commits

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.common.limits import DEFAULTS, Limits
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.commits import Commits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from horovod_runner.options import FRAMEWORKS
+from horovod_runner.common.options import FRAMEWORKS
 from horovod_runner.worker import environ_watch
 from horovod_runner.worker.checks.notes import from_library
 

@@ -20,9 +20,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from horovod_runner.common.options import STALL_CHECK, STALL_WARN_SECONDS
 from horovod_runner.errors import is_secondary
-from horovod_runner.host.rank_environment import memory_variables
-from horovod_runner.options import STALL_CHECK, STALL_WARN_SECONDS
 from horovod_runner.wire import events, job_file, messages
 from horovod_runner.wire.job_file import WorkerJob, WorkerOutcome
 from horovod_runner.worker import api, context, guard
@@ -31,11 +30,12 @@ from horovod_runner.worker.context import RankContext
 from horovod_runner.worker.imports import hooks
 from horovod_runner.worker.pipe import Pipe
 from horovod_runner.worker.reporter import Reporter
+from horovod_runner.worker.startup.rank_environment import memory_variables
 
 if TYPE_CHECKING:
-    from horovod_runner.profiling.framework_profiler import FrameworkProfiler
-    from horovod_runner.profiling.profiler import Profiler
     from horovod_runner.worker.imports_watch import ImportsWatch
+    from horovod_runner.worker.profiling.framework_profiler import FrameworkProfiler
+    from horovod_runner.worker.profiling.profiler import Profiler
 
 DESCRIPTORS: Final = 9
 # Their stack frames are left out at the start of a traceback.
@@ -168,7 +168,7 @@ def _start_profiler(job: WorkerJob, rank: RankContext) -> Profiler | None:
     """Begin to measure where this rank's time goes."""
     if not job.options.debug_config.profile:
         return None
-    from horovod_runner.profiling.profiler import Profiler
+    from horovod_runner.worker.profiling.profiler import Profiler
 
     return Profiler(
         job.rank,
@@ -185,7 +185,7 @@ def _start_framework_profiler(job: WorkerJob, rank: RankContext) -> FrameworkPro
     """Record some steps with the framework's own profiler, if the run asks for it."""
     if not job.trace:
         return None
-    from horovod_runner.profiling.framework_profiler import FrameworkProfiler
+    from horovod_runner.worker.profiling.framework_profiler import FrameworkProfiler
 
     def fail(reason: str) -> None:
         rank.pipe.send(events.Untraced(job.rank, reason))
@@ -313,7 +313,7 @@ def _failed(error: BaseException, exit_code: int) -> WorkerOutcome:
 def _add_note(error: BaseException) -> None:
     """Say what to do if the code was written for Keras 2 or TensorFlow 1."""
     if "keras" in sys.modules or "tensorflow" in sys.modules:
-        from horovod_runner.migrate import notes
+        from horovod_runner.worker import old_keras as notes
 
         with suppress(Exception):  # the error itself matters more
             notes.add_note(error)

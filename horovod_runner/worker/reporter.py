@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from horovod_runner.clocks import process_clock
+from horovod_runner.common.clocks import process_clock
 from horovod_runner.common.numbers import check_report, plain_int
 from horovod_runner.wire import events, measurements, messages
 from horovod_runner.wire.framing import frame

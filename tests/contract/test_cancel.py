@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from horovod_runner import CancelledError, RunHandle, commit, log_to_driver
-from horovod_runner.commands import cli
-from horovod_runner.limits import Limits
+from horovod_runner.common.limits import Limits
 from horovod_runner.results import registry
 from horovod_runner.sinks import Sink
+from horovod_runner.tools.commands import cli
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.contract.test_checkpoints import save_slowly_beside_a_failure
 from tests.unkillable import await_waiting, unkillable

@@ -27,9 +27,9 @@ from horovod_runner import (
     current_attempt,
     log_to_driver,
 )
+from horovod_runner.common.options import Options
 from horovod_runner.launchers.launcher import JobCancelledError, PoolRequest
 from horovod_runner.launchers.spark_job import SparkMembers
-from horovod_runner.options import Options
 from horovod_runner.wire.job import Job
 from tests.conftest import Ranks, await_end, guards_and_ranks
 from tests.places import EVERYWHERE

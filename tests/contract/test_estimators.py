@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from horovod_runner import DataError
-from horovod_runner.scoring import model_file
+from horovod_runner.data.scoring import model_file
 from tests.conftest import Ranks
 from tests.preload import ALIKE, KERAS_AND_LIGHTNING
 
@@ -229,7 +229,7 @@ def test_an_estimator_and_its_model_are_saved_and_loaded(
 
 
 def test_what_cannot_be_read_is_not_taken_for_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    from horovod_runner.ml.persistence import store_of
+    from horovod_runner.integrations.spark_ml.persistence import store_of
 
     path = str(tmp_path / "estimator")
     regression().save(path)
@@ -246,7 +246,7 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(spark: SparkSession, tmp_p
 def test_what_was_saved_in_part_is_not_loaded(
     spark: SparkSession, tmp_path: Path, where: str
 ) -> None:
-    from horovod_runner.ml.persistence import store_of
+    from horovod_runner.integrations.spark_ml.persistence import store_of
 
     store = store_of(str(tmp_path / "there") if where == "spark" else f"memory://{tmp_path}")
     intact = tmp_path / "params"
@@ -403,7 +403,7 @@ def test_mistakes_are_told_before_anything_is_launched(
 
 @on_classic_spark
 def test_rows_are_split_by_a_column_or_a_fraction(spark: SparkSession) -> None:
-    from horovod_runner.ml.rows import split
+    from horovod_runner.integrations.spark_ml.rows import split
 
     df = classes(spark)
     train, valid = split(df, "fold", 0)

@@ -16,7 +16,7 @@ import pytest
 
 from horovod_runner import DataError
 from horovod_runner.common import replacements
-from horovod_runner.scoring import model_file
+from horovod_runner.data.scoring import model_file
 from tests.preload import KERAS_AND_LIGHTNING, TORCH
 
 if TYPE_CHECKING:

@@ -455,7 +455,7 @@ def test_code_with_sparkdls_names_runs_once_asked_for(
     before = set(sys.modules)
     horovod_runner.sparkdl.install()
     try:
-        assert ranks.run(1, old_code) == "horovod_runner.runner"
+        assert ranks.run(1, old_code) == "horovod_runner.run.runner"
     finally:
         for name in set(sys.modules) - before:
             if name.partition(".")[0] == "sparkdl":

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from horovod_runner import CancelledError, HangError, RankFailedError, log_to_driver
-from horovod_runner.limits import Limits
+from horovod_runner.common.limits import Limits
 from tests.conftest import Ranks
 from tests.contract.test_warm import end_servers, ended
 from tests.programs import Program
@@ -109,7 +109,7 @@ def test_a_driver_that_was_stopped_accuses_nobody(ranks: Ranks, tmp_path: Path) 
     script = session + textwrap.dedent(
         f"""
         from horovod_runner import ClusterConfig, HorovodRunner
-        from horovod_runner.limits import Limits
+        from horovod_runner.common.limits import Limits
         from tests.contract.test_stopped import train
         # A connection that breaks off, on a busy machine, would lose messages on their way.
         waits = dict(reconnect_driver=60.0, heartbeat=60.0)

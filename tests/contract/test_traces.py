@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import load_run
-from horovod_runner.commands import cli
 from horovod_runner.results.run import Run, TraceFile
 from horovod_runner.sinks import Sink
+from horovod_runner.tools.commands import cli
 from tests import traces
 from tests.conftest import Ranks
 

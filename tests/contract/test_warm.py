@@ -27,7 +27,7 @@ import pytest
 from horovod_runner import CancelledError, HorovodRunner, Limits, RankFailedError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import registry
-from horovod_runner.warm import client, protocol
+from horovod_runner.task.warm import client, protocol
 from tests.conftest import Ranks, is_forked, own_processes
 from tests.conftest import fork_servers as servers
 

@@ -25,16 +25,16 @@ import zmq
 
 from horovod_runner import HorovodRunner, HorovodRunnerError, Limits, log_to_driver
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.common.options import Options
+from horovod_runner.common.slots import Offer
 from horovod_runner.driver.driver import Driver
-from horovod_runner.host.rendezvous import Rendezvous
-from horovod_runner.options import Options
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.wire import events, framing, messages
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker import context
+from horovod_runner.worker.startup.rendezvous import Rendezvous
 from tests.fuzz import inputs
 from tests.fuzz.live import WARM, LiveRun
 from tests.fuzz.relay import Relay, start_horovod_twice

@@ -100,7 +100,7 @@ def _serve(connection: Connection) -> None:
     from pyspark.sql import SparkSession
 
     from horovod_runner import HorovodRunner
-    from horovod_runner.options import grouped
+    from horovod_runner.common.options import grouped
 
     spark = SparkSession.builder.config(map=connection.recv()).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner.horovod_build import toolchain
+from horovod_runner.tools.horovod_build import toolchain
 from tests.hpc import slurm
 
 ROOT = Path(__file__).parents[2]

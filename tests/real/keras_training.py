@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from horovod_runner.ml.keras_training import set_seed
+from horovod_runner.integrations.spark_ml.keras_training import set_seed
 
 LOCAL, STEPS, EPOCHS = 8, 4, 3
 
@@ -311,7 +311,7 @@ def train_all(names: list[str]) -> list[dict[str, Any]]:
 def train(case: Case) -> dict[str, Any]:
     """Train on both ranks, in one process (on rank 0), and in some cases without a reduction."""
     import horovod_runner.keras as hvd
-    from horovod_runner.keras.collectives import collectives
+    from horovod_runner.integrations.keras.collectives import collectives
 
     results: dict[str, Any] = {"ranks": _fit(case, hvd.rank(), hvd.size())}
     if hvd.rank() == 0:

@@ -25,10 +25,10 @@ from horovod_runner import (
     report,
     save_checkpoint,
 )
+from horovod_runner.common.options import grouped
 from horovod_runner.data import parquet
-from horovod_runner.handle import RunHandle
-from horovod_runner.options import grouped
 from horovod_runner.results import registry
+from horovod_runner.run.handle import RunHandle
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.mlflow import MLflowSink
 from horovod_runner.sinks.tensorboard import TensorBoardSink

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import HorovodRunner, agree
-from horovod_runner.options import grouped
+from horovod_runner.common.options import grouped
 
 pytestmark = [pytest.mark.horovod, pytest.mark.xdist_group("tensorflow")]
 LIBRARIES = ("horovod.torch", "torch", "horovod.tensorflow")

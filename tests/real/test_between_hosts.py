@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import HorovodRunner
-from horovod_runner.options import grouped
+from horovod_runner.common.options import grouped
 
 pytestmark = [pytest.mark.horovod, pytest.mark.timeout(300)]
 HOSTS, RANKS = 3, 6

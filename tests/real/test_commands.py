@@ -13,10 +13,10 @@ from typing import Literal
 import pytest
 
 from horovod_runner import __version__
-from horovod_runner.commands.install import find_or_build_wheel
-from horovod_runner.horovod_build.plan import make_plan
-from horovod_runner.horovod_build.release import release, write_index
 from horovod_runner.host import software
+from horovod_runner.tools.commands.install import find_or_build_wheel
+from horovod_runner.tools.horovod_build.plan import make_plan
+from horovod_runner.tools.horovod_build.release import release, write_index
 from tests.preload import COMMAND
 
 pytestmark = [pytest.mark.spark, pytest.mark.horovod]
@@ -92,7 +92,12 @@ class Beside:
 
     def install(self, **environment: str) -> str:
         """Install what this environment has; returns what was printed."""
-        command = [str(self.scripts / "python"), "-m", "horovod_runner.commands.cli", "install"]
+        command = [
+            str(self.scripts / "python"),
+            "-m",
+            "horovod_runner.tools.commands.cli",
+            "install",
+        ]
         command += ["--frameworks", ",".join(self.built), "--gpu" if self.gpu else "--cpu"]
         if self.mpi:
             command += ["--mpi", self.mpi]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from horovod_runner import HorovodRunner
-from horovod_runner.options import grouped
+from horovod_runner.common.options import grouped
 from tests.preload import ALIKE
 from tests.real.global_batch_training import (
     COLUMNS,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner
-from horovod_runner.elastic.launcher import PooledLauncher
+from horovod_runner.driver.elastic.launcher import PooledLauncher
 from tests.preload import COMMAND, WARM
 
 pytestmark = pytest.mark.horovod

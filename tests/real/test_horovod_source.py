@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from horovod_runner.horovod_build import patching, source
+from horovod_runner.tools.horovod_build import patching, source
 
 
 def test_every_patch_applies_to_the_release_and_changes_it(tmp_path: Path) -> None:

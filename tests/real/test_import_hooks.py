@@ -8,7 +8,7 @@ import io
 import pytest
 
 from horovod_runner import HorovodRunner
-from horovod_runner.import_hooks import IMPORT_HOOKS
+from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from tests.conftest import Ranks
 
 

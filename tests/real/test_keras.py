@@ -10,8 +10,8 @@ import numpy
 import pytest
 
 from horovod_runner import HorovodRunner, SyncError
-from horovod_runner.ml.keras_training import set_seed
-from horovod_runner.options import grouped
+from horovod_runner.common.options import grouped
+from horovod_runner.integrations.spark_ml.keras_training import set_seed
 from horovod_runner.worker.weights import hash_weights
 from tests import suites
 from tests.preload import keras_on
@@ -268,7 +268,7 @@ def equal(ranks: Any) -> bool:
 @TOGETHER["tensorflow"]
 def test_a_script_for_horovods_keras_runs_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     result = run(keras_script, weight_check="epoch")
-    assert result["module"] == "horovod_runner.keras.distributed.mixin"
+    assert result["module"] == "horovod_runner.integrations.keras.distributed.mixin"
     assert equal(result["weights"])
     assert result["history"]["accuracy"][-1] > 0.7
     out = capsys.readouterr().out

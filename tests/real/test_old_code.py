@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from horovod_runner import RankFailedError
-from horovod_runner.commands import cli
-from horovod_runner.commands.run import find_main
+from horovod_runner.tools.commands import cli
+from horovod_runner.tools.commands.run import find_main
 from tests.conftest import Ranks
 from tests.real.test_keras import runner
 
@@ -96,7 +96,7 @@ def collect_notes() -> dict[str, str]:
     import tensorflow as tf
 
     import horovod_runner.keras as hvd
-    from horovod_runner.migrate import notes
+    from horovod_runner.worker import old_keras as notes
 
     hvd.init()
     wrapped = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1))

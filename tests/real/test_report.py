@@ -14,7 +14,8 @@ import pytest
 
 from horovod_runner import load_run, report, save_checkpoint
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.folders.local import LocalFolder
+from horovod_runner.common.slots import RankInfo
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.results.page.document import page
 from horovod_runner.results.recorder import failed
 from horovod_runner.results.run import Run
@@ -22,7 +23,6 @@ from horovod_runner.results.run_log import RunLog
 from horovod_runner.wire.events import AttemptBegan, Notice, Output, Report
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.measurements import Lines
-from horovod_runner.wire.slots import RankInfo
 from tests.browser import Browser, browser
 from tests.conftest import Ranks
 from tests.made_up_runs import made_up_run

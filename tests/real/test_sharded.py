@@ -19,10 +19,10 @@ from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.saver import Saver
-from horovod_runner.folders.folder import Folder
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.limits import DEFAULTS
+from horovod_runner.common.limits import DEFAULTS
+from horovod_runner.host.folders.folder import Folder
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
 from tests.conftest import Ranks

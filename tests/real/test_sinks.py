@@ -529,7 +529,8 @@ def test_a_terminal_without_a_size_shows_lines(tmp_path: Path) -> None:
 
 _CELLS = [
     """
-from horovod_runner import HorovodRunner, handle, report
+from horovod_runner import HorovodRunner, report
+from horovod_runner.run import handle
 from horovod_runner.sinks.panel import Panel
 
 handle.progress_sink = lambda live: Panel(live, first_seconds=0)  # these runs are short

@@ -25,7 +25,7 @@ from tests.programs import Program
 pytest.importorskip("rich")
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "horovod_runner.commands.cli"]
+COMMAND = [sys.executable, "-m", "horovod_runner.tools.commands.cli"]
 SCRIPT = """
 import os, sys, threading
 from horovod_runner import HorovodRunner, report

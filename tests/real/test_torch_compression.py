@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from horovod_runner import HorovodRunner
-from horovod_runner.options import grouped
+from horovod_runner.common.options import grouped
 
 pytestmark = [
     pytest.mark.horovod,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import HorovodRunner
-from horovod_runner.options import grouped
+from horovod_runner.common.options import grouped
 
 pytestmark = [
     pytest.mark.horovod,

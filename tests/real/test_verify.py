@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from horovod_runner import HorovodRunner
-from horovod_runner.verify import machine, registry
-from horovod_runner.verify.check import Case, missing
-from horovod_runner.verify.checks import placement
+from horovod_runner.tools.verify import machine, registry
+from horovod_runner.tools.verify.check import Case, missing
+from horovod_runner.tools.verify.checks import placement
 from tests.browser import Browser, browser
 from tests.conftest import Ranks
 from tests.preload import COMMAND

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner.commands import cli, doctor
+from horovod_runner.tools.commands import cli, doctor
 from tests.conftest import Ranks
 from tests.stores.s3 import Server
 

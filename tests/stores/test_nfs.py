@@ -11,7 +11,7 @@ from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.saver import Saver
-from horovod_runner.folders.local import LocalFolder
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import marker_name
 from tests.stores import mounted

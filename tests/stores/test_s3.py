@@ -12,8 +12,8 @@ import pytest
 
 from horovod_runner import CheckpointError, load_checkpoint, save_checkpoint
 from horovod_runner.checkpoints import loader
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.folders.problems import describe
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 from tests.conftest import Ranks

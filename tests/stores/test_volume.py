@@ -16,12 +16,12 @@ from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.saver import Saver
-from horovod_runner.commands import wheels
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.horovod_spark.frameworks.logs import copy_to_store
-from horovod_runner.options import Options, grouped
+from horovod_runner.common.options import Options, grouped
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.integrations.horovod_spark.frameworks.logs import copy_to_store
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks.tensorboard import TensorBoardSink
+from horovod_runner.tools.commands import wheels
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
 from horovod_runner.wire.messages import FilePart

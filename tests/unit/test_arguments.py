@@ -16,11 +16,11 @@ from horovod_runner import (
     HorovodRunner,
     predict,
 )
-from horovod_runner.commands import cli
 from horovod_runner.common.arguments import meant
+from horovod_runner.common.options import ALIASES, GROUPS, where_options_are
 from horovod_runner.data import Shard, delta, packed, parquet
 from horovod_runner.data.feed import options as feed_options
-from horovod_runner.options import ALIASES, GROUPS, where_options_are
+from horovod_runner.tools.commands import cli
 
 
 def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:

@@ -26,20 +26,20 @@ import pytest
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.files import file_sha256
+from horovod_runner.common.options import CheckpointConfig, Options
+from horovod_runner.common.slots import RankInfo
 from horovod_runner.data.feed.epochs import Epochs, FeedKey
 from horovod_runner.driver.attempts import run_attempts
 from horovod_runner.driver.detached import journal
 from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
 from horovod_runner.driver.detached.keeper import Keeper
+from horovod_runner.driver.elastic.members import Member, Members
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.driver.sync_check import NoteCheck
-from horovod_runner.elastic.members import Member, Members
-from horovod_runner.folders.folder import PART
-from horovod_runner.folders.local import LocalFolder
+from horovod_runner.host.folders.folder import PART
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.scratch import RunFolder, memory_folder, rank_folder
 from horovod_runner.launchers.launcher import Launcher, LaunchRequest
-from horovod_runner.options import CheckpointConfig, Options
-from horovod_runner.profiling.loader import LoaderWatch
 from horovod_runner.results import run_log
 from horovod_runner.results.live import live
 from horovod_runner.results.metrics_table import Metrics
@@ -68,10 +68,10 @@ from horovod_runner.wire.job_file import CheckpointPlan, leave_file, remove_leav
 from horovod_runner.wire.marker import Marker, file_name
 from horovod_runner.wire.measurements import Lines, Machine, Note, Profile
 from horovod_runner.wire.messages import Alive, FilePart, Stall
-from horovod_runner.wire.slots import RankInfo
 from horovod_runner.wire.spool import Spool
 from horovod_runner.worker import reporter as reporter_
 from horovod_runner.worker.checks import notes
+from horovod_runner.worker.profiling.loader import LoaderWatch
 from horovod_runner.worker.reporter import Reporter
 from tests.events import telling, telling_threads
 from tests.stand_ins import as_rank

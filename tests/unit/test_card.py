@@ -12,7 +12,7 @@ import pytest
 from horovod_runner import CheckpointConfig, HorovodRunner
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.common.text import without_password
-from horovod_runner.folders.local import LocalFolder
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.results.card import value_text
 from horovod_runner.results.page.document import page
 from horovod_runner.results.run import Attempt, Run

@@ -21,7 +21,7 @@ import pytest
 import zmq
 
 from horovod_runner import ChannelError
-from horovod_runner.limits import Limits
+from horovod_runner.common.limits import Limits
 from horovod_runner.wire import events, framing, messages
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.link import Link

@@ -18,10 +18,10 @@ from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint, retention
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.folders.folder import local_path
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.options import CheckpointConfig, Mode, Options, grouped
+from horovod_runner.common.options import CheckpointConfig, Mode, Options, grouped
+from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.task.transfer import fetch_checkpoint
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.events import Log

@@ -11,9 +11,9 @@ from contextlib import redirect_stdout
 
 import pytest
 
-from horovod_runner.commands import cli, doctor, install
-from horovod_runner.commands.doctor import Finding
 from horovod_runner.results import registry
+from horovod_runner.tools.commands import cli, doctor, install
+from horovod_runner.tools.commands.doctor import Finding
 
 
 def test_install_passes_the_users_choices_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
 def test_a_reader_that_has_seen_enough_causes_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "horovod_runner.commands.cli", "ps"]
+    command = [sys.executable, "-m", "horovod_runner.tools.commands.cli", "ps"]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")

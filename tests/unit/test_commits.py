@@ -25,7 +25,7 @@ from horovod_runner import CheckpointError, RanksChangedError, commit, save_chec
 from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.commits import Commit, Commits
 from horovod_runner.checkpoints.saver import Saver
-from horovod_runner.folders.local import LocalFolder
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan, imported_file, leave_file
 from horovod_runner.wire.marker import Marker
 from horovod_runner.worker import context

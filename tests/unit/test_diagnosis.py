@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from horovod_runner import ClusterConfig, DebugConfig, HorovodRunner, SerializationError
-from horovod_runner.options import Options
-from horovod_runner.prepare import pickling
-from horovod_runner.prepare.make_job import make_job
+from horovod_runner.common.options import Options
+from horovod_runner.run import pickling
+from horovod_runner.run.make_job import make_job
 
 
 def refuse(main: Callable[..., Any], **kwargs: Any) -> str:

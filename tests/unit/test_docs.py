@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import horovod_runner
-from horovod_runner import options
+from horovod_runner.common import options
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])

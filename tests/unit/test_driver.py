@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
+from horovod_runner.common.limits import DEFAULTS
+from horovod_runner.common.options import Options
+from horovod_runner.common.slots import Offer
 from horovod_runner.driver.driver import Driver
 from horovod_runner.driver.phases import State
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import RankFailedError, RanksChangedError
 from horovod_runner.launchers.launcher import LaunchRequest
-from horovod_runner.limits import DEFAULTS
-from horovod_runner.options import Options
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import events, messages
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.link import Link
-from horovod_runner.wire.slots import Offer
 from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker.main import _failed
 from tests.events import telling

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from horovod_runner.common.slots import Controller, Offer
 from horovod_runner.driver.placement import assign
-from horovod_runner.host import gpus, network, rank_environment
-from horovod_runner.wire.events import Controller
+from horovod_runner.host import gpus, network
 from horovod_runner.wire.messages import Assignment
-from horovod_runner.wire.slots import Offer
+from horovod_runner.worker.startup import rank_environment
 
 
 def variables(

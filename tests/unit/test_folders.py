@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.folders.problems import describe
-from horovod_runner.folders.remote import RemoteFolder
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.host.folders.problems import describe
+from horovod_runner.host.folders.remote import RemoteFolder
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from horovod_runner.common.slots import Controller, Offer
 from horovod_runner.driver.placement import assign
-from horovod_runner.host import control_groups, gpus, rank_environment
-from horovod_runner.warm import protocol, server
-from horovod_runner.warm.fingerprint import server_name
-from horovod_runner.wire.events import Controller
+from horovod_runner.host import control_groups, gpus
+from horovod_runner.task.warm import protocol, server
+from horovod_runner.task.warm.fingerprint import server_name
 from horovod_runner.wire.messages import Assignment
-from horovod_runner.wire.slots import Offer
+from horovod_runner.worker.startup import rank_environment
 
 
 def unfit(folder: Path, body: str, prelude: str = "") -> str:
@@ -26,7 +26,7 @@ def unfit(folder: Path, body: str, prelude: str = "") -> str:
     code = f"""
 import sys
 sys.path.insert(0, {str(folder)!r})
-from horovod_runner.warm import server
+from horovod_runner.task.warm import server
 {prelude}
 print(server._import(["imported"])[1] or server._unfit())
 """

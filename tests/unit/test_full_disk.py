@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 import zmq
 
+from horovod_runner.common.limits import DEFAULTS
+from horovod_runner.common.options import Options
+from horovod_runner.common.slots import Slot
 from horovod_runner.launchers.member import _Contact
-from horovod_runner.limits import DEFAULTS
-from horovod_runner.options import Options
 from horovod_runner.task import task, transfer
 from horovod_runner.task.relay import Relay
 from horovod_runner.wire import events, messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.events import Log
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment, FilePart
 from horovod_runner.wire.pool import Done
-from horovod_runner.wire.slots import ChannelAddress, Slot
 
 _DISK_BYTES = 1 << 20
 _PATIENCE = 60.0

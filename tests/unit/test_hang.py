@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from horovod_runner.common import stacks
+from horovod_runner.common.limits import Limits
+from horovod_runner.common.options import ClusterConfig, DebugConfig, Options
 from horovod_runner.driver.hangs import HangWatch
 from horovod_runner.driver.waits import TorchWaits
 from horovod_runner.driver.watchdog import Watchdog
-from horovod_runner.limits import Limits
-from horovod_runner.options import ClusterConfig, DebugConfig, Options
-from horovod_runner.profiling.clock import clock
-from horovod_runner.profiling.flight_recorder import FlightRecorder
-from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.task.stall_reader import StallReader
 from horovod_runner.wire import events, messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.measurements import Lines, Waiting, Waits, is_waits
 from horovod_runner.wire.messages import Alive, Stacks, Stall
+from horovod_runner.worker.profiling.clock import clock
+from horovod_runner.worker.profiling.flight_recorder import FlightRecorder
+from horovod_runner.worker.profiling.profiler import Profiler
 
 MAIN = 'File "/home/me/train.py", line {line} in step'
 
@@ -169,7 +169,7 @@ def test_the_main_threads_stack_comes_first_and_ends_where_the_users_code_does()
 
 def test_the_thread_that_measures_a_rank_is_not_shown() -> None:
     thread = 'Thread 0x2 (most recent call first):\n  File "/lib/threading.py", line 5 in wait\n'
-    thread += '  File "/x/horovod_runner/profiling/profiler.py", line 60 in _run\n'
+    thread += '  File "/x/horovod_runner/worker/profiling/profiler.py", line 60 in _run\n'
     assert stacks.split_threads(thread + dump(41)) == stacks.split_threads(dump(41))
 
 
@@ -232,7 +232,7 @@ def test_the_thread_that_measures_a_rank_is_not_among_its_last_lines() -> None:
     profiler = [
         "Thread 0x00007f (most recent call first):",
         '  File "/python3.13/threading.py", line 363 in wait',
-        '  File "/x/horovod_runner/profiling/profiler.py", line 77 in _measure',
+        '  File "/x/horovod_runner/worker/profiling/profiler.py", line 77 in _measure',
         "",
     ]
     main = [

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from horovod_runner.checkpoints.commits import Commit, Commits
-from horovod_runner.elastic import horovod_states
 from horovod_runner.errors import CheckpointError
+from horovod_runner.integrations import horovod_elastic as horovod_states
 from tests.stand_ins import as_rank
 
 

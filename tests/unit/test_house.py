@@ -20,7 +20,7 @@ def layers() -> list[list[str]]:
     config.read(ROOT / "setup.cfg")
     text = config["importlinter:contract:rooms"]["layers"]
     return [
-        [name.strip().removeprefix("horovod_runner.") for name in line.split("|")]
+        [name.strip().removeprefix("horovod_runner.") for name in re.split(r"[|:]", line)]
         for line in text.strip().splitlines()
     ]
 

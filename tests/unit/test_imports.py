@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner.import_hooks import IMPORT_HOOKS
+from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.worker.imports import hooks
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +216,7 @@ def test_a_rank_imports_the_functions_of_hooks_with_the_framework(frameworks: Fr
     out = frameworks.run(
         "import sys",
         "import horovod_runner.worker.main",
-        "from horovod_runner.import_hooks import IMPORT_HOOKS",
+        "from horovod_runner.run.import_hooks import IMPORT_HOOKS",
         "install(IMPORT_HOOKS)",
         "rooms = {f\"horovod_runner{hook.function.partition(':')[0]}\" for hook in IMPORT_HOOKS}",
         "print(rooms & {*sys.modules})",

@@ -22,11 +22,11 @@ from typing import Any
 import pytest
 
 from horovod_runner import InstallError
-from horovod_runner.commands import install
-from horovod_runner.commands.hello import Greeting
-from horovod_runner.horovod_build import build, source, toolchain
-from horovod_runner.horovod_build.plan import BuildPlan, make_plan
-from horovod_runner.horovod_build.toolchain import Framework, Mpi, Nccl
+from horovod_runner.tools.commands import install
+from horovod_runner.tools.commands.hello import Greeting
+from horovod_runner.tools.horovod_build import build, source, toolchain
+from horovod_runner.tools.horovod_build.plan import BuildPlan, make_plan
+from horovod_runner.tools.horovod_build.toolchain import Framework, Mpi, Nccl
 
 CPU_TORCH = Framework("torch", "2.13.0+cpu")
 CUDA_TORCH = Framework("torch", "2.13.0", "13.0")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from horovod_runner.keras import collectives
+from horovod_runner.integrations.keras import collectives
 from tests.unit.modules import load_anew
 
 
@@ -61,9 +61,9 @@ def callbacks(ranks: TwoRanks, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     reporting.check_epoch = None
     monkeypatch.setitem(sys.modules, "keras", keras)
     monkeypatch.setitem(sys.modules, "horovod_runner.keras.reporting", reporting)
-    base = load_anew("horovod_runner.keras.batch_counts")
-    monkeypatch.setitem(sys.modules, "horovod_runner.keras.batch_counts", base)
-    return load_anew("horovod_runner.keras.collective_callbacks")
+    base = load_anew("horovod_runner.integrations.keras.batch_counts")
+    monkeypatch.setitem(sys.modules, "horovod_runner.integrations.keras.batch_counts", base)
+    return load_anew("horovod_runner.integrations.keras.collective_callbacks")
 
 
 @pytest.mark.parametrize("root", [0, 1])

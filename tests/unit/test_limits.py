@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner, Limits
-from horovod_runner.commands.run_options import argument_texts
+from horovod_runner.common.options import Options
 from horovod_runner.driver.phases import TABLE
-from horovod_runner.options import Options
+from horovod_runner.tools.commands.run_options import argument_texts
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import set_heartbeat
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from horovod_runner.common.limits import DEFAULTS
 from horovod_runner.common.liveness import Liveness
-from horovod_runner.limits import DEFAULTS
 
 
 def watched(silent: float = DEFAULTS.silent_task) -> Liveness:

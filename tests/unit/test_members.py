@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_runner.elastic.members import Member, Members
+from horovod_runner.driver.elastic.members import Member, Members
 
 
 class Clock:

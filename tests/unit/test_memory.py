@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from horovod_runner import RankFailedError
+from horovod_runner.common.options import Options
+from horovod_runner.common.slots import Slot
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.host import control_groups
-from horovod_runner.options import Options
 from horovod_runner.results import failures
 from horovod_runner.results.memory import warning
 from horovod_runner.task import memory
@@ -25,7 +26,6 @@ from horovod_runner.task.process import WorkerProcess
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.measurements import Machine, MemoryShort, MemoryUse
-from horovod_runner.wire.slots import Slot
 from tests.unit.test_process import finish, job
 
 MIB, GIB = 1 << 20, 1 << 30

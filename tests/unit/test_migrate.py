@@ -12,11 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod_runner.commands import cli
+from horovod_runner.tools.commands import cli
 
 pytest.importorskip("libcst")
 
-from horovod_runner.migrate.rewrite import rewrite
+from horovod_runner.tools.migrate.rewrite import rewrite
 
 # What some words in the texts stand for.
 WORDS = {
@@ -920,24 +920,25 @@ def test_what_cannot_be_read_is_one_line_and_status_1(
 def test_without_libcst_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "horovod_runner.migrate.rewrite")
+    monkeypatch.delitem(sys.modules, "horovod_runner.tools.migrate.rewrite")
     monkeypatch.setitem(sys.modules, "libcst", None)
-    for name in [name for name in sys.modules if name.startswith("horovod_runner.migrate.code")]:
+    for name in [
+        name for name in sys.modules if name.startswith("horovod_runner.tools.migrate.code")
+    ]:
         monkeypatch.delitem(sys.modules, name)
     assert cli.main(["migrate", "train.py"]) == 1
     assert "pip install 'horovod_runner[migrate]'" in capsys.readouterr().err
 
 
 def test_ranks_and_the_other_commands_do_without_libcst() -> None:
-    modules = (
-        "horovod_runner.migrate.notes, horovod_runner.commands.migrate, horovod_runner.worker.main"
-    )
-    code = f"import sys, horovod_runner.commands.cli, {modules}; sys.exit('libcst' in sys.modules)"
+    commands = "horovod_runner.tools.commands"
+    modules = f"horovod_runner.worker.old_keras, {commands}.migrate, horovod_runner.worker.main"
+    code = f"import sys, {commands}.cli, {modules}; sys.exit('libcst' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_notes_name_the_line_and_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    from horovod_runner.migrate import notes
+    from horovod_runner.worker import old_keras as notes
 
     monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(__version__="3.0"))
 

@@ -14,9 +14,9 @@ from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.saver import Saver
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.options import Options, grouped
+from horovod_runner.common.options import Options, grouped
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.wire import events, messages
 from horovod_runner.wire.framing import unframe
 from horovod_runner.wire.job_file import CheckpointPlan

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import InstallError
-from horovod_runner.horovod_build import patching, source
-from horovod_runner.horovod_build.patching import Patch
+from horovod_runner.tools.horovod_build import patching, source
+from horovod_runner.tools.horovod_build.patching import Patch
 
 PATCHES = patching.read_patches(source.PATCHES)
 DIFF = """\

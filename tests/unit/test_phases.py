@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.driver.phases import ENDING, TABLE, Event, Phase, State
-from horovod_runner.limits import DEFAULTS, Limits
 
 # By default these three are the same.
 LIMITS = Limits(ranks_end=9, launch_end=8, last_messages=7)

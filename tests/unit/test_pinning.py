@@ -38,7 +38,7 @@ class config:
 def run(tmp_path: Path, module: str, source: str, show: str, device: str | None) -> str:
     (tmp_path / f"{module}.py").write_text(source)
     code = f"""
-from horovod_runner.import_hooks import IMPORT_HOOKS
+from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.worker.imports.hooks import install
 install(hook for hook in IMPORT_HOOKS if hook.module == {module!r})
 import {module}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from horovod_runner.common.slots import Offer, Slot
 from horovod_runner.driver.placement import assign
-from horovod_runner.host.pmi import Pmi, process_mapping, segments
 from horovod_runner.wire.messages import Assignment, Fence, Lookup, decode_from_rank, encode
-from horovod_runner.wire.slots import Offer, Slot
+from horovod_runner.worker.startup.pmi import Pmi, process_mapping, segments
 
 
 def slots(*hosts: str) -> list[Slot]:

@@ -9,8 +9,10 @@ from contextlib import ExitStack, closing
 import msgspec
 import pytest
 
-from horovod_runner.elastic.launcher import PooledLauncher
-from horovod_runner.elastic.pool import Pool
+from horovod_runner.common.limits import Limits
+from horovod_runner.common.options import ClusterConfig, Options
+from horovod_runner.driver.elastic.launcher import PooledLauncher
+from horovod_runner.driver.elastic.pool import Pool
 from horovod_runner.errors import LaunchError
 from horovod_runner.launchers.launcher import (
     JobCancelledError,
@@ -19,13 +21,11 @@ from horovod_runner.launchers.launcher import (
     TaskLostError,
 )
 from horovod_runner.launchers.local import LocalLauncher
-from horovod_runner.limits import Limits
-from horovod_runner.options import ClusterConfig, Options
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import FromDriver, Stop, Taken
 from horovod_runner.wire.pool import Done, Joined, Work
-from horovod_runner.wire.slots import ChannelAddress
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 

@@ -16,8 +16,8 @@ import cloudpickle
 import psutil
 import pytest
 
-from horovod_runner.limits import DEFAULTS, Limits
-from horovod_runner.options import ClusterConfig, Options
+from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.common.options import ClusterConfig, Options
 from horovod_runner.task.process import WorkerProcess, describe_exit, inherited_environment
 from horovod_runner.wire.job_file import LEFT_VARIABLE, PMI_VARIABLE, WorkerJob, WorkerOutcome
 from tests.programs import Program

@@ -29,14 +29,14 @@ import msgspec
 import pytest
 
 from horovod_runner import InstallError
-from horovod_runner.commands import install
-from horovod_runner.commands.wheels import Place
 from horovod_runner.common.files import file_sha256
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.horovod_build import fit, libraries, release, source
-from horovod_runner.horovod_build.plan import BuildPlan, python_tag
-from horovod_runner.horovod_build.provenance import BuiltFor, Gpu, Provenance
-from horovod_runner.horovod_build.toolchain import Framework, Mpi
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.tools.commands import install
+from horovod_runner.tools.commands.wheels import Place
+from horovod_runner.tools.horovod_build import fit, libraries, release, source
+from horovod_runner.tools.horovod_build.plan import BuildPlan, python_tag
+from horovod_runner.tools.horovod_build.provenance import BuiltFor, Gpu, Provenance
+from horovod_runner.tools.horovod_build.toolchain import Framework, Mpi
 
 ROOT = Path(__file__).parents[2]
 TORCH = Framework("torch", "2.13.0+cpu")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from horovod_runner.keras.reduction import BFloat16, Reduction, by_type, groups_of
+from horovod_runner.integrations.keras.reduction import BFloat16, Reduction, by_type, groups_of
 
 HVD = SimpleNamespace(Average="average", Sum="sum", Adasum="adasum", Min="min", size=lambda: 4)
 PLAIN = SimpleNamespace(compress=None, decompress=None)

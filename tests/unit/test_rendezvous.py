@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import LaunchError
-from horovod_runner.host.rendezvous import Rendezvous
-from horovod_runner.limits import Limits
+from horovod_runner.common.limits import Limits
+from horovod_runner.worker.startup.rendezvous import Rendezvous
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ import numpy as np
 import psutil
 import pytest
 
-from horovod_runner.commands import cli
 from horovod_runner.common.text import is_secret
 from horovod_runner.results import registry, saved_run
 from horovod_runner.results.page import logs, numbers, ranks
@@ -34,6 +33,7 @@ from horovod_runner.results.recorder import failed
 from horovod_runner.results.registration import Registration
 from horovod_runner.results.run import Line, Run, Timings
 from horovod_runner.results.run_log import RunLog
+from horovod_runner.tools.commands import cli
 from horovod_runner.wire.events import AttemptBegan, Notice, Report
 from horovod_runner.wire.measurements import UNKNOWN, Profile
 from tests.made_up_runs import made_up_run
@@ -198,7 +198,7 @@ def test_without_matplotlib_the_page_has_all_but_charts_and_says_so(tmp_path: Pa
     program = """
 import sys
 sys.modules["matplotlib"] = None
-from horovod_runner.commands import cli
+from horovod_runner.tools.commands import cli
 from horovod_runner.results import saved_run
 from tests.made_up_runs import made_up_run
 saved_run.keep(made_up_run(4, 20, slow_rank=1))

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from horovod_runner.common.slots import RankInfo
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.recorder import failed
 from horovod_runner.results.run import Run
@@ -19,7 +20,6 @@ from horovod_runner.wire.events import Event, Notice, Output, Report
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.marker import Marker
 from horovod_runner.wire.measurements import Lines, Machine, Profile
-from horovod_runner.wire.slots import RankInfo
 
 RANKS = [RankInfo(rank, "abc"[rank], 10 + rank, (), None) for rank in range(2)]
 SAVED = Marker("checkpoint-000001-step-3-1a2b.bin", 1, 3, "bytes", 5, "00", "1a2b", 1, 9.0)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from horovod_runner import HorovodRunner, options
-from horovod_runner.commands import run_options
+from horovod_runner import HorovodRunner
+from horovod_runner.common import options
+from horovod_runner.tools.commands import run_options
 
 
 def parse(*arguments: str) -> dict[str, Any]:

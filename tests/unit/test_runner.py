@@ -22,8 +22,8 @@ from horovod_runner import (
     report,
     save_checkpoint,
 )
+from horovod_runner.common.options import grouped
 from horovod_runner.host.python_path import user_path
-from horovod_runner.options import grouped
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod_runner.profiling.loader import LoaderWatch
-from horovod_runner.profiling.sampler import Pace, Sampler
+from horovod_runner.worker.profiling.loader import LoaderWatch
+from horovod_runner.worker.profiling.sampler import Pace, Sampler
 
 
 class Clock:

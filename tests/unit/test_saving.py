@@ -15,7 +15,7 @@ import pytest
 from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.saver import Saver
-from horovod_runner.folders.local import LocalFolder
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from horovod_runner import CheckpointError, DataError, RankFailedError
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.common.options import Options, grouped
 from horovod_runner.data.read.readers import name_in_errors
 from horovod_runner.errors import HorovodRunnerError, forget_passwords
-from horovod_runner.folders.problems import describe
-from horovod_runner.options import Options, grouped
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.results import run_log
 from horovod_runner.results.recorder import failed
 from horovod_runner.results.run import Run

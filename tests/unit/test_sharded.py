@@ -12,9 +12,9 @@ import pytest
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.sharded.tree import Shape, flatten, merge, unflatten
 from horovod_runner.errors import CheckpointError
-from horovod_runner.folders.folder import Folder
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.folders.remote import RemoteFolder
+from horovod_runner.host.folders.folder import Folder
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.host.folders.remote import RemoteFolder
 from horovod_runner.task.transfer import fetch_checkpoint
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name, marker_name

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from horovod_runner.profiling.clock import Clock, cells, clock
-from horovod_runner.profiling.collectives import Collective, chosen, tails
-from horovod_runner.profiling.profiler import Profiler
 from horovod_runner.results.slowness.diagnosis import diagnose
 from horovod_runner.results.slowness.lines import user_lines
 from horovod_runner.results.slowness.profile import MAX_ROWS, RunProfile
 from horovod_runner.wire.measurements import UNKNOWN, Lines, Machine, Profile, steps_of
+from horovod_runner.worker.profiling.clock import Clock, cells, clock
+from horovod_runner.worker.profiling.collectives import Collective, chosen, tails
+from horovod_runner.worker.profiling.profiler import Profiler
 
 SIZE = 4
 

@@ -28,27 +28,27 @@ from horovod_runner import (
 )
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.common.limits import Limits
+from horovod_runner.common.options import CheckpointConfig, ClusterConfig, DebugConfig, Options
+from horovod_runner.common.slots import RankInfo
 from horovod_runner.driver.detached import journal
 from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
 from horovod_runner.driver.detached.keeper import Keeper
 from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.driver.detached.stand_in import StandIn
 from horovod_runner.driver.driver import Driver
-from horovod_runner.folders.local import LocalFolder
+from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.launcher import LaunchRequest
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
-from horovod_runner.limits import Limits
-from horovod_runner.options import CheckpointConfig, ClusterConfig, DebugConfig, Options
-from horovod_runner.prepare.make_job import make_job
 from horovod_runner.results.run import Run
+from horovod_runner.run.make_job import make_job
 from horovod_runner.sinks import Sink
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.task.task import run_rank
 from horovod_runner.wire.events import Notice, Report
 from horovod_runner.wire.job import Job, Record
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.slots import RankInfo
 from horovod_runner.wire.transport import new_call
 from tests.events import telling
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from horovod_runner.commands import cli
-from horovod_runner.commands.run import UsageError, find_main
+from horovod_runner.tools.commands import cli
+from horovod_runner.tools.commands.run import UsageError, find_main
 from horovod_runner.worker.script import Imported, Script
 
 

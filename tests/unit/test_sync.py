@@ -15,10 +15,10 @@ import pytest
 
 from horovod_runner import SyncError
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
-from horovod_runner.profiling.steps import OptimizerSteps
 from horovod_runner.wire.measurements import Note
 from horovod_runner.wire.messages import Weights
 from horovod_runner.worker.checks import calls, steps
+from horovod_runner.worker.profiling.steps import OptimizerSteps
 from horovod_runner.worker.weights import hash_weights, is_sharded
 from tests.stand_ins import as_rank
 

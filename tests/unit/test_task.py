@@ -7,9 +7,9 @@ import socket
 import pytest
 import zmq
 
+from horovod_runner.common.limits import Limits
+from horovod_runner.common.options import ClusterConfig, Options
 from horovod_runner.errors import LaunchError
-from horovod_runner.limits import Limits
-from horovod_runner.options import ClusterConfig, Options
 from horovod_runner.task import meeting, task
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import ChannelAddress

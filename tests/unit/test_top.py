@@ -26,14 +26,14 @@ pytest.importorskip("rich")
 
 from rich.console import Console, RenderableType
 
-from horovod_runner.commands import cli
-from horovod_runner.commands.top import Seen, Watch
-from horovod_runner.commands.top_view import Detail, Overview
 from horovod_runner.results import registry, saved_run
 from horovod_runner.results.live import Live, live
 from horovod_runner.results.registration import Registration
 from horovod_runner.results.registry import Entry
 from horovod_runner.results.run_log import RunLog
+from horovod_runner.tools.commands import cli
+from horovod_runner.tools.commands.top import Seen, Watch
+from horovod_runner.tools.commands.top_view import Detail, Overview
 from horovod_runner.wire.events import Report
 from tests.made_up_runs import run_under_way
 
@@ -318,8 +318,8 @@ def test_an_unknown_run_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_rich_the_command_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "horovod_runner.commands.top_view")
-    monkeypatch.delattr("horovod_runner.commands.top_view")
+    monkeypatch.delitem(sys.modules, "horovod_runner.tools.commands.top_view")
+    monkeypatch.delattr("horovod_runner.tools.commands.top_view")
     for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
         monkeypatch.setitem(sys.modules, name, None)
     assert cli.main(["top"]) == 1

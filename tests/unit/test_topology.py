@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_runner import GpuError, LaunchError
+from horovod_runner.common.slots import Offer
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.placement import assign, describe, short_of_ports
-from horovod_runner.wire.slots import Offer
 
 
 def offer(task: int, host: str = "a", **fields: Any) -> Offer:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from horovod_runner.common.slots import RankInfo
 from horovod_runner.driver.detached.keeper import Keeper
 from horovod_runner.results import run_log, saved_run
 from horovod_runner.results.run import Attempt, Run, Timings, TraceFile
@@ -19,7 +20,6 @@ from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.wire.events import Notice, RanksPlaced, Report, Untraced
 from horovod_runner.wire.measurements import Machine, Profile
 from horovod_runner.wire.messages import FilePart
-from horovod_runner.wire.slots import RankInfo
 from tests import traces
 
 BEGAN = 1_700_000_000.0

@@ -20,13 +20,13 @@ import psutil
 import pytest
 
 from horovod_runner import GpuError
-from horovod_runner.commands import cli
-from horovod_runner.horovod_build.toolchain import Framework, Horovod
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
-from horovod_runner.verify import machine, registry, report, session
-from horovod_runner.verify.check import Case, Check, Needs, Reading, missing
-from horovod_runner.verify.checks import (
+from horovod_runner.tools.commands import cli
+from horovod_runner.tools.horovod_build.toolchain import Framework, Horovod
+from horovod_runner.tools.verify import machine, registry, report, session
+from horovod_runner.tools.verify.check import Case, Check, Needs, Reading, missing
+from horovod_runner.tools.verify.checks import (
     bandwidth,
     build,
     failures,
@@ -37,14 +37,14 @@ from horovod_runner.verify.checks import (
     sharded,
     training,
 )
-from horovod_runner.verify.checks.build import Reduced
-from horovod_runner.verify.checks.failures import Seen
-from horovod_runner.verify.checks.feed import Fed
-from horovod_runner.verify.checks.keras_training import Fitted
-from horovod_runner.verify.checks.placement import Device, Expected
-from horovod_runner.verify.checks.sharded import Sharded
-from horovod_runner.verify.checks.training import Trained
-from horovod_runner.verify.machine import Gpu, Machine
+from horovod_runner.tools.verify.checks.build import Reduced
+from horovod_runner.tools.verify.checks.failures import Seen
+from horovod_runner.tools.verify.checks.feed import Fed
+from horovod_runner.tools.verify.checks.keras_training import Fitted
+from horovod_runner.tools.verify.checks.placement import Device, Expected
+from horovod_runner.tools.verify.checks.sharded import Sharded
+from horovod_runner.tools.verify.checks.training import Trained
+from horovod_runner.tools.verify.machine import Gpu, Machine
 from horovod_runner.wire.measurements import Machine as Measured
 from tests.unit import verify_checks
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import InstallError
-from horovod_runner.commands import install, wheels
-from horovod_runner.folders.local import LocalFolder
-from horovod_runner.horovod_build.plan import BuildPlan
-from horovod_runner.horovod_build.toolchain import Framework
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.tools.commands import install, wheels
+from horovod_runner.tools.horovod_build.plan import BuildPlan
+from horovod_runner.tools.horovod_build.toolchain import Framework
 
 NAME = "horovod-0.28.1-cp313-cp313-linux_x86_64.whl"
 PLAN = BuildPlan((Framework("torch", "2.13.0+cpu"),))

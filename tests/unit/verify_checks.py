@@ -10,7 +10,7 @@ from pathlib import Path
 
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
-from horovod_runner.verify.check import Case, Reading, equal
+from horovod_runner.tools.verify.check import Case, Reading, equal
 
 
 def passing(case: Case) -> Iterator[Reading]:

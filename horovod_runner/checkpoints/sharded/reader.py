@@ -27,8 +27,8 @@ from horovod_runner.checkpoints.sharded import metadata as metadata_
 from horovod_runner.checkpoints.sharded.metadata import Piece
 from horovod_runner.checkpoints.sharded.tree import Leaves, flatten, unflatten
 from horovod_runner.errors import CheckpointError
-from horovod_runner.folders.folder import Folder
-from horovod_runner.folders.problems import describe
+from horovod_runner.host.folders.folder import Folder
+from horovod_runner.host.folders.problems import describe
 from horovod_runner.wire.marker import Marker
 
 _FILE: Final = re.compile(r"__[0-9]+_[0-9]+\.distcp")

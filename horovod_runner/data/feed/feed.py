@@ -26,7 +26,7 @@ from horovod_runner.data.pack.buffers import Buffers
 from horovod_runner.data.pack.columns import Array, Rows
 from horovod_runner.data.pack.store import Store
 from horovod_runner.errors import DataError
-from horovod_runner.profiling.clock import cells, clock
+from horovod_runner.worker.profiling.clock import cells, clock
 
 T = TypeVar("T")
 Make: TypeAlias = Callable[[list[str], list[Any]], list[T]]

@@ -19,7 +19,7 @@ import tensorflow as tf
 from horovod_runner.data.feed.feed import Feed, Plan
 from horovod_runner.data.feed.fields import Field
 from horovod_runner.data.pack.columns import Array
-from horovod_runner.profiling.clock import clock
+from horovod_runner.worker.profiling.clock import clock
 
 _FEED = "_horovod_runner_feed"
 

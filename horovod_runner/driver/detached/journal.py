@@ -18,10 +18,10 @@ from typing import Final, Protocol
 import msgspec
 
 from horovod_runner.checkpoints.checkpoint import LIVE, has_probe
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.driver.detached.served import CalledFolder, ServedFolder
-from horovod_runner.folders.folder import Folder
-from horovod_runner.folders.opening import open_folder
-from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.host.folders.folder import Folder
+from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.wire.job import Job, Kept, Record, decode_kept
 from horovod_runner.wire.job_file import CheckpointPlan
 

@@ -13,9 +13,9 @@ from horovod_runner.driver.intake import Content, no_archive
 from horovod_runner.errors import CheckpointError
 from horovod_runner.task.task import stderr_echo
 from horovod_runner.wire import events, messages
+from horovod_runner.wire.addresses import Call, ChannelAddress
 from horovod_runner.wire.events import DriverEvent
 from horovod_runner.wire.job import Kept
-from horovod_runner.wire.slots import Call, ChannelAddress
 
 _KEPT_CHARACTERS = 16 << 20
 _KEPT_MESSAGES = 500_000

@@ -14,7 +14,7 @@ from typing import Final
 
 import zmq
 
-from horovod_runner.limits import DEFAULTS, Limits
+from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.wire.transport import Call, OneKey, set_heartbeat
 
 _AGAIN_MS: Final = 1_000

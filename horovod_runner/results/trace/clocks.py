@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from horovod_runner.wire.slots import RankInfo
+from horovod_runner.common.slots import RankInfo
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from horovod_runner.profiling.framework_profiler import METADATA
 from horovod_runner.results.trace.clocks import Clocks
 from horovod_runner.results.trace.events import (
     FIRST_FOREIGN,
@@ -23,6 +22,7 @@ from horovod_runner.results.trace.events import (
     thread,
 )
 from horovod_runner.results.trace.json_stream import JsonArray
+from horovod_runner.worker.profiling.framework_profiler import METADATA
 
 # How far the driver's clock may be from that of rank 0's host.
 _SLACK_SECONDS: Final = 3600.0

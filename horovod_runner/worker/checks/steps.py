@@ -14,9 +14,9 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-from horovod_runner.profiling.steps import OuterSteps
 from horovod_runner.worker import context
 from horovod_runner.worker.checks import notes
+from horovod_runner.worker.profiling.steps import OuterSteps
 
 _STEPS = 20  # then after twice as many steps, and so on
 _OPTIMIZERS = 4

@@ -1,4 +1,4 @@
-"""Runs the import hooks of a run (:mod:`horovod_runner.import_hooks`) in a rank.
+"""Runs the import hooks of a run (:mod:`horovod_runner.run.import_hooks`) in a rank.
 
 A hook changes a module of a framework at the end of its import. A later version of the framework
 may lack what the hook looks for. That never fails the user's import: the hook's changes are undone,

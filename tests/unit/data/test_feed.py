@@ -22,7 +22,7 @@ from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.shard import Shard
 from horovod_runner.data.sources import source_of
 from horovod_runner.errors import DataError
-from horovod_runner.profiling.clock import clock
+from horovod_runner.worker.profiling.clock import clock
 from tests.shards import as_rank, shard_of
 
 ROWS = 100

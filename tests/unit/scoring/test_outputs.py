@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from horovod_runner.data.scoring.outputs import Output, OutputType, check_free, named, parse_outputs
 from horovod_runner.errors import DataError, PredictionError
-from horovod_runner.scoring.outputs import Output, OutputType, check_free, named, parse_outputs
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import pytest
 
 from horovod_runner.data.feed.options import FeedOptions
 from horovod_runner.data.pack.columns import columns_of
+from horovod_runner.data.scoring.inputs import Inputs
+from horovod_runner.data.scoring.model_file import ModelFile
+from horovod_runner.data.scoring.models.kind import FunctionKind
+from horovod_runner.data.scoring.outputs import Output, OutputType
+from horovod_runner.data.scoring.scorer import OnError, Scorer
 from horovod_runner.errors import DataError, PredictionError
-from horovod_runner.scoring.inputs import Inputs
-from horovod_runner.scoring.model_file import ModelFile
-from horovod_runner.scoring.models.kind import FunctionKind
-from horovod_runner.scoring.outputs import Output, OutputType
-from horovod_runner.scoring.scorer import OnError, Scorer
 
 Model = Callable[[Mapping[str, Any]], Any]
 

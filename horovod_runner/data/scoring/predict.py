@@ -1,0 +1,239 @@
+"""predict: a DataFrame with a model's outputs as new columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+from horovod_runner.common.arguments import suggest_arguments
+from horovod_runner.common.by_value import by_value
+from horovod_runner.common.spark_session import quoted
+from horovod_runner.data.feed.options import ALIASES, Columns, Dtypes, FeedOptions, PadRagged
+from horovod_runner.data.pack.images import Image
+from horovod_runner.data.read.staging import arrow_schema
+from horovod_runner.data.scoring import model_file
+from horovod_runner.data.scoring.first_rows import try_first_rows
+from horovod_runner.data.scoring.inputs import Inputs
+from horovod_runner.data.scoring.models.kind import ModelKind
+from horovod_runner.data.scoring.models.recognize import recognize
+from horovod_runner.data.scoring.outputs import (
+    Output,
+    OutputSpec,
+    OutputType,
+    check_free,
+    parse_outputs,
+)
+from horovod_runner.data.scoring.scorer import OnError, Scorer, with_postprocess
+from horovod_runner.data.scoring.spark_query import ERRORS, with_outputs
+from horovod_runner.errors import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Observation
+
+
+_ALIASES: Final = {
+    **ALIASES,
+    **dict.fromkeys(("outputs", "output_column", "prediction_col", "result_type"), "output"),
+    **dict.fromkeys(("keep_columns", "passthrough"), "keep"),
+}
+
+
+@suggest_arguments(_ALIASES)
+def predict(
+    dataframe: DataFrame,
+    model: Any,
+    columns: Columns | None = None,
+    output: OutputSpec = "prediction",
+    *,
+    batch_size: int = 4096,
+    keep: Sequence[str] | None = None,
+    build: Callable[[], Any] | None = None,
+    dtypes: Dtypes | None = None,
+    pad_ragged: PadRagged | None = None,
+    images: Mapping[str, Image] | None = None,
+    fill_null: Mapping[str, Any] | None = None,
+    ragged: Sequence[str] = (),
+    transform: Callable[[Any], Any] | None = None,
+    postprocess: Callable[[Any], Any] | None = None,
+    on_error: Literal["raise", "null"] = "raise",
+    error_column: str | None = None,
+    observation: Observation | None = None,
+    device: str | None = None,
+    ship_modules: Sequence[ModuleType] = (),
+) -> DataFrame:
+    """Add a model's outputs to a DataFrame, as columns.
+
+        scored = predict(df, model, {"x": ["age", "income"]}, output="p")
+        scored = predict(df, run.best_checkpoint, {"x": ["age", "income"]}, build=Net)
+
+    Columns become the model's inputs by the code that feeds training, so ``columns``, ``dtypes``,
+    ``pad_ragged`` and ``images`` mean what they mean in :meth:`horovod_runner.data.Shard.to_torch`.
+    Like any DataFrame the result is computed when it is used; it may be a stream.
+
+    The model is written to a file, which reaches each host once, and each of Spark's Python workers
+    loads it once, onto the GPU that Spark gives the task, or the CPU.
+
+    Args:
+        dataframe: of classic Spark or Spark Connect.
+        model: a torch module, a Lightning module (its ``predict_step``, if it has one), a
+            TorchScript or ``torch.export`` program, a Keras 3 model, the URI of a model in MLflow,
+            a :class:`Checkpoint` together with ``build``, or a function from a dict of NumPy arrays
+            to an array, a tuple or a dict of arrays. Torch and Keras models compute without
+            gradients, in evaluation mode.
+        columns: the model's inputs: a dict of names to one column, of shape (rows, ...), or to a
+            list of columns side by side, of shape (rows, columns). A list of names makes each
+            column an input; None takes all columns. Several inputs are passed by name if the names
+            are those of the model's parameters, otherwise in order.
+        output: the new column, a list of them, or a dict of names to Spark's types such as "float"
+            or "array<float>" (None: not given). Where the model returns a dict, they name its
+            entries. A type that is not given comes from the first rows, for which a small Spark job
+            runs; one number per row is a number, not an array.
+        batch_size: the most rows that the model gets at a time.
+        keep: columns of the DataFrame that are in the result; None keeps all. Without a wide input,
+            such as an image, less travels back from Python.
+        build: returns the network, for a checkpoint of weights.
+        dtypes: NumPy types to convert numbers to, by input, or one for all but images. None:
+            float64 becomes float32 for torch and Keras, other types stay.
+        pad_ragged: for ragged columns, by input: a number that fills up short rows, or (number,
+            length).
+        images: for columns of images: what they become, by column.
+        fill_null: values that replace nulls, by column.
+        ragged: lists that are not vectors, even if the first rows have one length.
+        transform: called with each batch, a dict of NumPy arrays; what it returns replaces it.
+        postprocess: called with what the model returns for a batch, tensors for a torch model and
+            otherwise arrays; what it returns replaces that.
+        on_error: "raise" ends the query at a row that cannot be scored: it has a null, a damaged
+            image, or the model fails on it. "null" leaves its outputs null.
+        error_column: with ``on_error="null"``, a text column that says what is wrong with a row.
+        observation: with ``on_error="null"``, counts "rows" and "bad_rows", as pyspark's
+            Observation does.
+        device: "cpu" or "cuda:0", instead of the task's.
+        ship_modules: your own modules that the executors lack. Their functions and classes are
+            pickled with the model.
+
+    Returns:
+        The kept columns, and the outputs behind them.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or holds no weights of the network.
+        DataError: a column does not exist, cannot become a tensor or has nulls.
+        PredictionError: the model fails on the first rows, or returns another number of rows.
+        SerializationError: the model cannot be sent to the executors.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of range, or two contradict each other.
+    """
+    kind, model = recognize(model, build)
+    return score(
+        dataframe,
+        kind,
+        model,
+        columns,
+        output,
+        batch_size=batch_size,
+        keep=keep,
+        dtypes=dtypes,
+        pad_ragged=pad_ragged,
+        images=images,
+        fill_null=fill_null,
+        ragged=ragged,
+        transform=transform,
+        postprocess=postprocess,
+        on_error=on_error,
+        error_column=error_column,
+        observation=observation,
+        device=device,
+        ship_modules=ship_modules,
+    )
+
+
+def score(
+    dataframe: DataFrame,
+    kind: ModelKind,
+    model: Any,
+    columns: Columns | None,
+    output: OutputSpec,
+    *,
+    batch_size: int,
+    keep: Sequence[str] | None = None,
+    fill_null: Mapping[str, Any] | None = None,
+    ragged: Sequence[str] = (),
+    postprocess: Callable[[Any], Any] | None = None,
+    on_error: OnError = "raise",
+    error_column: str | None = None,
+    observation: Observation | None = None,
+    device: str | None = None,
+    ship_modules: Sequence[ModuleType] = (),
+    **feed: Any,
+) -> DataFrame:
+    """Add a model's outputs to a DataFrame; ``kind`` says what the model is.
+
+    The other arguments are those of :func:`predict`, ``feed`` those of the inputs (dtypes,
+    pad_ragged, images, transform).
+    """
+    outputs = parse_outputs(output)
+    _check_errors(on_error, error_column, observation)
+    names = _kept(dataframe, keep)
+    extra = () if error_column is None else (Output(error_column, OutputType("string")),)
+    check_free((*outputs, *extra), names)
+    options = FeedOptions(framework=kind.framework, columns=columns, batch_size=batch_size, **feed)
+    inputs = Inputs.of(arrow_schema(dataframe), options, fill_null, ragged)
+    path = model_file.keep(kind, model, ship_modules)
+    if any(output.type is None for output in outputs):
+        call = with_postprocess(kind.load(path, device or "cpu"), postprocess)
+        inputs, outputs = try_first_rows(dataframe, inputs, outputs, call, on_error)
+    shipped = model_file.ship(kind, path, dataframe.sparkSession)
+    scorer = Scorer(inputs, shipped, outputs, batch_size, on_error, device or "", postprocess)
+    with by_value(ship_modules):
+        scored = with_outputs(dataframe, scorer, names)
+    return _told(scored, names, scorer, error_column, observation)
+
+
+def _kept(dataframe: DataFrame, keep: Sequence[str] | None) -> list[str]:
+    """The columns of a DataFrame that stay, in its order.
+
+    Raises:
+        DataError: there is no such column.
+        TypeError: ``keep`` is no list of names.
+    """
+    names = [field.name for field in dataframe.schema]
+    if keep is None:
+        return names
+    if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
+        raise TypeError(f"keep must be a list of column names, not {keep!r}")
+    for name in keep:
+        if name not in names:
+            raise DataError(f"keep names the column {name!r}: the columns are {', '.join(names)}")
+    return [name for name in names if name in keep]
+
+
+def _check_errors(on_error: str, error_column: str | None, observation: object) -> None:
+    if on_error not in get_args(OnError):
+        raise ValueError(f"on_error must be 'raise' or 'null', not {on_error!r}")
+    if on_error == "raise" and (error_column is not None or observation is not None):
+        raise ValueError(
+            "error_column and observation tell of rows that could not be scored, and "
+            "on_error='raise' ends the query at the first: set on_error='null'"
+        )
+
+
+def _told(
+    scored: DataFrame,
+    names: Sequence[str],
+    scorer: Scorer,
+    error_column: str | None,
+    observation: Observation | None,
+) -> DataFrame:
+    """The scored rows with what the user wants to know of those that failed."""
+    if scorer.on_error == "raise":
+        return scored
+    from pyspark.sql import functions
+
+    if observation is not None:
+        bad = functions.count(functions.col(ERRORS)).alias("bad_rows")
+        scored = scored.observe(observation, functions.count(functions.lit(1)).alias("rows"), bad)
+    kept = [*names, *(output.name for output in scorer.outputs)]
+    columns = [functions.col(quoted(name)) for name in kept]
+    if error_column is not None:
+        columns.append(functions.col(ERRORS).alias(error_column))
+    return scored.select(*columns)

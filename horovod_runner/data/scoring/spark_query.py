@@ -1,0 +1,179 @@
+"""The Spark query that scores: a map over whole rows, or a function of the inputs alone.
+
+    mapInArrow   the inputs and the kept columns travel to Python, and the kept ones back
+    arrow_udf    the inputs travel to Python, and the outputs back; Spark puts aside a copy of each
+                 row meanwhile (Spark 4.1)
+
+Columns that are wide, and no inputs, make the second one faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+import cloudpickle
+import pyarrow as pa
+from pyspark.sql import functions
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    NumericType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from horovod_runner.common.spark_session import current_python, map_in_arrow, quoted
+from horovod_runner.data.scoring.outputs import OutputType
+from horovod_runner.data.scoring.scorer import Scorer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Column with what is wrong with a row, where on_error is "null".
+ERRORS: Final = "_horovod_runner_errors"
+_SPARK_TYPES: Final[Mapping[str, Any]] = {
+    "float": FloatType,
+    "double": DoubleType,
+    "tinyint": ByteType,
+    "smallint": ShortType,
+    "int": IntegerType,
+    "bigint": LongType,
+    "boolean": BooleanType,
+    "string": StringType,
+    "binary": BinaryType,
+}
+_NARROW: Final = (NumericType, BooleanType, DateType, TimestampType)
+
+
+def with_outputs(dataframe: DataFrame, scorer: Scorer, keep: Sequence[str]) -> DataFrame:
+    """Score the rows of a DataFrame.
+
+    Args:
+        dataframe: the rows.
+        scorer: scores them.
+        keep: the columns of the DataFrame that are in the result.
+
+    Returns:
+        The kept columns, the outputs, and with on_error="null" the column ERRORS.
+    """
+    added = [
+        StructField(output.name, _spark_type(type_))
+        for output, type_ in zip(scorer.outputs, scorer.types, strict=True)
+    ]
+    if scorer.on_error == "null":
+        added.append(StructField(ERRORS, StringType()))
+    arrow_udf = getattr(functions, "arrow_udf", None)
+    others = [field for field in dataframe.schema if field.name in {*keep} - {*scorer.inputs.names}]
+    has_wide = any(not isinstance(field.dataType, _NARROW) for field in others)
+    if arrow_udf is not None and (has_wide or len(others) > len(scorer.inputs.names)):
+        return _by_function(dataframe, scorer, keep, added=added, arrow_udf=arrow_udf)
+    return _by_map(dataframe, scorer, keep, added)
+
+
+def _by_function(
+    dataframe: DataFrame,
+    scorer: Scorer,
+    keep: Sequence[str],
+    *,
+    added: list[Any],
+    arrow_udf: Callable[..., Any],
+) -> DataFrame:
+    pickled, inputs = cloudpickle.dumps(scorer), scorer.inputs.names
+    outputs = [field.name for field in added]
+
+    def score(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        yield from _structs(pickled, inputs, outputs, batches)
+
+    with current_python(dataframe.sparkSession):
+        # Nondeterministic: otherwise a filter on an output would compute the outputs twice.
+        function = arrow_udf(score, StructType(added)).asNondeterministic()
+        result = f"_{uuid4().hex[:8]}"
+        scored = dataframe.select(
+            "*", function(*scorer.inputs.expressions(dataframe)).alias(result)
+        )
+    return scored.select(
+        *(functions.col(quoted(name)) for name in keep),
+        *(functions.col(result).getField(name).alias(name) for name in outputs),
+    )
+
+
+def _structs(
+    pickled: bytes,
+    inputs: list[str],
+    outputs: list[str],
+    batches: Iterator[tuple[pa.Array, ...]],
+) -> Iterator[pa.Array]:
+    """Score in a Python worker: arrays of the inputs become one array of structs."""
+    scorer: Scorer = cloudpickle.loads(pickled)
+    rows = (
+        pa.RecordBatch.from_arrays(list(arrays) if len(inputs) > 1 else [arrays], inputs)
+        for arrays in batches
+    )
+    for columns in scorer.columns(rows):
+        yield pa.StructArray.from_arrays(columns, outputs)
+
+
+def _spark_type(type_: OutputType) -> Any:
+    element: Any = _SPARK_TYPES[type_.element]()
+    for _ in range(type_.depth):
+        element = ArrayType(element)
+    return element
+
+
+def _by_map(
+    dataframe: DataFrame, scorer: Scorer, keep: Sequence[str], added: list[Any]
+) -> DataFrame:
+    inputs = scorer.inputs
+    fields = [field for field in dataframe.schema if field.name in keep]
+    names = [field.name for field in fields]
+    # Kept columns serve as inputs where they are; other inputs come behind.
+    behind = [name for name in inputs.names if name not in names]
+    rows = dataframe
+    if behind or len(names) < len(dataframe.schema):  # each column is some calls to Java
+        more = dict(zip(inputs.names, inputs.expressions(dataframe), strict=True))
+        kept = [functions.col(quoted(name)) for name in names]
+        rows = dataframe.select(*kept, *(more[name] for name in behind))
+    # Numbers for names: mapInArrow takes a dot in a name for a field of a struct.
+    rows = rows.toDF(*map(str, range(len(names) + len(behind))))
+    places = [(names + behind).index(name) for name in inputs.names]
+    schema = StructType([StructField(str(at), field.dataType) for at, field in enumerate(fields)])
+    for at, field in enumerate(added, len(names)):
+        schema = schema.add(str(at), field.dataType)
+    pickled, width = cloudpickle.dumps(scorer), len(names)
+
+    def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from _rows(pickled, places, width, batches)
+
+    scored = map_in_arrow(rows, score, schema)
+    return scored.toDF(*names, *(field.name for field in added))
+
+
+def _rows(
+    pickled: bytes, places: list[int], width: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Score in a Python worker: whole rows become rows with the outputs behind them."""
+    scorer: Scorer = cloudpickle.loads(pickled)
+    waiting: list[pa.RecordBatch] = []
+
+    def inputs() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            waiting.append(batch)
+            columns = [batch.column(place) for place in places]
+            yield pa.RecordBatch.from_arrays(columns, scorer.inputs.names)
+
+    for columns in scorer.columns(inputs()):
+        kept = waiting.pop().columns[:width]
+        arrays = [*kept, *columns]
+        yield pa.RecordBatch.from_arrays(arrays, [str(at) for at in range(len(arrays))])

@@ -1,0 +1,27 @@
+"""Opens the folder that a path or URL names."""
+
+from __future__ import annotations
+
+from horovod_runner.errors import CheckpointError
+from horovod_runner.host.folders.folder import Folder, local_path
+from horovod_runner.host.folders.local import LocalFolder
+from horovod_runner.host.folders.remote import RemoteFolder
+
+
+def open_folder(url: str) -> Folder:
+    """Open the folder of a path or URL. Does not create it.
+
+    Raises:
+        CheckpointError: fsspec, or its package for such a URL, is not installed.
+    """
+    path = local_path(url)
+    if path is not None:
+        return LocalFolder(path)
+    try:
+        return RemoteFolder(url)
+    except (ImportError, ValueError) as error:
+        raise CheckpointError(
+            f"checkpoint_dir={url!r} cannot be used: {error}. URLs are opened through fsspec: pip "
+            "install fsspec, and its package for the scheme (s3fs for s3://, gcsfs for gs://, "
+            "adlfs for abfs://). A path without a scheme is a folder of the driver's machine."
+        ) from error

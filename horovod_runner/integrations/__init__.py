@@ -1,0 +1,16 @@
+"""Foreign frameworks: what this package adds to each, and the names it has for each.
+
+    keras             Horovod for Keras 3
+    lightning         a strategy for Lightning
+    huggingface       callbacks for the Trainer
+    torch_backend     torch.distributed over Horovod's MPI
+    compression       Compression.bf16 and Compression.powersgd of horovod.torch
+    horovod_elastic   the states of hvd.elastic
+    spark_ml          estimators and models of Spark ML
+    horovod_spark     the names of horovod.spark
+    sparkdl           the names of Databricks' sparkdl
+
+Users import them by their public names: ``horovod_runner.keras``, ``horovod_runner.ml`` and so on.
+May import `run` and all below; an integration may import those that stand before it here. Kept
+empty: a rank imports only the framework that it uses.
+"""

@@ -1,0 +1,86 @@
+"""Backends of ``horovod.spark.common.backend``: where an estimator's training function runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from horovod_runner.integrations.horovod_spark import launch
+from horovod_runner.run.runner import HorovodRunner
+
+__all__ = ["Backend", "SparkBackend"]
+
+_DISPLAY: Final = ("nics", "prefix_output_with_timestamp", "stderr", "stdout")
+
+
+class Backend:
+    """Runs an estimator's training function somewhere; base of backends of your own."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """Call ``fn(*args, **kwargs)`` on every rank.
+
+        Args:
+            fn: the function; it calls ``hvd.init()`` itself.
+            args: its positional arguments.
+            kwargs: its other arguments.
+            env: environment variables for the ranks.
+
+        Returns:
+            The values, in the order of the ranks.
+        """
+        raise NotImplementedError
+
+    def num_processes(self) -> int:
+        """How many ranks there are."""
+        raise NotImplementedError
+
+
+class SparkBackend(Backend):
+    """Runs the training function as a HorovodRunner's ranks.
+
+    Args:
+        num_proc: how many ranks; None: as many as Spark has slots.
+        env: environment variables for the ranks: those that differ from this process's.
+        options: the other arguments of `launch.run`, and options of HorovodRunner such as
+            ``max_restarts``.
+    """
+
+    def __init__(
+        self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
+        self.num_proc = num_proc
+        self.env = env
+        self.options = options
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> list[Any]:
+        """See :class:`Backend`."""
+        variables = {**(self.env or os.environ), **(env or {})}
+        return launch.run(fn, args, kwargs, num_proc=self.num_proc, env=variables, **self.options)
+
+    def runner(self, **options: Any) -> HorovodRunner:
+        """The HorovodRunner of this backend, with further options."""
+        shared = {name: value for name, value in self.options.items() if name not in _DISPLAY}
+        env = {**(self.env or {}), **options.pop("env", {})}
+        return launch.runner_of(num_proc=self.num_proc, env=env, **{**shared, **options})
+
+    def output(self) -> ExitStack:
+        """A context in which the ranks' output goes where the backend's arguments say."""
+        return launch.output_to(self.options.get("stdout"), self.options.get("stderr"))
+
+    def num_processes(self) -> int:
+        """How many ranks there are; the cores of the cluster where no number was given."""
+        return launch.cores() if self.num_proc is None else abs(self.num_proc)

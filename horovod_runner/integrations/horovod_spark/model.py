@@ -1,0 +1,107 @@
+"""What Horovod's models share: predictions as columns with Horovod's names and types."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.ml import Model
+
+from horovod_runner.common.spark_session import quoted
+from horovod_runner.data.scoring.predict import score
+from horovod_runner.integrations.horovod_spark import util
+from horovod_runner.integrations.horovod_spark.batches import Arrange, in_order
+from horovod_runner.integrations.horovod_spark.params import ModelParams
+from horovod_runner.integrations.spark_ml.persistence import Saveable
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from horovod_runner.data.scoring.models.kind import ModelKind
+    from horovod_runner.results.run import Run
+
+
+class HorovodModel(Model, ModelParams, Saveable):  # type: ignore[misc]
+    """Adds predictions to a DataFrame; base of Horovod's models.
+
+    The columns are named ``label__output`` by default; ``setOutputCols`` renames them. A prediction
+    of one number has its label's type, and a longer one is a vector.
+    """
+
+    #: The record of the run that trained it; None after ``load``.
+    run: Run | None = None
+
+    def __init__(self, **params: Any) -> None:
+        super().__init__()
+        self._setDefault(**self._defaults())
+        if params.get("label_columns"):
+            self.setOutputCols([f"{name}__output" for name in params["label_columns"]])
+        self._set(**params)
+
+    def _defaults(self) -> dict[str, Any]:
+        """The defaults of the Params that only this framework's model has."""
+        return {}
+
+    @abstractmethod
+    def _kind(self) -> ModelKind:
+        """How the model is written to a file."""
+
+    def _scored(self, columns: Mapping[str, str]) -> tuple[ModelKind, Any]:
+        """What computes the outputs, and its kind; ``columns`` as for :meth:`_arrange`."""
+        return self._kind(), self.getModel()
+
+    @abstractmethod
+    def _arrange(self, columns: Mapping[str, str]) -> Arrange:
+        """What gives the inputs the shapes and types that the model takes.
+
+        Args:
+            columns: the column of each part of a batch.
+        """
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        from pyspark.sql import functions
+
+        outputs, labels = self.getOutputCols(), self.getLabelColumns()
+        columns = in_order(self.getFeatureColumns())
+        kind, model = self._scored(columns)
+        scored = score(
+            dataset,
+            kind,
+            model,
+            columns,
+            outputs,
+            batch_size=1024,
+            transform=self._arrange(columns),
+        )
+        converted = [functions.col(quoted(name)) for name in dataset.columns]
+        for output, label in zip(outputs, labels, strict=True):
+            wanted = util.output_type(self.getOrDefault("_metadata"), label)
+            type_ = scored.schema[output].dataType.simpleString()
+            converted.append(_as_label(functions.col(quoted(output)), type_, wanted).alias(output))
+        return scored.select(*converted)
+
+
+def _as_label(column: Column, type_: str, wanted: Any) -> Column:
+    """A prediction as Horovod's models return it.
+
+    Args:
+        column: the prediction.
+        type_: its type, by Spark's name.
+        wanted: the class of its label's type; None if it is not known.
+    """
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions
+    from pyspark.sql.types import DecimalType, IntegralType, NumericType
+
+    is_vector = getattr(wanted, "__name__", "") in ("DenseVector", "SparseVector")
+    if type_.startswith("array<") and not type_.startswith("array<array"):
+        return array_to_vector(column.cast("array<double>"))
+    if is_vector:
+        return array_to_vector(functions.array(column.cast("double")))
+    is_number = isinstance(wanted, type) and issubclass(wanted, NumericType)
+    if not is_number or issubclass(wanted, DecimalType):
+        return column.cast("double") if type_ == "float" and wanted is None else column
+    if issubclass(wanted, IntegralType):
+        column = functions.round(column)
+    return column.cast(wanted())

@@ -1,0 +1,128 @@
+"""The training function of an estimator, as a backend of the user's own runs it.
+
+Such a backend starts processes that this package knows nothing of. The function takes the place of
+a rank's context there: Horovod's number of the rank, the rows from the store, checkpoints straight
+into the store.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+import cloudpickle
+
+from horovod_runner.data.read.readers import Deferred, Reader
+from horovod_runner.data.shard import Shard
+from horovod_runner.host.gpus import pin_torch
+from horovod_runner.integrations.horovod_spark import names
+from horovod_runner.run.import_hooks import IMPORT_HOOKS
+from horovod_runner.wire import events
+from horovod_runner.wire.job_file import CheckpointPlan
+from horovod_runner.worker import context
+from horovod_runner.worker.context import RankContext
+from horovod_runner.worker.imports import hooks
+from horovod_runner.worker.pipe import Pipe
+from horovod_runner.worker.reporter import Reporter
+
+_PLACE: Final = ("HOROVOD_RANK", "HOROVOD_SIZE")
+
+
+@dataclass(frozen=True)
+class OutsideFunction:
+    """Calls a training function of `ml` in a process that another launcher started.
+
+    Attributes:
+        pickled: the function and its arguments. They may refer to modules of the user's that import
+            ``horovod.spark``, so they are unpickled after the names are there.
+        readers: of the rows, by the name of the argument.
+        library: the module of Horovod that the function uses.
+        checkpoints: where they go; None saves nothing.
+        use_gpu: whether a GPU is chosen.
+    """
+
+    pickled: bytes
+    readers: Mapping[str, Reader | Deferred]
+    library: str
+    checkpoints: CheckpointPlan | None
+    use_gpu: bool
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        readers: Mapping[str, Reader | Deferred],
+        library: str,
+        *,
+        checkpoints: CheckpointPlan | None,
+        use_gpu: bool,
+    ) -> OutsideFunction:
+        """The function with its arguments, pickled."""
+        pickled = cloudpickle.dumps((function, dict(arguments)), protocol=5)
+        return cls(pickled, readers, library, checkpoints, use_gpu)
+
+    def __call__(self) -> Any:
+        """Train on this rank."""
+        names.install_where_missing()
+        hooks.install(IMPORT_HOOKS)
+        hvd: Any = import_module(self.library)
+        hvd.init()
+        torch = sys.modules.get("torch")
+        if self.use_gpu and torch is not None and torch.cuda.is_available():
+            pin_torch(torch, hvd.local_rank() % torch.cuda.device_count())
+        with _rank(int(hvd.rank()), int(hvd.size()), self.checkpoints):
+            function, arguments = pickle.loads(self.pickled)  # noqa: S301 - from our own driver
+            shards = {name: Shard(name, reader) for name, reader in self.readers.items()}
+            return function(**arguments, **shards)
+
+
+@contextmanager
+def _rank(rank: int, size: int, checkpoints: CheckpointPlan | None) -> Iterator[None]:
+    """Make this process a rank, while a training function runs."""
+    before = {name: os.environ.get(name) for name in _PLACE}
+    os.environ.update(zip(_PLACE, (str(rank), str(size)), strict=True))
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    _forget_keras()
+    this = RankContext(
+        rank=rank,
+        size=size,
+        attempt=1,
+        pipe=_Printing(nowhere, nowhere),
+        reporter=Reporter(rank, nowhere, wanted=False),
+        checkpoints=checkpoints or CheckpointPlan("", ""),
+        file_parts=nowhere,
+    )
+    context.enter(this)
+    try:
+        yield
+    finally:
+        this.finish()
+        context.enter(None)
+        os.close(nowhere)
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+class _Printing(Pipe):
+    """Prints what a rank tells its driver, where there is none."""
+
+    def send(self, message: events.Message) -> None:
+        """Print a line of ``log_to_driver``; drop everything else."""
+        if isinstance(message, events.Log):
+            print(message.text)
+
+
+def _forget_keras() -> None:
+    """Let the next ``fit`` of this process resume: a backend may run several in one process."""
+    reporting = sys.modules.get("horovod_runner.integrations.keras.reporting")
+    with suppress(AttributeError):
+        reporting.forget_restored()  # type: ignore[union-attr]

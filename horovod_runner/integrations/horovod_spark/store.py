@@ -1,0 +1,274 @@
+"""Stores of ``horovod.spark.common.store``: folders for checkpoints, logs, and rows in Parquet."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from horovod_runner.host.folders.folder import local_path
+
+__all__ = [
+    "AbstractFilesystemStore",
+    "DBFSLocalStore",
+    "FilesystemStore",
+    "HDFSStore",
+    "LocalStore",
+    "Store",
+]
+
+_LOGS: Final = "logs"
+
+
+class Store:
+    """The folders of Horovod's estimators; ``Store.create(path)`` makes one.
+
+    A store of your own overrides the methods that return paths.
+    """
+
+    @staticmethod
+    def create(prefix_path: str, *args: Any, **kwargs: Any) -> FilesystemStore:
+        """Make the store of a folder: a path, or a URL that fsspec knows."""
+        if HDFSStore.matches(prefix_path):
+            return HDFSStore(prefix_path, *args, **kwargs)
+        if DBFSLocalStore.matches_dbfs(prefix_path):
+            return DBFSLocalStore(prefix_path, *args, **kwargs)
+        return FilesystemStore(prefix_path, *args, **kwargs)
+
+    def get_train_data_path(self, idx: Any = None) -> str:
+        """Where the rows to train with are, as Parquet files."""
+        raise NotImplementedError
+
+    def get_val_data_path(self, idx: Any = None) -> str:
+        """Where the rows to validate with are, as Parquet files."""
+        raise NotImplementedError
+
+    def saving_runs(self) -> bool:
+        """Whether runs save checkpoints and logs."""
+        raise NotImplementedError
+
+    def get_checkpoint_path(self, run_id: str) -> str | None:
+        """The folder of a run's checkpoints; None if runs are not saved."""
+        raise NotImplementedError
+
+    def get_logs_path(self, run_id: str) -> str | None:
+        """The folder of a run's logs; None if runs are not saved."""
+        raise NotImplementedError
+
+
+class FilesystemStore(Store):
+    """A store in a folder of any filesystem that fsspec knows.
+
+    Args:
+        prefix_path: the folder: a path, or a URL.
+        train_path: where the rows to train with are, instead of a folder in ``prefix_path``.
+        val_path: where the rows to validate with are.
+        test_path: where rows to test with are.
+        runs_path: where the runs' folders are.
+        save_runs: whether runs save checkpoints and logs.
+        storage_options: options for fsspec.
+        checkpoint_filename: not used: checkpoints have this package's names.
+    """
+
+    def __init__(  # noqa: PLR0917 - as Horovod's
+        self,
+        prefix_path: str,
+        train_path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        runs_path: str | None = None,
+        save_runs: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        checkpoint_filename: str | None = None,
+    ) -> None:
+        self.prefix_path = self.get_full_path(str(prefix_path))
+        self._train_path = self._folder(train_path, "intermediate_train_data")
+        self._val_path = self._folder(val_path, "intermediate_val_data")
+        self._test_path = self._folder(test_path, "intermediate_test_data")
+        self._runs_path = self._folder(runs_path, "runs")
+        self._save_runs = save_runs
+        self.storage_options = dict(storage_options or {})
+        self.checkpoint_filename = checkpoint_filename or "checkpoint"
+
+    def _folder(self, given: str | None, name: str) -> str:
+        if given is not None:
+            return self.get_full_path(given)
+        return posixpath.join(self.prefix_path, name)
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem, of fsspec."""
+        import fsspec
+
+        return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+
+    def get_full_path(self, path: str) -> str:
+        """A path as a URL; a URL stays as it is."""
+        return path if "://" in path else Path(path).absolute().as_uri()
+
+    def get_localized_path(self, path: str) -> str:
+        """A path or URL as the filesystem takes it."""
+        return str(self.fs._strip_protocol(path))
+
+    def exists(self, path: str) -> bool:
+        """Whether there is something at a path."""
+        return bool(self.fs.exists(self.get_localized_path(path)))
+
+    def read(self, path: str) -> bytes:
+        """The content of a file."""
+        return bytes(self.fs.cat_file(self.get_localized_path(path)))
+
+    def write_text(self, path: str, text: str) -> None:
+        """Write a file."""
+        self.fs.pipe_file(self.get_localized_path(path), text.encode())
+
+    def get_train_data_path(self, idx: Any = None) -> str:
+        """See :class:`Store`."""
+        return self._train_path if idx is None else f"{self._train_path}.{idx}"
+
+    def get_val_data_path(self, idx: Any = None) -> str:
+        """See :class:`Store`."""
+        return self._val_path if idx is None else f"{self._val_path}.{idx}"
+
+    def get_test_data_path(self, idx: Any = None) -> str:
+        """Where the rows to test with are, as Parquet files."""
+        return self._test_path if idx is None else f"{self._test_path}.{idx}"
+
+    def is_parquet_dataset(self, path: str) -> bool:
+        """Whether there are Parquet files in a folder."""
+        folder = self.get_localized_path(path)
+        return bool(self.fs.glob(posixpath.join(folder, "*.parquet")))
+
+    def saving_runs(self) -> bool:
+        """See :class:`Store`."""
+        return self._save_runs
+
+    def get_runs_path(self) -> str:
+        """The folder of all runs."""
+        return self._runs_path
+
+    def get_run_path(self, run_id: str) -> str:
+        """The folder of a run."""
+        return posixpath.join(self._runs_path, run_id)
+
+    def get_checkpoint_path(self, run_id: str) -> str | None:
+        """See :class:`Store`."""
+        return self.get_run_path(run_id) if self._save_runs else None
+
+    def get_checkpoints(self, run_id: str, suffix: str = "") -> list[str]:
+        """The files of a run's checkpoints whose names have an ending."""
+        folder = self.get_localized_path(self.get_run_path(run_id))
+        return sorted(
+            str(name) for name in self.fs.ls(folder, detail=False) if name.endswith(suffix)
+        )
+
+    def get_logs_path(self, run_id: str) -> str | None:
+        """See :class:`Store`."""
+        return posixpath.join(self.get_run_path(run_id), _LOGS) if self._save_runs else None
+
+    def get_logs_subdir(self) -> str:
+        """The name of the folder of logs in a run's folder."""
+        return _LOGS
+
+    def get_checkpoint_filename(self) -> str:
+        """The name that Horovod gave its checkpoint."""
+        return self.checkpoint_filename
+
+
+#: Horovod's older names for the same.
+AbstractFilesystemStore = FilesystemStore
+LocalStore = FilesystemStore
+
+
+class HDFSStore(FilesystemStore):
+    """A store on HDFS, by PyArrow's driver through fsspec.
+
+    Args:
+        prefix_path: ``hdfs://host:8020/path``, ``hdfs:///path`` or ``/path``.
+        host: the name node, instead of the URL's.
+        port: its port.
+        user: the user's name.
+        kerb_ticket: the path of a Kerberos ticket.
+        driver: not needed.
+        extra_conf: settings of HDFS.
+        options: the other arguments of :class:`FilesystemStore`.
+    """
+
+    def __init__(  # noqa: PLR0917 - as Horovod's
+        self,
+        prefix_path: str,
+        host: str | None = None,
+        port: int | None = None,
+        user: str | None = None,
+        kerb_ticket: str | None = None,
+        driver: str = "libhdfs",
+        extra_conf: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        del driver
+        given = {
+            "host": host,
+            "port": port,
+            "user": user,
+            "kerb_ticket": kerb_ticket,
+            "extra_conf": extra_conf,
+        }
+        storage = {name: value for name, value in given.items() if value is not None}
+        storage.update(options.pop("storage_options", None) or {})
+        super().__init__(prefix_path, storage_options=storage, **options)
+
+    def get_full_path(self, path: str) -> str:
+        """See :class:`FilesystemStore`; a path without a scheme is on HDFS."""
+        return path if "://" in path else f"hdfs://{path}"
+
+    @classmethod
+    def matches(cls, path: str) -> bool:
+        """Whether a path is on HDFS."""
+        return path.startswith("hdfs://")
+
+
+class DBFSLocalStore(FilesystemStore):
+    """A store on Databricks' file system, by its folder ``/dbfs``.
+
+    Args:
+        prefix_path: ``/dbfs/path``, ``dbfs:/path``, ``file:/dbfs/path`` or ``file:///dbfs/path``.
+        options: the other arguments of :class:`FilesystemStore`.
+
+    Raises:
+        ValueError: it is another path.
+    """
+
+    def __init__(self, prefix_path: str, *args: Any, **options: Any) -> None:
+        super().__init__(self.normalize_path(prefix_path), *args, **options)
+
+    @classmethod
+    def matches_dbfs(cls, path: str) -> bool:
+        """Whether a path is on Databricks' file system."""
+        return _of_dbfs(path) is not None
+
+    @staticmethod
+    def normalize_path(path: str) -> str:
+        """A path in the form ``/dbfs/path``.
+
+        Raises:
+            ValueError: it is another path.
+        """
+        normal = _of_dbfs(path)
+        if normal is None:
+            raise ValueError(
+                f"{path!r} is not on Databricks' file system: begin with /dbfs/, dbfs:/ or "
+                "file:/dbfs/; Store.create takes any path"
+            )
+        return normal
+
+    def get_full_path(self, path: str) -> str:
+        """See :class:`FilesystemStore`."""
+        return f"file://{self.normalize_path(path)}"
+
+
+def _of_dbfs(path: str) -> str | None:
+    if path.startswith("dbfs:/") and not path.startswith("dbfs://"):
+        return f"/dbfs{path.removeprefix('dbfs:')}"
+    local = local_path(path) if path.startswith("file:") else Path(path)
+    return str(local) if str(local).startswith("/dbfs/") else None

@@ -1,0 +1,123 @@
+"""Functions of ``horovod.spark.common.util`` that users call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.common.spark_session import quoted
+from horovod_runner.integrations.spark_ml.rows import only, split
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from horovod_runner.integrations.horovod_spark.store import FilesystemStore
+
+__all__ = ["prepare_data"]
+
+_numbers = itertools.count()
+
+
+@contextmanager
+def prepare_data(  # noqa: PLR0917 - as Horovod's
+    num_processes: int,
+    store: FilesystemStore,
+    df: DataFrame,
+    label_columns: Sequence[str],
+    feature_columns: Sequence[str],
+    validation: Any = None,
+    sample_weight_col: str | None = None,
+    compress_sparse: bool = False,
+    partitions_per_process: int = 10,
+    verbose: int = 0,
+) -> Iterator[int]:
+    """Write rows into a store as Parquet files, for ``fit_on_parquet``.
+
+    Args:
+        num_processes: how many ranks will read them.
+        store: where.
+        df: the rows.
+        label_columns: the labels.
+        feature_columns: the features; vectors become arrays.
+        validation: a fraction of the rows, or a column that is True in rows to validate with.
+        sample_weight_col: the column of the rows' weights.
+        compress_sparse: not used.
+        partitions_per_process: how many files there are for each rank, at most.
+        verbose: not used.
+
+    Returns:
+        A context; its value is the number to give to ``fit_on_parquet``, as ``dataset_idx``.
+    """
+    del compress_sparse, verbose
+    number = next(_numbers)
+    weight = [] if sample_weight_col is None else [sample_weight_col]
+    columns = [*feature_columns, *label_columns, *weight]
+    parts = num_processes * partitions_per_process
+    _write_rows(df, store, number, columns, validation=validation, parts=parts)
+    yield number
+
+
+def _write_rows(
+    df: DataFrame,
+    store: FilesystemStore,
+    number: int | None,
+    columns: Sequence[str],
+    *,
+    validation: Any,
+    parts: int,
+) -> None:
+    """Write rows into a store: see :func:`prepare_data`."""
+    train, valid = split(df, validation, seed=0)
+    for rows, path in (
+        (train, store.get_train_data_path(number)),
+        (valid, store.get_val_data_path(number)),
+    ):
+        if rows is not None:
+            write_parquet(only(rows, columns), path, parts)
+
+
+def write_parquet(df: DataFrame, path: str, parts: int) -> None:
+    """Write rows as at most so many Parquet files."""
+    _without_vectors(df).coalesce(max(1, parts)).write.mode("overwrite").parquet(path)
+
+
+def _without_vectors(df: DataFrame) -> DataFrame:
+    """A DataFrame whose vectors of Spark ML are arrays, which Parquet has."""
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import functions
+
+    columns = []
+    for field in df.schema:
+        column = functions.col(quoted(field.name))
+        is_vector = isinstance(field.dataType, VectorUDT)
+        columns.append(vector_to_array(column).alias(field.name) if is_vector else column)
+    return df.select(*columns)
+
+
+def metadata_of(df: DataFrame) -> dict[str, dict[str, Any]]:
+    """What a model remembers of the columns: the type of each, by name.
+
+    As in Horovod, "spark_data_type" is a class: of Spark's types, or of Spark ML's vectors.
+    """
+    from pyspark.ml.linalg import DenseVector, VectorUDT
+
+    return {
+        field.name: {
+            "spark_data_type": DenseVector
+            if isinstance(field.dataType, VectorUDT)
+            else type(field.dataType)
+        }
+        for field in df.schema
+    }
+
+
+#: Horovod's name, which users' tests call.
+_get_metadata = metadata_of
+
+
+def output_type(metadata: Mapping[str, Mapping[str, Any]] | None, label: str) -> Any:
+    """The class of a label's type in a model's metadata; None if it is not known."""
+    return ((metadata or {}).get(label) or {}).get("spark_data_type")

@@ -1,0 +1,190 @@
+"""What the fitted models of all frameworks share: predictions as columns, and the history."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pyspark.ml import Model
+
+from horovod_runner.common.spark_session import quoted
+from horovod_runner.data.feed.options import FeedOptions
+from horovod_runner.data.read import staging
+from horovod_runner.data.scoring.outputs import as_numpy
+from horovod_runner.data.scoring.predict import score
+from horovod_runner.errors import DataError
+from horovod_runner.integrations.spark_ml.params import ColumnParams, declare, with_accessors
+from horovod_runner.integrations.spark_ml.persistence import Saveable
+
+if TYPE_CHECKING:
+    import matplotlib.figure
+    from mlflow.models.model import ModelInfo
+    from pyspark.sql import DataFrame
+
+    from horovod_runner.data.scoring.models.kind import ModelKind
+    from horovod_runner.results.run import Run
+
+
+@with_accessors
+class TrainedModel(Model, ColumnParams, Saveable):  # type: ignore[misc]
+    """A trained model as a Spark ML model; base of the models.
+
+    Attributes:
+        history: loss and metrics of each epoch, by name.
+        run: the record of the run that trained it; None after ``load``.
+    """
+
+    _saved = ("history",)
+
+    model = declare("model", "the trained model")
+    transform_batch_size = declare("transform_batch_size", "rows that the model gets at a time")
+    loss_name = declare("loss_name", "the loss that the model was trained with")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(task="auto", transform_batch_size=4096, loss_name="")
+        self.history: Mapping[str, Sequence[float]] = {}
+        self.run: Run | None = None
+
+    def getHistory(self) -> Mapping[str, Sequence[float]]:  # noqa: N802 - Horovod's name
+        """Loss and metrics of each epoch, by name."""
+        return self.history
+
+    def setOutputCols(self, value: Sequence[str]) -> Any:  # noqa: N802
+        """Set the names of the prediction columns."""
+        return self._set(output_cols=list(value))
+
+    def log_model(
+        self, name: str, dataset: DataFrame, *, registered_model_name: str | None = None
+    ) -> ModelInfo:
+        """Log the model to MLflow: to the active run, or to a new one.
+
+        Args:
+            name: of the model.
+            dataset: its first rows give signature and input example.
+            registered_model_name: also register the model under this name.
+
+        Returns:
+            What MLflow knows of the model; its ``model_uri`` leads to it.
+
+        Raises:
+            DataError: a feature column does not exist, or there are no rows.
+            ImportError: MLflow is not installed.
+            PredictionError: the model fails on the first rows.
+        """
+        from horovod_runner.data.scoring.logged_model import log_model
+
+        kind = self._kind()
+        example = staging.head(dataset, 5)
+        if example is None:
+            raise DataError("the DataFrame has no rows to make an example of")
+        feed = {"columns": self.features, **self._feed_options()}
+        return log_model(
+            name,
+            kind,
+            self.getOrDefault("model"),
+            FeedOptions(framework=kind.framework, **feed),
+            example=example,
+            output=self.outputs,
+            registered_model_name=registered_model_name,
+        )
+
+    def plot(self) -> matplotlib.figure.Figure:
+        """Draw the loss and the metrics by epoch; requires matplotlib.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from horovod_runner.results.plot import plot
+
+        series = {
+            name: [(1, epoch, value) for epoch, value in enumerate(values, 1)]
+            for name, values in self.history.items()
+        }
+        return plot(series, (), type(self).__name__, {})
+
+    @abstractmethod
+    def _kind(self) -> ModelKind:
+        """How the model is written to a file."""
+
+    def _is_classifier(self) -> bool:
+        task = self.getOrDefault("task")
+        if task not in ("auto", "classification", "regression"):
+            raise ValueError(f"task must be 'auto', 'classification' or 'regression', not {task!r}")
+        if task == "auto":
+            return is_class_loss(self.getOrDefault("loss_name"))
+        return bool(task == "classification")
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        from pyspark.ml.functions import array_to_vector
+        from pyspark.sql import functions
+
+        names, outputs = dataset.columns, self.outputs
+        is_classifier = self._is_classifier() and len(outputs) == 1
+        post = Classes(self.getOrDefault("loss_name")) if is_classifier else None
+        probability = self.getProbabilityCol()
+        wanted = [*outputs, probability] if is_classifier else outputs
+        scored = score(
+            dataset,
+            self._kind(),
+            self.getOrDefault("model"),
+            self.features,
+            wanted,
+            batch_size=self.getOrDefault("transform_batch_size"),
+            postprocess=post,
+            **self._feed_options(),
+        )
+        columns = [functions.col(quoted(name)) for name in names]
+        for name in wanted:
+            column = functions.col(quoted(name))
+            type_ = scored.schema[name].dataType.simpleString()
+            if type_ in ("array<float>", "array<double>"):
+                column = array_to_vector(column.cast("array<double>"))
+            elif type_ == "float":  # evaluators of Spark ML take double
+                column = column.cast("double")
+            columns.append(column.alias(name))
+        return scored.select(*columns)
+
+
+def is_class_loss(name: str) -> bool:
+    """Whether a loss, by its name, compares scores of classes with a class."""
+    plain = name.lower().replace("_", "")
+    return any(part in plain for part in ("crossentropy", "nllloss", "bcewithlogits", "bceloss"))
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Turns the scores of classes into a class and probabilities; pickled with the model.
+
+    Attributes:
+        loss_name: says whether scores are logits, log-probabilities or probabilities.
+    """
+
+    loss_name: str
+
+    def __call__(self, result: Any) -> tuple[Any, Any]:
+        """The class of each row, shape (rows,), and its probabilities, shape (rows, classes)."""
+        values = result[0] if isinstance(result, tuple | list) else result
+        scores = np.asarray(as_numpy(values), np.float64)
+        if scores.ndim == 1 or scores.shape[1] == 1:  # one score: of the second of two classes
+            ones = scores.reshape(len(scores))
+            if "logits" in self.loss_name.lower():
+                ones = 1 / (1 + np.exp(-ones))
+            probabilities = np.stack([1 - ones, ones], axis=1)
+        elif self.loss_name in ("NLLLoss", "nll_loss"):
+            probabilities = np.exp(scores)
+        elif self._takes_probabilities:
+            probabilities = scores
+        else:
+            shifted = np.exp(scores - scores.max(axis=1, keepdims=True))
+            probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+        return probabilities.argmax(axis=1).astype(np.float64), probabilities
+
+    @property
+    def _takes_probabilities(self) -> bool:
+        if self.loss_name in ("CrossEntropyLoss", "cross_entropy"):  # torch's take logits
+            return False
+        return "logits" not in self.loss_name.lower()

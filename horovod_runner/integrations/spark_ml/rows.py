@@ -1,0 +1,128 @@
+"""The rows of a fit: split, reduced to the columns that are read, packed once for several fits."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from horovod_runner.common.options import DataConfig
+from horovod_runner.common.spark_session import is_on_this_machine, quoted
+from horovod_runner.data.read import staging
+from horovod_runner.data.sources import Staged
+from horovod_runner.host.scratch import RunFolder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from horovod_runner.integrations.spark_ml.estimator import HorovodEstimator
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """The rows of a fit.
+
+    Attributes:
+        train: to train with.
+        valid: to validate with; None without validation.
+        packed: both, packed; None before they are packed.
+    """
+
+    train: DataFrame
+    valid: DataFrame | None = None
+    packed: Mapping[str, Staged] | None = None
+
+    def datasets(self, columns: Iterable[str]) -> dict[str, Any]:
+        """The rows as arguments of ``run``, with some columns."""
+        if self.packed is not None:
+            return dict(self.packed)
+        parts = {"train": self.train, "valid": self.valid}
+        return {name: only(part, columns) for name, part in parts.items() if part is not None}
+
+
+def only(dataframe: DataFrame, columns: Iterable[str]) -> DataFrame:
+    """A DataFrame with the columns of some names, and the structs of fields."""
+    from pyspark.sql import functions
+
+    wanted = set(columns)
+    names = [
+        name
+        for name in dataframe.columns
+        if name in wanted or any(other.startswith(f"{name}.") for other in wanted)
+    ]
+    return dataframe.select(*(functions.col(quoted(name)) for name in names))
+
+
+def split(
+    dataset: DataFrame, validation: float | str | None, seed: int
+) -> tuple[DataFrame, DataFrame | None]:
+    """The rows to train with, and those to validate with; None without validation.
+
+    Args:
+        dataset: all rows.
+        validation: a fraction of them, or a column that is True or 1 in those to validate with.
+        seed: of the choice of a fraction.
+
+    Raises:
+        ValueError: ``validation`` is neither a fraction nor a column.
+    """
+    from pyspark.sql import functions
+
+    if validation is None or validation == 0:
+        return dataset, None
+    if isinstance(validation, str):
+        if validation not in dataset.columns:
+            raise ValueError(
+                f"validation names the column {validation!r}, and the DataFrame has "
+                f"{', '.join(dataset.columns)}"
+            )
+        is_valid = functions.col(quoted(validation)).cast("boolean")
+        return dataset.filter(~is_valid), dataset.filter(is_valid)
+    if isinstance(validation, bool) or not 0 < validation < 1:
+        raise ValueError(
+            f"validation must be a fraction from 0 to 1 or the name of a column, not {validation!r}"
+        )
+    train, valid = dataset.randomSplit([1 - validation, validation], seed)
+    return train, valid
+
+
+def rows_of_trials(
+    dataset: DataFrame, estimators: Sequence[HorovodEstimator]
+) -> TrainingRows | None:
+    """The rows of several fits, packed once; None if they differ, or no folder is shared.
+
+    They are removed once nothing refers to them.
+    """
+    if not estimators:
+        return None
+    splits = {
+        (estimator.value_of("validation"), estimator.getOrDefault("random_seed"))
+        for estimator in estimators
+    }
+    config: DataConfig = estimators[0].runner_arguments().get("data_config", DataConfig())
+    is_local = all(estimator.getOrDefault("np") < 0 for estimator in estimators)
+    if len(splits) > 1 or (
+        config.shared_dir is None and not is_local and not is_on_this_machine(dataset.sparkSession)
+    ):
+        return None
+    rows = estimators[0].rows(dataset)
+    columns = {name for estimator in estimators for name in estimator.read_columns()}
+    parent = None if config.shared_dir is None else Path(config.shared_dir)
+    stack = ExitStack()
+    folder = stack.enter_context(
+        RunFolder(f"trials-{uuid4().hex[:8]}", parent, limit=config.disk_limit)
+    )
+    with ExitStack() as failed:
+        failed.callback(stack.close)
+        packed = {}
+        for name, dataframe in rows.datasets(columns).items():
+            (folder.path / name).mkdir()
+            packed[name] = Staged(staging.stage(dataframe, folder.path / name))
+        failed.pop_all()
+    shared = TrainingRows(rows.train, rows.valid, packed)
+    weakref.finalize(shared, stack.close)
+    return shared

@@ -1,0 +1,317 @@
+"""One run under way: what `HorovodRunner.run` executes, and `HorovodRunner.start` returns."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.checkpoints.archive import Archive
+from horovod_runner.common.clocks import SteadyClock
+from horovod_runner.common.options import Options
+from horovod_runner.driver.attempts import run_attempts
+from horovod_runner.driver.detached.stand_in import StandIn
+from horovod_runner.driver.elastic.launcher import PooledLauncher, refuse_dataframes
+from horovod_runner.errors import CancelledError, DataError, forget_passwords
+from horovod_runner.launchers.local import LocalLauncher
+from horovod_runner.launchers.sessions import find_session
+from horovod_runner.launchers.spark import SparkLauncher
+from horovod_runner.results import saved_run
+from horovod_runner.results.card import value_text
+from horovod_runner.results.live import live
+from horovod_runner.results.recorder import failed
+from horovod_runner.results.registration import Registration
+from horovod_runner.results.run import Run, Timings, plain_params
+from horovod_runner.results.run_log import RunLog
+from horovod_runner.run.datasets import find_datasets
+from horovod_runner.run.make_job import make_job
+from horovod_runner.sinks.fan_out import FanOut
+from horovod_runner.sinks.notebook_error import fold_error, from_ranks
+from horovod_runner.sinks.panel import progress_sink
+from horovod_runner.sinks.terminal import TerminalSink
+from horovod_runner.wire.events import RunEnded, Status
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from horovod_runner.driver.driver import Driver
+    from horovod_runner.launchers.launcher import Launcher, PoolKeeper
+    from horovod_runner.wire.job import Job
+
+
+class RunHandle:
+    """A run that was started by :meth:`HorovodRunner.start`; like a future.
+
+    All methods may be called from any thread.
+
+    Args:
+        options: what the user chose.
+        main: the function to run on every rank.
+        kwargs: its arguments.
+        begun: called with the run's record as soon as there is one.
+        ended: called with this handle when the run has ended.
+        all_values: whether the result is a list of every rank's value, instead of rank 0's value.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        main: Callable[..., Any],
+        kwargs: Mapping[str, Any],
+        begun: Callable[[Run], None],
+        ended: Callable[[RunHandle], None],
+        *,
+        all_values: bool = False,
+    ) -> None:
+        self._options = options
+        self._main = main
+        self._kwargs = kwargs
+        self._all_values = all_values
+        self._begun = begun
+        self._ended = ended
+        self._clock = SteadyClock()
+        self._timings = Timings(self._clock())
+        self._cancelled = threading.Event()
+        self._driver: Driver | None = None
+        self._future: Future[Any] = Future()
+        #: The record of the run (status, attempts, metrics, logs, checkpoints); None until the job
+        #: has been made.
+        self.run: Run | None = None
+
+    def __repr__(self) -> str:
+        return f"<RunHandle: {self.run or self.status}>"
+
+    def _repr_html_(self) -> str | None:
+        return None if self.run is None else self.run._repr_html_()
+
+    def start(self) -> RunHandle:
+        """Execute the run in a thread of its own; returns this handle."""
+        threading.Thread(target=self._work, name="horovod_runner-run").start()
+        return self
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the end of the run, and return rank 0's value.
+
+        Args:
+            timeout: seconds to wait; None waits without limit.
+
+        Raises:
+            TimeoutError: the run has not ended within ``timeout``. It goes on.
+            Exception: whatever :meth:`HorovodRunner.run` would have raised.
+        """
+        __tracebackhide__ = True
+        return self._future.result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the end of the run, and return its exception; None where it ended well.
+
+        Args:
+            timeout: seconds to wait; None waits without limit.
+
+        Raises:
+            TimeoutError: the run has not ended within ``timeout``. It goes on.
+        """
+        return self._future.exception(timeout)
+
+    def done(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self._future.done()
+
+    def cancel(self) -> None:
+        """End all ranks. :meth:`result` then raises CancelledError; an ended run stays as it is."""
+        self._cancelled.set()
+        if self._driver is not None:
+            self._driver.wake()
+
+    @property
+    def status(self) -> Status:
+        """Whether the run is "running", "finished", "failed" or "cancelled"."""
+        if self.run is not None:
+            return self.run.status
+        if not self.done():
+            return "running"
+        return "cancelled" if isinstance(self.exception(), CancelledError) else "failed"
+
+    @property
+    def metrics(self) -> pa.Table:
+        """All reports so far as a table, as :attr:`Run.metrics`; requires pyarrow and NumPy."""
+        return (self.run or Run("", self._options.np)).metrics
+
+    def dump_stacks(self) -> None:
+        """Print every rank's Python stacks, within seconds; nothing happens before ranks run."""
+        if self._driver is not None:
+            self._driver.show_stacks()
+
+    def execute(self) -> Any:
+        """Run to the end in the calling thread; returns rank 0's value.
+
+        Raises:
+            Exception: as :meth:`HorovodRunner.run` says.
+        """
+        __tracebackhide__ = True  # IPython and pytest leave this frame out
+        self._future.set_running_or_notify_cancel()
+        try:
+            value = self._execute()
+        except BaseException as error:
+            if from_ranks(error):
+                error = error.with_traceback(None)  # ten frames of this package
+                fold_error(error)
+            forget_passwords(error)
+            self._ended(self)
+            self._future.set_exception(error)
+            raise error
+        self._ended(self)
+        self._future.set_result(value)
+        return value
+
+    def _work(self) -> None:
+        with suppress(BaseException):  # the future has it, for whoever asks
+            self.execute()
+
+    def _execute(self) -> Any:
+        options = self._options
+        launcher = self._launcher()
+        datasets = find_datasets(self._kwargs)
+        job = make_job(
+            self._main,
+            {**self._kwargs, **datasets.shards},
+            abs(options.most),
+            options,
+            all_values=self._all_values,
+        )
+        archive = Archive(job.run_id, options)
+        params = plain_params(options.np, self._kwargs)
+        run = Run(
+            job.run_id,
+            options.np,
+            params,
+            getattr(self._main, "__qualname__", type(self._main).__qualname__),
+            launcher.where,
+            job.software,
+            timings=self._timings,
+            _clock=self._clock,
+            _archive=archive,
+            _sources={name: each.for_examples() for name, each in datasets.sources.items()},
+        )
+        # Listed from here on: a run that waits for slots can be stopped, too.
+        log = RunLog(run, saved_run.new_path(run.run_id))
+        with Registration(run, self.cancel, log.flush) as entry:
+            job = replace(job, size=self._slots(launcher))
+            # The archive first: a folder that cannot be used is an error before data are packed.
+            prepared = datasets.prepared(job, launcher, options, self._cancelled)
+            with archive, prepared as (job, dataframes):
+                weakref.finalize(run, archive.discard)
+                if self._takes_pool(launcher) and dataframes:
+                    raise DataError(refuse_dataframes(dataframes))
+                self.run = run
+                self._begun(run)
+                return self._supervise(
+                    run, log, job, launcher, dataframes=dataframes, archive=archive, entry=entry
+                )
+
+    def _slots(self, launcher: PoolKeeper) -> int:
+        """Wait for slots; returns how many ranks there may be."""
+        if not self._takes_pool(launcher):
+            return launcher.slots(abs(self._options.most))
+        launcher.check_pool()
+        if not launcher.needs_pool:
+            launcher.slots(abs(self._options.least))
+        return abs(self._options.most)
+
+    def _supervise(
+        self,
+        run: Run,
+        log: RunLog,
+        job: Job,
+        launcher: PoolKeeper,
+        *,
+        dataframes: Mapping[str, Any],
+        archive: Archive,
+        entry: Registration,
+    ) -> Any:
+        """Run the job to its end, and pass what happens to the sinks."""
+        progress = progress_sink(live) if self._options.progress else None
+        terminal = TerminalSink(job.size, progress)
+        ours = [entry, terminal, *([progress] if progress is not None else [])]
+        sink = FanOut(log, ours, self._options.sinks, terminal.notice, limits=job.limits)
+        sink.begin(run)
+        if entry.problem:
+            sink.notice(entry.problem)
+        status: Status = "failed"
+        result_text = ""
+        try:
+            with self._pooled(job, launcher, sink.notice) as where:
+                if where is not launcher:
+                    job = replace(job, size=where.slots(job.size))
+                value = run_attempts(
+                    job,
+                    where,
+                    sink,
+                    archive=archive,
+                    dataframes=dataframes,
+                    cancelled=self._cancelled,
+                    entered=self._enter,
+                )
+            status, result_text = "finished", value_text(value)
+            return value
+        except (CancelledError, KeyboardInterrupt) as error:
+            status = "cancelled"
+            sink.tell(failed(error))
+            raise
+        finally:
+            warnings = archive.warnings(finished=status == "finished")
+            for warning in warnings:
+                sink.notice(warning)
+            sink.tell(RunEnded(status, warnings, result_text))
+            log.close()
+            if log.problem:
+                sink.notice(log.problem)
+            sink.end(run)
+            sink.close()
+
+    def _takes_pool(self, launcher: PoolKeeper) -> bool:
+        """Whether the ranks run in tasks that live as long as the run."""
+        return self._options.elastic or launcher.needs_pool
+
+    def _pooled(
+        self, job: Job, launcher: PoolKeeper, notice: Callable[[str], None]
+    ) -> AbstractContextManager[Launcher]:
+        """The launcher of the attempts: the tasks of a pool where it takes one."""
+        options = self._options
+        if not self._takes_pool(launcher):
+            return nullcontext(launcher)
+        return PooledLauncher(
+            launcher,
+            job,
+            least=abs(options.least),
+            most=abs(options.most),
+            grow_after=options.grow_after,
+            slot_timeout=options.cluster_config.slot_timeout,
+            notice=notice,
+            cancelled=self._cancelled,
+        )
+
+    def _enter(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def _launcher(self) -> PoolKeeper:
+        cluster = self._options.cluster_config
+        if self._options.local:
+            return LocalLauncher()
+        if cluster.launcher == "slurm":
+            from horovod_runner.launchers.slurm import SlurmLauncher
+
+            return SlurmLauncher(cluster.slot_timeout, cluster.limits)
+        return SparkLauncher(
+            cluster.spark or find_session(),
+            cluster.slot_timeout,
+            TerminalSink(1).notice,
+            self._cancelled,
+            StandIn,
+            profile=cluster.resource_profile,
+            limits=cluster.limits,
+        )

@@ -1,0 +1,212 @@
+"""The import hooks of a run: which module of a framework is changed in a rank, and by which room.
+
+The table travels in the job. The functions are imported in the rank, with the framework. A name
+that begins with a dot is in this package.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from horovod_runner.wire.job_file import ImportHook
+
+_ADASUM_ALLOWED: Final = "op=Adasum is not refused without MPI, and fails later"
+_UNEQUAL: Final = "a feed with global_batch gives unequal parts to a model with batch normalization"
+
+IMPORT_HOOKS: Final = (
+    ImportHook(
+        "accelerate.state",
+        ".integrations.torch_backend:patch_accelerate",
+        'Accelerate takes gloo on CPUs, not the backend "hvd"',
+    ),
+    ImportHook(
+        "horovod",
+        ".integrations.keras.distributed.horovod_modules:replace",
+        "horovod.keras and horovod.tensorflow.keras average no gradients on Keras 3",
+        trains=True,
+        only_ranks=True,
+    ),
+    ImportHook(
+        "horovod.common.elastic",
+        ".integrations.horovod_elastic:patch",
+        "the states of hvd.elastic are lost when the ranks change",
+    ),
+    ImportHook(
+        "horovod.tensorflow",
+        ".integrations.keras.distributed.horovod_modules:patch_tensorflow",
+        "horovod.tensorflow does not know the variables and optimizers of Keras 3",
+        trains=True,
+    ),
+    ImportHook(
+        "horovod.tensorflow.elastic",
+        ".integrations.keras.distributed.horovod_modules:patch_elastic",
+        "TensorFlowKerasState does not know the models of Keras 3",
+    ),
+    ImportHook(
+        "horovod.tensorflow.keras",
+        ".integrations.keras.distributed.horovod_modules:patch_legacy",
+        "horovod.tensorflow.keras mixes up Keras 2 and Keras 3",
+    ),
+    ImportHook(
+        "horovod.tensorflow.keras.callbacks",
+        ".integrations.keras.distributed.horovod_modules:patch_legacy",
+        "the callbacks of horovod.tensorflow.keras mix up Keras 2 and Keras 3",
+    ),
+    ImportHook(
+        "horovod.tensorflow.mpi_ops", ".worker.checks.adasum:refuse_without_mpi", _ADASUM_ALLOWED
+    ),
+    ImportHook(
+        "horovod.tensorflow.sync_batch_norm",
+        ".integrations.keras.distributed.horovod_modules:patch_sync_batch_norm",
+        "hvd.SyncBatchNormalization does not work on Keras 3",
+    ),
+    ImportHook(
+        "horovod.tensorflow.util",
+        ".integrations.keras.distributed.horovod_modules:patch_util",
+        "TensorFlow translates Horovod's functions, which takes seconds at the first step",
+    ),
+    ImportHook(
+        "horovod.torch.compression",
+        ".integrations.compression:offer",
+        "Compression.bf16 and Compression.powersgd are missing",
+    ),
+    ImportHook(
+        "horovod.torch.functions",
+        ".worker.checks.optimizer_state:mend",
+        "hvd.broadcast_optimizer_state changes weights",
+        trains=True,
+    ),
+    ImportHook(
+        "horovod.torch.mpi_ops", ".worker.checks.adasum:refuse_without_mpi", _ADASUM_ALLOWED
+    ),
+    ImportHook(
+        "horovod.torch.mpi_ops",
+        ".worker.checks.steps:watch_join",
+        "ranks that called hvd.join() seem to have other weights at the end",
+    ),
+    ImportHook(
+        "horovod.torch.optimizer",
+        ".worker.checks.optimizers:mend",
+        "hvd.DistributedOptimizer moves weights that no rank has a gradient for, and averages no "
+        "gradients of weights that are added later",
+        trains=True,
+    ),
+    ImportHook(
+        "horovod.torch.optimizer",
+        ".worker.checks.gradients:watch_horovod",
+        "gradients are clipped and unscaled before they are averaged",
+        trains=True,
+    ),
+    ImportHook(
+        "horovod.torch.optimizer",
+        ".integrations.compression.whole:patch_optimizer",
+        "hvd.DistributedOptimizer does not know Compression.powersgd",
+    ),
+    ImportHook(
+        "keras.src.callbacks.callback_list",
+        ".worker.checks.steps:watch_keras",
+        "model.fit does not compare the ranks' weights",
+        sign="ops",
+    ),
+    ImportHook(
+        "keras.src.callbacks.csv_logger",
+        ".worker.checks.calls:watch_keras_csv",
+        "a CSVLogger on several ranks is not noticed",
+        sign="ops",
+    ),
+    ImportHook(
+        "keras.src.callbacks.tensorboard",
+        ".worker.checks.calls:watch_keras_logs",
+        "TensorBoard on several ranks is not noticed",
+        sign="ops",
+    ),
+    ImportHook(
+        "keras.src.layers.normalization.batch_normalization",
+        ".worker.checks.batch_norms:watch_keras",
+        _UNEQUAL,
+        trains=True,
+        sign="ops",
+    ),
+    ImportHook(
+        "keras.src.saving.saving_api",
+        ".worker.checks.calls:watch_keras_save",
+        "models that several ranks save are not noticed",
+        sign="ops",
+    ),
+    ImportHook(
+        "mlflow.tracking.fluent",
+        ".worker.checks.calls:watch_mlflow",
+        "a run of MLflow on each rank is not noticed",
+    ),
+    ImportHook(
+        "pyspark.core.context|pyspark.context",
+        ".worker.checks.calls:watch_spark",
+        "a Spark session that a rank starts is not noticed",
+        sign="SparkContext",
+    ),
+    ImportHook(
+        "tensorflow",
+        ".host.gpus:pin_tensorflow_here",
+        "ranks of a host use the same GPU with TensorFlow, unless main calls set_visible_devices",
+        only_ranks=True,
+    ),
+    ImportHook(
+        "torch",
+        ".host.gpus:pin_torch_here",
+        "ranks of a host use the same GPU with torch, unless main calls torch.cuda.set_device",
+        only_ranks=True,
+    ),
+    ImportHook(
+        "torch.distributed.distributed_c10d",
+        ".integrations.torch_backend:register",
+        'torch.distributed has no backend "hvd"',
+    ),
+    ImportHook(
+        "torch.amp.grad_scaler",
+        ".worker.checks.gradients:watch_scaling",
+        "GradScaler unscales gradients before they are averaged",
+        trains=True,
+    ),
+    ImportHook(
+        "torch.nn.modules.batchnorm",
+        ".worker.checks.batch_norms:watch_torch",
+        _UNEQUAL,
+        trains=True,
+    ),
+    ImportHook(
+        "torch.nn.parallel.distributed",
+        ".worker.checks.steps:watch_data_parallel",
+        "DistributedDataParallel's weights are not compared",
+    ),
+    ImportHook(
+        "torch.nn.utils.clip_grad",
+        ".worker.checks.gradients:watch_clipping",
+        "clip_grad_norm_ and clip_grad_value_ clip gradients before they are averaged",
+        trains=True,
+    ),
+    ImportHook(
+        "torch.optim.optimizer",
+        ".worker.profiling.steps:optimizer_steps.watch",
+        "the steps of optimizers are not counted",
+    ),
+    ImportHook(
+        "torch.optim.optimizer",
+        ".worker.checks.steps:watch_torch",
+        "the ranks' weights are not compared",
+    ),
+    ImportHook(
+        "torch.serialization",
+        ".worker.checks.calls:watch_torch_save",
+        "files that several ranks save are not noticed",
+    ),
+    ImportHook(
+        "torch.utils.data.distributed",
+        ".worker.checks.calls:watch_sampler",
+        "a DistributedSampler without set_epoch is not noticed",
+    ),
+    ImportHook(
+        "torch.utils.tensorboard.writer",
+        ".worker.checks.calls:watch_torch_logs",
+        "a SummaryWriter on several ranks is not noticed",
+    ),
+)

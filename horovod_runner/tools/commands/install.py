@@ -1,0 +1,276 @@
+"""`horovod-runner install`: build Horovod for the frameworks of this environment and install it.
+
+    find_frameworks -> a published wheel that fits (wheels.py, horovod_build/fit.py), or
+    plan_for -> wheel from this user's cache, from a shared folder (wheels.py), or build_wheel
+    -> pip install -> prove: two ranks allreduce a tensor with each framework
+
+The cache's key has every version that the wheel was built against. pip's cache knows the source
+only: after an upgrade of PyTorch, for example, it would install a wheel that loads and misbehaves.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from horovod_runner.errors import InstallError
+from horovod_runner.host.gpus import visible_gpus
+from horovod_runner.tools.commands import wheels
+from horovod_runner.tools.commands.wheels import Place
+from horovod_runner.tools.horovod_build import fit
+from horovod_runner.tools.horovod_build.build import build_wheel
+from horovod_runner.tools.horovod_build.plan import (
+    BuildPlan,
+    MpiChoice,
+    find_frameworks,
+    plan_for,
+)
+from horovod_runner.tools.horovod_build.toolchain import Framework
+
+if TYPE_CHECKING:
+    from horovod_runner.tools.commands.hello import Greeting
+
+
+def install(
+    frameworks: Sequence[str] | None = None,
+    *,
+    gpu: bool | None = None,
+    mpi: MpiChoice | None = None,
+    rebuild: bool = False,
+    shared: str | None = None,
+    say: Callable[[str], None] = print,
+) -> None:
+    """Build Horovod for this environment's frameworks, install it, and test an allreduce.
+
+    Args:
+        frameworks: see :func:`horovod_runner.tools.horovod_build.plan.make_plan`.
+        gpu: see there.
+        mpi: see there.
+        rebuild: build even if there is a wheel that fits.
+        shared: a path or URL with wheels, see :func:`find_published_wheel` and
+            :func:`find_or_build_wheel`. None means ``$HOROVOD_RUNNER_WHEELS``, for published
+            wheels alone.
+        say: called with each line of progress.
+
+    Raises:
+        InstallError: the plan, the wheel, pip's installation or the allreduce failed.
+    """
+    supported = find_frameworks(frameworks)
+    place = _place(shared)
+    published = None
+    if place and not rebuild:
+        wanted = fit.wish(supported, gpu, mpi, gpus=bool(visible_gpus()))
+        published = find_published_wheel(place, wanted, say)
+    if published:
+        pip_install(published.path, say, sha256=published.sha256)
+    else:
+        plan = plan_for(supported, gpu, mpi)
+        say(plan.describe())
+        pip_install(find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say), say)
+    prove(supported, say)
+
+
+def pip_install(wheel: Path, say: Callable[[str], None], sha256: str | None = None) -> None:
+    """Install a wheel and its requirements into this environment.
+
+    Args:
+        wheel: the wheel.
+        say: called if another process installs a wheel into this environment, which is waited for.
+        sha256: the digest of the wheel, which pip then checks of the bytes that it unpacks; None
+            checks nothing.
+
+    Raises:
+        InstallError: pip is missing or failed.
+    """
+    if find_spec("pip") is None:
+        raise InstallError(
+            f"pip is missing in {sys.prefix}, so the wheel {wheel} cannot be installed: "
+            "python -m ensurepip, or uv pip install pip"
+        )
+    # A URL: in a path, a ; would begin what pip calls an environment marker.
+    url = wheel.absolute().as_uri() + (f"#sha256={sha256}" if sha256 else "")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    with _alone(say):
+        for command in ([*pip, url], [*pip, "--no-deps", "--force-reinstall", url]):
+            # First Horovod's requirements. Then this wheel, over any other wheel of its version.
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise InstallError(f"pip could not install {wheel}: {done.stderr.strip()}")
+
+
+def _place(shared: str | None) -> Place | None:
+    if shared:
+        return Place(shared, "--wheels")
+    url = os.environ.get(wheels.VARIABLE)
+    return Place(url, wheels.VARIABLE) if url else None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checked copy of a published wheel in this user's cache."""
+
+    path: Path
+    sha256: str
+
+
+def find_published_wheel(
+    place: Place, wanted: fit.Wish, say: Callable[[str], None]
+) -> Published | None:
+    """Get the published wheel that fits from a folder or URL, or say why none does.
+
+    Args:
+        place: where the wheels are.
+        wanted: what the wheel is for.
+        say: called with a line about the wheel, or with those about the wheels that do not fit.
+
+    Returns:
+        A copy whose digest was checked; None if no wheel fits.
+
+    Raises:
+        InstallError: the place cannot be read, or the wheel does not match its digest.
+    """
+    records = wheels.published(place)
+    if not records:
+        # A folder that hosts share has no index: `install --wheels` needs none.
+        if place.setting == wheels.VARIABLE:
+            why = "has no wheels.json" if records is None else "lists no wheels"
+            say(f"{place.setting}: {place.shown()} {why}, so no wheel was taken from there")
+        return None
+    chosen, reasons = fit.choose(records, wanted)
+    if chosen is None:
+        say(f"no wheel of {place.shown()} fits (it has {len(records)}):")
+        for reason in reasons:
+            say(f"  {reason}")
+        return None
+    shelf = cache_folder() / "wheels" / "published" / chosen.sha256
+    copy = wheels.download(place, chosen, shelf)
+    say(f"using {chosen.file} from {place.shown()}, SHA-256 {chosen.sha256[:16]}... checked")
+    return Published(copy, chosen.sha256)
+
+
+def find_or_build_wheel(
+    plan: BuildPlan,
+    *,
+    rebuild: bool = False,
+    shared: str | None = None,
+    say: Callable[[str], None],
+    build: Callable[[BuildPlan, Path, Callable[[str], None]], Path] = build_wheel,
+) -> Path:
+    """Get the wheel of a plan: from this user's cache, from a shared folder, or by a build.
+
+    Args:
+        plan: what the wheel is for.
+        rebuild: build even if a wheel exists.
+        shared: a path or URL with wheels that other hosts built, see
+            :mod:`horovod_runner.tools.commands.wheels`. A wheel that is built here is copied to
+            it. None means no shared folder.
+        say: called with each line of progress.
+        build: builds a wheel, given the plan, the folder for it, and ``say``.
+
+    Raises:
+        InstallError: the cache cannot be written, the shared folder cannot be read or has a
+            damaged wheel, or the build failed, see
+            :func:`horovod_runner.tools.horovod_build.build.build_wheel`.
+    """
+    shelf = cache_folder() / "wheels" / plan.key()
+    # Before the lock, which cannot be had in a cache that this user can only read.
+    if not rebuild and (before := sorted(shelf.glob("*.whl"))):
+        say(f"using the wheel built before: {before[0]}")
+        return before[0]
+    try:
+        shelf.mkdir(parents=True, exist_ok=True)
+        lock = (shelf / ".lock").open("w")
+    except OSError as error:
+        raise wheels.unwritable(shelf, error) from error
+    with lock, _locked(lock, say, "another process is building this wheel: waiting for it"):
+        cached = sorted(shelf.glob("*.whl"))
+        if cached and not rebuild:
+            say(f"using the wheel built before: {cached[0]}")
+            return cached[0]
+        if shared and not rebuild:
+            with wheels.room_in(shelf) as room:
+                copy = wheels.fetch(shared, plan.key(), room)
+                if copy:
+                    there = wheels.shown(shared, plan.key())
+                    say(f"using the wheel that another host built: {there}")
+                    return copy.replace(shelf / copy.name)
+        wheel = build(plan, shelf, say)
+        if shared:
+            wheels.publish(shared, plan.key(), wheel, say)
+        return wheel
+
+
+def cache_folder() -> Path:
+    """The folder of built wheels and their logs: ``$XDG_CACHE_HOME/horovod_runner``."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root, "horovod_runner").absolute()
+
+
+@contextmanager
+def _locked(file: IO[str], say: Callable[[str], None], waiting: str) -> Iterator[None]:
+    """Hold a lock on a file. The kernel releases it when this process ends, however it ends.
+
+    A file system that knows no locks gives none: two processes may then do the same.
+    """
+    with suppress(OSError):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(waiting)
+            fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+@contextmanager
+def _alone(say: Callable[[str], None]) -> Iterator[None]:
+    """Wait until no other process installs into this environment: two pips would mix their files.
+
+    Without a cache that this user can write there is no lock.
+    """
+    name = hashlib.sha256(os.fsencode(os.path.realpath(sys.prefix))).hexdigest()[:16]
+    with ExitStack() as stack:
+        with suppress(OSError):
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((folder / f"install-{name}.lock").open("w"))
+            waiting = "another process installs into this environment: waiting for it"
+            stack.enter_context(_locked(file, say, waiting))
+        yield
+
+
+def prove(
+    frameworks: Sequence[Framework],
+    say: Callable[[str], None],
+    reduce: Callable[[str, int], list[Greeting]] | None = None,
+) -> None:
+    """Allreduce a tensor over two ranks with each framework.
+
+    Args:
+        frameworks: those that Horovod was built for.
+        say: called with a line for each framework.
+        reduce: see :func:`horovod_runner.tools.commands.hello.hello`; None: that function.
+
+    Raises:
+        InstallError: a rank has a wrong sum.
+    """
+    from horovod_runner.tools.commands.hello import expected_total, hello
+
+    for framework in frameworks:
+        ranks = (reduce or hello)(framework.name, -2)
+        total = expected_total(ranks)
+        wrong = [rank for rank in ranks if rank.total != total]
+        if wrong:
+            raise InstallError(
+                f"Horovod was installed but {framework.name} reduced to {wrong[0].total} on rank "
+                f"{wrong[0].rank}, not {total}: run `horovod-runner doctor`."
+            )
+        say(f"two ranks reduced with {framework.name}: ok")

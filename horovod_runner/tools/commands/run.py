@@ -1,0 +1,215 @@
+"""`horovod-runner run`: runs a script or function as ranks, and returns a shell's exit status."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module, util
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.common.options import StartedBy, grouped
+from horovod_runner.errors import CancelledError, GpuError, RankFailedError
+from horovod_runner.launchers.sessions import open_session
+from horovod_runner.run.runner import HorovodRunner
+from horovod_runner.tools.commands import run_options
+from horovod_runner.worker.script import Imported, Script
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+INTERRUPTED, TERMINATED = 130, 143  # a shell's convention: 128 plus the number of the signal
+
+
+class UsageError(Exception):
+    """The command line names something that does not exist, or contradicts itself."""
+
+
+def find_main(target: str, function: str | None) -> Callable[[], Any]:
+    """The function to run.
+
+    Args:
+        target: ``train.py``, ``train.py:main`` or ``package.module:main``.
+        function: the function's name, if ``target`` does not hold it.
+
+    Raises:
+        UsageError: there is no such file, module or function, or the file is not Python.
+    """
+    where, colon, named = target.partition(":")
+    if colon and function is not None:
+        raise UsageError(f"{target} already names a function: leave out --function {function}")
+    name = named if colon else function
+    if where.endswith(".py"):
+        path = Path(where).absolute()
+        try:
+            source = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{where} cannot be read: {error}") from error
+        _check(source, where, name)
+        return Script(path, source, name)
+    if not name:
+        raise UsageError(
+            f"{target} is not a .py file, and names no function: use train.py, train.py:main or "
+            "package.module:main"
+        )
+    try:
+        spec = util.find_spec(where)
+    except (ImportError, ValueError) as error:
+        raise UsageError(f"{where} cannot be imported: {error}") from error
+    if spec is None:
+        raise UsageError(
+            f"there is no module {where} in {os.getcwd()} or among the installed packages"
+        )
+    if spec.origin and spec.origin.endswith(".py"):
+        _check(Path(spec.origin).read_text(encoding="utf-8"), where, name)
+    return Imported(where, name)
+
+
+def _check(source: str, where: str, function: str | None) -> None:
+    """Check that a file is Python and defines a function, without running it here.
+
+    Raises:
+        UsageError: it is not Python, or does not define the function.
+    """
+    try:
+        tree = ast.parse(source, where)
+    except SyntaxError as error:
+        raise UsageError(
+            f"{where}, line {error.lineno}: {error.msg}: {(error.text or '').strip()}"
+        ) from error
+    if function is None:
+        return
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    if function not in names and "*" not in names:
+        raise UsageError(f"{where} defines no {function}")
+
+
+def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Run the target of the command line; returns the exit status of the training.
+
+    0 for success, the exit code of the first rank that failed, 128 plus the number of the signal
+    that killed it, or 1 for an exception.
+
+    Raises:
+        UsageError: as :func:`find_main`; or the options contradict each other.
+        HorovodRunnerError: the ranks could not be started, or were ended.
+    """
+    script = options.target.partition(":")[0]
+    is_file = script.endswith(".py")
+    # As Python itself does: the script's folder, or for a module the current one.
+    sys.path.insert(0, str(Path(script).absolute().parent) if is_file else os.getcwd())
+    main = find_main(options.target, options.function)
+    sys.argv = [script, *arguments]
+    np, started_by = _where(options.np, options.master)
+    if not _is_above_0(np) and (options.master or options.conf):
+        raise UsageError(
+            f"--np {np} starts processes on this machine, and --master and --conf are for Spark: "
+            "set --np above 0, or leave them out"
+        )
+    if options.conf and options.master is None:
+        raise UsageError("--conf requires --master; without it the settings of spark-submit apply")
+    if options.resume and options.checkpoint_dir is None:
+        raise UsageError(
+            "--resume requires --checkpoint-dir, the folder that the earlier run wrote to"
+        )
+    try:
+        ship = [import_module(name) for name in options.ship_modules]
+    except ImportError as error:
+        raise UsageError(f"--ship-modules: {error}") from error
+    with _session(options, script) as spark, _terminable():
+        given = {"np": np, "spark": spark, "launcher": started_by, "ship_modules": ship}
+        runner = HorovodRunner(**grouped({**run_options.chosen(options), **given}))
+        return _run(runner, main)
+
+
+def _run(runner: HorovodRunner, main: Callable[[], Any]) -> int:
+    try:
+        value = runner.run(main)
+    except Terminated:
+        return TERMINATED
+    except CancelledError as error:
+        print(f"horovod-runner: {error}", file=sys.stderr)
+        return TERMINATED
+    except GpuError as error:
+        print(f"horovod-runner: {error} On this command line: --cpu.", file=sys.stderr)
+        return 1
+    except Exception as error:
+        failed = error if isinstance(error, RankFailedError) else error.__cause__
+        if not isinstance(failed, RankFailedError):
+            raise
+        print(f"horovod-runner: {failed}", file=sys.stderr)
+        code = failed.exit_code
+        return 1 if code is None else 128 - code if code < 0 else code or 1
+    if value is not None:
+        print(value)
+    return 0
+
+
+def _where(
+    np: int | tuple[int, int] | None, master: str | None
+) -> tuple[int | tuple[int, int], StartedBy]:
+    """The number of ranks, and what starts them.
+
+    Raises:
+        UsageError: the command line does not say.
+    """
+    in_slurm = "SLURM_JOB_ID" in os.environ and master is None
+    if np is None:
+        if in_slurm:
+            return int(os.environ.get("SLURM_NTASKS") or 1), "slurm"
+        if master is not None:
+            raise UsageError("--master requires --np, the number of ranks")
+        return -1, "spark"
+    if np == 0:
+        raise UsageError(
+            "--np cannot be 0: above 0 ranks run on Spark or Slurm, below 0 on this machine"
+        )
+    return np, "slurm" if in_slurm and _is_above_0(np) else "spark"
+
+
+def _is_above_0(np: int | tuple[int, int]) -> bool:
+    return (np if isinstance(np, int) else np[0]) > 0
+
+
+@contextmanager
+def _session(options: argparse.Namespace, script: str) -> Iterator[SparkSession | None]:
+    """The session of ``--master``, stopped on exit; None lets HorovodRunner find one."""
+    if options.master is None:
+        yield None
+        return
+    session = open_session(options.master, f"horovod-runner {Path(script).name}", options.conf)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: from `kill`, or from a batch system that reclaims its machine."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end the ranks as Ctrl-C does."""
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,145 @@
+"""`horovod-runner verify`: runs the claims of docs/howto/gpu.md as checks on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_runner.errors import HorovodRunnerError
+from horovod_runner.tools.horovod_build import toolchain
+
+if TYPE_CHECKING:
+    from horovod_runner.tools.verify.check import Check
+    from horovod_runner.tools.verify.report import Report
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    verify = commands.add_parser(
+        "verify",
+        help="check all that the docs say about GPUs on this machine, and write a report",
+        description="Run the claims of docs/howto/gpu.md as checks on this machine's GPUs: the "
+        "build, which GPU a rank gets, reductions, speeds, the data feed, Keras, FSDP2, failures "
+        "and measurements. It takes up to ten minutes. Each check runs in processes of its own and "
+        "has a time limit. What a machine lacks is skipped, and the report says why. The exit "
+        "status is 1 if a check failed.",
+    )
+    verify.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="use the first N GPUs that this process may use; 0 for none (default: all)",
+    )
+    verify.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="also write the report as one HTML file that loads nothing from elsewhere. Only its "
+        "owner can read it",
+    )
+    verify.add_argument(
+        "--only",
+        type=lambda text: [name.strip() for name in text.split(",")],
+        metavar="NAMES",
+        help="run only these checks, separated by commas",
+    )
+    verify.add_argument(
+        "--quick",
+        action="store_true",
+        help="tiny sizes, for a first look within two minutes: speeds are shown, and not judged",
+    )
+    verify.add_argument("--list", action="store_true", help="list the checks, and run none")
+    verify.add_argument("--json", action="store_true", help="print JSON")
+    verify.set_defaults(command=_verify)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from horovod_runner.tools.verify import registry
+
+    checks = [registry.find(name) for name in options.only] if options.only else registry.CHECKS
+    if options.list:
+        for check in checks:
+            print(f"{check.name:<17} {check.claim} (docs/{check.page})")
+        return 0
+    if options.output is not None and not Path(options.output).absolute().parent.is_dir():
+        parent = Path(options.output).absolute().parent
+        raise HorovodRunnerError(f"-o {options.output}: there is no folder {parent}")
+    return verify(
+        checks, gpus=options.gpus, output=options.output, quick=options.quick, as_json=options.json
+    )
+
+
+def verify(
+    checks: Sequence[Check], *, gpus: int | None, output: str | None, quick: bool, as_json: bool
+) -> int:
+    """Run checks, and show their results as they come.
+
+    Args:
+        checks: in this order.
+        gpus: how many of the visible GPUs to use; None for all.
+        output: the HTML file to write; None for none.
+        quick: whether to use tiny sizes.
+        as_json: whether to print one JSON object at the end.
+
+    Returns:
+        The exit status: 1 if a check failed, or if the file cannot be written.
+
+    Raises:
+        GpuError: there are fewer GPUs.
+    """
+    from horovod_runner.tools.verify import machine, report, session
+
+    began, start = time.time(), time.monotonic()
+    visible = machine.visible()
+    used = machine.first(visible, gpus)
+    # A check that names no framework is about all of them.
+    named = [check.needs.frameworks or toolchain.FRAMEWORKS for check in checks]
+    found = machine.look(used, sorted({name for names in named for name in names}))
+    variables = machine.environment(used, visible)
+    results: list[session.Result] = []
+    width = shutil.get_terminal_size().columns
+
+    def say(text: str) -> None:
+        if not as_json:
+            print(text, flush=True)
+
+    def begin(check: Check) -> None:
+        if not as_json and sys.stdout.isatty():  # the result's line is longer, and goes over it
+            print(f"running  {check.name} ...", end="\r", flush=True)
+
+    say(f"{report.machine_text(found)}\n")
+    try:
+        for result in session.run(checks, found, quick=quick, variables=variables, begin=begin):
+            results.append(result)
+            say("\n".join(report.lines(result, width)))
+    finally:  # also after Ctrl-C: minutes of results are worth a file
+        seconds = time.monotonic() - start
+        whole = report.Report(found, tuple(results), began, seconds, quick)
+        written = output is None or _write(whole, Path(output))
+    if as_json:
+        print(report.as_json(whole))
+    say(f"\n{report.summary(whole)}")
+    if written and output is not None:
+        say(output)
+    return int(whole.failed or not written)
+
+
+def _write(whole: Report, path: Path) -> bool:
+    """Write the page; returns whether that was possible."""
+    from horovod_runner.tools.verify import report
+
+    try:
+        report.write_page(whole, path)
+    except OSError as error:
+        print(
+            f"horovod-runner: the report cannot be written: {error}. Name a file in a folder that "
+            "you can write to: -o FILE",
+            file=sys.stderr,
+        )
+        return False
+    return True

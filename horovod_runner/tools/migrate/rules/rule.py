@@ -1,0 +1,69 @@
+"""How a rule is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from horovod_runner.tools.migrate.code import Code, Finding
+from horovod_runner.tools.migrate.tree import Change
+
+Rule: TypeAlias = Callable[[Code], Iterable[Finding]]
+When: TypeAlias = Callable[[Code], bool]
+#: All rules.
+RULES: list[Rule] = []
+
+
+def _always(_code: Code) -> bool:
+    return True
+
+
+def rule(function: Rule) -> Rule:
+    """Add a rule for a whole text."""
+    RULES.append(function)
+    return function
+
+
+def on(*matchers: Any, when: When = _always) -> Callable[..., Any]:
+    """Add a rule for each node that a matcher matches.
+
+    Args:
+        matchers: each for one kind of node.
+        when: for which texts.
+    """
+
+    def add(function: Callable[[Code, Any], Finding | None]) -> Any:
+        @rule
+        def _each(code: Code) -> Iterator[Finding]:
+            for matcher in matchers if when(code) else ():
+                for node in code.found(matcher):
+                    if finding := function(code, node):
+                        yield finding
+
+        return function
+
+    return add
+
+
+def fix(
+    matcher: Any,
+    why: str,
+    change: Change | None = None,
+    *,
+    when: When = _always,
+    where: Callable[[Code, Any], bool] = lambda _code, _node: True,
+) -> None:
+    """Add a rule with one reason and one change of the node; only told without a change.
+
+    Args:
+        matcher: for one kind of node.
+        why: what is wrong, and what to write.
+        change: of the node.
+        when: for which texts.
+        where: for which nodes.
+    """
+
+    @on(matcher, when=when)
+    def _(code: Code, node: Any) -> Finding | None:
+        changes = {} if change is None else {node: change}
+        return Finding(node, why, changes) if where(code, node) else None

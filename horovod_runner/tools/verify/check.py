@@ -1,0 +1,180 @@
+"""A check: what it claims and needs, the case it is run with, and the readings it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from horovod_runner.common.options import grouped
+from horovod_runner.tools.verify.machine import PACKAGES, Machine
+
+if TYPE_CHECKING:
+    from horovod_runner.run.runner import HorovodRunner
+
+_CPU_RANKS = 2
+
+
+class Reading(msgspec.Struct, frozen=True, tag="reading"):
+    """One thing that a check saw, beside what it expected.
+
+    Attributes:
+        name: what was looked at.
+        seen: what was seen.
+        expected: what was expected; empty if nothing was.
+        ok: whether the two agree; None if it is only shown.
+    """
+
+    name: str
+    seen: str
+    expected: str = ""
+    ok: bool | None = None
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What a check is run with.
+
+    Attributes:
+        machine: the machine it runs on.
+        quick: whether to use tiny sizes. Speeds mean nothing then, and are not judged.
+        folder: an empty folder for files.
+    """
+
+    machine: Machine
+    quick: bool
+    folder: str
+
+    def ranks(self, framework: str = "torch") -> int:
+        """How many ranks use all GPUs, one each; two on CPUs."""
+        return len(self.machine.gpus) if self.on_gpus(framework) else _CPU_RANKS
+
+    def on_gpus(self, framework: str = "torch") -> bool:
+        """Whether ranks of a framework train on GPUs."""
+        return self.machine.has_nccl(framework)
+
+    def judges_speed(self, framework: str = "torch") -> bool:
+        """Whether speeds mean anything: on GPUs, and with sizes that are not tiny."""
+        return self.on_gpus(framework) and not self.quick
+
+    def runner(self, np: int, framework: str = "torch", **options: Any) -> HorovodRunner:
+        """A runner of ranks on this machine.
+
+        Args:
+            np: how many.
+            framework: what they train with: without GPUs for it, they use none.
+            options: of HorovodRunner or its groups, by their own names.
+        """
+        from horovod_runner.run.runner import HorovodRunner  # ranks import this module, too
+
+        if not self.on_gpus(framework):
+            options.setdefault("gpus_per_rank", 0)
+        return HorovodRunner(np=-np, progress=False, **grouped(options))
+
+
+decode_case: Final = msgspec.json.Decoder(Case).decode
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a check needs.
+
+    Attributes:
+        gpus: the least number of GPUs.
+        several: needs two ranks with a GPU each, or a machine without GPUs.
+        frameworks: those that it trains with, with Horovod for them.
+        packages: of :data:`~horovod_runner.tools.verify.machine.PACKAGES`.
+    """
+
+    gpus: int = 0
+    several: bool = False
+    frameworks: tuple[str, ...] = ("torch",)
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim, and what shows whether it is true.
+
+    Attributes:
+        name: as in ``--only``.
+        claim: what has to be true.
+        page: where the docs say so: a page, and a heading in it.
+        limit: seconds after which it is ended, and has failed.
+        function: yields the readings. It runs in a process of its own, and may start ranks.
+        needs: what it needs; otherwise it is skipped.
+    """
+
+    name: str
+    claim: str
+    page: str
+    limit: float
+    function: Callable[[Case], Iterable[Reading]]
+    needs: Needs = Needs()
+
+
+def missing(needs: Needs, machine: Machine) -> str:
+    """Why a check cannot run on a machine; empty if it can."""
+    for name in needs.frameworks:
+        reason = _missing_framework(name, needs, machine)
+        if reason:
+            return reason
+    count = len(machine.gpus)
+    if count < needs.gpus:
+        return f"needs {_gpus(needs.gpus)}, and {_gpus(count)} can be used"
+    if needs.several and count == 1 and machine.has_nccl(needs.frameworks[0]):
+        return "needs two GPUs, and 1 GPU can be used"
+    for package in needs.packages:
+        if package not in machine.packages:
+            return f"the package {package} is not installed: {PACKAGES[package]}"
+    return ""
+
+
+def _missing_framework(name: str, needs: Needs, machine: Machine) -> str:
+    installed = next((f for f in machine.frameworks if f.name == name), None)
+    if installed is None:
+        return f"{name} is not installed"
+    if installed.error:
+        return f"{name} cannot be imported: {installed.error}"
+    if installed.horovod is None or installed.horovod.error:
+        return f"Horovod for {name} is not installed: horovod-runner install --frameworks {name}"
+    if needs.gpus and machine.gpus:
+        if not installed.cuda:
+            return f"{name} {installed.version} is a CPU build"
+        if not machine.has_nccl(name):
+            return (
+                f"Horovod for {name} was built without NCCL: horovod-runner install --gpu "
+                f"--frameworks {name} --rebuild"
+            )
+    return ""
+
+
+def _gpus(count: int) -> str:
+    return f"{count or 'no'} GPU{'' if count == 1 else 's'}"
+
+
+def listed(values: Iterable[object]) -> str:
+    """Values, one after another: a figure of each rank."""
+    return ", ".join(map(str, values))
+
+
+def equal(name: str, seen: object, expected: object) -> Reading:
+    """A reading of something that has one right value."""
+    return Reading(name, str(seen), str(expected), seen == expected)
+
+
+def speed(name: str, ratio: float, least: float, seen: str, *, judge: bool) -> Reading:
+    """A reading of a speed, compared with a peer's.
+
+    Args:
+        name: what was compared.
+        ratio: to the peer's speed: above 1 is faster.
+        least: what it has to be.
+        seen: the two figures in words.
+        judge: whether it counts; see :meth:`Case.judges_speed`.
+    """
+    expected = f"at least {least:g}"
+    if not judge:
+        return Reading(name, f"{ratio:.2f} ({seen})", f"{expected}, on GPUs without --quick")
+    return Reading(name, f"{ratio:.2f} ({seen})", expected, ratio >= least)

@@ -1,0 +1,157 @@
+"""Whether Horovod was built for the machine's GPUs, and whether all reductions are right there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from horovod_runner.tools.horovod_build import toolchain
+from horovod_runner.tools.verify.check import Case, Reading, equal
+from horovod_runner.tools.verify.machine import Machine, built
+
+_PLANES: Final = ("NCCL", "MPI", "GLOO")
+_NUMBERS: Final = 1000  # in a small tensor
+_LARGE: Final = 16 << 20  # numbers in a large one: 64 MiB
+
+
+def libraries(case: Case) -> Iterator[Reading]:
+    """Show how Horovod was built for each framework, and whether one of them reaches the GPUs."""
+    yield from read_libraries(case.machine)
+
+
+def read_libraries(machine: Machine) -> list[Reading]:
+    """The readings of :func:`libraries`."""
+    readings = [_library(each, machine) for each in machine.frameworks]
+    if machine.gpus:
+        ready = [each.name for each in machine.frameworks if machine.has_nccl(each.name)]
+        remedy = "" if ready else ": horovod-runner install --gpu --rebuild"
+        readings.append(
+            Reading(
+                "frameworks whose gradients go over NCCL",
+                (", ".join(ready) or "none") + remedy,
+                "at least one",
+                bool(ready),
+            )
+        )
+        readings.append(Reading("NCCL", machine.nccl or "not found"))
+        readings += [
+            Reading(f"GPU {gpu.device}", " ".join(filter(None, [gpu.name, gpu.uuid])) or "unknown")
+            for gpu in machine.gpus
+        ]
+    return readings
+
+
+def _library(framework: toolchain.Framework, machine: Machine) -> Reading:
+    name = f"Horovod for {framework.name}"
+    kind = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
+    about = f"{framework.name} {framework.version}, {kind}"
+    horovod = framework.horovod
+    if framework.error or horovod is None or horovod.error:
+        error = framework.error or (horovod.error if horovod else None) or "not installed"
+        return Reading(name, f"{error} ({about})", "loads", False)
+    planes = ", ".join(built(framework))
+    # One build serves one CUDA release, so another framework may be the one with NCCL.
+    needs_nccl = machine.gpus and framework.cuda and not machine.has_nccl(framework.name)
+    ok = None if needs_nccl else True
+    return Reading(name, f"{horovod.version} with {planes} ({about})", "loads", ok)
+
+
+class Reduced(NamedTuple):
+    """The result of one collective on one rank.
+
+    Attributes:
+        name: of the collective.
+        right: whether all numbers are right.
+        device: the type of the device of the result.
+    """
+
+    name: str
+    right: bool
+    device: str
+
+
+def reductions(case: Case) -> Iterator[Reading]:
+    """Reduce tensors of all types on the ranks' devices, and find what carried them."""
+    timeline = Path(case.folder, "timeline.json")
+    runner = case.runner(case.ranks(), timeline=str(timeline))
+    numbers = _NUMBERS if case.quick else _LARGE
+    results = runner.run_all(collectives, large=numbers)
+    yield from read_reductions(results, "cuda" if case.on_gpus() else "cpu")
+    yield carried_by(timeline.read_text(errors="replace"), on_gpus=case.on_gpus())
+
+
+def collectives(large: int) -> list[Reduced]:
+    """Run Horovod's collectives on this rank's device; the ranks' ``main``.
+
+    Args:
+        large: the numbers in the largest tensor.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    size, rank = hvd.size(), hvd.rank()
+    found: list[Reduced] = []
+
+    def check(name: str, result: Any, expected: Any) -> None:
+        right = result.shape == expected.shape and bool((result == expected).all())
+        found.append(Reduced(name, right, result.device.type))
+
+    # Small whole numbers: their sums are exact in all types.
+    base = torch.arange(_NUMBERS, device=device) % 7
+    others = size * (size - 1) // 2  # the sum of the ranks
+    for dtype in (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64):
+        name, mine = str(dtype).removeprefix("torch."), (base + rank).to(dtype)
+        check(f"sum of {name}", hvd.allreduce(mine, op=hvd.Sum), (base * size + others).to(dtype))
+        check(f"maximum of {name}", hvd.allreduce(mine, op=hvd.Max), (base + size - 1).to(dtype))
+    mine, plain = (base + rank).float(), base.float()
+    check("average", hvd.allreduce(mine, op=hvd.Average), plain + (size - 1) / 2)
+    scaled = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+    check("scaled sum", scaled, 2 * (plain * size + others))
+    for number, part in enumerate(hvd.grouped_allreduce([mine, mine * 2, mine * 4], op=hvd.Sum)):
+        check(f"tensor {number} of a group", part, 2**number * (plain * size + others))
+    check("broadcast", hvd.broadcast(mine, size - 1), plain + size - 1)
+    ranks = torch.arange(size, device=device)
+    check(
+        "allgather",
+        hvd.allgather(torch.full((2,), rank, device=device)),
+        ranks.repeat_interleave(2),
+    )
+    check("alltoall", hvd.alltoall(ranks + size * rank), ranks * size + rank)
+    part = hvd.reducescatter(torch.ones(2 * size, device=device), op=hvd.Sum)
+    check("reducescatter", part, torch.full((2,), float(size), device=device))
+    tensor = torch.full((large,), float(rank), device=device)
+    check("large sum", hvd.allreduce_(tensor, op=hvd.Sum), torch.full_like(tensor, float(others)))
+    return found
+
+
+def read_reductions(results: Sequence[Sequence[Reduced]], device: str) -> list[Reading]:
+    """What the ranks' results show.
+
+    Args:
+        results: of each rank.
+        device: the type of the device that they should be on.
+    """
+    wrong = [
+        f"{each.name} on rank {rank}"
+        for rank, found in enumerate(results)
+        for each in found
+        if not each.right
+    ]
+    devices = {each.device for found in results for each in found}
+    count = sum(len(found) for found in results)
+    seen = f"{count - len(wrong)} of {count}" + (f"; wrong: {', '.join(wrong)}" if wrong else "")
+    return [
+        Reading(f"right results on {len(results)} ranks", seen, f"{count} of {count}", not wrong),
+        equal("device of the results", ", ".join(sorted(devices)), device),
+    ]
+
+
+def carried_by(timeline: str, *, on_gpus: bool) -> Reading:
+    """What Horovod's timeline says that allreduces went over."""
+    seen = [plane for plane in _PLANES if f"{plane}_ALLREDUCE" in timeline]
+    expected = "NCCL" if on_gpus else "MPI or GLOO"
+    ok = seen == ["NCCL"] if on_gpus else bool(seen) and "NCCL" not in seen
+    return Reading("allreduces went over", ", ".join(seen) or "nothing known", expected, ok)

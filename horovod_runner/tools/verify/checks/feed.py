@@ -1,0 +1,188 @@
+"""Batches of a dataset on the rank's GPU: right, through pinned memory, and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+from horovod_runner.results.page.numbers import duration
+from horovod_runner.tools.verify.check import Case, Reading, equal, speed
+
+_LEAST: Final = 0.8  # of the speed of steps whose batch is on the GPU already
+_PINNED: Final = "Memcpy HtoD (Pinned -> Device)"
+_STEP_SECONDS: Final = 0.01
+
+
+class Size(NamedTuple):
+    """The dataset: rows, numbers in a row, and rows in a batch of one rank."""
+
+    rows: int
+    numbers: int
+    batch: int
+
+
+_FULL: Final = Size(8192, 3 * 64 * 64, 128)
+_QUICK: Final = Size(256, 48, 16)
+
+
+class Fed(NamedTuple):
+    """What a rank measured.
+
+    Attributes:
+        devices: the devices of the batches.
+        wrong: how many numbers of two epochs were wrong when they were read on the device at once,
+            in the second one on another stream.
+        rows: the numbers of the rows of an epoch.
+        copies: the kinds of copies to the GPU that torch's profiler saw, with how many there were.
+        fed: the median seconds of a step with batches of the dataset.
+        plain: the same with one batch that stays on the device.
+    """
+
+    devices: set[str]
+    wrong: int
+    rows: list[int]
+    copies: dict[str, int]
+    fed: float
+    plain: float
+
+
+def feed(case: Case) -> Iterator[Reading]:
+    """Read a dataset on all ranks."""
+    from horovod_runner.data import parquet
+
+    size = _QUICK if case.quick or not case.on_gpus() else _FULL
+    path = Path(case.folder, "rows.parquet")
+    write_rows(path, size)
+    results = case.runner(case.ranks()).run_all(read, data=parquet(str(path)), size=size)
+    yield from read_feed(results, size, on_gpus=case.on_gpus(), judge=case.judges_speed())
+
+
+def write_rows(path: Path, size: Size) -> None:
+    """Write a dataset in which all numbers of row n are n."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    numbers = np.repeat(np.arange(size.rows, dtype="float32"), size.numbers)
+    x = pa.FixedSizeListArray.from_arrays(pa.array(numbers), size.numbers)
+    table = pa.table({"x": x, "n": pa.array(range(size.rows), pa.int64())})
+    pq.write_table(table, path, row_group_size=max(1, size.rows // 16))
+
+
+def read(data: Any, size: Size) -> Fed:
+    """Read the dataset, and time steps with it and without; the ranks' ``main``."""
+    import time
+
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    on_gpu = torch.cuda.is_available()
+    batches = data.to_torch(size.batch, {"x": "x", "n": "n"}, shuffle=True)
+    devices, wrong, rows = set(), torch.zeros((), dtype=torch.int64), []
+    for x, n in batches:
+        devices.add(str(x.device))
+        # On the device at once, before anything has waited for the copy.
+        wrong = wrong.to(x.device) + (x != n[:, None]).sum()
+        rows.append(n)
+    with other_stream(on_gpu):
+        for x, n in batches:
+            wrong = wrong + (x != n[:, None]).sum()
+        wrong = wrong.cpu()  # waits for the stream
+    last, side = x, 2048 if on_gpu else 64
+    matrix = torch.randn(side, side, device=x.device) / side**0.5
+
+    def step(batch: torch.Tensor, products: int) -> float:
+        start = time.perf_counter()
+        out = batch.sum()
+        for _ in range(products):
+            out = out + (matrix @ matrix)[0, 0]
+        out.item()  # waits for the device, as a loop does that looks at its loss
+        return time.perf_counter() - start
+
+    step(last, 10)
+    products = max(1, round(10 * _STEP_SECONDS / step(last, 10)))
+    plain = [step(last, products) for _ in range(3 * len(rows))]
+    fed: list[float] = []
+    with profiled(on_gpu) as profiler:
+        for x, _ in batches:
+            step(x, products)
+    copies = (
+        {each.key: each.count for each in profiler.key_averages() if "Memcpy HtoD" in each.key}
+        if on_gpu
+        else {}
+    )
+    for _ in range(2):
+        start = time.perf_counter()
+        for x, _ in batches:
+            step(x, products)
+            fed.append(time.perf_counter() - start)
+            start = time.perf_counter()
+    return Fed(devices, int(wrong), torch.cat(rows).tolist(), copies, median(fed), median(plain))
+
+
+def other_stream(on_gpu: bool) -> Any:
+    """Another stream of the GPU for what is computed meanwhile; nothing on CPUs."""
+    from contextlib import nullcontext
+
+    import torch
+
+    if not on_gpu:
+        return nullcontext()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    return torch.cuda.stream(stream)
+
+
+def profiled(on_gpu: bool) -> Any:
+    """The profiler of torch for what the GPU does, in all threads; nothing on CPUs."""
+    from contextlib import nullcontext
+
+    from torch.profiler import ProfilerActivity, profile
+
+    return profile(activities=[ProfilerActivity.CUDA]) if on_gpu else nullcontext()
+
+
+def read_feed(results: Sequence[Fed], size: Size, *, on_gpus: bool, judge: bool) -> list[Reading]:
+    """What the ranks measured.
+
+    Args:
+        results: of each rank.
+        size: of the dataset.
+        on_gpus: whether the ranks have GPUs.
+        judge: whether speeds count.
+    """
+    devices = [", ".join(sorted(each.devices)) for each in results]
+    own = [f"cuda:{rank}" if on_gpus else "cpu" for rank in range(len(results))]
+    readings = [
+        equal("device of each rank's batches", ", ".join(devices), ", ".join(own)),
+        equal(
+            "wrong numbers in two epochs, on two streams", sum(each.wrong for each in results), 0
+        ),
+        equal(
+            "different rows in an epoch of all ranks",
+            len({row for each in results for row in each.rows}),
+            size.rows,
+        ),
+    ]
+    if on_gpus:
+        readings.append(_copies(results))
+    fed, plain = (median(getattr(r, name) for r in results) for name in ("fed", "plain"))
+    rate = size.batch * size.numbers * 4 / fed / 1e9
+    figures = f"{duration(fed)}, {rate:.2g} GB/s a rank; without {duration(plain)}"
+    name = "steps/s with batches of the dataset / with one that stays on the device"
+    readings.append(speed(name, plain / fed, _LEAST, figures, judge=judge))
+    return readings
+
+
+def _copies(results: Sequence[Fed]) -> Reading:
+    kinds: dict[str, int] = {}
+    for each in results:
+        for kind, count in each.copies.items():
+            kinds[kind] = kinds.get(kind, 0) + count
+    seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    if not kinds:  # CUPTI may be kept from working
+        return Reading("copies to the GPU", "torch's profiler saw none", _PINNED)
+    return Reading("copies to the GPU", seen, f"{_PINNED} only", set(kinds) == {_PINNED})

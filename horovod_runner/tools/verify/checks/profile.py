@@ -1,0 +1,132 @@
+"""What a run measures of its GPUs, and the trace of torch's profiler."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from horovod_runner.common.text import bytes_text
+from horovod_runner.tools.verify.check import Case, Reading, equal, listed
+from horovod_runner.wire.measurements import Machine
+
+_SECONDS: Final = 13.0  # a run measures its GPUs every five seconds
+_QUICK_SECONDS: Final = 1.0
+_FEWEST_STEPS: Final = 25  # torch's profiler records steps 10 to 20
+
+
+def profile(case: Case) -> Iterator[Reading]:
+    """Train for some seconds with torch's profiler, and look at what was measured."""
+    traces = Path(case.folder, "traces")
+    runner = case.runner(case.ranks(), torch_profiler=str(traces))
+    seconds = _QUICK_SECONDS if case.quick else _SECONDS
+    steps = runner.run_all(train, seconds=seconds, width=64 if not case.on_gpus() else 4096)
+    run = runner.last_run
+    if run is None:
+        return  # never: it has ended
+    counted = [run.profile.steps(rank) for rank in range(len(steps))]
+    yield equal("steps in the profile of each rank", listed(counted), listed(steps))
+    yield Reading("diagnosis", " ".join(str(run.diagnose()).splitlines()[:2]))
+    texts = {
+        each.rank: gzip.decompress(Path(each.path).read_bytes()).decode(errors="replace")
+        for each in run.traces
+        if each.kind == "torch"
+    }
+    yield read_traces(texts, len(steps), on_gpus=case.on_gpus())
+    if case.on_gpus():
+        measured = "pynvml" in case.machine.packages
+        yield from read_machines(run.profile.machines, len(steps), measured=measured)
+
+
+def train(seconds: float, width: int) -> int:
+    """Train for some seconds; the ranks' ``main``.
+
+    Args:
+        seconds: for how long.
+        width: of the layers.
+
+    Returns:
+        The number of steps, the same on all ranks.
+    """
+    import time
+
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    layers = [torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 1)]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)
+    x = torch.randn(256, width, device=device)
+    steps, end = 0, time.monotonic() + seconds
+    while True:
+        # All ranks end after the same step.
+        goes_on = torch.tensor(float(steps < _FEWEST_STEPS or time.monotonic() < end))
+        if not hvd.allreduce(goes_on, op=hvd.Max, name="goes on").item():
+            return steps
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        steps += 1
+
+
+def read_traces(texts: Mapping[int, str], ranks: int, *, on_gpus: bool) -> Reading:
+    """What the traces of torch's profiler show.
+
+    Args:
+        texts: of the traces, by rank.
+        ranks: how many there should be.
+        on_gpus: whether they should show the work of GPUs.
+    """
+    category = "kernel" if on_gpus else "cpu_op"
+    shown = [rank for rank, text in sorted(texts.items()) if f'"cat": "{category}"' in text]
+    what = "kernels of the GPU" if on_gpus else "operations"
+    name = f"ranks whose torch trace shows {what}"
+    return equal(name, listed(shown) or "none", listed(range(ranks)))
+
+
+def read_machines(
+    rows: Mapping[int, Sequence[Machine]], ranks: int, *, measured: bool
+) -> list[Reading]:
+    """What the run measured of its GPUs.
+
+    Args:
+        rows: by rank.
+        ranks: how many there should be.
+        measured: whether NVIDIA's Python package is installed.
+    """
+    if not measured:
+        remedy = "not measured: pip install 'horovod_runner[gpu]' (nvidia-ml-py)"
+        return [Reading("GPUs that the run measured", remedy)]
+    found = [
+        max(rows.get(rank, ()), key=lambda m: m.gpu_busy, default=None) for rank in range(ranks)
+    ]
+    each = [machine for machine in found if machine is not None]
+    busy = listed(f"{machine.gpu_busy:.0%}" for machine in each)
+    memory = listed(
+        f"{bytes_text(machine.gpu_memory)} of {bytes_text(machine.gpu_memory_limit)}"
+        for machine in each
+    )
+    return [
+        equal(
+            "GPUs that the run measured, by rank", listed(m.gpus for m in each), listed([1] * ranks)
+        ),
+        Reading("how busy they were at most", busy, "above 0%", _all(m.gpu_busy > 0 for m in each)),
+        Reading(
+            "memory in use on them",
+            memory,
+            "above 0",
+            _all(0 < m.gpu_memory <= m.gpu_memory_limit for m in each),
+        ),
+        Reading("GPUs slowed by heat or power", listed(m.gpus_slowed for m in each)),
+    ]
+
+
+def _all(conditions: Iterable[bool]) -> bool:
+    """Whether they hold on all ranks, of which there is one at least."""
+    values = list(conditions)
+    return bool(values) and all(values)

@@ -1,0 +1,163 @@
+"""ResNet-50: Horovod against plain PyTorch with one rank, and against DDP with several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from statistics import mean, median
+from typing import Any, Final, NamedTuple
+
+from horovod_runner.results.page.numbers import duration
+from horovod_runner.tools.verify.check import Case, Reading, equal, speed
+
+_LEAST: Final = {"plain PyTorch": 0.95, "DDP": 0.85}
+_CLOSE: Final = 0.02  # relative; convolutions on GPUs do not sum in a fixed order
+_LATER: Final = 5  # a step; after many, the order of the sums matters more and more
+
+
+class Size(NamedTuple):
+    """How much to train.
+
+    Attributes:
+        width: of the network.
+        batch: images in a batch.
+        side: of an image, in pixels.
+        steps: in a turn.
+        turns: of each system.
+    """
+
+    width: int
+    batch: int
+    side: int
+    steps: int
+    turns: int
+
+
+_FULL: Final = Size(64, 32, 224, 10, 6)
+_QUICK: Final = Size(8, 2, 32, 1, 2)
+
+
+class Trained(NamedTuple):
+    """What a rank measured.
+
+    Attributes:
+        seconds: the median seconds of a step, by system.
+        losses: those of the first and a later step, by system.
+        spread: by how much the weights of the Horovod model differ between the ranks, at most.
+    """
+
+    seconds: dict[str, float]
+    losses: dict[str, tuple[float, float]]
+    spread: float
+
+
+def one_rank(case: Case) -> Iterator[Reading]:
+    """One rank against the same training without Horovod."""
+    yield from _compare(case, 1, "plain PyTorch")
+
+
+def all_ranks(case: Case) -> Iterator[Reading]:
+    """A rank per GPU, against DistributedDataParallel in the same ranks."""
+    yield from _compare(case, case.ranks(), "DDP")
+
+
+def _compare(case: Case, ranks: int, peer: str) -> list[Reading]:
+    size = _QUICK if case.quick or not case.on_gpus() else _FULL
+    results = case.runner(ranks).run_all(train, size=size, peer=peer)
+    return read_training(results, size, peer, judge=case.judges_speed())
+
+
+def train(size: Size, peer: str) -> Trained:
+    """Train ResNet-50 in turns with Horovod and with a peer; the ranks' ``main``.
+
+    Args:
+        size: how much.
+        peer: "plain PyTorch" or "DDP".
+    """
+    import time
+
+    import horovod.torch as hvd
+    import torch
+    import torch.distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    from horovod_runner.tools.verify.checks.resnet50 import resnet50
+
+    hvd.init()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    torch.zeros(1, device=device)  # the current device is set when CUDA starts
+    if not on_gpu:
+        torch.set_num_threads(1)  # sizes are tiny there
+    if peer == "DDP":
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+
+    def prepare(system: str) -> tuple[Any, Any]:
+        net: Any = resnet50(size.width).to(device)
+        optimizer: Any = torch.optim.SGD(net.parameters(), 0.001, momentum=0.9)
+        if system == "Horovod":
+            hvd.broadcast_parameters(net.state_dict(), 0)
+            optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
+        elif system == "DDP":
+            net = DistributedDataParallel(net)
+        return net, optimizer
+
+    random = torch.Generator().manual_seed(hvd.rank())
+    images = torch.randn(size.batch, 3, size.side, size.side, generator=random).to(device)
+    labels = torch.randint(1000, [size.batch], generator=random).to(device)
+    systems = {system: prepare(system) for system in ("Horovod", peer)}
+    seconds: dict[str, list[float]] = {system: [] for system in systems}
+    losses: dict[str, list[Any]] = {system: [] for system in systems}
+    for turn in range(size.turns):
+        for system in list(systems) if turn % 2 else list(systems)[::-1]:
+            net, optimizer = systems[system]
+            hvd.barrier()
+            if on_gpu:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(size.steps):
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(net(images), labels)
+                loss.backward()
+                optimizer.step()
+                losses[system].append(loss.detach())
+            if on_gpu:
+                torch.cuda.synchronize()
+            if turn:  # in the first one cuDNN chooses its algorithms
+                seconds[system].append((time.perf_counter() - start) / size.steps)
+    weights = torch.cat([w.detach().flatten() for w in systems["Horovod"][0].parameters()])
+    most, least = (hvd.allreduce(weights, op=op) for op in (hvd.Max, hvd.Min))
+    if peer == "DDP":
+        torch.distributed.destroy_process_group()
+    return Trained(
+        {system: median(each) for system, each in seconds.items()},
+        {system: (float(each[0]), float(each[:_LATER][-1])) for system, each in losses.items()},
+        float((most - least).max()),
+    )
+
+
+def read_training(
+    results: Sequence[Trained], size: Size, peer: str, *, judge: bool
+) -> list[Reading]:
+    """What the ranks measured.
+
+    Args:
+        results: of each rank.
+        size: how much they trained.
+        peer: what Horovod is compared with.
+        judge: whether speeds count.
+    """
+    ranks = len(results)
+    seconds = {name: mean(each.seconds[name] for each in results) for name in ("Horovod", peer)}
+    figures = "; ".join(
+        f"{name} {ranks * size.batch / s:,.4g} images/s, {duration(s)} a step"
+        for name, s in seconds.items()
+    )
+    name = f"images/s of {ranks} rank{'s' if ranks > 1 else ''}, Horovod / {peer}"
+    readings = [speed(name, seconds[peer] / seconds["Horovod"], _LEAST[peer], figures, judge=judge)]
+    for number, step in enumerate((1, min(_LATER, size.steps * size.turns))):
+        ours, theirs = (mean(r.losses[s][number] for r in results) for s in ("Horovod", peer))
+        near = abs(ours - theirs) <= _CLOSE * abs(theirs)
+        readings.append(Reading(f"loss of step {step}", f"{ours:.4f}", f"{theirs:.4f}", near))
+    spread = max(each.spread for each in results)
+    readings.append(equal("difference between the ranks' weights", f"{spread:g}", "0"))
+    return readings

@@ -1,0 +1,90 @@
+"""The process of one check: calls its function, and writes each reading as it comes.
+
+    python -m horovod_runner.tools.verify.child MODULE FUNCTION CASE READINGS
+
+A check that crashes or hangs takes only this process with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from horovod_runner.tools.verify.check import Reading, decode_case
+
+
+class Trouble(msgspec.Struct, frozen=True, tag="trouble"):
+    """An exception that ended a check.
+
+    Attributes:
+        text: its type and message.
+        details: its traceback.
+    """
+
+    text: str
+    details: str
+
+
+_decode_line: Final = msgspec.json.Decoder[Reading | Trouble](Reading | Trouble).decode
+
+
+def main(module: str, function: str, case: Path, readings: Path) -> int:
+    """Run a check.
+
+    Args:
+        module: of the check's function.
+        function: its name.
+        case: a file with a Case.
+        readings: the file to write, one JSON object a line.
+
+    Returns:
+        The exit status: 1 if the check raised an exception.
+    """
+    # A shell starts what runs in the background with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    given = decode_case(case.read_bytes())
+    with readings.open("wb", buffering=0) as file:
+        try:
+            for reading in getattr(import_module(module), function)(given):
+                file.write(msgspec.json.encode(reading) + b"\n")
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            file.write(msgspec.json.encode(Trouble(text, traceback.format_exc())) + b"\n")
+            return 1
+    return 0
+
+
+def _end_with_parent() -> None:
+    """Interrupt the check when the parent closes the pipe to this process, or is gone."""
+    os.read(sys.stdin.fileno(), 1)  # not by a buffered reader, whose lock would be held at the exit
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def read(readings: Path) -> tuple[list[Reading], Trouble | None]:
+    """What a check has written: its readings, and the exception that ended it, if one did."""
+    found: list[Reading] = []
+    trouble = None
+    for line in readings.read_bytes().splitlines() if readings.exists() else []:
+        try:
+            each = _decode_line(line)
+        except msgspec.DecodeError:  # the process was killed in the middle of a line
+            break
+        if isinstance(each, Reading):
+            found.append(each)
+        else:
+            trouble = each
+    return found, trouble
+
+
+if __name__ == "__main__":
+    _, _module, _function, _case, _readings = sys.argv
+    sys.exit(main(_module, _function, Path(_case), Path(_readings)))

@@ -1,0 +1,157 @@
+"""What the machine has that checks need: GPUs, frameworks, Horovod's libraries, packages."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from typing import Final
+
+import msgspec
+
+from horovod_runner.errors import GpuError
+from horovod_runner.host import control_groups, gpus
+from horovod_runner.tools.horovod_build import toolchain
+
+#: Packages that some checks need, by the name of the import, and how they are installed.
+PACKAGES: Final = {
+    "keras": "pip install 'horovod_runner[keras]'",
+    "pyarrow": "pip install 'horovod_runner[data]'",
+    "pynvml": "pip install 'horovod_runner[gpu]'",
+}
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """A GPU that the checks may use.
+
+    Attributes:
+        device: as in CUDA_VISIBLE_DEVICES.
+        uuid: as nvidia-smi shows it, "GPU-..."; empty if it is not known.
+        name: the model.
+    """
+
+    device: str
+    uuid: str = ""
+    name: str = ""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """A machine as far as checks ask.
+
+    Attributes:
+        gpus: in the order of CUDA_VISIBLE_DEVICES.
+        frameworks: those that are installed, with Horovod's library for each.
+        packages: those of :data:`PACKAGES` that can be imported.
+        nccl: the version of NCCL; empty if it was not found.
+        host: the machine's name.
+        cores: how many this process may use.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    frameworks: tuple[toolchain.Framework, ...] = ()
+    packages: tuple[str, ...] = ()
+    nccl: str = ""
+    host: str = ""
+    cores: int = 1
+
+    def framework(self, name: str) -> toolchain.Framework | None:
+        """An installed framework; None if it is not installed or cannot be imported."""
+        return next((f for f in self.frameworks if f.name == name and not f.error), None)
+
+    def has_cuda(self, name: str) -> bool:
+        """Whether a framework computes on this machine's GPUs."""
+        found = self.framework(name)
+        return bool(self.gpus and found is not None and found.cuda)
+
+    def has_nccl(self, name: str) -> bool:
+        """Whether Horovod reduces a framework's tensors on this machine's GPUs."""
+        return self.has_cuda(name) and "nccl" in built(self.framework(name))
+
+
+def built(framework: toolchain.Framework | None) -> tuple[str, ...]:
+    """What Horovod's library for a framework was built with; empty if there is none."""
+    return framework.horovod.built if framework is not None and framework.horovod else ()
+
+
+def look(used: Sequence[Gpu], frameworks: Sequence[str]) -> Machine:
+    """Look at this machine.
+
+    Args:
+        used: the GPUs that the checks may use.
+        frameworks: those to import, each in a process of its own.
+    """
+    has_horovod = toolchain.distribution_version("horovod") is not None
+
+    def find(name: str) -> toolchain.Framework | None:
+        return toolchain.find_framework(name, with_horovod=has_horovod)
+
+    with ThreadPoolExecutor(max_workers=len(frameworks) or 1) as pool:
+        found = [framework for framework in pool.map(find, frameworks) if framework is not None]
+    nccl = toolchain.find_nccl()
+    return Machine(
+        gpus=tuple(used),
+        frameworks=tuple(found),
+        packages=tuple(name for name in PACKAGES if find_spec(name) is not None),
+        nccl=nccl.version if nccl else "",
+        host=platform.node(),
+        cores=control_groups.available_cores(),
+    )
+
+
+def visible() -> tuple[Gpu, ...]:
+    """The GPUs that this process may use."""
+    listed = {}
+    for index, description in gpus.list_gpus():
+        name, _, uuid = description.rpartition(", ")
+        listed[index] = listed[uuid] = Gpu(index, uuid, name)
+    found = []
+    for device in gpus.visible_gpus():
+        # CUDA also accepts the beginning of a UUID.
+        known = listed.get(device) or next(
+            (gpu for key, gpu in listed.items() if key.startswith(device) and not key.isdigit()),
+            Gpu(device),
+        )
+        found.append(Gpu(device, known.uuid, known.name))
+    return tuple(found)
+
+
+def first(found: Sequence[Gpu], count: int | None) -> tuple[Gpu, ...]:
+    """The first of some GPUs.
+
+    Args:
+        found: the GPUs.
+        count: how many; None for all.
+
+    Raises:
+        GpuError: there are fewer.
+    """
+    if count is None:
+        return tuple(found)
+    if not 0 <= count <= len(found):
+        raise GpuError(
+            f"--gpus {count}: this process may use {len(found)} GPUs. Give a number from 0 to "
+            f"{len(found)}, or leave it out. nvidia-smi and CUDA_VISIBLE_DEVICES say which there "
+            "are."
+        )
+    return tuple(found[:count])
+
+
+def environment(used: Sequence[Gpu], all_visible: Sequence[Gpu]) -> dict[str, str]:
+    """Variables that show the checks some of the visible GPUs.
+
+    Args:
+        used: the GPUs to show.
+        all_visible: those of :func:`visible`.
+
+    Returns:
+        Nothing to hide: only the order of the GPUs, if the user has not chosen one. It is that of
+        nvidia-smi, so that its UUIDs name the devices.
+    """
+    variables = {}
+    if "CUDA_DEVICE_ORDER" not in os.environ:
+        variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    if len(used) < len(all_visible) or not used:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.device for gpu in used)
+    return variables

@@ -1,0 +1,164 @@
+"""Runs checks one after another, each in a child process with a time limit of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from horovod_runner.tools.verify import child
+from horovod_runner.tools.verify.check import Case, Check, Reading, missing
+from horovod_runner.tools.verify.machine import Machine
+
+Status = Literal["passed", "failed", "skipped"]
+
+_OUTPUT_LINES: Final = 40
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How a check went.
+
+    Attributes:
+        name, claim, page: those of the check.
+        status: "failed" if a reading is not as expected, or if the check did not get to its end.
+        readings: what it saw; of a check that did not get to its end, what it saw until then.
+        reason: why it was skipped, or why it did not get to its end; otherwise empty.
+        seconds: how long it took.
+        output: the end of what it and its ranks printed, if it failed; and a traceback.
+    """
+
+    name: str
+    claim: str
+    page: str
+    status: Status
+    readings: tuple[Reading, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0
+    output: str = ""
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long a check may take.
+
+    Attributes:
+        end_seconds: to end after it was interrupted. A check ends its ranks within about ten.
+    """
+
+    end_seconds: float = 20.0
+
+    def ends(self, process: subprocess.Popen[bytes], limit: float) -> bool:
+        """Wait for a check, and say whether it has ended within a number of seconds."""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(limit)
+        return process.poll() is not None
+
+
+def run(
+    checks: Sequence[Check],
+    machine: Machine,
+    *,
+    quick: bool,
+    variables: Mapping[str, str],
+    begin: Callable[[Check], None],
+    times: Times | None = None,
+) -> Iterator[Result]:
+    """Run checks, and yield how each went.
+
+    Args:
+        checks: in this order.
+        machine: what the checks may use of this machine.
+        quick: whether to use tiny sizes.
+        variables: environment variables for the checks.
+        begin: called before a check runs.
+        times: how long a check may take; None: its own limit.
+    """
+    for check in checks:
+        reason = missing(check.needs, machine)
+        if reason:
+            yield Result(check.name, check.claim, check.page, "skipped", reason=reason)
+            continue
+        begin(check)
+        with tempfile.TemporaryDirectory(
+            prefix="horovod_runner-verify-", ignore_cleanup_errors=True
+        ) as folder:
+            yield _run(check, Case(machine, quick, folder), variables, times or Times())
+
+
+def _run(check: Check, case: Case, variables: Mapping[str, str], times: Times) -> Result:
+    folder = Path(case.folder)
+    given, readings, log = folder / "case.json", folder / "readings", folder / "output"
+    given.write_bytes(msgspec.json.encode(case))
+    function = [check.function.__module__, check.function.__name__]
+    command = [sys.executable, "-m", child.__name__, *function, str(given), str(readings)]
+    # Its runs are not the user's: their records go away with the folder.
+    environment = {**os.environ, **variables, "XDG_STATE_HOME": str(folder / "state")}
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # which the child's end reads, to notice the end of this process
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            late = not times.ends(process, check.limit)
+        finally:
+            _end(process, times.end_seconds)
+    seconds = time.monotonic() - start
+    found, trouble = child.read(readings)
+    printed = log.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]
+    if trouble is not None:
+        printed += ["", *trouble.details.splitlines()]
+    reason = ended_badly(process.returncode, trouble, check.limit if late else None)
+    failed = bool(reason) or not found or any(reading.ok is False for reading in found)
+    return Result(
+        name=check.name,
+        claim=check.claim,
+        page=check.page,
+        status="failed" if failed else "passed",
+        readings=tuple(found),
+        reason=reason,
+        seconds=seconds,
+        output="\n".join(printed) if failed else "",
+    )
+
+
+def ended_badly(code: int, trouble: child.Trouble | None, limit: float | None) -> str:
+    """Why a check did not get to its end; empty if it did.
+
+    Args:
+        code: the exit code of its process, negative for a signal.
+        trouble: the exception that it raised.
+        limit: the seconds after which it was ended; None if it was not.
+    """
+    if limit is not None:
+        return f"it was ended because it took longer than {limit:g} s"
+    if trouble is not None:
+        return trouble.text
+    if code < 0:
+        return f"its process was ended by signal {-code} ({signal.strsignal(-code)})"
+    return f"its process ended with exit code {code}" if code else ""
+
+
+def _end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """End a check that still runs, with its ranks."""
+    if process.stdin is not None:
+        process.stdin.close()  # the child interrupts itself
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # also what it has left behind
+    process.wait()

@@ -1,0 +1,294 @@
+"""Summarizes once a second what a rank has measured, and sends it to the driver."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import CodeType
+from typing import Final
+
+from horovod_runner.common.clocks import process_clock
+from horovod_runner.wire.measurements import UNKNOWN, Lines, Profile, Thread, Waits
+from horovod_runner.worker.profiling.clock import clock
+from horovod_runner.worker.profiling.collectives import TORCH_SET, Collective, Collectives, chosen
+from horovod_runner.worker.profiling.flight_recorder import FlightRecorder
+from horovod_runner.worker.profiling.loader import LoaderWatch
+from horovod_runner.worker.profiling.sampler import LOOK_SECONDS, Pace, Sampler, Stack
+from horovod_runner.worker.profiling.steps import optimizer_steps
+
+_WINDOW_SECONDS: Final = 1.0
+_LATE_SECONDS: Final = 0.002  # from which it is of interest who has the interpreter lock
+_LINES_SECONDS: Final = 30.0  # between two messages with the lines seen so far
+# Collectives of a window whose waits are sent one by one: of each rank, and of all together.
+_ARRIVALS, _ALL_ARRIVALS, _FEWEST_ARRIVALS = 100, 4000, 4
+_MOST_STACKS: Final = 200
+
+
+class Profiler:
+    """Measures from its start to :meth:`finish`, in a thread of its own.
+
+    Args:
+        rank: this rank's number.
+        size: the number of ranks.
+        send: sends a summary, or drops it where there is no room; must not wait.
+        send_news: sends the lines that the main thread was seen at, and the collectives that it
+            waits in; may wait.
+        outermost: the calls of this function, and those around it, are no lines of interest.
+        stall_seconds: how long a collective of torch.distributed lasts until the driver is told.
+        flight_recorder: knows the collectives of torch.distributed; None: torch's own.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        send: Callable[[Profile], None],
+        send_news: Callable[[Lines | Waits], None],
+        outermost: CodeType | None = None,
+        *,
+        stall_seconds: float = 60.0,
+        flight_recorder: FlightRecorder | None = None,
+    ) -> None:
+        self._rank = rank
+        self._most_arrivals = max(_FEWEST_ARRIVALS, min(_ARRIVALS, _ALL_ARRIVALS // size))
+        self._send = send
+        self._send_news = send_news
+        self._stall_seconds = stall_seconds
+        self._waits_due = 0.0
+        self._sampler = Sampler(outermost)
+        self._look_seconds = LOOK_SECONDS  # between two looks of this summary
+        self._loader = LoaderWatch()
+        self._collectives = Collectives()
+        self._flight_recorder = flight_recorder or FlightRecorder()
+        self._unsent: list[Collective] = []
+        self._late = 0.0
+        self._thread = threading.Thread(
+            target=self._run, name="horovod_runner-profile", daemon=True
+        )
+        self._before = self._count()
+        self._has_news = False
+        self._problem = ""
+        # Held until the end. A lock is quicker to wait for than an Event.
+        self._running = threading.Lock()
+        self._running.acquire()
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._measure()
+        except Exception as error:  # whatever a future version of a framework does
+            self._problem = f"{type(error).__name__}: {error}"
+
+    def _measure(self) -> None:
+        pace = Pace()
+        self._look_seconds = pace.seconds
+        now = time.monotonic()
+        window, lines = now + _WINDOW_SECONDS, now + _LINES_SECONDS
+        due = now + pace.seconds
+        while not self._running.acquire(timeout=max(0.0, due - time.monotonic())):
+            now = time.monotonic()
+            late = now - due
+            self._late += late
+            if late > _LATE_SECONDS:
+                self._sampler.look_at_others()
+            due = max(due + pace.seconds, now)  # not several looks at once after a pause
+            self._sampler.look()
+            self._loader.watch()
+            if now >= window:
+                self._summarize()
+                pace.adjust()
+                self._look_seconds = pace.seconds
+                window = now + _WINDOW_SECONDS
+            if now >= lines and self._has_news:
+                self._send_all_lines()
+                self._has_news = False
+                lines = now + _LINES_SECONDS
+
+    def finish(self) -> str:
+        """Stop measuring, and send the rest; returns why it has ended earlier, or ""."""
+        self._running.release()
+        self._thread.join()
+        if not self._problem:
+            self._summarize(final=True)
+            self._send_all_lines()
+        return self._problem
+
+    def _summarize(self, *, final: bool = False) -> None:
+        collectives = self._unsent + self._take()
+        now = self._count()
+        before = self._before
+        stands_still = (now.steps, now.spent) == (before.steps, before.spent) and not final
+        if not final:  # also if it reports: another thread may do that
+            self._send_waits(now.time)
+        if not any(now.steps.values()):  # still importing and connecting
+            self._before, self._unsent = now, []
+            return
+        if stands_still:
+            self._unsent = collectives
+            return  # a rank that hangs must look like one, and not report that it does
+        self._before, self._has_news, self._unsent = now, True, []
+        spent = {name: s - before.spent.get(name, 0.0) for name, s in now.spent.items()}
+        if collectives and collectives[-1].started is None:
+            spent["blocked"] = _blocked(now, before, sum(spent.values()))
+        stages = {name: s - before.stages.get(name, 0.0) for name, s in now.stages.items()}
+        steps = {name: n - before.steps.get(name, 0) for name, n in now.steps.items()}
+        self._send(
+            Profile(
+                self._rank,
+                now.wall,
+                now.time - before.time,
+                {name: n for name, n in steps.items() if now.steps[name]},
+                {name: s for name, s in spent.items() if s > 0},
+                {name: s for name, s in stages.items() if s > 0},
+                now.cells - before.cells,
+                _torch_threads(),
+                now.bytes - before.bytes,
+                now.collectives - before.collectives,
+                now.waited - before.waited,
+                now.moved - before.moved,
+                arrivals(collectives, now.time),
+                now.cpu - before.cpu,
+                now.main_cpu - before.main_cpu,
+                now.starved - before.starved,
+                self._late_seconds(now, before),
+            )
+        )
+        if not final and not any(before.steps.values()):
+            self._sampler.forget()  # the lines of imports and of the first steps
+            now.looked = now.blocked = 0
+
+    def _send_waits(self, now: float) -> None:
+        """Name the collectives of torch.distributed in which this rank waits for others."""
+        waits = self._flight_recorder.waits(self._stall_seconds)
+        if waits and now >= self._waits_due:
+            self._waits_due = now + self._stall_seconds
+            self._send_news(Waits(self._rank, waits))
+
+    def _late_seconds(self, now: _Counters, before: _Counters) -> float:
+        """See ``Profile.late``: as if the thread had looked fifty times a second."""
+        late = (now.late - before.late) * self._look_seconds / LOOK_SECONDS
+        return min(late, now.time - before.time)
+
+    def _take(self) -> list[Collective]:
+        """Some collectives since the last call: of Horovod, else of torch.distributed."""
+        taken = self._collectives.take(self._most_arrivals)
+        of_torch = self._flight_recorder.take()
+        if self._collectives.totals.collectives:
+            return taken
+        return chosen(of_torch, self._most_arrivals)
+
+    def _count(self) -> _Counters:
+        """The counts at this moment."""
+        counters, totals = _Counters(), self._collectives.totals
+        counters.steps = {
+            "optimizer": optimizer_steps.count,
+            "batches": max(clock.batches, self._loader.batches),
+            "reports": clock.reports,
+            "reductions": totals.most,
+        }
+        counters.spent = {**clock.seconds, "waiting": totals.waiting, "moving": totals.moving}
+        counters.collectives = totals.collectives + self._flight_recorder.count
+        counters.bytes = totals.bytes + self._flight_recorder.bytes
+        counters.waited, counters.moved = totals.waited, totals.moved
+        counters.stages = dict(clock.stages)
+        counters.cells = max(clock.cells, self._loader.cells)
+        times = os.times()
+        counters.cpu = times.user + times.system
+        counters.main_cpu, counters.starved = _scheduled(os.getpid())
+        _, no_core = _scheduled(self._thread.native_id or 0)
+        counters.late = self._late - no_core
+        counters.looked, counters.blocked = self._sampler.total, self._sampler.blocked
+        return counters
+
+    def _send_all_lines(self) -> None:
+        sampler, loader = self._sampler, self._loader
+        loader.read()
+        seen: list[tuple[Thread, int, Mapping[Stack, int]]] = [
+            ("main", sampler.total, sampler.stacks()),
+            ("others", sampler.late_looks, sampler.stacks_of_others()),
+            ("loader", loader.total, loader.stacks),
+        ]
+        for thread, total, stacks in seen:
+            if total:
+                self._send_news(_lines(self._rank, thread, total, stacks))
+
+
+def _lines(rank: int, thread: Thread, total: int, seen: Mapping[Stack, int]) -> Lines:
+    stacks = Counter(seen).most_common(_MOST_STACKS)
+    numbers: dict[tuple[str, str, int], int] = {}
+    coded = [[numbers.setdefault(call, len(numbers)) for call in stack] for stack, _ in stacks]
+    calls = [f"{file}\0{function}\0{line}" for file, function, line in numbers]
+    return Lines(rank, total, calls, coded, [n for _, n in stacks], thread)
+
+
+def _blocked(now: _Counters, before: _Counters, known: float) -> float:
+    """Seconds in which the main thread did nothing, in calls of torch that wait for collectives.
+
+    Args:
+        now: the counts at the end of the time.
+        before: the counts at its begin.
+        known: seconds in which it waited for something else.
+    """
+    seconds = now.time - before.time
+    looked = max(1, now.looked - before.looked)
+    idle = seconds - known - (now.main_cpu - before.main_cpu) - (now.starved - before.starved)
+    return max(0.0, min(idle, seconds * (now.blocked - before.blocked) / looked))
+
+
+class _Counters:
+    """What has been counted up to a moment."""
+
+    def __init__(self) -> None:
+        # Read together: a pause between them would shift this rank's clock against other hosts'.
+        self.time, self.wall = time.monotonic(), process_clock()
+        self.steps: dict[str, int] = {}
+        self.spent: dict[str, float] = {}
+        self.stages: dict[str, float] = {}
+        self.cells = 0
+        self.collectives = 0
+        self.bytes = 0
+        self.waited = 0.0
+        self.moved = 0.0
+        self.cpu = 0.0
+        self.main_cpu = 0.0
+        self.starved = 0.0
+        self.late = 0.0
+        self.looked = 0
+        self.blocked = 0
+
+
+def _scheduled(thread: int) -> tuple[float, float]:
+    """Seconds in which a thread has run, and in which it could have but had no core.
+
+    Linux counts both; see its documentation of schedstats.
+    """
+    with suppress(OSError, ValueError):
+        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
+            ran, waited, _ = file.read().split()
+        return int(ran) * 1e-9, int(waited) * 1e-9
+    return 0.0, 0.0
+
+
+def _torch_threads() -> int:
+    """With how many threads torch computes; 0 if it is not imported."""
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)
+    return 0 if count is None else int(count())
+
+
+def arrivals(collectives: Iterable[Collective], now: float) -> list[tuple[int, int, int]]:
+    """Collectives of all ranks, see :attr:`Profile.arrivals`; ``now`` by the monotonic clock."""
+    sets = (0, TORCH_SET)
+    return [_arrival(each, now) for each in collectives if each.process_set in sets]
+
+
+def _arrival(each: Collective, now: float) -> tuple[int, int, int]:
+    number = -each.number if each.process_set == TORCH_SET else each.number
+    if each.started is None:
+        return number, UNKNOWN, round((now - each.queued) * 1e6)
+    waited = round((each.started - each.queued) * 1e6)
+    return number, waited, round((now - each.started) * 1e6)
