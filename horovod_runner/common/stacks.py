@@ -16,7 +16,7 @@ _CALL = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$'
 # These calls start the worker; the user's calls are above them.
 _OURS = re.compile(r"horovod_runner[/\\]worker[/\\]main\.py$|^<frozen runpy>$")
 # The thread that measures the rank; no user has started it.
-_PROFILER = re.compile(r'horovod_runner[/\\]profiling[/\\]\w+\.py", line')
+_PROFILER = re.compile(r'horovod_runner[/\\]worker[/\\]profiling[/\\]\w+\.py", line')
 # The files and folders of this package, which may be anywhere on another host.
 _ROOMS = "|".join(re.escape(each.stem) for each in Path(__file__).parents[1].iterdir())
 _LIBRARY = re.compile(

@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod_runner import CheckpointError, DataError, huggingface
+from horovod_runner import CheckpointError, DataError
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.host.folders.local import LocalFolder
-from horovod_runner.huggingface import ReportCallback, resume_from
+from horovod_runner.integrations import huggingface
+from horovod_runner.integrations.huggingface import ReportCallback, resume_from
 from horovod_runner.wire.job_file import CheckpointPlan
 from tests.stand_ins import Rank, as_rank
 

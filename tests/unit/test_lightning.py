@@ -15,7 +15,7 @@ from tests.unit.modules import load_anew
 
 @pytest.fixture
 def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module horovod_runner.lightning."""
+    """The module horovod_runner.integrations.lightning."""
     hvd: Any = ModuleType("horovod.torch")
     hvd.Average, hvd.Sum, hvd.Max, hvd.Min = range(4)
     hvd.size = lambda: 2
@@ -33,7 +33,9 @@ def lightning(monkeypatch: pytest.MonkeyPatch) -> Any:
     }
     for name, module in replacements.items():
         monkeypatch.setitem(sys.modules, name, module)
-    return load_anew("horovod_runner.lightning")  # other tests may import it with Lightning
+    return load_anew(
+        "horovod_runner.integrations.lightning"
+    )  # other tests may import it with Lightning
 
 
 @pytest.mark.parametrize(

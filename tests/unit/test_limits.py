@@ -91,7 +91,7 @@ def test_every_limit_is_read_somewhere() -> None:
 
 # Programs with ranks of their own, and checks of a machine: there is no job.
 WITHOUT_JOB = {
-    "commands/doctor.py": {"SparkLauncher"},
+    "tools/commands/doctor.py": {"SparkLauncher"},
     "spmd/horovod_start.py": {"Rendezvous", "gloo_variables"},
 }
 

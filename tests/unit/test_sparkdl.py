@@ -55,7 +55,7 @@ def test_a_real_sparkdl_is_never_hidden(tmp_path: Path) -> None:
     (tmp_path / "sparkdl").mkdir()
     (tmp_path / "sparkdl" / "__init__.py").write_text("real = True\n")
     code = """
-        import horovod_runner.sparkdl as names
+        from horovod_runner.integrations import sparkdl as names
         names.install_where_missing()
         import sparkdl
         print(sparkdl.real, names.is_installed())

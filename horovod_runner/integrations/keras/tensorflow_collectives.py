@@ -16,24 +16,15 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from horovod_runner.integrations.keras.reduction import (
-    BFloat16,
-    Completed,
-    Groups,
-    Reduction,
-    by_type,
-)
+from horovod_runner.integrations.keras import reduction
+from horovod_runner.integrations.keras.reduction import BFloat16, Completed, Groups, Reduction
 
 # Types that Horovod cannot send, and types of the same size that carry their bits.
 _SENT_AS = {tf.bfloat16: tf.float16, tf.uint32: tf.int32, tf.uint64: tf.int64}
 
 
 def reduce_gradients(
-    gradients: Sequence[Any],
-    name: str,
-    how: Reduction,
-    groups: Groups = None,
-    alike: Any = None,
+    gradients: Sequence[Any], name: str, how: Reduction, groups: Groups = None, alike: Any = None
 ) -> list[Any]:
     """Reduce gradients over the ranks: dense tensors and IndexedSlices.
 
@@ -330,7 +321,7 @@ def _reduce_all(tensors: dict[int, Any], name: str, how: Reduction, groups: Grou
         return [_allreduce(t, f"{name}.{index}", **options) for index, t in tensors.items()]
     reduced: dict[int, Any] = {}
     types = {index: tensor.dtype for index, tensor in tensors.items()}
-    for number, group in enumerate(by_type(groups, types)):
+    for number, group in enumerate(reduction.by_type(groups, types)):
         group_name = f"{name}.group.{number}"
         results = hvd.grouped_allreduce(
             [tensors[index] for index in group], name=group_name, ignore_name_scope=True, **options

@@ -20,7 +20,7 @@ _GRAPH_CHARACTERS: Final = 300_000  # of all graphs
 _LEAST_PIXELS: Final = 2.4  # of 1200: calls below 0.2% are left out of a flame graph
 _THREADS: Final[dict[Thread, str]] = {"main": "", "loader": ", processes of its DataLoader"}
 _IMPORT: Final = "<frozen "
-_RUNNER: Final = re.compile(r"<frozen |[/\\]horovod_runner[/\\](worker|warm)[/\\]")
+_RUNNER: Final = re.compile(r"<frozen |[/\\]horovod_runner[/\\](worker|task[/\\]warm)[/\\]")
 
 
 def _parts(view: View, rank: int) -> list[Part]:
