@@ -26,16 +26,19 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, TypeVar
 
 import report
 
 from horovod_runner import RankFailedError
 from horovod_runner.common.options import DebugConfig, Options
 from horovod_runner.common.slots import Offer
-from horovod_runner.driver.driver import Driver
-from horovod_runner.results.recorder import Recorder
+from horovod_runner.driver.attempt import AttemptRunner
+from horovod_runner.driver.launcher import Launch, Launcher, LaunchRequest
+from horovod_runner.driver.requests import Requests
 from horovod_runner.results.run import Run
+from horovod_runner.results.run_log import RunLog
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.wire import events, messages
@@ -213,7 +216,7 @@ def profile_of(rank: int, size: int, second: int) -> Profile:
     )
 
 
-class SimulatedLauncher:
+class SimulatedLauncher(Launcher):
     """A launcher that starts simulated ranks in a few processes."""
 
     where = "simulated"
@@ -229,53 +232,33 @@ class SimulatedLauncher:
         """Return the requested number of slots."""
         return size
 
-    def launch(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        dataframes: Mapping[str, Any],
-    ) -> SimulatedLaunch:
+    def launch(self, request: LaunchRequest) -> SimulatedLaunch:
         """Start the processes."""
-        launch = SimulatedLaunch(job, address, wake, self._seconds, self._failing)
+        launch = SimulatedLaunch(request, self._seconds, self._failing)
         self.began.append(launch)
         return launch
 
 
-class SimulatedLaunch:
+class SimulatedLaunch(Launch):
     """The simulated ranks of one run; a step begins when all processes have finished the last."""
 
-    late_error = None
-    problem = None
-    lost = ()
-    expected = None
-    running = False
-
-    def __init__(
-        self,
-        job: Job,
-        address: ChannelAddress,
-        wake: Callable[[], None],
-        seconds: float,
-        failing: int,
-    ) -> None:
+    def __init__(self, request: LaunchRequest, seconds: float, failing: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._job = job
+        job = self._job = request.job
         self._failing = failing
         self._gates: list[Connection] = []
         self._processes = []
         self.told: list[Told] = []
         self.steps: list[tuple[float, float]] = []  # start, driver's CPU time then
-        self.finished = False
         for at in range(_PROCESSES):
             ours, theirs = context.Pipe()
             tasks = range(at, job.size, _PROCESSES)
-            arguments = (theirs, address, tasks, seconds, failing)
+            arguments = (theirs, request.address, tasks, seconds, failing)
             process = context.Process(target=simulate, args=arguments, daemon=True)
             process.start()
             self._gates.append(ours)
             self._processes.append(process)
-        self._thread = threading.Thread(target=self._conduct, args=[wake], daemon=True)
+        self._thread = threading.Thread(target=self._conduct, args=[request.wake], daemon=True)
         self._thread.start()
 
     def _conduct(self, wake: Callable[[], None]) -> None:
@@ -321,16 +304,16 @@ def measure(size: int, seconds: float) -> Figures:
     options = Options(np=size, debug_config=DebugConfig(report_ranks="all"))
     job = Job(f"{size:08x}", size, options, pickle.dumps(None), software=_SOFTWARE)
     run = Run(job.run_id, size, {})
-    recorder, terminal = Recorder(run), TerminalSink(size)
-    printed = io.StringIO()
-    driver = Driver(
-        job, launcher, FanOut([recorder, terminal], [], terminal.notice), threading.Event()
-    )
-    try:
-        with redirect_stderr(printed):
-            driver.run()
-    except RankFailedError as error:
-        raised, first_line = time.monotonic(), str(error).splitlines()[0]
+    terminal, printed = TerminalSink(size), io.StringIO()
+    with TemporaryDirectory() as folder:
+        log = RunLog(run, Path(folder) / "run")
+        sink = FanOut(log, [terminal], [], terminal.notice)
+        try:
+            with redirect_stderr(printed):
+                AttemptRunner(job, launcher, sink, Requests()).run()
+        except RankFailedError as error:
+            raised, first_line = time.monotonic(), str(error).splitlines()[0]
+        log.close()
     (launch,) = launcher.began
     meet, fence, send, fail = launch.steps
     return Figures(

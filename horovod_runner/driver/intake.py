@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Protocol, cast
+from typing import cast
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.limits import Limits
-from horovod_runner.driver.detached.journal import JournalReader, Source
+from horovod_runner.driver.detached.journal import JournalReader, JournalSource
 from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.opening import open_folder
@@ -38,7 +38,7 @@ OwnMessage = (
 )
 
 
-class Observer(Protocol):
+class Observer:
     """Receives what the ranks send, and what the supervisor has to say."""
 
     def take(self, message: Content | DriverEvent) -> messages.Fetched | None:
@@ -48,9 +48,11 @@ class Observer(Protocol):
             CheckpointError: a checkpoint that is required could not be written.
             ValueError: no rank of this run sends such a message.
         """
+        raise NotImplementedError
 
     def reports(self, reports: Sequence[events.Report]) -> None:
         """Receive reports of one rank."""
+        raise NotImplementedError
 
     def detached(
         self, address: ChannelAddress, wake: Callable[[], None], task_0: tuple[str, Call] | None
@@ -60,7 +62,7 @@ class Observer(Protocol):
         Args:
             address: of the channel that they do not reach.
             wake: makes the supervisor call :meth:`idle`; for other threads.
-            task_0: see :class:`~horovod_runner.launchers.launcher.Launch`.
+            task_0: see :class:`~horovod_runner.driver.launcher.Launch`.
         """
 
     def say_detached(self) -> None:
@@ -70,7 +72,7 @@ class Observer(Protocol):
         """Called at least once a second."""
 
 
-class Intake:
+class Intake(Observer):
     """The driver's observer.
 
     Args:
@@ -101,10 +103,9 @@ class Intake:
         self.problem: CheckpointError | None = None
         self._journal: JournalReader | None = None
         self._unreached: ChannelAddress | None = None
-        self._said: tuple[Source | None] | None = None
+        self._said: tuple[JournalSource | None] | None = None
 
     def reports(self, reports: Sequence[events.Report]) -> None:
-        """As in :class:`Observer`, like all methods below."""
         self._sink.reports(reports)
 
     def detached(
@@ -112,7 +113,7 @@ class Intake:
     ) -> None:
         self._unreached = address
         if self._journal is None:
-            sources: list[Source] = []
+            sources: list[JournalSource] = []
             if self._plan.folder:
                 sources.append(open_folder(self._plan.folder))
             if task_0 is not None:
@@ -267,7 +268,7 @@ def _reporter(event: Kept) -> int | None:
     return event.rank if isinstance(event, events.Report) else None
 
 
-def _detached_notice(address: ChannelAddress, source: Source | None, folder: str) -> str:
+def _detached_notice(address: ChannelAddress, source: JournalSource | None, folder: str) -> str:
     """What the user reads about detached mode.
 
     Args:

@@ -6,7 +6,7 @@
                                                      CALLED_OFF ---|
                                                      ABANDONED ----'
 
-`TABLE` has every transition. Pure: the supervisor reports events, and acts on the new state.
+`TABLE` has every transition. Pure: the supervisor reports triggers, and acts on the new state.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class State(Enum):
     OVER = auto()
 
 
-class Event(Enum):
+class Trigger(Enum):
     """What moves an attempt from one state to another."""
 
     HELLO = auto()  # a task has reported
@@ -55,134 +55,134 @@ class Event(Enum):
     TIMEOUT = auto()  # the state has lasted for as long as it may
 
 
-class Row(NamedTuple):
+class StateRow(NamedTuple):
     """What is known of a state.
 
     Attributes:
         waits_for: in words.
         limit: the field of :class:`Limits` that says how long it may last; None without limit, or
             by the launcher's own limit.
-        then: the next state, by event. Other events change nothing.
+        then: the next state, by trigger. Other triggers change nothing.
     """
 
     waits_for: str
     limit: str | None
-    then: Mapping[Event, State]
+    then: Mapping[Trigger, State]
 
 
 _BEFORE_RANKS = {
-    Event.FAILURE: State.FAILING,
-    Event.PROBLEM: State.STOPPING,
-    Event.LAUNCH_ENDED: State.SETTLING,
+    Trigger.FAILURE: State.FAILING,
+    Trigger.PROBLEM: State.STOPPING,
+    Trigger.LAUNCH_ENDED: State.SETTLING,
 }
-_ENDING = {Event.ALL_LOST: State.ABANDONED, Event.LAUNCH_ENDED: State.SETTLING}
+_ENDING = {Trigger.ALL_LOST: State.ABANDONED, Trigger.LAUNCH_ENDED: State.SETTLING}
 
-TABLE: Final[Mapping[State, Row]] = {
-    State.STARTING: Row(
+TABLE: Final[Mapping[State, StateRow]] = {
+    State.STARTING: StateRow(
         "the first task to report",
         None,  # Launch.expected
         {
-            Event.HELLO: State.GATHERING,
-            Event.UNREACHABLE: State.SILENT,
-            Event.TIMEOUT: State.STOPPING,
-            Event.UNHEARD: State.ABANDONED,
+            Trigger.HELLO: State.GATHERING,
+            Trigger.UNREACHABLE: State.SILENT,
+            Trigger.TIMEOUT: State.STOPPING,
+            Trigger.UNHEARD: State.ABANDONED,
             **_BEFORE_RANKS,
         },
     ),
-    State.SILENT: Row(
+    State.SILENT: StateRow(
         "a task to report after all, or the end of a launch that does without the driver",
         "detached_sign",  # then the user is told; the state lasts on
         {
-            Event.HELLO: State.GATHERING,
-            Event.TIMEOUT: State.SILENT,
-            Event.UNHEARD: State.ABANDONED,
+            Trigger.HELLO: State.GATHERING,
+            Trigger.TIMEOUT: State.SILENT,
+            Trigger.UNHEARD: State.ABANDONED,
             **_BEFORE_RANKS,
         },
     ),
-    State.GATHERING: Row(
+    State.GATHERING: StateRow(
         "all tasks to report",
         "all_tasks",
         {
-            Event.PLACED: State.RUNNING,
-            Event.UNREACHABLE: State.DETACHED,
-            Event.TIMEOUT: State.STOPPING,
-            Event.CALL_OFF: State.CALLED_OFF,
+            Trigger.PLACED: State.RUNNING,
+            Trigger.UNREACHABLE: State.DETACHED,
+            Trigger.TIMEOUT: State.STOPPING,
+            Trigger.CALL_OFF: State.CALLED_OFF,
             **_BEFORE_RANKS,
         },
     ),
-    State.DETACHED: Row(
+    State.DETACHED: StateRow(
         "the end of a launch whose ranks do without the driver",
         None,
-        {Event.UNHEARD: State.ABANDONED, Event.LAUNCH_ENDED: State.SETTLING},
+        {Trigger.UNHEARD: State.ABANDONED, Trigger.LAUNCH_ENDED: State.SETTLING},
     ),
-    State.RUNNING: Row(
+    State.RUNNING: StateRow(
         "main to return on all ranks",
         None,
         {
-            Event.SECONDARY: State.AWAITING_CAUSE,
-            Event.FAILURE: State.FAILING,
-            Event.CHANGE: State.LEAVING,
-            Event.PROBLEM: State.STOPPING,
-            Event.CALL_OFF: State.CALLED_OFF,
-            Event.LAUNCH_ENDED: State.SETTLING,
+            Trigger.SECONDARY: State.AWAITING_CAUSE,
+            Trigger.FAILURE: State.FAILING,
+            Trigger.CHANGE: State.LEAVING,
+            Trigger.PROBLEM: State.STOPPING,
+            Trigger.CALL_OFF: State.CALLED_OFF,
+            Trigger.LAUNCH_ENDED: State.SETTLING,
         },
     ),
-    State.AWAITING_CAUSE: Row(
+    State.AWAITING_CAUSE: StateRow(
         "the rank whose end other ranks have noticed",
         "cause",
         {
-            Event.FAILURE: State.FAILING,
-            Event.CHANGE: State.LEAVING,
-            Event.PROBLEM: State.STOPPING,
-            Event.TIMEOUT: State.STOPPING,
-            Event.CALL_OFF: State.CALLED_OFF,
-            Event.LAUNCH_ENDED: State.SETTLING,
+            Trigger.FAILURE: State.FAILING,
+            Trigger.CHANGE: State.LEAVING,
+            Trigger.PROBLEM: State.STOPPING,
+            Trigger.TIMEOUT: State.STOPPING,
+            Trigger.CALL_OFF: State.CALLED_OFF,
+            Trigger.LAUNCH_ENDED: State.SETTLING,
         },
     ),
-    State.FAILING: Row(
+    State.FAILING: StateRow(
         "other ranks that fail in the same way",
         "other_failures",
         {
-            Event.FAILURE: State.FAILING,
-            Event.PROBLEM: State.STOPPING,
-            Event.TIMEOUT: State.STOPPING,
-            Event.CALL_OFF: State.CALLED_OFF,
-            Event.UNHEARD: State.ABANDONED,
-            Event.LAUNCH_ENDED: State.SETTLING,
+            Trigger.FAILURE: State.FAILING,
+            Trigger.PROBLEM: State.STOPPING,
+            Trigger.TIMEOUT: State.STOPPING,
+            Trigger.CALL_OFF: State.CALLED_OFF,
+            Trigger.UNHEARD: State.ABANDONED,
+            Trigger.LAUNCH_ENDED: State.SETTLING,
         },
     ),
-    State.LEAVING: Row(
+    State.LEAVING: StateRow(
         "all ranks to leave at their commits: those of another host may still write it",
         "leaving",
         {
-            Event.PROBLEM: State.STOPPING,
-            Event.TIMEOUT: State.STOPPING,
-            Event.CALL_OFF: State.CALLED_OFF,
-            Event.UNHEARD: State.ABANDONED,
-            Event.LAUNCH_ENDED: State.SETTLING,
+            Trigger.PROBLEM: State.STOPPING,
+            Trigger.TIMEOUT: State.STOPPING,
+            Trigger.CALL_OFF: State.CALLED_OFF,
+            Trigger.UNHEARD: State.ABANDONED,
+            Trigger.LAUNCH_ENDED: State.SETTLING,
         },
     ),
-    State.STOPPING: Row(
+    State.STOPPING: StateRow(
         "the ranks to end, as they were told",
         None,
-        {Event.CALL_OFF: State.CALLED_OFF, Event.UNHEARD: State.ABANDONED, **_ENDING},
+        {Trigger.CALL_OFF: State.CALLED_OFF, Trigger.UNHEARD: State.ABANDONED, **_ENDING},
     ),
-    State.CALLED_OFF: Row(
+    State.CALLED_OFF: StateRow(
         "the ranks to end, as the caller wants",
         "ranks_end",
-        {Event.TIMEOUT: State.ABANDONED, **_ENDING},
+        {Trigger.TIMEOUT: State.ABANDONED, **_ENDING},
     ),
-    State.ABANDONED: Row(
+    State.ABANDONED: StateRow(
         "the launcher to end the tasks by force",
         "launch_end",
-        {Event.TIMEOUT: State.OVER, Event.LAUNCH_ENDED: State.SETTLING},
+        {Trigger.TIMEOUT: State.OVER, Trigger.LAUNCH_ENDED: State.SETTLING},
     ),
-    State.SETTLING: Row(
+    State.SETTLING: StateRow(
         "the last messages of tasks that outlive their launch",
         "last_messages",
-        {Event.ALL_LEFT: State.OVER, Event.TIMEOUT: State.OVER},
+        {Trigger.ALL_LEFT: State.OVER, Trigger.TIMEOUT: State.OVER},
     ),
-    State.OVER: Row("nothing", None, {}),
+    State.OVER: StateRow("nothing", None, {}),
 }
 
 #: The states in which all ranks have been told to end.
@@ -206,14 +206,14 @@ class Phase:
         #: The moment by which the state has to end; None without limit.
         self.until: float | None = None
 
-    def on(self, event: Event, seconds: float | None = None) -> bool:
-        """Move to the next state; False where the event changes nothing in this one.
+    def on(self, trigger: Trigger, seconds: float | None = None) -> bool:
+        """Move to the next state; False where the trigger changes nothing in this one.
 
         Args:
-            event: what has happened.
+            trigger: what has happened.
             seconds: how long the next state may last; by default what the table says.
         """
-        target = TABLE[self.state].then.get(event)
+        target = TABLE[self.state].then.get(trigger)
         if target is None:
             return False
         self.state = target
@@ -232,7 +232,7 @@ class Phase:
     @property
     def can_be_called_off(self) -> bool:
         """Whether a caller who gives up changes anything; where not, the end has a time limit."""
-        return bool({Event.CALL_OFF, Event.UNHEARD} & TABLE[self.state].then.keys())
+        return bool({Trigger.CALL_OFF, Trigger.UNHEARD} & TABLE[self.state].then.keys())
 
     @property
     def ending(self) -> bool:

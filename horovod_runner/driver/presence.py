@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.liveness import Liveness
-from horovod_runner.launchers.launcher import Launch
+from horovod_runner.driver.launcher import Launch
 from horovod_runner.wire.channel import Channel
 
 

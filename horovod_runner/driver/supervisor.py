@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from threading import Event as Flag
 from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
-from horovod_runner.driver.phases import Event, Phase, State
+from horovod_runner.driver.launcher import Launch, TaskLostError
+from horovod_runner.driver.phases import Phase, State, Trigger
 from horovod_runner.driver.presence import Presence
+from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.roster import Roster
 from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
 from horovod_runner.driver.watchdog import Watchdog
@@ -25,7 +26,6 @@ from horovod_runner.errors import (
     RanksChangedError,
     SyncError,
 )
-from horovod_runner.launchers.launcher import Launch, TaskLostError
 from horovod_runner.wire import events, measurements, messages, pool
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.events import ControllerChosen, Notice, RanksPlaced
@@ -44,8 +44,7 @@ class Supervisor:
         channel: connects the tasks to this process.
         launch: the launch of the tasks.
         observer: receives what the ranks send.
-        cancelled: set, with a call of :meth:`Channel.wake` after it, to end the attempt.
-        interrupted: set once Ctrl-C has been pressed; None: nobody can press it here.
+        requests: what other threads ask for.
 
     Attributes:
         phase: the state of the attempt.
@@ -61,17 +60,14 @@ class Supervisor:
         channel: Channel,
         launch: Launch,
         observer: Observer,
-        cancelled: Flag,
-        *,
-        interrupted: Flag | None = None,
+        requests: Requests,
     ) -> None:
         self._job = job
         self._limits = job.limits
         self._channel = channel
         self._launch = launch
         self._observer = observer
-        self._cancelled = cancelled
-        self._interrupted = interrupted or Flag()
+        self._requests = requests
         self.phase = Phase(job.limits)
         self.roster = Roster(job, self._notice)
         self.sync = SyncCheck(job.size)
@@ -81,7 +77,6 @@ class Supervisor:
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
         self._presence = Presence(channel, launch, job.limits)
         self._watchdog = Watchdog(job, self._notice, lambda: self._send_all(messages.ShowStacks()))
-        self._stacks_wanted = Flag()
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
 
@@ -98,9 +93,9 @@ class Supervisor:
             HorovodRunnerError: all tasks were lost, and the launcher does not end.
         """
         while not self._launch.finished and self.phase.state is not State.OVER:
-            if self._interrupted.is_set():
+            if self._requests.interrupted.is_set():
                 raise KeyboardInterrupt  # the one that Ctrl-C raised got lost
-            if self._cancelled.is_set() and self.phase.can_be_called_off:
+            if self._requests.cancelled.is_set() and self.phase.can_be_called_off:
                 self.call_off()
                 raise CancelledError(self._called_off()) from self.problem
             self._step()
@@ -123,21 +118,17 @@ class Supervisor:
     def call_off(self) -> None:
         """End an attempt that the caller gave up: all ranks, as far as the time limits allow."""
         self._end(
-            Event.CALL_OFF if self.roster.hellos else Event.UNHEARD, "the driver gave the run up"
+            Trigger.CALL_OFF if self.roster.hellos else Trigger.UNHEARD,
+            "the driver gave the run up",
         )
         while not self._launch.finished and self.phase.state is not State.OVER:
             self._step()
         if self._launch.finished:  # PySpark cancels the job by itself on Ctrl-C
             self._settle()
 
-    def show_stacks(self) -> None:
-        """Print all ranks' Python stacks; for other threads, with a wake of the channel after."""
-        self._stacks_wanted.set()
-
     def _step(self) -> None:
         """Wait for messages or for something to be due, and handle it."""
-        if self._stacks_wanted.is_set():
-            self._stacks_wanted.clear()
+        if self._requests.take_stacks():
             if self.phase.state in (State.SILENT, State.DETACHED):
                 self._notice("the ranks cannot be asked for their stacks from here")
             else:
@@ -172,16 +163,16 @@ class Supervisor:
             return  # it began anew with the last messages
         match self.phase.state:
             case State.STARTING if self._launch.running:
-                self.phase.on(Event.UNREACHABLE)
+                self.phase.on(Trigger.UNREACHABLE)
                 self._follow()
             case State.SILENT:
                 self._observer.say_detached()
-                self.phase.on(Event.TIMEOUT)
+                self.phase.on(Trigger.TIMEOUT)
                 self.phase.extend(None)
             case State.STARTING:
-                self.problem = self._launch.late_error
+                self.problem = self._launch.late_error()
                 # A task that reports later is told to stop, too.
-                self._end(Event.TIMEOUT, "no task started in time")
+                self._end(Trigger.TIMEOUT, "no task started in time")
                 self._launch.cancel()
             case State.GATHERING if self._launch.running:
                 self._detach()
@@ -193,16 +184,16 @@ class Supervisor:
                     f"executors cannot reach the driver at {self._channel.address.host}, or start "
                     "very slowly."
                 )
-                self._end(Event.TIMEOUT, "some tasks did not report")
+                self._end(Trigger.TIMEOUT, "some tasks did not report")
                 self._launch.cancel()
             case State.AWAITING_CAUSE if self._presence.suspicious:
                 # The cause may be a lost rank, which sends nothing.
                 self.phase.extend(_TICK_SECONDS)
             case State.AWAITING_CAUSE | State.FAILING | State.LEAVING:
                 ranks = list((self.failed or self._secondary).values())
-                self._end(Event.TIMEOUT, f"{ranks_text(ranks)} failed")
+                self._end(Trigger.TIMEOUT, f"{ranks_text(ranks)} failed")
             case _:
-                self._end(Event.TIMEOUT, "")
+                self._end(Trigger.TIMEOUT, "")
 
     def _tick(self) -> None:
         """Once a second: is every task still there, and do the ranks make progress?"""
@@ -210,7 +201,7 @@ class Supervisor:
             self._on_lost(lost)
         if self._presence.lost and not self._presence.expected:
             # Spark waits two minutes for an executor that went away without a word.
-            self._end(Event.ALL_LOST, "")
+            self._end(Trigger.ALL_LOST, "")
         if not self.phase.ending and (hang := self._watchdog.tick()):
             self.fail(hang, "no progress")
 
@@ -222,14 +213,14 @@ class Supervisor:
     def fail(self, problem: HorovodRunnerError, reason: str = "") -> None:
         """End the attempt for a reason that is no rank's failure."""
         self.problem = problem
-        self._end(Event.PROBLEM, reason)
+        self._end(Trigger.PROBLEM, reason)
 
-    def _end(self, event: Event, reason: str) -> None:
+    def _end(self, trigger: Trigger, reason: str) -> None:
         """Move to a state in which the ranks end, and do what it asks for."""
         was_ending = self.phase.ending
-        if not self.phase.on(event):
+        if not self.phase.on(trigger):
             return
-        if event is Event.CALL_OFF:
+        if trigger is Trigger.CALL_OFF:
             self._send_all(messages.Stop(reason, self._limits.saving_cancelled))
         elif not was_ending:
             self._send_all(messages.Stop(reason, self._limits.saving))
@@ -247,12 +238,12 @@ class Supervisor:
         except LaunchError:
             pass
         if self._presence.expected:
-            self._end(Event.LAUNCH_ENDED, "the launch has ended")
+            self._end(Trigger.LAUNCH_ENDED, "the launch has ended")
         else:
-            self.phase.on(Event.LAUNCH_ENDED)
+            self.phase.on(Trigger.LAUNCH_ENDED)
         while self._presence.expected and self.phase.state is State.SETTLING:
             self._step()
-        self.phase.on(Event.ALL_LEFT)
+        self.phase.on(Trigger.ALL_LEFT)
 
     def _take_in(self, task: int, batch: list[messages.FromRank]) -> None:
         if set(map(type, batch)) == {events.Report}:  # there may be very many
@@ -350,7 +341,7 @@ class Supervisor:
             self._channel.send(task, messages.Welcome())
             # Tasks that first write rows to disk may take longer.
             waited = time.monotonic() - self._launched_at if hello.pieces else 0.0
-            self.phase.on(Event.HELLO, self._limits.all_tasks + 4 * waited)
+            self.phase.on(Trigger.HELLO, self._limits.all_tasks + 4 * waited)
             if self.roster.complete and self.phase.state is State.GATHERING:
                 self._place()
 
@@ -364,7 +355,7 @@ class Supervisor:
             return
         for assignment in assignments:
             self._channel.send(assignment.slot.task, assignment)
-        self.phase.on(Event.PLACED)
+        self.phase.on(Trigger.PLACED)
 
     def _on_rerun(self, task: int) -> None:
         """Spark lost an executor and runs the stage again: never train twice without saying so."""
@@ -401,16 +392,16 @@ class Supervisor:
         self._watchdog.show_shortages()  # they may be the cause
         if message.secondary:
             self._secondary[task] = message.rank
-            self.phase.on(Event.SECONDARY)
+            self.phase.on(Trigger.SECONDARY)
         else:
             self.failed[task] = message.rank
             changes = message.error_type == _RANKS_CHANGED
-            self.phase.on(Event.CHANGE if changes else Event.FAILURE)
+            self.phase.on(Trigger.CHANGE if changes else Trigger.FAILURE)
         ended = len(self.failed)
         if self.phase.state is State.LEAVING:
             ended += len(self._secondary)
         if ended == self._job.size:
-            self._end(Event.TIMEOUT, "all ranks failed")  # there is nobody to wait for
+            self._end(Trigger.TIMEOUT, "all ranks failed")  # there is nobody to wait for
 
     def _on_ended(self, task: int, message: messages.Ended) -> None:
         missing = message.sent - self._channel.received(task) + 1
@@ -428,7 +419,7 @@ class Supervisor:
 
     def _detach(self) -> None:
         """Some tasks cannot reach this process: all do without it."""
-        self.phase.on(Event.UNREACHABLE)
+        self.phase.on(Trigger.UNREACHABLE)
         self._follow()
         self._send_all(messages.Detach())
         self.roster.hellos.clear()

@@ -12,11 +12,10 @@ import os
 import re
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from horovod_runner.common.spark_session import conf_of, spark_context
 from horovod_runner.host import network
@@ -145,37 +144,3 @@ class ServerWatch:
         except OSError:
             return False
         return False
-
-
-class TaskProgress:
-    """When Spark started the tasks of a job, which it tells Connect clients from 4.0 on.
-
-    Attributes:
-        known: whether this version of Spark tells.
-        started: when all tasks had been started, in seconds of the monotonic clock; None before.
-    """
-
-    def __init__(self, spark: Any, size: int, wake: Callable[[], None]) -> None:
-        self.known = hasattr(spark, "registerProgressHandler")
-        self.started: float | None = None
-        self._spark = spark
-        self._size = size
-        self._wake = wake
-
-    def __enter__(self) -> TaskProgress:
-        """Observe the job that the calling thread runs inside this context."""
-        self._thread = threading.get_ident()
-        if self.known:
-            self._spark.registerProgressHandler(self._on_progress)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.known:
-            self._spark.removeProgressHandler(self._on_progress)
-
-    def _on_progress(self, *, inflight_tasks: int, **_: Any) -> None:
-        # Handlers are called for all jobs of the session, each in the thread that waits for it.
-        here = threading.get_ident() == self._thread
-        if here and self.started is None and inflight_tasks >= self._size:
-            self.started = time.monotonic()
-            self._wake()

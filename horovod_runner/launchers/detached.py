@@ -9,23 +9,16 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from horovod_runner.errors import LaunchError
 from horovod_runner.host import network
 from horovod_runner.wire.job import Job, Record
 from horovod_runner.wire.transport import ChannelAddress
 
-
-class StandIn(Protocol):
-    """The driver's stand-in (driver/detached/stand_in.py)."""
-
-    address: ChannelAddress
-
-    def close(self) -> Record:
-        """Stop supervising, once all ranks have ended."""
+if TYPE_CHECKING:
+    from horovod_runner.driver.detached.stand_in import StandIn
 
 
 class Detached:
@@ -34,17 +27,15 @@ class Detached:
     Args:
         job: what is run.
         task: Spark's BarrierTaskContext.
-        make_stand_in: starts the stand-in, given the job and an address of this host.
 
     Attributes:
         record: on task 0, after the context: what the stand-in kept for the driver. None elsewhere.
     """
 
-    def __init__(self, job: Job, task: Any, make_stand_in: Callable[[Job, str], StandIn]) -> None:
+    def __init__(self, job: Job, task: Any) -> None:
         self.record: Record | None = None
         self._job = job
         self._task = task
-        self._make_stand_in = make_stand_in
         self._stand_in: StandIn | None = None
 
     def __enter__(self) -> ChannelAddress:
@@ -58,13 +49,19 @@ class Detached:
             )
         text = ""
         if self._task.partitionId() == 0:
-            self._stand_in = self._make_stand_in(self._job, self._own_address())
+            self._stand_in = self.start_stand_in(self._own_address())
             text = _encode(self._stand_in.address)
         try:
             return _decode(self._gather(text, self._job.limits.detached_tasks)[0])
         except BaseException:
             self._close()
             raise
+
+    def start_stand_in(self, host: str) -> StandIn:
+        """Start the driver's stand-in, given an address of this host; on task 0 alone."""
+        from horovod_runner.driver.detached.stand_in import StandIn  # late: few tasks need it
+
+        return StandIn(self._job, host)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

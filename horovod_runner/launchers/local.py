@@ -8,8 +8,14 @@ import threading
 import time
 from collections.abc import Collection
 
+from horovod_runner.driver.launcher import (
+    Launch,
+    LaunchRequest,
+    MemberTasks,
+    PoolKeeper,
+    PoolRequest,
+)
 from horovod_runner.errors import LaunchError
-from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
@@ -21,13 +27,12 @@ from horovod_runner.wire.job import Job, Outcome
 _FILES_OF_A_RANK, _FILES_OF_A_MEMBER = 36, 50
 
 
-class LocalLauncher:
+class LocalLauncher(PoolKeeper):
     """Starts any number of ranks on this machine."""
 
     where = "local"
     channel_host = "127.0.0.1"
     shares_files = True
-    needs_pool = False
 
     def slots(self, size: int, patience: float = 0.0) -> int:
         """The number of ranks asked for, if this process may open enough files.
@@ -50,13 +55,6 @@ class LocalLauncher:
         make_room(request.job.size, request.job.size * _FILES_OF_A_RANK)
         return LocalLaunch(request)
 
-    def check_pool(self) -> None:
-        """Nothing speaks against a pool here."""
-
-    def expected_tasks(self) -> int | None:
-        """Unlimited, so the pool is soon complete."""
-        return None
-
     def launch_members(self, request: PoolRequest) -> LocalMembers:
         """Start one thread per seat.
 
@@ -67,7 +65,7 @@ class LocalLauncher:
         return LocalMembers(request)
 
 
-class LocalMembers:
+class LocalMembers(MemberTasks):
     """The tasks of a pool on this machine: threads, which do not end before they are told to."""
 
     def __init__(self, request: PoolRequest) -> None:
@@ -83,10 +81,6 @@ class LocalMembers:
         ]
         for thread in self._threads:
             thread.start()
-
-    def settled(self) -> bool:
-        """True: no task ends by itself."""
-        return True
 
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the threads, which the pool has told to end. They cannot be ended by force."""
@@ -113,21 +107,18 @@ class _Here:
         )
 
 
-class LocalLaunch:
-    """The ranks of one run on this machine."""
+class LocalLaunch(Launch):
+    """The ranks of one run on this machine: tasks are threads, and always get the channel's Stop.
 
-    lost = ()
-    late_error = None
-    task_0 = None
-    expected = None
-    running = False
+    Args:
+        request: what to run.
+    """
 
     def __init__(self, request: LaunchRequest) -> None:
         job = self._job = request.job
         self._address = request.address
         self._wake = request.wake
         self._outcomes: list[Outcome] = []
-        self.problem: LaunchError | None = None
         self._here = _Here(job)
         self._threads = [
             threading.Thread(
@@ -146,19 +137,16 @@ class LocalLaunch:
                 f"task {task} of {self._job.size} could not go on on this machine: {error!r}"
             )
             outcome = Outcome(task, hostname=socket.gethostname(), problem=str(self.problem))
-        self._outcomes.append(outcome)
-        self._wake()
+        self._ended(outcome)
 
-    @property
-    def finished(self) -> bool:
-        """Whether all ranks have ended."""
-        return len(self._outcomes) == self._job.size
+    def _ended(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        if len(self._outcomes) == self._job.size:
+            self.finished = True
+        self._wake()
 
     def outcomes(self) -> list[Outcome]:
         """How the ranks ended."""
         for thread in self._threads:
             thread.join()
         return list(self._outcomes)
-
-    def cancel(self) -> None:
-        """Do nothing: the tasks are threads of this process, and always get the channel's Stop."""

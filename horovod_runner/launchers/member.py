@@ -50,7 +50,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
         # commits of a lost one are not taken for those of another.
         name = f"{job.run_id}-{network.host_id()}"
         commits = stack.enter_context(RunFolder(name, memory_folder())).path
-        contact = _Contact(pool, seat, commits, job.limits)
+        contact = _PoolContact(pool, seat, commits, job.limits)
         try:
             while (work := contact.work.get()) is not None:
                 remove_leave_files(str(commits), work.attempt)
@@ -75,7 +75,7 @@ def serve(job: Job, pool: ChannelAddress, seat: int, setup: TaskSetup) -> None:
                 end_fork_servers(setup.owner, job.limits)
 
 
-class _Contact:
+class _PoolContact:
     """Exchanges messages with the pool, in a separate thread.
 
     Args:

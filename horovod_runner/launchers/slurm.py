@@ -26,10 +26,16 @@ from dataclasses import replace
 import msgspec
 
 from horovod_runner.common.limits import DEFAULTS, Limits
+from horovod_runner.driver.launcher import (
+    Launch,
+    LaunchRequest,
+    PoolKeeper,
+    PoolRequest,
+    TaskLostError,
+)
 from horovod_runner.errors import DataError, LaunchError, SlotError
 from horovod_runner.host import network
 from horovod_runner.launchers import srun
-from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest, TaskLostError
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.process import inherited_environment
 from horovod_runner.task.task import TaskSetup, run_rank
@@ -44,7 +50,7 @@ _PIECE_BYTES = 220  # of an outcome in base64; the rest is for the mark, the tas
 _KEPT_LINES = 20
 
 
-class SlurmLauncher:
+class SlurmLauncher(PoolKeeper):
     """Starts ranks in the Slurm allocation of this process.
 
     Args:
@@ -62,7 +68,6 @@ class SlurmLauncher:
                 "launcher='slurm' starts the ranks by srun in an allocation, and this process is "
                 "in none (SLURM_JOB_ID is not set): get one with salloc, or submit with sbatch."
             )
-        self.needs_pool = False
         self.where = f"slurm job {self._job_id}"
         self._seconds = max(limits.slurm_task, slot_timeout or 0.0)
         this_node = socket.gethostname().split(".")[0]
@@ -102,9 +107,6 @@ class SlurmLauncher:
             )
         return SlurmLaunch(request, self._seconds)
 
-    def check_pool(self) -> None:
-        """Nothing speaks against a pool here."""
-
     def expected_tasks(self) -> int | None:
         """As many as the allocation has tasks."""
         return self.slots(0)
@@ -143,7 +145,7 @@ def _address_towards(node: str) -> str:
         ) from error
 
 
-class SlurmLaunch:
+class SlurmLaunch(Launch):
     """One srun under way.
 
     Args:
@@ -154,20 +156,14 @@ class SlurmLaunch:
         LaunchError: srun cannot be started.
     """
 
-    lost = ()
-    running = False
-    task_0 = None
-    problem = None
-
     def __init__(self, request: LaunchRequest, seconds: float) -> None:
         job = request.job
         self._size = job.size
         self._wake = request.wake
         self._outcomes: dict[int, Outcome] = {}
         self._last_lines: list[str] = []  # of srun's standard error
-        self._done = threading.Event()
         self._seconds = seconds
-        self.expected: float | None = time.monotonic() + seconds
+        self.expected = time.monotonic() + seconds
         self._process = srun.start(srun.command(job.size), job, subprocess.PIPE)
         parcel = srun.parcel_of(job, request.address)
         self._writer = self._start(lambda: self._write(parcel))
@@ -201,10 +197,9 @@ class SlurmLaunch:
         for thread in (self._writer, self._error_reader):
             thread.join()
         self._process.wait()
-        self._done.set()
+        self.finished = True
         self._wake()
 
-    @property
     def late_error(self) -> SlotError:
         """The error to raise if no task has started in time."""
         lines = "; ".join(self._last_lines) or "srun printed nothing"
@@ -213,11 +208,6 @@ class SlurmLaunch:
             "Perhaps another step uses the allocation's CPUs or GPUs: end it, or raise "
             "slot_timeout to wait longer."
         )
-
-    @property
-    def finished(self) -> bool:
-        """Whether srun has ended."""
-        return self._done.is_set()
 
     def outcomes(self) -> list[Outcome]:
         """How the ranks ended.

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.spark_session import conf_of, spark_context
+from horovod_runner.driver.launcher import LaunchRequest, PoolKeeper, PoolRequest
 from horovod_runner.errors import CancelledError, SlotError
-from horovod_runner.launchers import connect, detached
-from horovod_runner.launchers.launcher import LaunchRequest, PoolRequest
+from horovod_runner.launchers import connect
 from horovod_runner.launchers.spark_job import ConnectLaunch, SparkLaunch, SparkMembers
 from horovod_runner.launchers.spark_task import run_member, run_task
 from horovod_runner.wire.job import Job
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class SparkLauncher:
+class SparkLauncher(PoolKeeper):
     """Starts ranks as the tasks of a barrier job.
 
     Args:
@@ -42,7 +42,6 @@ class SparkLauncher:
             all.
         notice: called with a line for the user.
         cancelled: ends the wait for slots when it is set.
-        make_stand_in: starts the driver's stand-in in a task, if no task can reach the driver.
         profile: the resources of a task; None for the application's settings.
         limits: for executors and for slots.
 
@@ -56,7 +55,6 @@ class SparkLauncher:
         slot_timeout: float | None,
         notice: Callable[[str], None],
         cancelled: threading.Event,
-        make_stand_in: Callable[[Job, str], detached.StandIn] | None = None,
         *,
         profile: ResourceProfile | None = None,
         limits: Limits = DEFAULTS,
@@ -68,7 +66,6 @@ class SparkLauncher:
             )
         self._limits = limits
         self._profile = profile
-        self._make_stand_in = make_stand_in
         self._spark = spark
         self._slot_timeout = slot_timeout
         self._notice = notice
@@ -87,7 +84,7 @@ class SparkLauncher:
             self.channel_host = connect.driver_host(spark, named or self.channel_host)
 
     def slots(self, size: int, patience: float = 0.0) -> int:
-        """See :class:`~horovod_runner.launchers.launcher.Launcher`."""
+        """See :class:`~horovod_runner.driver.launcher.Launcher`."""
         deadline = time.monotonic() + max(self._patience(), patience)
         noticed = time.monotonic()
         while True:
@@ -179,43 +176,28 @@ class SparkLauncher:
         """Start the barrier job, in a separate thread."""
         job = self._with_threads(request.job)
         # On a local master the tasks are on this machine.
-        detaches = self._make_stand_in is not None and not self.shares_files
+        detaches = not self.shares_files
         if detaches and not self._is_connect:
             job = replace(job, call=new_call())
-        task_function = partial(
+        request = replace(request, job=job)
+        task = partial(
             run_task,
             job,
             request.address,
             # On a local master what a task prints appears in this terminal anyway. The log of a
             # Connect server does not.
             echo=self._is_connect or not self._is_local,
-            make_stand_in=self._make_stand_in if detaches else None,
+            detaches=detaches,
             dataframes=tuple(request.dataframes),
         )
         if not self._is_connect:
-            return SparkLaunch(
-                self._spark,
-                job,
-                task_function,
-                request.wake,
-                request.dataframes,
-                profile=self._profile,
-                detaches=detaches,
-            )
+            return SparkLaunch(self._spark, request, task, self._profile, detaches=detaches)
         seconds = max(self._limits.connect_task, self._slot_timeout or 0.0)
-        return ConnectLaunch(
-            self._spark,
-            job,
-            task_function,
-            request.wake,
-            request.dataframes,
-            profile=self._profile,
-            late_error=self._late_error(job.size, seconds),
-            seconds=seconds,
-        )
+        late = self._late_error(job.size, seconds)
+        return ConnectLaunch(self._spark, request, task, self._profile, late=late, seconds=seconds)
 
     def check_pool(self) -> None:
-        """See :class:`~horovod_runner.launchers.launcher.Launcher`."""
+        """See :class:`~horovod_runner.driver.launcher.Launcher`."""
         if not self._is_connect:
             return
         if self.needs_pool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import sys
 
+from horovod_runner.driver.launcher import JobCancelledError, TaskLostError
 from horovod_runner.errors import LaunchError
-from horovod_runner.launchers.launcher import JobCancelledError, TaskLostError
 
 # "...barrier task ResultTask(7, 3) finished unsuccessfully.\nExecutorLostFailure (executor 1 ..."
 _LOST_TASK = re.compile(

@@ -5,19 +5,26 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.spark_session import conf_of, map_in_arrow, spark_context
+from horovod_runner.driver.launcher import (
+    JobCancelledError,
+    Launch,
+    LaunchLostError,
+    LaunchRequest,
+    MemberTasks,
+    PoolRequest,
+)
 from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.launchers import connect
-from horovod_runner.launchers.launcher import JobCancelledError, LaunchLostError, PoolRequest
 from horovod_runner.launchers.spark_errors import ended_by, lost_task
-from horovod_runner.wire.job import Job, Outcome, decode_outcome
-from horovod_runner.wire.transport import Call
+from horovod_runner.wire.job import Outcome, decode_outcome
 
 if TYPE_CHECKING:
+    from pyspark import SparkStageInfo
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
 
@@ -27,42 +34,35 @@ _WATCH_SECONDS = 1.0
 _OUTCOME_SCHEMA = "outcome binary"
 
 
-class SparkLaunch:
+class SparkLaunch(Launch):
     """One barrier job under way. A thread waits for it.
+
+    A SparkContext counts slots exactly: the tasks start as soon as other jobs let them, so the
+    launch expects no task before Spark has started all.
 
     Args:
         spark: the session.
-        job: what to run.
+        request: what to run.
         task: the body of a task, for ``mapInArrow``.
-        wake: called when the Spark job has ended.
-        dataframes: DataFrames whose rows are sent to the tasks, by dataset name.
         profile: the resources of a task; None for the application's settings.
         detaches: whether the tasks can do without the driver.
     """
 
-    lost = ()
-    late_error: SlotError | None = None
-    problem = None
-
     def __init__(
         self,
         spark: SparkSession,
-        job: Job,
+        request: LaunchRequest,
         task: Callable[..., Any],
-        wake: Callable[[], None],
-        dataframes: Mapping[str, DataFrame],
-        *,
         profile: ResourceProfile | None,
+        *,
         detaches: bool,
     ) -> None:
-        self._started: float | None = None
-        self.task_0: tuple[str, Call] | None = None
-        self._profile = profile
         self._spark = spark
-        self._job = job
-        self._dataframes = dataframes
+        self._job = request.job
+        self._dataframes = request.dataframes
+        self._wake = request.wake
         self._task = task
-        self._wake = wake
+        self._profile = profile
         self._outcomes: list[Outcome] = []
         self._error: BaseException | None = None
         self._done = threading.Event()
@@ -77,41 +77,25 @@ class SparkLaunch:
         threading.Thread(target=self._poll_starts, name="horovod_runner-tasks", daemon=True).start()
 
     def _poll_starts(self) -> None:
-        tracker = self._spark.sparkContext.statusTracker()
         with suppress(Exception):  # the session has ended
             while not self._done.wait(_WATCH_SECONDS):
-                jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self._job.run_id))
-                stages = [stage for job in jobs if job is not None for stage in job.stageIds]
-                for stage in stages:
-                    info = tracker.getStageInfo(stage)
-                    if info is not None and info.numActiveTasks >= self._job.size:
-                        self._find_task_0(stage, info.currentAttemptId)
-                        self._started = time.monotonic()
-                        self._wake()
+                for stage in _stages(self._spark, self._job.run_id):
+                    if stage.numActiveTasks >= self._job.size:
+                        self._find_task_0(stage)
+                        self._tasks_have_started()
                         return
 
-    def _find_task_0(self, stage: int, attempt: int) -> None:
+    def _find_task_0(self, stage: SparkStageInfo) -> None:
         """Find out where task 0 runs, by Spark's internals: no public function tells."""
         with suppress(Exception):
-            store = self._spark.sparkContext._jsc.sc().statusStore()
-            tasks = store.taskList(stage, attempt, self._job.size)
-            for task in map(tasks.apply, range(tasks.size())):
+            for task in _tasks(self._spark, stage, self._job.size):
                 if task.index() == 0 and self._job.call is not None:
                     self.task_0 = str(task.host()), self._job.call
 
-    @property
-    def running(self) -> bool:
-        """Whether all tasks are known to run, and can switch to detached mode."""
-        return self._started is not None
-
-    @property
-    def expected(self) -> float | None:
-        """By when a task should have said Hello; None if it is not known whether they started.
-
-        A SparkContext counts slots exactly: the tasks start as soon as other jobs let them.
-        """
-        limit = self._job.limits.first_report
-        return None if self._started is None else self._started + limit
+    def _tasks_have_started(self) -> None:
+        self.expected = time.monotonic() + self._job.limits.first_report
+        self.running = True
+        self._wake()
 
     def _run(self) -> None:
         try:
@@ -120,8 +104,12 @@ class SparkLaunch:
         except BaseException as error:
             self._error = error
         finally:
-            self._done.set()
-            self._wake()
+            self._end()
+
+    def _end(self) -> None:
+        self.finished = True
+        self._done.set()
+        self._wake()
 
     def _name_job(self) -> None:
         text = f"HorovodRunner np={self._job.size}"
@@ -130,10 +118,6 @@ class SparkLaunch:
 
     def _collect(self) -> list[Any]:
         """Run the Spark job; returns its rows."""
-        return self._barrier_job().collect()  # type: ignore[no-any-return]
-
-    def _barrier_job(self) -> DataFrame:
-        """The barrier job as a DataFrame; nothing runs yet."""
         size = self._job.size
         if self._dataframes:
             from horovod_runner.data.read import spill
@@ -141,14 +125,7 @@ class SparkLaunch:
             tasks = spill.combine(self._dataframes, size)
         else:
             tasks = self._spark.range(0, size, 1, size)
-        # Spark 3.5 has no such argument.
-        profile = {} if self._profile is None else {"profile": self._profile}
-        return map_in_arrow(tasks, self._task, _OUTCOME_SCHEMA, barrier=True, **profile)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the Spark job has ended."""
-        return self._done.is_set()
+        return _collect(tasks, self._task, self._profile, barrier=True)
 
     def outcomes(self) -> list[Outcome]:
         """How the ranks ended.
@@ -179,60 +156,66 @@ class ConnectLaunch(SparkLaunch):
     """One barrier job that a Connect server runs for this process.
 
     Args:
-        late_error: the error to raise if no task has started within ``seconds``.
+        spark, request, task, profile: see :class:`SparkLaunch`.
+        late: the error to raise if no task has started within ``seconds``.
         seconds: the time limit for the first task.
     """
 
     def __init__(
         self,
         spark: SparkSession,
-        job: Job,
+        request: LaunchRequest,
         task: Callable[..., Any],
-        wake: Callable[[], None],
-        dataframes: Mapping[str, DataFrame],
-        *,
         profile: ResourceProfile | None,
-        late_error: SlotError,
+        *,
+        late: SlotError,
         seconds: float,
     ) -> None:
-        self.late_error = late_error
-        self._start_by = time.monotonic() + seconds
-        self._tag = f"horovod_runner-{job.run_id}"
+        self._late = late
+        self._tag = f"horovod_runner-{request.job.run_id}"
         self._tags = {*spark.getTags(), self._tag}
-        self._progress = connect.TaskProgress(spark, job.size, wake)
-        super().__init__(spark, job, task, wake, dataframes, profile=profile, detaches=True)
+        self._thread = 0  # that collects
+        # Spark tells Connect clients from 4.0 on when it has started tasks.
+        self._told_of_starts = hasattr(spark, "registerProgressHandler")
+        if self._told_of_starts:
+            self.expected = time.monotonic() + seconds
+        super().__init__(spark, request, task, profile, detaches=True)
         endpoint = connect.server_endpoint(spark)
         if endpoint is not None:
-            patience = job.limits.connect_server
+            patience = request.job.limits.connect_server
             connect.ServerWatch(endpoint, self._done, self._lost_server, patience)
+
+    def late_error(self) -> SlotError:
+        """The error to raise if no task has started in time."""
+        return self._late
 
     def _name_job(self) -> None:
         for tag in self._tags:  # a tag belongs to the thread that sets it
             self._spark.addTag(tag)
 
     def _collect(self) -> list[Any]:
-        with self._progress:
+        if not self._told_of_starts:
             return super()._collect()
+        self._thread = threading.get_ident()
+        spark: Any = self._spark
+        spark.registerProgressHandler(self._on_progress)
+        try:
+            return super()._collect()
+        finally:
+            spark.removeProgressHandler(self._on_progress)
+
+    def _on_progress(self, *, inflight_tasks: int, **_: Any) -> None:
+        # Handlers are called for all jobs of the session, each in the thread that waits for it.
+        here = threading.get_ident() == self._thread
+        if here and not self.running and inflight_tasks >= self._job.size:
+            self._tasks_have_started()
+
+    def _watch_starts(self) -> None:
+        """Do nothing: the server reports it."""
 
     def _lost_server(self, reason: str) -> None:
         self._error = LaunchLostError(reason)
-        self._done.set()
-        self._wake()
-
-    def _watch_starts(self) -> None:
-        """Do nothing: the server reports it (TaskProgress)."""
-
-    @property
-    def running(self) -> bool:
-        """Whether Spark has reported that all tasks have started."""
-        return self._progress.started is not None
-
-    @property
-    def expected(self) -> float | None:
-        """By when a task should have said Hello; None if Spark does not report task starts."""
-        if self._progress.started is not None:
-            return self._progress.started + self._job.limits.first_report
-        return self._start_by if self._progress.known else None
+        self._end()
 
     def cancel(self) -> None:
         """Have the server cancel the job."""
@@ -244,6 +227,33 @@ class ConnectLaunch(SparkLaunch):
             self._spark.interruptTag(self._tag)
 
 
+def _collect(
+    rows: DataFrame, task: Callable[..., Any], profile: ResourceProfile | None, **barrier: bool
+) -> list[Any]:
+    """Run a Spark job with a task for each partition; returns its rows."""
+    # Spark 3.5 has no such argument.
+    resources = {} if profile is None else {"profile": profile}
+    job = map_in_arrow(rows, task, _OUTCOME_SCHEMA, **barrier, **resources)
+    return job.collect()  # type: ignore[no-any-return]
+
+
+def _stages(spark: SparkSession, group: str) -> Iterator[SparkStageInfo]:
+    """The stages of a job group that Spark still knows."""
+    tracker = spark.sparkContext.statusTracker()
+    for job in map(tracker.getJobInfo, tracker.getJobIdsForGroup(group)):
+        for stage in job.stageIds if job is not None else ():
+            info = tracker.getStageInfo(stage)
+            if info is not None:
+                yield info
+
+
+def _tasks(spark: SparkSession, stage: SparkStageInfo, most: int) -> Iterator[Any]:
+    """The tasks of a stage, by Spark's internals."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    tasks = store.taskList(stage.stageId, stage.currentAttemptId, most)
+    yield from map(tasks.apply, range(tasks.size()))
+
+
 def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
     """The class of threads that inherit the caller's job properties (pool, description)."""
     if spark_context(spark) is None:
@@ -253,7 +263,7 @@ def _inheriting_thread(spark: SparkSession) -> Callable[..., threading.Thread]:
     return InheritableThread  # type: ignore[no-any-return]
 
 
-class SparkMembers:
+class SparkMembers(MemberTasks):
     """The tasks of a pool: one ordinary Spark job each.
 
     So Spark runs a task again elsewhere when its executor is lost, and starts executors for tasks
@@ -300,13 +310,12 @@ class SparkMembers:
         """Run a seat's job, again and again until the pool is closed or somebody cancels it."""
         text = f"HorovodRunner np={self._job.options.np}, task {seat}"
         self._spark.sparkContext.setJobGroup(self._group(seat), text, interruptOnCancel=True)
-        profile = {} if self._profile is None else {"profile": self._profile}
         reason = LaunchError("a task of the run has ended: it had lost the driver.")
         while not self._over.is_set() and not isinstance(reason, JobCancelledError):
             self._collecting.add(seat)
             try:
                 one = self._spark.range(seat, seat + 1, 1, 1)
-                map_in_arrow(one, task, _OUTCOME_SCHEMA, **profile).collect()
+                _collect(one, task, self._profile)
             except BaseException as error:
                 _log.debug("Spark ended task %d of %s", seat, self._job.run_id, exc_info=error)
                 reason = ended_by("Spark ended a task of the run", error)
@@ -316,7 +325,7 @@ class SparkMembers:
                 self._over.wait(_AGAIN_SECONDS)
 
     def settled(self) -> bool:
-        """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""
+        """See :class:`~horovod_runner.driver.launcher.MemberTasks`."""
         with suppress(Exception):  # the session has ended
             return all(self._runs(seat) for seat in list(self._collecting))
         return True
@@ -352,27 +361,18 @@ class SparkMembers:
 
     def _seats_on(self, executor: str) -> list[int]:
         """The seats whose tasks run on an executor."""
-        context = self._spark.sparkContext
-        tracker, store = context.statusTracker(), context._jsc.sc().statusStore()
-        seats = []
-        for seat in range(len(self._threads)):
-            for job in tracker.getJobIdsForGroup(self._group(seat)):
-                known = tracker.getJobInfo(job)  # None: Spark has forgotten the job
-                for stage in known.stageIds if known else ():
-                    info = tracker.getStageInfo(stage)
-                    if info is None:
-                        continue
-                    tasks = store.taskList(stage, info.currentAttemptId, 100)
-                    if any(
-                        tasks.apply(at).executorId() == executor
-                        and tasks.apply(at).status() == "RUNNING"
-                        for at in range(tasks.size())
-                    ):
-                        seats.append(seat)
-        return seats
+        return [
+            seat
+            for seat in range(len(self._threads))
+            for stage in _stages(self._spark, self._group(seat))
+            if any(
+                task.executorId() == executor and task.status() == "RUNNING"
+                for task in _tasks(self._spark, stage, 100)
+            )
+        ]
 
     def close(self, served: Collection[int], seconds: float) -> None:
-        """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""
+        """See :class:`~horovod_runner.driver.launcher.MemberTasks`."""
         self._over.set()
         for seat in range(len(self._threads)):
             if seat not in served:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from horovod_runner.host.python_path import user_path, without_spark_core
-from horovod_runner.launchers import detached
+from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.task import TaskSetup, run_rank, stderr_echo
 from horovod_runner.wire.job import Job
@@ -31,7 +31,7 @@ def run_task(
     batches: Iterator[pa.RecordBatch],
     *,
     echo: bool,
-    make_stand_in: Callable[[Job, str], detached.StandIn] | None,
+    detaches: bool,
     dataframes: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
     """The body of one task, for ``mapInArrow``.
@@ -41,7 +41,7 @@ def run_task(
         address: the driver's channel.
         batches: the task's rows of the DataFrames; without DataFrames, a row with its number.
         echo: whether the executor's log gets what the rank prints.
-        make_stand_in: starts the driver's stand-in, for detached mode; None: there is none.
+        detaches: whether the tasks may do without the driver, in detached mode.
         dataframes: the names of the datasets whose rows come with the task.
     """
     from pyspark import BarrierTaskContext
@@ -53,9 +53,7 @@ def run_task(
     else:
         for _ in batches:
             pass  # the context knows the task's number too
-    without_driver = None
-    if make_stand_in is not None:
-        without_driver = detached.Detached(job, context, make_stand_in)
+    without_driver = Detached(job, context) if detaches else None
     setup = replace(
         _setup(job, context, echo=echo), detached=without_driver, receive_rows=receive_rows
     )

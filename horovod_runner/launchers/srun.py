@@ -9,8 +9,8 @@ import threading
 import time
 from collections.abc import Collection
 
+from horovod_runner.driver.launcher import MemberTasks, PoolRequest
 from horovod_runner.errors import LaunchError
-from horovod_runner.launchers.launcher import PoolRequest
 from horovod_runner.wire import job_file
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.job_file import RUN_VARIABLE
@@ -72,7 +72,7 @@ def parcel_of(job: Job, address: ChannelAddress) -> bytes:
     return pickle.dumps((job, address, os.getcwd()))
 
 
-class SlurmMembers:
+class SlurmMembers(MemberTasks):
     """The tasks of a pool: one srun each.
 
     Args:
@@ -112,12 +112,8 @@ class SlurmMembers:
                 self._ended(seat, LaunchError(f"Slurm ended a task of the run: {reason}"))
                 self._over.wait(_AGAIN_SECONDS)
 
-    def settled(self) -> bool:
-        """True: the end of an srun is reported at once."""
-        return True
-
     def close(self, served: Collection[int], seconds: float) -> None:
-        """See :class:`~horovod_runner.launchers.launcher.MemberTasks`."""
+        """See :class:`~horovod_runner.driver.launcher.MemberTasks`."""
         self._over.set()
         for seat, process in self._processes.items():
             if seat not in served:

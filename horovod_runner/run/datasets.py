@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.options import Options
 from horovod_runner.common.text import bytes_text
+from horovod_runner.driver.launcher import Launcher
 from horovod_runner.errors import CancelledError, DataError, SerializationError
 from horovod_runner.host.scratch import RunFolder
-from horovod_runner.launchers.launcher import Launcher
 from horovod_runner.wire.job import Job
 
 if TYPE_CHECKING:

@@ -6,17 +6,19 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.clocks import SteadyClock
 from horovod_runner.common.options import Options
 from horovod_runner.driver.attempts import run_attempts
-from horovod_runner.driver.detached.stand_in import StandIn
-from horovod_runner.driver.elastic.launcher import PooledLauncher, refuse_dataframes
-from horovod_runner.errors import CancelledError, DataError, forget_passwords
+from horovod_runner.driver.elastic.pool import Pool, refuse_dataframes
+from horovod_runner.driver.elastic.scaling import ScalingPolicy
+from horovod_runner.driver.requests import Requests
+from horovod_runner.driver.restarts import RestartPolicy
+from horovod_runner.errors import CancelledError, forget_passwords
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.launchers.sessions import find_session
 from horovod_runner.launchers.spark import SparkLauncher
@@ -38,8 +40,7 @@ from horovod_runner.wire.events import RunEnded, Status
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from horovod_runner.driver.driver import Driver
-    from horovod_runner.launchers.launcher import Launcher, PoolKeeper
+    from horovod_runner.driver.launcher import Launcher, PoolKeeper
     from horovod_runner.wire.job import Job
 
 
@@ -52,8 +53,7 @@ class RunHandle:
         options: what the user chose.
         main: the function to run on every rank.
         kwargs: its arguments.
-        begun: called with the run's record as soon as there is one.
-        ended: called with this handle when the run has ended.
+        runs: those of the same runner; this one is among them from now on.
         all_values: whether the result is a list of every rank's value, instead of rank 0's value.
     """
 
@@ -62,8 +62,7 @@ class RunHandle:
         options: Options,
         main: Callable[..., Any],
         kwargs: Mapping[str, Any],
-        begun: Callable[[Run], None],
-        ended: Callable[[RunHandle], None],
+        runs: Runs,
         *,
         all_values: bool = False,
     ) -> None:
@@ -71,16 +70,15 @@ class RunHandle:
         self._main = main
         self._kwargs = kwargs
         self._all_values = all_values
-        self._begun = begun
-        self._ended = ended
+        self._runs = runs
         self._clock = SteadyClock()
         self._timings = Timings(self._clock())
-        self._cancelled = threading.Event()
-        self._driver: Driver | None = None
+        self._requests = Requests()
         self._future: Future[Any] = Future()
         #: The record of the run (status, attempts, metrics, logs, checkpoints); None until the job
         #: has been made.
         self.run: Run | None = None
+        runs.under_way.append(self)
 
     def __repr__(self) -> str:
         return f"<RunHandle: {self.run or self.status}>"
@@ -123,9 +121,7 @@ class RunHandle:
 
     def cancel(self) -> None:
         """End all ranks. :meth:`result` then raises CancelledError; an ended run stays as it is."""
-        self._cancelled.set()
-        if self._driver is not None:
-            self._driver.wake()
+        self._requests.cancel()
 
     @property
     def status(self) -> Status:
@@ -143,8 +139,7 @@ class RunHandle:
 
     def dump_stacks(self) -> None:
         """Print every rank's Python stacks, within seconds; nothing happens before ranks run."""
-        if self._driver is not None:
-            self._driver.show_stacks()
+        self._requests.show_stacks()
 
     def execute(self) -> Any:
         """Run to the end in the calling thread; returns rank 0's value.
@@ -161,10 +156,10 @@ class RunHandle:
                 error = error.with_traceback(None)  # ten frames of this package
                 fold_error(error)
             forget_passwords(error)
-            self._ended(self)
+            self._runs.under_way.remove(self)
             self._future.set_exception(error)
             raise error
-        self._ended(self)
+        self._runs.under_way.remove(self)
         self._future.set_result(value)
         return value
 
@@ -173,8 +168,9 @@ class RunHandle:
             self.execute()
 
     def _execute(self) -> Any:
-        options = self._options
-        launcher = self._launcher()
+        options, requests = self._options, self._requests
+        launcher = _launcher(options, requests)
+        pooled = _takes_pool(options, launcher)
         datasets = find_datasets(self._kwargs)
         job = make_job(
             self._main,
@@ -199,28 +195,22 @@ class RunHandle:
         )
         # Listed from here on: a run that waits for slots can be stopped, too.
         log = RunLog(run, saved_run.new_path(run.run_id))
-        with Registration(run, self.cancel, log.flush) as entry:
-            job = replace(job, size=self._slots(launcher))
+        with Registration(run, requests.cancel, log.flush) as entry:
+            if pooled:
+                launcher.check_pool()
+            if not launcher.needs_pool:
+                size = launcher.slots(abs(options.least if pooled else options.most))
+                job = job if pooled else replace(job, size=size)
             # The archive first: a folder that cannot be used is an error before data are packed.
-            prepared = datasets.prepared(job, launcher, options, self._cancelled)
+            prepared = datasets.prepared(job, launcher, options, requests.cancelled)
             with archive, prepared as (job, dataframes):
                 weakref.finalize(run, archive.discard)
-                if self._takes_pool(launcher) and dataframes:
-                    raise DataError(refuse_dataframes(dataframes))
-                self.run = run
-                self._begun(run)
+                if pooled:
+                    refuse_dataframes(dataframes)
+                self.run = self._runs.last = run
                 return self._supervise(
                     run, log, job, launcher, dataframes=dataframes, archive=archive, entry=entry
                 )
-
-    def _slots(self, launcher: PoolKeeper) -> int:
-        """Wait for slots; returns how many ranks there may be."""
-        if not self._takes_pool(launcher):
-            return launcher.slots(abs(self._options.most))
-        launcher.check_pool()
-        if not launcher.needs_pool:
-            launcher.slots(abs(self._options.least))
-        return abs(self._options.most)
 
     def _supervise(
         self,
@@ -234,27 +224,33 @@ class RunHandle:
         entry: Registration,
     ) -> Any:
         """Run the job to its end, and pass what happens to the sinks."""
-        progress = progress_sink(live) if self._options.progress else None
+        options = self._options
+        progress = progress_sink(live) if options.progress else None
         terminal = TerminalSink(job.size, progress)
         ours = [entry, terminal, *([progress] if progress is not None else [])]
-        sink = FanOut(log, ours, self._options.sinks, terminal.notice, limits=job.limits)
+        sink = FanOut(log, ours, options.sinks, terminal.notice, limits=job.limits)
         sink.begin(run)
         if entry.problem:
             sink.notice(entry.problem)
         status: Status = "failed"
         result_text = ""
         try:
-            with self._pooled(job, launcher, sink.notice) as where:
-                if where is not launcher:
-                    job = replace(job, size=where.slots(job.size))
+            with ExitStack() as stack:
+                attempts_on: Launcher = launcher
+                if _takes_pool(options, launcher):
+                    pool = Pool(
+                        launcher, job, _scaling(options), sink.notice, self._requests.cancelled
+                    )
+                    attempts_on = stack.enter_context(pool)
+                    job = replace(job, size=pool.slots(job.size))
                 value = run_attempts(
                     job,
-                    where,
+                    attempts_on,
                     sink,
+                    restarts=RestartPolicy(options.max_restarts, elastic=options.elastic),
                     archive=archive,
                     dataframes=dataframes,
-                    cancelled=self._cancelled,
-                    entered=self._enter,
+                    requests=self._requests,
                 )
             status, result_text = "finished", value_text(value)
             return value
@@ -273,45 +269,48 @@ class RunHandle:
             sink.end(run)
             sink.close()
 
-    def _takes_pool(self, launcher: PoolKeeper) -> bool:
-        """Whether the ranks run in tasks that live as long as the run."""
-        return self._options.elastic or launcher.needs_pool
 
-    def _pooled(
-        self, job: Job, launcher: PoolKeeper, notice: Callable[[str], None]
-    ) -> AbstractContextManager[Launcher]:
-        """The launcher of the attempts: the tasks of a pool where it takes one."""
-        options = self._options
-        if not self._takes_pool(launcher):
-            return nullcontext(launcher)
-        return PooledLauncher(
-            launcher,
-            job,
-            least=abs(options.least),
-            most=abs(options.most),
-            grow_after=options.grow_after,
-            slot_timeout=options.cluster_config.slot_timeout,
-            notice=notice,
-            cancelled=self._cancelled,
-        )
+@dataclass
+class Runs:
+    """The runs of one runner.
 
-    def _enter(self, driver: Driver) -> None:
-        self._driver = driver
+    Attributes:
+        under_way: those that have not ended.
+        last: the one that began last; None before the first.
+    """
 
-    def _launcher(self) -> PoolKeeper:
-        cluster = self._options.cluster_config
-        if self._options.local:
-            return LocalLauncher()
-        if cluster.launcher == "slurm":
-            from horovod_runner.launchers.slurm import SlurmLauncher
+    under_way: list[RunHandle] = field(default_factory=list)
+    last: Run | None = None
 
-            return SlurmLauncher(cluster.slot_timeout, cluster.limits)
-        return SparkLauncher(
-            cluster.spark or find_session(),
-            cluster.slot_timeout,
-            TerminalSink(1).notice,
-            self._cancelled,
-            StandIn,
-            profile=cluster.resource_profile,
-            limits=cluster.limits,
-        )
+
+def _launcher(options: Options, requests: Requests) -> PoolKeeper:
+    """What starts the ranks."""
+    cluster = options.cluster_config
+    if options.local:
+        return LocalLauncher()
+    if cluster.launcher == "slurm":
+        from horovod_runner.launchers.slurm import SlurmLauncher
+
+        return SlurmLauncher(cluster.slot_timeout, cluster.limits)
+    return SparkLauncher(
+        cluster.spark or find_session(),
+        cluster.slot_timeout,
+        TerminalSink(1).notice,
+        requests.cancelled,
+        profile=cluster.resource_profile,
+        limits=cluster.limits,
+    )
+
+
+def _takes_pool(options: Options, launcher: PoolKeeper) -> bool:
+    """Whether the ranks run in tasks that live as long as the run."""
+    return options.elastic or launcher.needs_pool
+
+
+def _scaling(options: Options) -> ScalingPolicy:
+    return ScalingPolicy(
+        abs(options.least),
+        abs(options.most),
+        options.grow_after,
+        options.cluster_config.slot_timeout,
+    )

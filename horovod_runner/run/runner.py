@@ -19,7 +19,7 @@ from horovod_runner.common.options import (
     where_options_are,
 )
 from horovod_runner.results.run import Run
-from horovod_runner.run.handle import RunHandle
+from horovod_runner.run.handle import RunHandle, Runs
 from horovod_runner.sinks import EVENTS, Sink
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -108,9 +108,12 @@ class HorovodRunner:
             debug_config=debug_config or DebugConfig(),
         )
         warn_deprecated(np)
-        self._handles: list[RunHandle] = []  # of the runs under way
-        #: The run that is under way, or the last one; None before the first.
-        self.last_run: Run | None = None
+        self._runs = Runs()
+
+    @property
+    def last_run(self) -> Run | None:
+        """The run that is under way, or the last one; None before the first."""
+        return self._runs.last
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``main(**kwargs)`` on every rank and return rank 0's value.
@@ -175,7 +178,7 @@ class HorovodRunner:
         :meth:`run` then raises :class:`~horovod_runner.errors.CancelledError`, when all ranks have
         ended.
         """
-        for handle in list(self._handles):
+        for handle in list(self._runs.under_way):
             handle.cancel()
 
     def dump_stacks(self) -> None:
@@ -184,7 +187,7 @@ class HorovodRunner:
         They are printed where ``run`` prints, within some seconds, also of ranks that are stuck in
         native code. The ranks continue undisturbed.
         """
-        for handle in list(self._handles):
+        for handle in list(self._runs.under_way):
             handle.dump_stacks()
 
     def __repr__(self) -> str:
@@ -208,18 +211,11 @@ class HorovodRunner:
                 "run(train), not what it returns, run(train())"
             )
         _check_arguments(main, kwargs)
-        handle = RunHandle(
-            self.options, main, kwargs, self._begin, self._handles.remove, all_values=all_values
-        )
-        self._handles.append(handle)
-        return handle
-
-    def _begin(self, run: Run) -> None:
-        self.last_run = run
+        return RunHandle(self.options, main, kwargs, self._runs, all_values=all_values)
 
     def __getstate__(self) -> dict[str, Any]:
         # main may be a method of an object that holds its runner: that object has to be picklable.
-        return {"options": self.options.for_ranks(), "_handles": [], "last_run": None}
+        return {"options": self.options.for_ranks(), "_runs": Runs()}
 
 
 def _check_arguments(main: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from horovod_runner import (
     log_to_driver,
 )
 from horovod_runner.common.options import Options
-from horovod_runner.launchers.launcher import JobCancelledError, PoolRequest
+from horovod_runner.driver.launcher import JobCancelledError, PoolRequest
 from horovod_runner.launchers.spark_job import SparkMembers
 from horovod_runner.wire.job import Job
 from tests.conftest import Ranks, await_end, guards_and_ranks

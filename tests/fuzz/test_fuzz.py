@@ -27,7 +27,8 @@ from horovod_runner import HorovodRunner, HorovodRunnerError, Limits, log_to_dri
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.options import Options
 from horovod_runner.common.slots import Offer
-from horovod_runner.driver.driver import Driver
+from horovod_runner.driver.attempt import AttemptRunner
+from horovod_runner.driver.requests import Requests
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.wire import events, framing, messages
@@ -254,9 +255,9 @@ class EndRecorder(Recorder):
             self.ended.release()
 
 
-def end_of(driver: Driver, ends: SimpleQueue[object]) -> None:
+def end_of(attempt: AttemptRunner, ends: SimpleQueue[object]) -> None:
     try:
-        ends.put(driver.run())
+        ends.put(attempt.run())
     except BaseException as error:
         ends.put(error)
 
@@ -274,9 +275,9 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
         archive = stack.enter_context(
             Archive("0a1b2c3d", Options(np=2, checkpoint_dir=tmp_path / "mine"))
         )
-        cancelled = threading.Event()
-        driver = Driver(Job("fuzz", 2, Options(np=2), b""), launched, recorder, cancelled, archive)  # type: ignore[arg-type]
-        running = threading.Thread(target=end_of, args=[driver, ends])
+        job = Job("fuzz", 2, Options(np=2), b"")
+        attempt = AttemptRunner(job, launched, recorder, Requests(), archive)  # type: ignore[arg-type]
+        running = threading.Thread(target=end_of, args=[attempt, ends])
         running.start()
         clients = Clients(zmq_context, launched.address.get())
         with stack, clients.open(b"0") as first, clients.open(b"1") as second:
@@ -292,7 +293,7 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
                 client.send(framing.frame(messages.encode(messages.Ended(task, EndRecorder.LOST))))
             for _ in tasks:
                 assert recorder.ended.acquire(timeout=PATIENCE)
-        supervisor = driver._supervisor
+        supervisor = attempt.supervisor
         assert supervisor is not None
         roster = supervisor.roster
         for kept in (roster.hellos, roster.pids, supervisor.failed, supervisor._secondary):

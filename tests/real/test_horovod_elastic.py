@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import ClusterConfig, HorovodRunner
-from horovod_runner.driver.elastic.launcher import PooledLauncher
+from horovod_runner.driver.elastic.pool import Pool
 from tests.preload import COMMAND, WARM
 
 pytestmark = pytest.mark.horovod
@@ -290,13 +290,13 @@ def shrink_and_grow(rows: int, batch: int) -> dict[str, Any]:
 
 def test_no_row_is_lost_when_the_number_of_ranks_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = iter([3, 2, 3])
-    ready = PooledLauncher.slots
+    ready = Pool.slots
 
-    def slots(launcher: PooledLauncher, *args: Any) -> int:
+    def slots(launcher: Pool, *args: Any) -> int:
         ready(launcher, *args)
         return next(sizes)
 
-    monkeypatch.setattr(PooledLauncher, "slots", slots)
+    monkeypatch.setattr(Pool, "slots", slots)
     warm = ClusterConfig(preload_frameworks=["horovod.torch"])
     runner = HorovodRunner(np=(-2, -3), max_restarts=1, progress=False, cluster_config=warm)
     rows = 36

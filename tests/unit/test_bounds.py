@@ -18,7 +18,6 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
 
 import msgspec
 import pytest
@@ -32,14 +31,17 @@ from horovod_runner.data.feed.epochs import Epochs, FeedKey
 from horovod_runner.driver.attempts import run_attempts
 from horovod_runner.driver.detached import journal
 from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
-from horovod_runner.driver.detached.keeper import Keeper
-from horovod_runner.driver.elastic.members import Member, Members
+from horovod_runner.driver.detached.keeper import Capacity, Keeper
+from horovod_runner.driver.elastic.members import Members, PoolMember
+from horovod_runner.driver.elastic.scaling import ScalingPolicy
 from horovod_runner.driver.hangs import HangWatch
+from horovod_runner.driver.launcher import Launch, Launcher, LaunchRequest
+from horovod_runner.driver.requests import Requests
+from horovod_runner.driver.restarts import RestartPolicy
 from horovod_runner.driver.sync_check import NoteCheck
 from horovod_runner.host.folders.folder import PART
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.scratch import RunFolder, memory_folder, rank_folder
-from horovod_runner.launchers.launcher import Launcher, LaunchRequest
 from horovod_runner.results import run_log
 from horovod_runner.results.live import live
 from horovod_runner.results.metrics_table import Metrics
@@ -137,7 +139,7 @@ class _Cancelled(threading.Event):
         return False
 
 
-class _Killing:
+class _Killing(Launch, Launcher):
     """A launcher whose ranks save a checkpoint, leave unfinished files, and are killed at once.
 
     It is the launch, too.
@@ -147,9 +149,6 @@ class _Killing:
     channel_host = "127.0.0.1"
     shares_files = True
     finished = True
-    lost = ()
-    late_error = problem = expected = task_0 = None
-    running = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = LocalFolder(folder)
@@ -179,15 +178,13 @@ class _Killing:
         tail = [f"line {number} {'x' * 1000}" for number in range(30)]
         return [Outcome(task, task, "host", exit_code=-9, tail=tail) for task in range(2)]
 
-    def cancel(self) -> None:
-        return
-
 
 def test_a_thousand_restarts_leave_nothing_but_their_numbers_and_errors(fast_path: Path) -> None:
     folder, restarts = fast_path / "checkpoints", 1000
     options = Options(np=-2, max_restarts=restarts, checkpoint_dir=folder)
     run, job = Run("0a1b2c3d", -2), Job("0a1b2c3d", 2, options, b"")
-    cancelled, looks = _Cancelled(), dict[int, tuple[int, int, int]]()
+    requests, looks = Requests(), dict[int, tuple[int, int, int]]()
+    requests.cancelled = cancelled = _Cancelled()
     tracemalloc.start()
     try:
         with Archive(job.run_id, options) as archive:
@@ -202,12 +199,12 @@ def test_a_thousand_restarts_leave_nothing_but_their_numbers_and_errors(fast_pat
             with pytest.raises(Exception, match="SIGKILL"):
                 run_attempts(
                     job,
-                    cast("Launcher", killing),
+                    killing,
                     telling(Looking(), run=run),
                     archive=archive,
                     dataframes={},
-                    cancelled=cancelled,
-                    entered=lambda driver: None,
+                    requests=requests,
+                    restarts=RestartPolicy(restarts),
                 )
             assert len(archive.markers) == 3
     finally:
@@ -459,7 +456,7 @@ def test_a_checkpoint_a_minute_for_a_hundred_days_leaves_those_that_are_kept(
 def test_a_stand_in_without_a_journal_keeps_the_latest_and_says_how_many_are_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    keeper = Keeper(most_few=100, most_reports=100, most_characters=1000)
+    keeper = Keeper(capacity=Capacity(few=100, reports=100, characters=1000))
 
     def day(first: int, count: int) -> None:
         for number in range(first, first + count):
@@ -652,12 +649,12 @@ def test_stalls_with_other_names_in_each_step_are_forgotten_with_their_time() ->
 
 def test_a_pool_remembers_only_the_members_that_it_has() -> None:
     days = _Days()
-    members = Members(8, 60.0, days)
+    members = Members(ScalingPolicy(1, 8), days)
 
     def preempt(first: int, count: int) -> None:
         for began in range(first, first + count):
             days.now += 60
-            members.join(Member(began % 8, began))
+            members.join(PoolMember(began % 8, began))
             members.start(began, 1)
             members.change()
             members.leave(began % 8, "preempted")

@@ -57,7 +57,7 @@ def test_a_run_says_in_a_line_how_it_ended() -> None:
         repr(run),
     )
     runner = HorovodRunner(np=8)
-    runner.last_run = run
+    runner._runs.last = run
     assert repr(runner) == "<HorovodRunner(np=8); last_run: finished in 8 s>"
     assert "{&#x27;accuracy&#x27;: 0.9}" in runner._repr_html_()
 

@@ -14,11 +14,12 @@ import pytest
 from horovod_runner.common.limits import DEFAULTS
 from horovod_runner.common.options import Options
 from horovod_runner.common.slots import Offer
-from horovod_runner.driver.driver import Driver
+from horovod_runner.driver.attempt import AttemptRunner
+from horovod_runner.driver.launcher import Launch, Launcher, LaunchRequest
 from horovod_runner.driver.phases import State
+from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import RankFailedError, RanksChangedError
-from horovod_runner.launchers.launcher import LaunchRequest
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import events, messages
 from horovod_runner.wire.job import Job, Outcome
@@ -31,22 +32,16 @@ from tests.events import telling
 _SECONDS = 120.0
 
 
-class Launched:
+class Launched(Launch, Launcher):
     """A launcher that starts nothing, and the launch. Over when it is told so."""
 
     channel_host = "127.0.0.1"
-    lost = ()
-    late_error = None
-    problem = None
-    expected = None
-    running = False
 
     def __init__(self) -> None:
         self.address: SimpleQueue[ChannelAddress] = SimpleQueue()
-        self.finished = False
         self.lost_batches = 0  # of each task
 
-    def slots(self, size: int) -> int:
+    def slots(self, size: int, patience: float = 0.0) -> int:
         return size
 
     def launch(self, request: LaunchRequest) -> Launched:
@@ -61,9 +56,6 @@ class Launched:
     def outcomes(self) -> list[Outcome]:
         done = WorkerOutcome(True, 0, pickle.dumps("done"))
         return [Outcome(task, task, worker=done, lost=self.lost_batches) for task in range(2)]
-
-    def cancel(self) -> None:
-        return
 
 
 class Heard(Sink):
@@ -87,8 +79,8 @@ class Run:
 
     def __init__(self, links: contextlib.ExitStack) -> None:
         launched, self._heard = Launched(), Heard()
-        self.driver = Driver(
-            Job("test", 2, Options(np=2), b""), launched, telling(self._heard), threading.Event()
+        self.attempt = AttemptRunner(
+            Job("test", 2, Options(np=2), b""), launched, telling(self._heard), Requests()
         )
         self.result: SimpleQueue[object] = SimpleQueue()
         self._thread = threading.Thread(target=self._work)
@@ -101,12 +93,12 @@ class Run:
 
     @property
     def supervisor(self) -> Supervisor:
-        assert self.driver._supervisor is not None
-        return self.driver._supervisor
+        assert self.attempt.supervisor is not None
+        return self.attempt.supervisor
 
     def _work(self) -> None:
         try:
-            self.result.put(self.driver.run())
+            self.result.put(self.attempt.run())
         except Exception as error:
             self.result.put(error)
 

@@ -17,7 +17,7 @@ import zmq
 from horovod_runner.common.limits import DEFAULTS
 from horovod_runner.common.options import Options
 from horovod_runner.common.slots import Slot
-from horovod_runner.launchers.member import _Contact
+from horovod_runner.launchers.member import _PoolContact
 from horovod_runner.task import task, transfer
 from horovod_runner.task.relay import Relay
 from horovod_runner.wire import events, messages
@@ -171,7 +171,7 @@ def test_a_relay_ends_when_the_driver_is_lost(nowhere: ChannelAddress) -> None:
 def test_a_tasks_outcome_waits_once_for_a_pool_that_is_away(
     nowhere: ChannelAddress, tmp_path: Path
 ) -> None:
-    contact = _Contact(nowhere, 0, tmp_path, DEFAULTS)
+    contact = _PoolContact(nowhere, 0, tmp_path, DEFAULTS)
     for _ in range(20):
         contact.finish(Done(1, bytes(1 << 20), -1))
         poller = zmq.Poller()

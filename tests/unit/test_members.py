@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_runner.driver.elastic.members import Member, Members
+from horovod_runner.driver.elastic.members import Members, PoolMember
+from horovod_runner.driver.elastic.scaling import ScalingPolicy
 
 
 class Clock:
@@ -20,17 +21,17 @@ def clock() -> Clock:
 
 
 def pool(clock: Clock, seats: int, most: int = 4, grow_after: float = 60.0) -> Members:
-    members = Members(most, grow_after, clock)
+    members = Members(ScalingPolicy(1, most, grow_after), clock)
     for seat in range(seats):
         join(members, seat)
     return members
 
 
 def join(members: Members, seat: int, began: int = 0) -> None:
-    members.join(Member(seat, began))
+    members.join(PoolMember(seat, began))
 
 
-def seats(members: list[Member]) -> list[int]:
+def seats(members: list[PoolMember]) -> list[int]:
     return [member.seat for member in members]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from horovod_runner.common.limits import DEFAULTS, Limits
-from horovod_runner.driver.phases import ENDING, TABLE, Event, Phase, State
+from horovod_runner.driver.phases import ENDING, TABLE, Phase, State, Trigger
 
 # By default these three are the same.
 LIMITS = Limits(ranks_end=9, launch_end=8, last_messages=7)
@@ -21,9 +21,9 @@ class Clock:
         return self.now
 
 
-def way_to(target: State) -> list[Event]:
+def way_to(target: State) -> list[Trigger]:
     """The shortest sequence of events that leads to a state."""
-    ways: dict[State, list[Event]] = {State.STARTING: []}
+    ways: dict[State, list[Trigger]] = {State.STARTING: []}
     queue = [State.STARTING]
     for state in queue:
         for event, after in TABLE[state].then.items():
@@ -48,8 +48,8 @@ def test_every_state_has_a_row_and_can_be_reached() -> None:
 
 
 @pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("event", Event)
-def test_an_event_does_what_the_table_says(state: State, event: Event) -> None:
+@pytest.mark.parametrize("event", Trigger)
+def test_an_event_does_what_the_table_says(state: State, event: Trigger) -> None:
     clock = Clock()
     phase = phase_in(state, clock)
     until = phase.until
@@ -68,14 +68,14 @@ def test_an_event_does_what_the_table_says(state: State, event: Event) -> None:
 def test_every_state_leads_to_the_end(state: State) -> None:
     clock = Clock()
     phase = phase_in(state, clock)
-    phase.on(Event.LAUNCH_ENDED)
-    phase.on(Event.ALL_LEFT)
+    phase.on(Trigger.LAUNCH_ENDED)
+    phase.on(Trigger.ALL_LEFT)
     assert phase.state is State.OVER
 
 
 @pytest.mark.parametrize("state", [state for state in State if TABLE[state].limit is not None])
 def test_a_state_that_lasts_for_a_limited_time_says_what_follows(state: State) -> None:
-    assert {Event.TIMEOUT, Event.PLACED} & set(TABLE[state].then)
+    assert {Trigger.TIMEOUT, Trigger.PLACED} & set(TABLE[state].then)
     assert TABLE[state].waits_for
 
 
@@ -89,7 +89,7 @@ def test_a_caller_can_give_up_in_every_state() -> None:
     for state in State:
         then = TABLE[state].then
         over = state in {State.CALLED_OFF, State.ABANDONED, State.SETTLING, State.OVER}
-        assert over or {Event.CALL_OFF, Event.UNHEARD} & set(then), state
+        assert over or {Trigger.CALL_OFF, Trigger.UNHEARD} & set(then), state
 
 
 @pytest.mark.parametrize("state", State)
@@ -97,7 +97,7 @@ def test_a_run_that_was_given_up_ends_within_half_a_minute(state: State) -> None
     phase = Phase(DEFAULTS, Clock())
     for event in way_to(state):
         phase.on(event)
-    for event in (Event.CALL_OFF, Event.UNHEARD):
+    for event in (Trigger.CALL_OFF, Trigger.UNHEARD):
         phase.on(event)
     assert not phase.can_be_called_off
     seconds = 0.0
@@ -105,7 +105,7 @@ def test_a_run_that_was_given_up_ends_within_half_a_minute(state: State) -> None
         limit = TABLE[phase.state].limit
         assert limit is not None
         seconds += getattr(DEFAULTS, limit)
-        assert phase.on(Event.TIMEOUT)
+        assert phase.on(Trigger.TIMEOUT)
     assert seconds <= 30
 
 
@@ -113,7 +113,7 @@ def test_a_limit_can_be_given_and_extended() -> None:
     clock = Clock()
     phase = Phase(LIMITS, clock)
     assert phase.until is None
-    phase.on(Event.HELLO, 7.0)
+    phase.on(Trigger.HELLO, 7.0)
     assert phase.until == 107.0
     clock.now = 106.0
     phase.extend(5.0)
@@ -123,11 +123,11 @@ def test_a_limit_can_be_given_and_extended() -> None:
 def test_when_a_rank_has_left_at_a_commit_other_hosts_have_time_to_end_theirs() -> None:
     clock = Clock()
     phase = phase_in(State.RUNNING, clock)
-    phase.on(Event.CHANGE)
+    phase.on(Trigger.CHANGE)
     until = phase.until
     assert until == clock.now + 3
     clock.now += 1
     # The others leave, too, or notice the end of the first one.
-    assert not phase.on(Event.FAILURE)
-    assert not phase.on(Event.SECONDARY)
+    assert not phase.on(Trigger.FAILURE)
+    assert not phase.on(Trigger.SECONDARY)
     assert (phase.state, phase.until, phase.ending) == (State.LEAVING, until, False)

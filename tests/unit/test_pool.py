@@ -11,15 +11,16 @@ import pytest
 
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import ClusterConfig, Options
-from horovod_runner.driver.elastic.launcher import PooledLauncher
 from horovod_runner.driver.elastic.pool import Pool
-from horovod_runner.errors import LaunchError
-from horovod_runner.launchers.launcher import (
+from horovod_runner.driver.elastic.scaling import ScalingPolicy
+from horovod_runner.driver.launcher import (
     JobCancelledError,
     LaunchRequest,
+    MemberTasks,
     PoolRequest,
     TaskLostError,
 )
+from horovod_runner.errors import LaunchError
 from horovod_runner.launchers.local import LocalLauncher
 from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job, Outcome
@@ -32,11 +33,11 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 JOB = Job("test", 2, Options(np=(-1, -2)), b"", attempt=1)
 
 
-class Tasks:
-    """Tasks that nobody has to end.
+class Tasks(LocalLauncher, MemberTasks):
+    """A launcher whose tasks are this process, and nobody has to end them.
 
     Attributes:
-        ended: tells the pool that the task of a seat has gone, as a launcher does.
+        ended: tells the pool that the task of a seat has gone.
         address: of the pool's channel.
         not_settled: called when the pool asks whether there are ends that it does not know of.
     """
@@ -45,20 +46,18 @@ class Tasks:
     address: ChannelAddress
     not_settled: Callable[[], None] | None = None
 
-    def start(self, request: PoolRequest) -> Tasks:
-        """Begin; returns itself."""
+    def launch_members(self, request: PoolRequest) -> Tasks:  # type: ignore[override]
         self.address, self.ended = request.address, request.ended
         return self
 
     def settled(self) -> bool:
-        """Whether the test tells no other end; calls :attr:`not_settled` where it does."""
         if self.not_settled is None:
             return True
         self.not_settled()
         return False
 
     def close(self, served: Collection[int], seconds: float) -> None:
-        """Do nothing."""
+        return
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def tasks() -> Tasks:
 
 @pytest.fixture
 def pool(tasks: Tasks) -> Iterator[Pool]:
-    with Pool("127.0.0.1", 2, 60.0, tasks.start, JOB) as pool:
+    with Pool(tasks, JOB, ScalingPolicy(1, 2), print, threading.Event()) as pool:
         yield pool
 
 
@@ -136,7 +135,7 @@ def test_a_task_that_goes_after_it_has_delivered_its_outcome_is_not_lost(
     next_of(links[1], Taken)
     with pool.changed:
         assert pool.changed.wait_for(lambda: launch.finished, timeout=20)
-    assert launch.lost == []
+    assert not launch.lost
     assert launch.outcomes() == ended
 
 
@@ -169,7 +168,7 @@ def test_the_rank_of_a_task_whose_spark_job_was_cancelled_is_waited_for(
         next_of(link, Taken)
     with pool.changed:
         assert pool.changed.wait_for(lambda: launch.finished, timeout=20)
-    assert launch.lost == []
+    assert not launch.lost
     assert launch.outcomes() == ended
     links[0].put(Joined(1))
     next_of(links[0], Stop)
@@ -186,32 +185,17 @@ def test_no_attempt_begins_before_all_jobs_that_were_cancelled_together_are_know
         tasks.not_settled = None
         tasks.ended(1, JobCancelledError("cancelled, too"))
 
-    class Keeper(LocalLauncher):
-        def launch_members(self, request: PoolRequest) -> Tasks:  # type: ignore[override]
-            return tasks.start(request)
-
     limits = Limits(cancelled_tasks=0.001)
     options = Options(np=(-2, -3), cluster_config=ClusterConfig(limits=limits))
     job = Job("test", 3, options, b"")
     with ExitStack() as stack:
-        launcher = stack.enter_context(
-            PooledLauncher(
-                Keeper(),
-                job,
-                least=2,
-                most=3,
-                grow_after=60.0,
-                slot_timeout=None,
-                notice=print,
-                cancelled=threading.Event(),
-            )
-        )
+        pool = stack.enter_context(Pool(tasks, job, ScalingPolicy(2, 3), print, threading.Event()))
         for seat in range(3):
             link = stack.enter_context(closing(Link(tasks.address, seat)))
             link.put(Joined(1))
             link.flush()
-        assert launcher.slots(3) == 3
+        assert pool.slots(3) == 3
         tasks.ended(0, JobCancelledError("cancelled"))
         tasks.not_settled = lambda: threading.Thread(target=tell).start()
         with pytest.raises(JobCancelledError, match="cancelled, too"):
-            launcher.slots(3)
+            pool.slots(3)

@@ -2,86 +2,111 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_runner import HangError, LaunchError, RankFailedError
-from horovod_runner.driver.attempts import End, end_of, wait_before_restart
+from horovod_runner import HangError, LaunchError, RankFailedError, SlotError
+from horovod_runner.driver.restarts import End, RestartPolicy, end_of
 
-_ends = st.builds(End, st.sampled_from(["error", "lost"]), st.sampled_from("ab"), st.integers(0, 3))
-
-
-def _error(place: str, checkpoint: int = 0) -> End:
-    return End("error", place, checkpoint)
+_LOST = RankFailedError("", rank=1, exit_code=-9)
+_THE_SAME = "the same error occurred again at the same place"
 
 
-def _lost(checkpoint: int = 0) -> End:
-    return End("lost", "rank 1: -9", checkpoint)
-
-
-def test_without_restarts_no_failure_is_followed_by_another_attempt() -> None:
-    assert wait_before_restart([_lost()], 0) is None
-    assert wait_before_restart([_error("a")], 0) is None
-
-
-def test_an_error_that_comes_back_at_the_same_place_ends_the_run() -> None:
-    assert wait_before_restart([_error("a", 1), _error("a", 1)], 10) is None
-
-
-def test_an_error_that_comes_back_after_a_new_checkpoint_does_not() -> None:
-    assert wait_before_restart([_error("a", 1), _error("a", 2)], 10) is not None
-
-
-def test_another_error_does_not() -> None:
-    assert wait_before_restart([_error("a"), _error("b")], 10) is not None
-
-
-def test_a_loss_that_comes_back_does_not() -> None:
-    assert wait_before_restart([_lost(), _lost()], 10) is not None
-
-
-def test_errors_and_losses_are_counted_apart() -> None:
-    ends = [_error("a"), _lost(), _error("b"), _lost()]
-    assert wait_before_restart(ends, 2) is not None
-    assert wait_before_restart([*ends, _lost()], 2) is None
-    assert wait_before_restart([*ends, _error("c")], 2) is None
-
-
-def test_the_wait_doubles_up_to_a_minute_while_nothing_is_gained() -> None:
-    waits = [wait_before_restart([_lost()] * count, 100) for count in range(1, 10)]
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert wait_before_restart([_lost(1), _lost(1), _lost(2)], 100) == 1
-
-
-@given(st.lists(_ends, min_size=1, max_size=12), st.integers(0, 3))
-def test_no_run_is_attempted_more_often_than_said(ends: list[End], max_restarts: int) -> None:
-    attempts = 1 + sum(
-        wait_before_restart(ends[:count], max_restarts) is not None
-        for count in itertools.takewhile(
-            lambda count: wait_before_restart(ends[:count], max_restarts) is not None,
-            range(1, len(ends) + 1),
-        )
-    )
-    assert attempts <= 1 + 2 * max_restarts
-
-
-def _of_user(text: str, line: int) -> Exception:
+def _of_user(text: str = "", line: int = 7) -> Exception:
     error = ValueError(text)
     error.__cause__ = RankFailedError(f'... File "train.py", line {line}, in main', rank=0)
     return error
 
 
+_A, _B, _C = (_of_user(line=line) for line in (1, 2, 3))
+_failures = st.tuples(st.sampled_from([_A, _B, _LOST]), st.integers(-1, 3))
+
+
+def _waits(
+    failures: Sequence[tuple[Exception, int]], max_restarts: int = 10, *, elastic: bool = False
+) -> tuple[list[float], str]:
+    """The wait after each failure, and why there was none after the last one."""
+    policy = RestartPolicy(max_restarts, elastic=elastic)
+    waits = []
+    for error, step in failures:
+        seconds, why = policy.decide(error, step)
+        if seconds is None:
+            return waits, why
+        waits.append(seconds)
+    return waits, ""
+
+
+@pytest.mark.parametrize("error", [_A, _LOST])
+def test_without_restarts_no_failure_is_followed_by_another_attempt(error: Exception) -> None:
+    assert RestartPolicy(0).decide(error, -1) == (None, "")
+
+
+def test_an_error_that_would_come_again_is_final_and_says_all() -> None:
+    assert RestartPolicy(10).decide(SlotError("too few"), 5) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("failures", "why"),
+    [
+        ([(_A, 1), (_A, 1)], _THE_SAME),
+        ([(_A, 1), (_A, 0)], _THE_SAME),  # it was further before
+        ([(_A, 1), (_A, 2)], ""),
+        ([(_A, 1), (_B, 1)], ""),
+        ([(_A, 1), (_LOST, 1), (_A, 1)], ""),
+        ([(_LOST, 1), (_LOST, 1)], ""),
+    ],
+)
+def test_an_error_that_comes_back_at_the_same_place_without_progress_ends_the_run(
+    failures: list[tuple[Exception, int]], why: str
+) -> None:
+    assert _waits(failures)[1].startswith(why)
+    assert bool(_waits(failures)[1]) == bool(why)
+
+
+def test_errors_and_losses_are_counted_apart() -> None:
+    failures = [(_A, -1), (_LOST, -1), (_B, -1), (_LOST, -1)]
+    assert _waits(failures, 2) == ([1, 1, 1, 1], "")
+    why = "there were 3 losses of a process or host (max_restarts)"
+    assert _waits([*failures, (_LOST, -1)], 2)[1] == why
+    assert _waits([*failures, (_C, -1)], 2)[1] == "there were 3 errors (max_restarts)"
+
+
+def test_the_wait_doubles_up_to_a_minute_while_nothing_is_gained() -> None:
+    assert _waits([(_LOST, -1)] * 9)[0] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert _waits([(_LOST, 1), (_LOST, 1), (_LOST, 2)])[0] == [1, 2, 1]
+    # The other ranks of an elastic run are there.
+    assert _waits([(_LOST, 1), (_LOST, 1), (_A, 1)], elastic=True)[0] == [0, 2, 1]
+
+
+@given(st.lists(_failures, min_size=1, max_size=12), st.integers(0, 3))
+def test_no_run_is_attempted_more_often_than_said(
+    failures: list[tuple[Exception, int]], max_restarts: int
+) -> None:
+    assert len(_waits(failures, max_restarts)[0]) <= 2 * max_restarts
+
+
 def test_the_same_line_with_other_numbers_in_its_text_is_the_same_place() -> None:
-    assert end_of(_of_user("loss is nan at step 10", 7), 0) == end_of(_of_user("at 20", 7), 0)
-    assert end_of(_of_user("x", 7), 0) != end_of(_of_user("x", 8), 0)
+    assert end_of(_of_user("loss is nan at step 10"), 0) == end_of(_of_user("at 20"), 0)
+    assert end_of(_A, 0) != end_of(_B, 0)
 
 
-def test_signals_lost_tasks_and_launches_are_losses_and_the_rest_errors() -> None:
-    assert end_of(RankFailedError("", rank=1, exit_code=-9), 0).kind == "lost"
-    assert end_of(RankFailedError("", rank=1), 0).kind == "lost"
-    assert end_of(LaunchError("an executor was lost"), 0).kind == "lost"
-    assert end_of(RankFailedError("", rank=1, exit_code=3), 0).kind == "error"
-    assert end_of(HangError(""), 0).kind == "error"
-    assert end_of(_of_user("x", 7), 0).kind == "error"
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (_LOST, "lost"),
+        (RankFailedError("", rank=1), "lost"),
+        (LaunchError("an executor was lost"), "lost"),
+        (RankFailedError("", rank=1, exit_code=3), "error"),
+        (HangError(""), "error"),
+        (_A, "error"),
+    ],
+)
+def test_signals_lost_tasks_and_launches_are_losses_and_the_rest_errors(
+    error: Exception, kind: str
+) -> None:
+    end = end_of(error, 4)
+    assert isinstance(end, End)
+    assert (end.kind, end.step) == (kind, 4)

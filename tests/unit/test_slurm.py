@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from horovod_runner import ClusterConfig, DataError, HorovodRunner, LaunchError, SlotError
-from horovod_runner.launchers.launcher import LaunchRequest
+from horovod_runner.driver.launcher import LaunchRequest
 from horovod_runner.launchers.slurm import SlurmLauncher, outcome_lines, read_outcomes
 from horovod_runner.launchers.srun import command
 from horovod_runner.wire.job import Outcome

@@ -6,12 +6,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -31,15 +30,16 @@ from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import CheckpointConfig, ClusterConfig, DebugConfig, Options
 from horovod_runner.common.slots import RankInfo
+from horovod_runner.driver.attempt import AttemptRunner
 from horovod_runner.driver.detached import journal
 from horovod_runner.driver.detached.journal import JournalReader, JournalWriter
-from horovod_runner.driver.detached.keeper import Keeper
+from horovod_runner.driver.detached.keeper import CAPACITY, Capacity
 from horovod_runner.driver.detached.served import CalledFolder
 from horovod_runner.driver.detached.stand_in import StandIn
-from horovod_runner.driver.driver import Driver
+from horovod_runner.driver.launcher import LaunchRequest
+from horovod_runner.driver.requests import Requests
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.launchers.detached import Detached
-from horovod_runner.launchers.launcher import LaunchRequest
 from horovod_runner.launchers.local import LocalLaunch, LocalLauncher
 from horovod_runner.results.run import Run
 from horovod_runner.run.make_job import make_job
@@ -55,6 +55,7 @@ from tests.events import telling
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
+RUN_ID = "0a1b2c3d"
 SOON = Limits(driver_reached=0.5, all_tasks=1)
 
 
@@ -81,59 +82,72 @@ class Meeting:
         )
 
 
+class Here(Detached):
+    """A task's part in detached mode, with as much room as the test wants."""
+
+    def __init__(self, job: Job, task: Any, capacity: Capacity = CAPACITY) -> None:
+        super().__init__(job, task)
+        self._capacity = capacity
+
+    def start_stand_in(self, host: str) -> StandIn:
+        return StandIn(self._job, host, self._capacity)
+
+
 class Blind(LocalLauncher):
     """Starts ranks of which some cannot reach the driver."""
 
-    def __init__(self, blind: set[int], make_stand_in: Callable[..., StandIn]) -> None:
+    def __init__(self, blind: set[int], capacity: Capacity) -> None:
         self._blind = blind
-        self._make_stand_in = make_stand_in
+        self._capacity = capacity
 
     def launch(self, request: LaunchRequest) -> LocalLaunch:
-        return BlindLaunch(request, self._blind, self._make_stand_in)
+        return BlindLaunch(request, self._blind, self._capacity)
 
 
 class BlindLaunch(LocalLaunch):
     running = True
 
-    def __init__(
-        self,
-        request: LaunchRequest,
-        blind: set[int],
-        make_stand_in: Callable[..., StandIn],
-    ) -> None:
+    def __init__(self, request: LaunchRequest, blind: set[int], capacity: Capacity) -> None:
         self._blind = blind
-        self._make_stand_in = make_stand_in
+        self._capacity = capacity
         self._meeting = Meeting(request.job.size)
         self.expected = time.monotonic() + 1.0
         super().__init__(request)
 
     def _run(self, task: int) -> None:
-        detached = Detached(self._job, self._meeting.task(task), self._make_stand_in)
+        detached = Here(self._job, self._meeting.task(task), self._capacity)
         setup = replace(self._here.setup(task), detached=detached, directory=None, owner=None)
         # Port 1 of this host: nobody listens.
         address = replace(self._address, port=1) if task in self._blind else self._address
         outcome = run_rank(self._job, address, setup)
-        self._outcomes.append(msgspec.structs.replace(outcome, record=detached.record))
-        self._wake()
+        self._ended(msgspec.structs.replace(outcome, record=detached.record))
 
 
-def run(main: Any, blind: set[int], size: int = 2, **options: Any) -> Any:
+def run(
+    main: Any,
+    blind: set[int],
+    size: int = 2,
+    *,
+    hang_timeout: float | None = None,
+    gpus_per_rank: float = 0,
+    capacity: Capacity = CAPACITY,
+    archive: Archive | None = None,
+    required: bool = False,
+    sink: Sink | None = None,
+    record: Run | None = None,
+) -> Any:
     chosen = Options(
         np=-size,
-        gpus_per_rank=options.get("gpus_per_rank", 0),
-        debug_config=DebugConfig(hang_timeout=options.get("hang_timeout")),
-        checkpoint_config=options.get("checkpoint_config", CheckpointConfig()),
+        gpus_per_rank=gpus_per_rank,
+        debug_config=DebugConfig(hang_timeout=hang_timeout),
+        checkpoint_config=CheckpointConfig(required=required),
         cluster_config=ClusterConfig(limits=SOON),
     )
     job = make_job(main, {}, size, chosen)
-    archive = options.get("archive")
     if archive is not None:
-        job = replace(job, run_id=options["run_id"], checkpoints=archive.plan(1))
-    sink = options.get("sink") or TerminalSink(size)
-    launcher = Blind(blind, partial(StandIn, make_keeper=options.get("make_keeper", Keeper)))
-    return Driver(
-        job, launcher, telling(sink, run=options.get("record")), threading.Event(), archive
-    ).run()
+        job = replace(job, run_id=RUN_ID, checkpoints=archive.plan(1))
+    to = telling(sink or TerminalSink(size), run=record)
+    return AttemptRunner(job, Blind(blind, capacity), to, Requests(), archive).run()
 
 
 def talk() -> int:
@@ -179,14 +193,17 @@ def test_a_failing_rank_ends_the_others_without_the_driver() -> None:
 def test_a_supervisor_that_cannot_start_leaves_no_variable_of_the_run_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*_: object, **__: object) -> Keeper:
-        assert os.environ["OF_THE_RUN"] == "secret"
-        raise OSError("refused")
+    class Refusing:
+        """A capacity that cannot be read."""
+
+        def __getattr__(self, name: str) -> int:
+            assert os.environ["OF_THE_RUN"] == "secret"
+            raise OSError("refused")
 
     monkeypatch.delenv("OF_THE_RUN", raising=False)
     job = replace(make_job(print, {}, 1, Options(np=-1)), environment={"OF_THE_RUN": "secret"})
     with pytest.raises(OSError, match="refused"):
-        StandIn(job, "127.0.0.1", make_keeper=fail)
+        StandIn(job, "127.0.0.1", cast("Capacity", Refusing()))
     assert "OF_THE_RUN" not in os.environ
 
 
@@ -210,21 +227,20 @@ def test_output_beyond_the_limit_is_cut_in_front_and_told(
         for number in range(100):
             log_to_driver(f"{number:100}")
 
-    run(main, {0}, size=1, make_keeper=partial(Keeper, most_characters=1000))
+    run(main, {0}, size=1, capacity=Capacity(characters=1000))
     captured = capsys.readouterr()
     assert [int(line) for line in captured.out.splitlines()] == list(range(90, 100))
     assert "9000 characters of what the ranks printed were too many" in captured.err
 
 
-@pytest.mark.parametrize("limit", ["most_reports", "most_numbers"])
-def test_reports_come_to_the_driver_at_the_end(limit: str) -> None:
+@pytest.mark.parametrize("capacity", [Capacity(reports=100), Capacity(numbers=100)])
+def test_reports_come_to_the_driver_at_the_end(capacity: Capacity) -> None:
     def main() -> None:
         for step in range(1000):
             report(loss=float(step), step=step)
 
     record = Run("test", 1)
-    make_keeper = partial(Keeper, **{limit: 100})
-    run(main, {0}, size=1, record=record, make_keeper=make_keeper)
+    run(main, {0}, size=1, record=record, capacity=capacity)
     metrics = record._metrics
     assert 50 <= len(metrics) <= 100
     assert len(metrics) + metrics.dropped[0] >= 1000 - 2 * (1000 // len(metrics))
@@ -244,10 +260,10 @@ def test_a_checkpoint_that_is_required_ends_the_run(tmp_path: Path) -> None:
 
     config = CheckpointConfig(required=True)
     options = Options(np=2, checkpoint_dir=tmp_path, checkpoint_config=config)
-    with Archive("0a1b2c3d", options) as archive:
-        hide(tmp_path, "0a1b2c3d")
+    with Archive(RUN_ID, options) as archive:
+        hide(tmp_path, RUN_ID)
         with pytest.raises(CheckpointError, match=r"step 7 .*checkpoint_dir .*required=True"):
-            run(main, {0}, size=1, run_id="0a1b2c3d", archive=archive, checkpoint_config=config)
+            run(main, {0}, size=1, archive=archive, required=True)
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -257,11 +273,10 @@ def test_checkpoints_are_kept_where_the_ranks_see_the_folder(
     def main() -> None:
         save_checkpoint(b"state", 7)
 
-    run_id = "0a1b2c3d"
-    with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path)) as archive:
+    with Archive(RUN_ID, Options(np=2, checkpoint_dir=tmp_path)) as archive:
         if not seen:
-            hide(tmp_path, run_id)
-        run(main, {0}, size=1, run_id=run_id, archive=archive)
+            hide(tmp_path, RUN_ID)
+        run(main, {0}, size=1, archive=archive)
     assert [each.step for each in archive.checkpoints] == ([7] if seen else [])
     told = "the checkpoint of step 7 could not be written: the ranks reach neither the driver"
     assert (told in capsys.readouterr().err) is not seen
@@ -307,9 +322,9 @@ def test_the_driver_hears_of_a_run_through_the_folder_while_it_lasts(tmp_path: P
         save_checkpoint(b"state", 7)
         log_to_driver("the last")
 
-    run_id, ear = "0a1b2c3d", Ear()
-    with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path / "kept")) as archive:
-        run(main, {0, 1}, run_id=run_id, archive=archive, sink=ear)
+    ear = Ear()
+    with Archive(RUN_ID, Options(np=2, checkpoint_dir=tmp_path / "kept")) as archive:
+        run(main, {0, 1}, archive=archive, sink=ear)
     assert sorted(ear.logged) == ["0", "1", "the last", "the last"]
     assert heard.is_set()
     assert ear.placed == [0, 1]
@@ -321,18 +336,17 @@ def test_the_driver_hears_of_a_run_through_the_folder_while_it_lasts(tmp_path: P
 def test_what_the_folder_does_not_take_comes_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_id = "0a1b2c3d"
-    with Archive(run_id, Options(np=2, checkpoint_dir=tmp_path)) as archive:
+    with Archive(RUN_ID, Options(np=2, checkpoint_dir=tmp_path)) as archive:
         # A folder has the name of the journal's first file, so that this cannot be written.
-        (tmp_path / f"{checkpoint.LIVE}{run_id}-1-1" / "full").mkdir(parents=True)
-        assert run(talk, {0}, size=1, run_id=run_id, archive=archive) == 10
+        (tmp_path / f"{checkpoint.LIVE}{RUN_ID}-1-1" / "full").mkdir(parents=True)
+        assert run(talk, {0}, size=1, archive=archive) == 10
     captured = capsys.readouterr()
     assert sorted(captured.out.splitlines()) == ["logged 0", "printed"]
     assert "is shown at the end of the run" in captured.err
 
 
 def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Path) -> None:
-    plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
+    plan = CheckpointPlan(str(tmp_path), RUN_ID)
     writer = JournalWriter(plan, LocalFolder(tmp_path))
     try:
         for number in range(journal._MOST_UNREAD):
@@ -352,7 +366,7 @@ def test_a_driver_that_reads_nothing_stops_the_journal_from_growing(tmp_path: Pa
 
 
 def test_files_that_are_no_journal_are_passed_over(tmp_path: Path) -> None:
-    plan = CheckpointPlan(str(tmp_path), "0a1b2c3d")
+    plan = CheckpointPlan(str(tmp_path), RUN_ID)
     (tmp_path / ".live-0a1b2c3d-1-1").write_bytes(b"torn")
     (tmp_path / ".live-0a1b2c3d-1-2").write_bytes(msgspec.msgpack.encode([Notice("whole")]))
     reader = JournalReader(plan, [LocalFolder(tmp_path)], lambda: None, most_broken=2)
@@ -405,10 +419,9 @@ def test_nobody_without_the_key_may_call_the_stand_in() -> None:
 
 
 def test_a_task_that_spark_starts_again_never_goes_on_alone() -> None:
+    job = Job("test", 1, Options(np=1), b"")
     with pytest.raises(LaunchError, match=r" again, .*HOROVOD_RUNNER_DRIVER_HOST"):
-        Detached(
-            Job("test", 1, Options(np=1), b""), Meeting(1).task(0, attempt=1), StandIn
-        ).__enter__()
+        Detached(job, Meeting(1).task(0, attempt=1)).__enter__()
 
 
 def test_tasks_that_do_not_all_meet_give_up() -> None:
@@ -416,5 +429,5 @@ def test_tasks_that_do_not_all_meet_give_up() -> None:
     job = Job("test", 2, Options(np=2, cluster_config=cluster), b"")
     meeting = Meeting(2)
     with pytest.raises(LaunchError, match=r" 2 tasks .* 0\.1 s .*HOROVOD_RUNNER_DRIVER_HOST"):
-        Detached(job, meeting.task(0), StandIn).__enter__()
+        Detached(job, meeting.task(0)).__enter__()
     meeting.barrier.abort()

@@ -34,7 +34,7 @@ def _name(plan: CheckpointPlan, number: int) -> str:
     return f"{LIVE}{plan.token}-{plan.attempt}-{number}"
 
 
-class Source(Protocol):
+class JournalSource(Protocol):
     """Where the driver reads a journal.
 
     Attributes:
@@ -161,7 +161,7 @@ class JournalReader:
     def __init__(
         self,
         plan: CheckpointPlan,
-        sources: Sequence[Source],
+        sources: Sequence[JournalSource],
         wake: Callable[[], None],
         *,
         limits: Limits = DEFAULTS,
@@ -172,7 +172,7 @@ class JournalReader:
         self._plan = plan
         self._sources = sources
         self._wake = wake
-        self.source: Source | None = None
+        self.source: JournalSource | None = None
         self._next = 1
         self._broken = 0
         self._read: SimpleQueue[list[Kept]] = SimpleQueue()
@@ -221,7 +221,7 @@ class JournalReader:
         sources = self._sources if self.source is None else [self.source]
         return any(self._read_from(source) for source in sources)
 
-    def _read_from(self, source: Source) -> bool:
+    def _read_from(self, source: JournalSource) -> bool:
         name = _name(self._plan, self._next)
         try:
             kept = decode_kept(source.read(name))

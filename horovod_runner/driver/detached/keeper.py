@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
 
 from horovod_runner.driver.detached.journal import JournalWriter
-from horovod_runner.driver.intake import Content, no_archive
+from horovod_runner.driver.intake import Content, Observer, no_archive
 from horovod_runner.errors import CheckpointError
 from horovod_runner.task.task import stderr_echo
 from horovod_runner.wire import events, messages
-from horovod_runner.wire.addresses import Call, ChannelAddress
 from horovod_runner.wire.events import DriverEvent
 from horovod_runner.wire.job import Kept
 
-_KEPT_CHARACTERS = 16 << 20
-_KEPT_MESSAGES = 500_000
-_KEPT_REPORTS = 100_000
-_KEPT_NUMBERS = 2_000_000
-_KEPT_FEW = 10_000
+
+@dataclass(frozen=True)
+class Capacity:
+    """How much a stand-in keeps for the driver.
+
+    Attributes:
+        characters: of output.
+        texts: pieces of output.
+        reports: of all ranks.
+        numbers: in these reports.
+        few: notices, saved checkpoints and the like.
+    """
+
+    characters: int = 16 << 20
+    texts: int = 500_000
+    reports: int = 100_000
+    numbers: int = 2_000_000
+    few: int = 10_000
 
 
-class Keeper:
+CAPACITY: Final = Capacity()
+
+
+class Keeper(Observer):
     """The stand-in's observer.
 
     Args:
         journal: brings what is kept to the driver during the run; None: it waits for the end.
+        capacity: how much to keep.
         required: whether a checkpoint that cannot be written ends the run.
-        most_characters: how much output to keep.
-        most_reports: how many reports to keep.
-        most_numbers: how many numbers of reports to keep.
-        most_few: how many notices, saved checkpoints and the like to keep.
 
     Attributes:
         cut: how many characters of output were too many to keep.
@@ -42,27 +55,21 @@ class Keeper:
     def __init__(
         self,
         journal: JournalWriter | None = None,
+        capacity: Capacity = CAPACITY,
         *,
         required: bool = False,
-        most_characters: int = _KEPT_CHARACTERS,
-        most_reports: int = _KEPT_REPORTS,
-        most_numbers: int = _KEPT_NUMBERS,
-        most_few: int = _KEPT_FEW,
     ) -> None:
-        self._most_characters = most_characters
-        self._most_reports = most_reports
-        self._most_numbers = most_numbers
-        self._numbers = 0  # in the reports that are kept
+        self._most = capacity
         self._journal = journal
         self._required = required
         self.cut = 0
-        self._most_few = most_few
+        self._numbers = 0  # in the reports that are kept
         self._few: deque[Kept] = deque()
         self._few_cut = 0
         self._reports: list[Any] = []
         self._every, self._seen, self._left_out = 1, 0, 0
         self._texts: deque[Any] = deque()
-        self._latest: deque[Kept] = deque(maxlen=most_reports)
+        self._latest: deque[Kept] = deque(maxlen=capacity.reports)
         self._last: dict[object, Kept] = {}
         self._characters = 0
         self._in_parts: set[str] = set()  # names of files that the driver cannot get
@@ -88,13 +95,13 @@ class Keeper:
             return []
         text = (
             f"{self._few_cut:,} notices and messages about checkpoints were too many to keep: the "
-            f"latest {self._most_few:,} are here"
+            f"latest {self._most.few:,} are here"
         )
         return [events.Notice(text)]
 
     def _keep_few(self, event: Kept) -> None:
         self._few.append(event)
-        if len(self._few) > self._most_few:
+        if len(self._few) > self._most.few:
             self._few.popleft()
             self._few_cut += 1
 
@@ -152,7 +159,7 @@ class Keeper:
     def _keep_text(self, message: Any) -> None:
         self._texts.append(message)
         self._characters += len(message.text)
-        while self._characters > self._most_characters or len(self._texts) > _KEPT_MESSAGES:
+        while self._characters > self._most.characters or len(self._texts) > self._most.texts:
             first = self._texts.popleft()
             self._characters -= len(first.text)
             self.cut += len(first.text)
@@ -172,20 +179,12 @@ class Keeper:
             self._left_out = 0
         self._reports.append(report)
         self._numbers += len(report.metrics)
-        if len(self._reports) > self._most_reports or self._numbers > self._most_numbers:
+        if len(self._reports) > self._most.reports or self._numbers > self._most.numbers:
             dropped = self._reports[::2]
             self._left_out += sum(1 + each.left_out for each in dropped)
             self._reports = self._reports[1::2]
             self._numbers = sum(len(each.metrics) for each in self._reports)
             self._every *= 2
-
-    def detached(
-        self, address: ChannelAddress, wake: Callable[[], None], task_0: tuple[str, Call] | None
-    ) -> None:
-        """The tasks reach this process."""
-
-    def say_detached(self) -> None:
-        """The tasks reach this process."""
 
     def idle(self) -> None:
         if self._journal is not None and self._journal.ready and (kept := self._take_all()):

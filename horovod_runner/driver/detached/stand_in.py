@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable
 
 from horovod_runner.driver.detached.journal import open_writer
-from horovod_runner.driver.detached.keeper import Keeper
+from horovod_runner.driver.detached.keeper import CAPACITY, Capacity, Keeper
+from horovod_runner.driver.launcher import Launch
+from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.wire.channel import Channel
@@ -29,7 +30,7 @@ class StandIn:
     Args:
         job: what the ranks run.
         host: an address of this host that all tasks reach.
-        make_keeper: makes what keeps messages for the driver.
+        capacity: how much is kept for the driver.
 
     Attributes:
         address: of its channel, for the tasks.
@@ -38,8 +39,8 @@ class StandIn:
         ChannelError: no socket could be opened.
     """
 
-    def __init__(self, job: Job, host: str, *, make_keeper: Callable[..., Keeper] = Keeper) -> None:
-        self._make_keeper = make_keeper
+    def __init__(self, job: Job, host: str, capacity: Capacity = CAPACITY) -> None:
+        self._capacity = capacity
         self._channel = Channel(host, job.size, job.limits)
         # The credentials of the checkpoint folder may be among them.
         self._before = {name: os.environ.get(name) for name in job.environment}
@@ -55,14 +56,11 @@ class StandIn:
         self._journal = open_writer(job)
         if self._journal is not None and not self._journal.written:
             self._journal.put([])  # by which the driver finds it
-        self._keeper = self._make_keeper(
-            self._journal, required=job.options.checkpoint_config.required
-        )
+        required = job.options.checkpoint_config.required
+        self._keeper = Keeper(self._journal, self._capacity, required=required)
         self.address = self._channel.address
         self._launch = _StartedElsewhere()
-        self._supervisor = Supervisor(
-            job, self._channel, self._launch, self._keeper, threading.Event()
-        )
+        self._supervisor = Supervisor(job, self._channel, self._launch, self._keeper, Requests())
         self._thread = threading.Thread(
             target=self._work, name="horovod_runner-stand-in", daemon=True
         )
@@ -109,20 +107,12 @@ class StandIn:
         )
 
 
-class _StartedElsewhere:
-    """Takes the place of the launch: the driver started the tasks."""
+class _StartedElsewhere(Launch):
+    """Takes the place of the launch: the driver started the tasks, and gets their outcomes.
 
-    lost = ()
-    late_error = None
-    task_0 = None
-    problem = None
-    expected = None
-    running = False
-    finished = False
-
-    def cancel(self) -> None:
-        """Do nothing: the tasks hear the channel's Stop, and end by themselves."""
+    Tasks need not be ended by force: they hear the channel's Stop, and end by themselves.
+    """
 
     def outcomes(self) -> list[Outcome]:
-        """Return none: the driver gets them, through Spark."""
+        """None."""
         return []

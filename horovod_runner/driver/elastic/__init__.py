@@ -1,5 +1,4 @@
 """Elastic runs: tasks that live as long as the run, and attempts on those that are there.
 
-May import launchers and what is below them; nothing of driver/. `horovod_states` runs in ranks: it
-imports no launcher.
+May import `driver.launcher` and the rooms below driver; nothing else of driver/.
 """

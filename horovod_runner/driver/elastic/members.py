@@ -1,4 +1,4 @@
-"""Who belongs to a pool, who works, and when the number of ranks is to change. Pure."""
+"""Who belongs to a pool, and who works. Pure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from horovod_runner.driver.elastic.scaling import ScalingPolicy
+
 
 @dataclass
-class Member:
+class PoolMember:
     """A task of the pool.
 
     Attributes:
@@ -28,28 +30,23 @@ class Members:
     """The members of a pool.
 
     Args:
-        most: how many ranks the run may have.
-        grow_after: the least number of seconds between the start of an attempt and its end in
-            favour of one with more ranks.
+        scaling: decides when the number of ranks changes.
         clock: the current time in seconds.
     """
 
-    def __init__(
-        self, most: int, grow_after: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._most = most
-        self._grow_after = grow_after
+    def __init__(self, scaling: ScalingPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self._scaling = scaling
         self._clock = clock
-        self._members: dict[int, Member] = {}  # in the order in which they came
+        self._members: dict[int, PoolMember] = {}  # in the order in which they came
         self._attempt = 0
         self._started = 0.0
         self._asked = 0  # the attempt whose ranks were asked to leave
 
-    def find(self, seat: int) -> Member | None:
+    def find(self, seat: int) -> PoolMember | None:
         """The member of a seat; None while the seat is empty."""
         return self._members.get(seat)
 
-    def join(self, member: Member) -> None:
+    def join(self, member: PoolMember) -> None:
         """Add a member; the one who had its seat is gone."""
         self.lose(member.seat)
         self._members[member.seat] = member
@@ -70,16 +67,16 @@ class Members:
         return list(self._members)
 
     @property
-    def ready(self) -> list[Member]:
+    def ready(self) -> list[PoolMember]:
         """The members that wait for work, those that came first first."""
         return [m for m in self._members.values() if not m.attempt and not m.leaving]
 
     @property
-    def working(self) -> list[Member]:
+    def working(self) -> list[PoolMember]:
         """The members that work."""
         return [member for member in self._members.values() if member.attempt]
 
-    def start(self, attempt: int, size: int) -> list[Member]:
+    def start(self, attempt: int, size: int) -> list[PoolMember]:
         """Choose the members of an attempt, by the number of their task.
 
         Those that came first come first: they have the commits of earlier attempts.
@@ -110,9 +107,9 @@ class Members:
         working = [member for member in self.working if member.attempt == self._attempt]
         if not working or self._asked == self._attempt:
             return 0
-        grows = len(working) < self._most and bool(self.ready)
-        due = self._clock() - self._started >= self._grow_after
-        if any(member.leaving for member in working) or (grows and due):
+        leaving = any(member.leaving for member in working)
+        seconds = self._clock() - self._started
+        if self._scaling.ends_attempt(len(working), len(self.ready), leaving, seconds):
             self._asked = self._attempt
             return self._attempt
         return 0

@@ -1,4 +1,4 @@
-"""The driver's side of a pool of tasks: who is there, what they do, what they have done.
+"""The launcher of an elastic run: each attempt takes the tasks of the pool that are there.
 
 A separate thread exchanges messages with the tasks (launchers/member.py) and counts their
 heartbeats. The thread of the run asks for members, and launches attempts on them.
@@ -10,156 +10,79 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from horovod_runner.common.liveness import Liveness
-from horovod_runner.driver.elastic.members import Member, Members
-from horovod_runner.errors import HorovodRunnerError, LaunchError
-from horovod_runner.launchers.launcher import (
+from horovod_runner.driver.elastic.launch import PooledLaunch
+from horovod_runner.driver.elastic.members import Members, PoolMember
+from horovod_runner.driver.elastic.scaling import ScalingPolicy
+from horovod_runner.driver.launcher import (
     JobCancelledError,
+    Launcher,
     LaunchRequest,
-    MemberTasks,
+    PoolKeeper,
     PoolRequest,
-    TaskLostError,
+)
+from horovod_runner.errors import (
+    CancelledError,
+    DataError,
+    LaunchError,
+    SlotError,
 )
 from horovod_runner.wire import messages
 from horovod_runner.wire.channel import Channel
-from horovod_runner.wire.job import Job, Outcome, decode_outcome
+from horovod_runner.wire.job import Job, decode_outcome
 from horovod_runner.wire.pool import Change, Done, Joined, Work
 
 _TICK_SECONDS = 1.0
 _MOST_GONE = 1000  # a task of these may still say for some seconds that it is there
 
 
-class PooledLaunch:
-    """One attempt on members of a pool.
+class Pool(Launcher):
+    """The tasks of a run, on which attempts are launched; a context, which starts and ends them.
 
     Args:
-        seats: the seat of each task.
-        wake: called when something has changed.
-        give_up: lets the pool do without the members of the seats that its argument returns.
-        patience: seconds to wait for the first task to report.
-    """
-
-    running = False
-    task_0 = None
-
-    def __init__(
-        self,
-        seats: Mapping[int, int],
-        wake: Callable[[], None],
-        give_up: Callable[[Callable[[], Collection[int]]], None],
-        patience: float,
-    ) -> None:
-        self._patience = patience
-        self._seats = dict(seats)
-        self._wake = wake
-        self._give_up = give_up
-        self._outcomes: dict[int, Outcome] = {}
-        self._reasons: dict[int, str] = {}
-        self.problem: LaunchError | None = None
-        self.expected: float | None = time.monotonic() + patience
-
-    @property
-    def late_error(self) -> HorovodRunnerError:
-        """The error to raise if no task has said Hello in time."""
-        return LaunchError(
-            f"no task has reported within {self._patience:g} s, although the tasks are there: "
-            "their hosts may be overloaded, or a firewall may be between them and the driver."
-        )
-
-    @property
-    def lost(self) -> list[int]:
-        """The tasks whose members are lost."""
-        return list(self._reasons)
-
-    @property
-    def finished(self) -> bool:
-        """Whether all tasks have an outcome, or are lost."""
-        return len(self._outcomes) + len(self._reasons) >= len(self._seats)
-
-    def outcomes(self) -> list[Outcome]:
-        """How the ranks ended.
-
-        Raises:
-            TaskLostError: a member was lost.
-        """
-        for task, reason in sorted(self._reasons.items()):
-            raise TaskLostError(task, reason)
-        return list(self._outcomes.values())
-
-    def cancel(self) -> None:
-        """Do without the tasks that have not ended; the others wait for the next attempt."""
-        self._give_up(self._unfinished)
-
-    def _unfinished(self) -> list[int]:
-        """The seats of tasks that have no outcome and are not lost."""
-        ended = self._outcomes.keys() | self._reasons.keys()
-        return [seat for task, seat in self._seats.items() if task not in ended]
-
-    def done(self, outcome: Outcome) -> None:
-        """Take in a task's outcome."""
-        self._outcomes[outcome.task] = outcome
-        self._wake()
-
-    def lose(self, seat: int, reason: str) -> None:
-        """Take in that the member of a seat is lost."""
-        for task in self._working(seat):
-            self._reasons[task] = reason
-            self._wake()
-
-    def end(self, seat: int, reason: str) -> None:
-        """Take in that the member of a seat is about to end. Its rank is still to be waited for."""
-        for task in self._working(seat):
-            self.problem = LaunchError(f"task {task} of {len(self._seats)}: {reason}")
-            self._wake()
-
-    def _working(self, seat: int) -> list[int]:
-        """The tasks of a seat that have no outcome."""
-        ended = self._outcomes.keys()
-        return [task for task, of in self._seats.items() if of == seat and task not in ended]
-
-
-class Pool:
-    """The tasks of a run; use it as a context.
-
-    Args:
-        host: the driver's address as the tasks reach it.
-        most: how many ranks the run may have.
-        grow_after: see :class:`~horovod_runner.driver.elastic.members.Members`.
-        launch: starts the tasks.
+        launcher: starts the tasks.
         job: the run's.
+        scaling: decides how many ranks an attempt has.
+        notice: called with a line for the user.
+        cancelled: ends the wait for tasks when it is set.
 
     Attributes:
         changed: notified when a member has come, gone, or waits again.
         committed: the furthest step of any commit, as of the end of the last attempt; -1 if there
             is none.
-        problem: why the latest task could not be started; None if all could.
-        cancelled: the seats that stay empty because their Spark jobs were cancelled.
     """
 
     def __init__(
         self,
-        host: str,
-        most: int,
-        grow_after: float,
-        launch: Callable[[PoolRequest], MemberTasks],
+        launcher: PoolKeeper,
         job: Job,
+        scaling: ScalingPolicy,
+        notice: Callable[[str], None],
+        cancelled: threading.Event,
     ) -> None:
+        self.where = launcher.where
+        self.channel_host = launcher.channel_host
+        self.shares_files = launcher.shares_files
+        self._launcher = launcher
         self._job = job
         self._limits = limits = job.limits
-        self._host = host
-        self._most = most
-        self._start_tasks = launch
+        self._scaling = scaling
+        self._notice = notice
+        self._run_cancelled = cancelled
+        self._first = True
         self.changed = threading.Condition()
         self.committed = -1
-        self._members = Members(most, grow_after)
+        self._members = Members(scaling)
         self._liveness = Liveness(limits.silent_task, limits.reconnect_task)
         self._broken = 0
         self._orders: dict[int, Work] = {}
         self._launch: PooledLaunch | None = None
-        self.problem: LaunchError | None = None
-        self.cancelled: dict[int, JobCancelledError] = {}
+        self._problem: LaunchError | None = None  # why the latest task could not be started
+        # The seats that stay empty because their Spark jobs were cancelled.
+        self._cancelled: dict[int, JobCancelledError] = {}
         self._cancelled_at = -math.inf
         self._seen: dict[int, int] = {}  # when the latest member of a seat began
         # The latest tasks that have ended: seat, and when they began.
@@ -167,10 +90,11 @@ class Pool:
         self._over = False
 
     def __enter__(self) -> Pool:
-        self._channel = Channel(self._host, self._most, self._limits)
+        most = self._scaling.most
+        self._channel = Channel(self.channel_host, most, self._limits)
         try:
-            self._tasks = self._start_tasks(
-                PoolRequest(self._job, self._most, self._channel.address, self._ended, self._leave)
+            self._tasks = self._launcher.launch_members(
+                PoolRequest(self._job, most, self._channel.address, self._ended, self._leave)
             )
         except BaseException:
             self._channel.close()
@@ -187,29 +111,86 @@ class Pool:
         self._tasks.close(self._members.seats, self._limits.pool_end)
         self._channel.close()
 
+    @property
+    def cancelled(self) -> LaunchError | None:
+        """Why too few tasks can come: somebody cancelled their Spark jobs. None: enough can."""
+        cancelled = list(self._cancelled.values())
+        enough = self._scaling.most - len(cancelled) >= self._scaling.least
+        return None if enough else cancelled[-1]
+
+    def slots(self, size: int, patience: float = 0.0) -> int:
+        """Wait for tasks; returns how many ranks the next attempt has.
+
+        The first attempt waits for all tasks that are expected; later ones take what is there.
+
+        Raises:
+            SlotError: there are fewer than the least number.
+            LaunchError: tasks could not be started, or their Spark jobs were cancelled.
+            CancelledError: the run was cancelled.
+        """
+        began, limits, scaling = time.monotonic(), self._limits, self._scaling
+        seconds = max(patience, scaling.slot_timeout or limits.pool_slots)
+        wanted = scaling.least
+        if self._first:
+            wanted = scaling.first_size(self._launcher.expected_tasks())
+        full_until = began + (scaling.slot_timeout or limits.pool_tasks)
+        noticed = began
+        with self.changed:
+            while True:
+                ready, now = self.ready(), time.monotonic()
+                enough = ready >= wanted or (ready >= scaling.least and now >= full_until)
+                if enough and self._settled():
+                    self._first = False
+                    return min(ready, scaling.most)
+                if now - began >= seconds and ready < scaling.least:
+                    raise self._too_few(ready, seconds)
+                if (cancelled := self.cancelled) is not None:
+                    raise cancelled
+                if self._run_cancelled.is_set():
+                    raise CancelledError("the run was cancelled while it waited for slots")
+                if now - noticed > limits.slot_notice:
+                    noticed = now
+                    self._notice(f"waiting for slots: {ready} of {wanted}")
+                self.changed.wait(0.2)
+
+    def _too_few(self, ready: int, seconds: float) -> SlotError:
+        text = (
+            f"the run needs at least {self._scaling.least} slot(s), and {self.where} has {ready} "
+            f"after {seconds:g} s. Lower the least number of ranks, np=({max(1, ready)}, "
+            f"{self._scaling.most}), or raise slot_timeout if executors may still come."
+        )
+        if self._problem is not None:
+            text += f" Tasks that could not be started: {self._problem}"
+        if not ready:
+            text += (
+                " If Spark shows running tasks of this run, they cannot reach the driver at "
+                f"{self.channel_host}: let their TCP connections through. Without dynamic "
+                "allocation, np as one number needs no such connection (docs/where/networks.md)."
+            )
+        return SlotError(text)
+
     def ready(self) -> int:
         """How many members wait for work. Call it with :attr:`changed` held.
 
         Raises:
             LaunchError: a task could not be started, and none has been before.
         """
-        if self.problem is not None and not self._seen:
-            raise self.problem
+        if self._problem is not None and not self._seen:
+            raise self._problem
         return len(self._members.ready)
 
-    @property
-    def settled(self) -> bool:
+    def _settled(self) -> bool:
         """Whether no other job was cancelled together with the latest one, as far as can be told.
 
         Call it with :attr:`changed` held.
         """
-        if not self.cancelled:
+        if not self._cancelled:
             return True
         waited = time.monotonic() - self._cancelled_at
         return waited >= self._limits.cancelled_tasks and self._tasks.settled()
 
     def launch(self, request: LaunchRequest) -> PooledLaunch:
-        """Begin an attempt.
+        """Begin an attempt on the tasks that came first. There are no DataFrames here.
 
         Raises:
             LaunchError: a member has been lost since it was counted.
@@ -223,9 +204,7 @@ class Pool:
                 )
             chosen = self._members.start(job.attempt, job.size)
             seats = {task: member.seat for task, member in enumerate(chosen)}
-            self._launch = PooledLaunch(
-                seats, request.wake, self._give_up, self._limits.pool_report
-            )
+            self._launch = PooledLaunch(self, seats, request.wake, self._limits.pool_report)
             self._orders = {
                 seat: Work(task, job.size, job.attempt, job.checkpoints, request.address)
                 for task, seat in seats.items()
@@ -233,10 +212,10 @@ class Pool:
         self._channel.wake()
         return self._launch
 
-    def _give_up(self, seats: Callable[[], Collection[int]]) -> None:
-        """Do without the members of these seats until they report again."""
+    def give_up(self, launch: PooledLaunch) -> None:
+        """Do without the members that have not ended until they report again."""
         with self.changed:
-            for seat in seats():  # asked here: an outcome may come at any time
+            for seat in launch.unfinished:  # asked here: an outcome may come at any time
                 self._lose(seat, "it has not ended, although it was told to")
             self.changed.notify_all()
 
@@ -252,7 +231,7 @@ class Pool:
             if seat in self._seen:
                 self._gone.append((seat, self._seen[seat]))
             if isinstance(error, JobCancelledError):
-                self.cancelled[seat] = error
+                self._cancelled[seat] = error
                 self._cancelled_at = time.monotonic()
                 # Spark kills its process some seconds later. Until then its rank can be ended.
                 self._members.leave(seat, str(error))
@@ -260,7 +239,7 @@ class Pool:
                     self._launch.end(seat, str(error))
             else:
                 if seat not in self._seen:
-                    self.problem = error
+                    self._problem = error
                 self._lose(seat, str(error))
             self.changed.notify_all()
 
@@ -276,7 +255,7 @@ class Pool:
             if time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + _TICK_SECONDS
                 self._tick()
-        self._channel.send_all(range(self._most), messages.Stop("the run is over"))
+        self._channel.send_all(range(self._scaling.most), messages.Stop("the run is over"))
 
     def _send_orders(self) -> None:
         with self.changed:
@@ -317,7 +296,7 @@ class Pool:
             self._lose(seat, "its task was started again")
             self._seen[seat] = message.began
             self._liveness.returned(seat)
-            self._members.join(Member(seat, message.began))
+            self._members.join(PoolMember(seat, message.began))
             self.changed.notify_all()
 
     def _lose(self, seat: int, reason: str) -> None:
@@ -334,3 +313,14 @@ class Pool:
             for seat in self._liveness.tick():
                 self._lose(seat, "its task has sent nothing for several seconds")
             self.changed.notify_all()
+
+
+def refuse_dataframes(dataframes: Mapping[str, Any]) -> None:
+    """Raise DataError where there are DataFrames: they cannot be an elastic run's."""
+    if dataframes:
+        raise DataError(
+            f"{', '.join(dataframes)}: the rows of a DataFrame go to the ranks' own disks, so "
+            "which rank has which depends on the number of ranks, and this run may change it. "
+            "Name a folder that the driver and all executors share, "
+            "data_config=DataConfig(shared_dir=...), or write the DataFrame to Parquet there."
+        )

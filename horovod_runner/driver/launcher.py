@@ -1,10 +1,11 @@
-"""The two protocols of a launcher: what starts ranks, and one launch under way."""
+"""What the driver asks of a launcher, and the base classes of launchers and of their launches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.wire.job import Job, Outcome
@@ -71,37 +72,31 @@ class PoolRequest:
     leaving: Callable[[int, str], None]
 
 
-class Launch(Protocol):
-    """One launch of all ranks, under way."""
+class Launch(ABC):
+    """One launch of all ranks, under way.
 
-    @property
+    Attributes:
+        finished: whether all ranks have ended.
+        running: whether all tasks are known to run, and can switch to detached mode.
+        expected: by when a task should have said Hello, in seconds of the monotonic clock; None:
+            never.
+        problem: what the launcher itself failed with, so that the ranks must end; None: nothing.
+        lost: tasks that are known to be lost while others run; the rest shows by silence.
+        task_0: the host of task 0, and how to call a stand-in there; None if that is not known.
+    """
+
+    finished = False
+    running = False
+    expected: float | None = None
+    problem: HorovodRunnerError | None = None
+    lost: Sequence[int] = ()
+    task_0: tuple[str, Call] | None = None
+
     def late_error(self) -> HorovodRunnerError | None:
         """The error to raise if no task has said Hello by :attr:`expected`."""
+        return None
 
-    @property
-    def problem(self) -> HorovodRunnerError | None:
-        """What the launcher itself failed with, so that the ranks must end; None: nothing."""
-
-    @property
-    def expected(self) -> float | None:
-        """By when a task should have said Hello, in seconds of the monotonic clock; None: never."""
-
-    @property
-    def running(self) -> bool:
-        """Whether all tasks are known to run, and can switch to detached mode."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether all ranks have ended."""
-
-    @property
-    def lost(self) -> Collection[int]:
-        """Tasks that are known to be lost while others run; the rest shows by silence."""
-
-    @property
-    def task_0(self) -> tuple[str, Call] | None:
-        """The host of task 0, and how to call a stand-in there; None if that is not known."""
-
+    @abstractmethod
     def outcomes(self) -> list[Outcome]:
         """How the ranks ended, one outcome each, in any order. Call it once finished.
 
@@ -112,16 +107,18 @@ class Launch(Protocol):
             LaunchError: the launcher itself failed.
         """
 
-    def cancel(self) -> None:
+    def cancel(self) -> None:  # noqa: B027 - not all need it
         """End ranks that the driver's messages no longer reach; the others get its Stop."""
 
 
-class MemberTasks(Protocol):
-    """The tasks of a pool (member.py), one in each seat. One that ends is started again."""
+class MemberTasks(ABC):
+    """The tasks of a pool (launchers/member.py), one in each seat. One that ends starts again."""
 
     def settled(self) -> bool:
         """Whether all ends of tasks that the system knows of have been reported to the pool."""
+        return True
 
+    @abstractmethod
     def close(self, served: Collection[int], seconds: float) -> None:
         """Wait for the tasks that the pool has told to end; call off the others.
 
@@ -131,7 +128,7 @@ class MemberTasks(Protocol):
         """
 
 
-class Launcher(Protocol):
+class Launcher(ABC):
     """Starts ranks somewhere.
 
     Attributes:
@@ -144,6 +141,7 @@ class Launcher(Protocol):
     channel_host: str
     shares_files: bool
 
+    @abstractmethod
     def slots(self, size: int, patience: float = 0.0) -> int:
         """Check that the ranks fit, and return their number.
 
@@ -156,11 +154,12 @@ class Launcher(Protocol):
             CancelledError: the run was cancelled while it waited for slots.
         """
 
+    @abstractmethod
     def launch(self, request: LaunchRequest) -> Launch:
         """Start all ranks of a job."""
 
 
-class PoolKeeper(Launcher, Protocol):
+class PoolKeeper(Launcher):
     """A launcher that can also keep a pool of tasks.
 
     Attributes:
@@ -168,7 +167,7 @@ class PoolKeeper(Launcher, Protocol):
             takes a pool, too.
     """
 
-    needs_pool: bool
+    needs_pool = False
 
     def check_pool(self) -> None:
         """Check, before anything is launched, that this launcher can keep a pool of tasks.
@@ -179,6 +178,8 @@ class PoolKeeper(Launcher, Protocol):
 
     def expected_tasks(self) -> int | None:
         """How many tasks of a pool will start soon; None if that is not known."""
+        return None
 
+    @abstractmethod
     def launch_members(self, request: PoolRequest) -> MemberTasks:
         """Start the tasks of a pool, each as soon as there is a slot for it."""

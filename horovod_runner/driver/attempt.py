@@ -7,26 +7,22 @@ Ctrl-C takes effect at once.
 from __future__ import annotations
 
 import pickle
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from threading import Event
-from types import FrameType
+from collections.abc import Mapping
 from typing import Any
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.driver.intake import Intake
-from horovod_runner.driver.supervisor import Supervisor
-from horovod_runner.errors import LaunchError, SerializationError
-from horovod_runner.launchers.launcher import (
+from horovod_runner.driver.launcher import (
     Launch,
     Launcher,
     LaunchLostError,
     LaunchRequest,
     TaskLostError,
 )
+from horovod_runner.driver.requests import Requests
+from horovod_runner.driver.supervisor import Supervisor
+from horovod_runner.errors import LaunchError, SerializationError
 from horovod_runner.results import failures
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks.fan_out import FanOut
@@ -41,24 +37,29 @@ _UNCOMPARED = (
 )
 
 
-class Driver:
-    """One attempt of a run.
+class AttemptRunner:
+    """Runs one attempt.
 
     Args:
         job: what to run.
         launcher: where.
         sink: shows and records what comes back.
-        cancelled: set, with a call of :meth:`wake` after it, to end the attempt.
+        requests: what other threads ask for.
         archive: takes the checkpoints; None where there is no place for them.
         dataframes: DataFrames whose rows are sent to the tasks with the launch, by dataset name.
+
+    Attributes:
+        supervisor: None before the launch.
     """
+
+    supervisor: Supervisor | None = None
 
     def __init__(
         self,
         job: Job,
         launcher: Launcher,
         sink: FanOut,
-        cancelled: Event,
+        requests: Requests,
         archive: Archive | None = None,
         *,
         dataframes: Mapping[str, Any] = {},
@@ -67,11 +68,9 @@ class Driver:
         self._dataframes = dataframes
         self._launcher = launcher
         self._sink = sink
-        self._cancelled = cancelled
+        self._requests = requests
         self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
         self._intake = Intake(sink, archive, self._traces, job.checkpoints, job.limits)
-        self._wake: Callable[[], None] = lambda: None
-        self._supervisor: Supervisor | None = None
 
     def run(self) -> Any:
         """Run the job to its end; returns rank 0's value, or all ranks' as a list.
@@ -86,21 +85,14 @@ class Driver:
             GpuError: a host has too few GPUs.
             SerializationError: a value cannot be loaded here.
         """
-        host, job = self._launcher.channel_host, self._job
-        with Channel(host, job.size, job.limits) as channel, self._traces:
+        job = self._job
+        with Channel(self._launcher.channel_host, job.size, job.limits) as channel, self._traces:
             launch = self._launcher.launch(
-                LaunchRequest(self._job, channel.address, channel.wake, self._dataframes)
+                LaunchRequest(job, channel.address, channel.wake, self._dataframes)
             )
-            with _interrupts() as interrupted:
-                supervisor = Supervisor(
-                    self._job,
-                    channel,
-                    launch,
-                    self._intake,
-                    self._cancelled,
-                    interrupted=interrupted,
-                )
-                self._supervisor, self._wake = supervisor, channel.wake
+            with self._requests.answered_by(channel):
+                supervisor = Supervisor(job, channel, launch, self._intake, self._requests)
+                self.supervisor = supervisor
                 try:
                     outcomes, reported = self._supervise(channel, launch, supervisor)
                 finally:
@@ -128,16 +120,6 @@ class Driver:
                 reported = self._replay(outcome.record, supervisor)
                 supervisor.roster.pids = {each.rank: each.pid for each in outcomes if each.pid}
         return outcomes, reported
-
-    def wake(self) -> None:
-        """Make the attempt look at ``cancelled``; for other threads."""
-        self._wake()
-
-    def show_stacks(self) -> None:
-        """Print all ranks' Python stacks; for other threads. Nothing happens before the launch."""
-        if self._supervisor is not None:
-            self._supervisor.show_stacks()
-            self._wake()
 
     def _outcomes(self, launch: Launch, supervisor: Supervisor) -> list[Outcome]:
         try:
@@ -197,32 +179,3 @@ class Driver:
                 f"main returned a value that cannot be loaded on the driver: {error}. A package "
                 "that the ranks have is missing or older here; return plain values or arrays."
             ) from error
-
-
-@contextmanager
-def _interrupts() -> Iterator[Event]:
-    """An event that is set once Ctrl-C has raised a KeyboardInterrupt in this thread.
-
-    The exception alone can get lost: Python prints and drops what is raised in a finalizer or in a
-    weak reference's callback, and some C code drops it in silence. It is never set outside the main
-    thread, which alone handles signals, and where SIGINT has no handler that raises.
-    """
-    interrupted = Event()
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        try:
-            handler(number, frame)
-        except KeyboardInterrupt:
-            interrupted.set()
-            raise
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield interrupted
-    finally:
-        if signal.getsignal(signal.SIGINT) is handle:  # nobody has set another one since
-            signal.signal(signal.SIGINT, handler)
