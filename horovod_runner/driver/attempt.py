@@ -12,6 +12,7 @@ from typing import Any
 
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.text import count_text, ranks_text
+from horovod_runner.driver.checks import checks_of
 from horovod_runner.driver.intake import Intake
 from horovod_runner.driver.launcher import (
     Launch,
@@ -69,6 +70,7 @@ class AttemptRunner:
         self._launcher = launcher
         self._sink = sink
         self._requests = requests
+        self._checks = checks_of(job)
         self._traces = Arrivals(job.run_id, job.options.debug_config.torch_profiler)
         self._intake = Intake(sink, archive, self._traces, job.checkpoints, job.limits)
 
@@ -91,8 +93,9 @@ class AttemptRunner:
                 LaunchRequest(job, channel.address, channel.wake, self._dataframes)
             )
             with self._requests.answered_by(channel):
-                supervisor = Supervisor(job, channel, launch, self._intake, self._requests)
-                self.supervisor = supervisor
+                self.supervisor = supervisor = Supervisor(
+                    job, channel, launch, self._intake, self._requests, checks=self._checks
+                )
                 try:
                     outcomes, reported = self._supervise(channel, launch, supervisor)
                 finally:
@@ -162,8 +165,9 @@ class AttemptRunner:
             raise failures.run_error(outcomes, reported)
         supervisor.notes.finish()
         detached = any(outcome.record for outcome in outcomes)
-        checked = supervisor.sync.compared or detached or self._job.size == 1
-        if self._job.options.debug_config.weight_check == "epoch" and not checked:
+        weights = self._checks.weights
+        checked = weights is None or weights.compared or detached or self._job.size == 1
+        if not checked:
             self._sink.notice(_UNCOMPARED)
         if len(outcomes) < self._job.size:
             raise LaunchError(

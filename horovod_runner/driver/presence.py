@@ -10,7 +10,7 @@ from horovod_runner.driver.launcher import Launch
 from horovod_runner.wire.channel import Channel
 
 
-class Presence:
+class Presence(Liveness):
     """The tasks of one attempt, as far as their messages and their launcher tell.
 
     Args:
@@ -23,46 +23,23 @@ class Presence:
     """
 
     def __init__(self, channel: Channel, launch: Launch, limits: Limits) -> None:
+        super().__init__(limits.silent_task, limits.reconnect_task)
         self._channel = channel
         self._launch = launch
-        self._limits = limits
         self.lost: set[int] = set()
         self._ended = 0  # tasks that have sent their last message
         self._unexplained = 0  # broken connections of tasks that had not
-        self.restart()
-
-    def heard(self, task: int) -> None:
-        """Record a message from a task."""
-        self._liveness.heard(task)
 
     def ended(self, task: int) -> None:
         """Record the last message of a task."""
         self._ended += 1
-        self._liveness.leave(task)
+        self.leave(task)
 
     def lose(self, tasks: Iterable[int]) -> None:
         """Record that tasks are lost: they send nothing more."""
         for task in tasks:
             self.lost.add(task)
-            self._liveness.leave(task)
-
-    def restart(self) -> None:
-        """Expect no task until it sends something again."""
-        self._liveness = Liveness(self._limits.silent_task, self._limits.reconnect_task)
-
-    @property
-    def suspicious(self) -> bool:
-        """Whether a broken connection has not been explained yet."""
-        return self._liveness.suspicious
-
-    @property
-    def expected(self) -> bool:
-        """Whether messages from any task are expected."""
-        return self._liveness.present
-
-    def most_silent(self) -> list[int]:
-        """The tasks that have been silent for longest."""
-        return self._liveness.most_silent()
+            self.leave(task)
 
     def told(self) -> list[int]:
         """The tasks that the launcher has found to be lost since the last call."""
@@ -73,5 +50,5 @@ class Presence:
         # A task that ends closes its connection. Any other end of a connection is unexplained.
         if self._channel.broken - self._ended > self._unexplained:
             self._unexplained = self._channel.broken - self._ended
-            self._liveness.suspect()
-        return self._liveness.tick()
+            self.suspect()
+        return super().tick()

@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from typing import Final, assert_never, cast
 
 from horovod_runner.common.text import ranks_text
+from horovod_runner.driver.checks import Checks
 from horovod_runner.driver.intake import Content, Observer, OwnMessage
 from horovod_runner.driver.launcher import Launch, TaskLostError
 from horovod_runner.driver.phases import Phase, State, Trigger
 from horovod_runner.driver.presence import Presence
 from horovod_runner.driver.requests import Requests
 from horovod_runner.driver.roster import Roster
-from horovod_runner.driver.sync_check import NoteCheck, SyncCheck
+from horovod_runner.driver.sync_check import NoteCheck
 from horovod_runner.driver.watchdog import Watchdog
 from horovod_runner.errors import (
     CancelledError,
@@ -45,11 +46,12 @@ class Supervisor:
         launch: the launch of the tasks.
         observer: receives what the ranks send.
         requests: what other threads ask for.
+        checks: decide whether the ranks hang, and whether their weights differ.
 
     Attributes:
         phase: the state of the attempt.
         roster: who takes part.
-        sync, notes: the comparisons of the ranks' weights, and of what their code does.
+        notes: the comparison of what the ranks' code does.
         problem: why the attempt cannot succeed, where that is no rank's failure.
         failed: the ranks that failed by themselves, by task, in the order of their reports.
     """
@@ -61,6 +63,8 @@ class Supervisor:
         launch: Launch,
         observer: Observer,
         requests: Requests,
+        *,
+        checks: Checks,
     ) -> None:
         self._job = job
         self._limits = job.limits
@@ -70,13 +74,15 @@ class Supervisor:
         self._requests = requests
         self.phase = Phase(job.limits)
         self.roster = Roster(job, self._notice)
-        self.sync = SyncCheck(job.size)
+        self._weights = checks.weights
         self.notes = NoteCheck(job.size, self.roster.host_of, self._notice, limits=job.limits)
         self.problem: HorovodRunnerError | None = None
         self.failed: dict[int, int] = {}
         self._secondary: dict[int, int] = {}  # ranks that noticed another one's end, by task
         self._presence = Presence(channel, launch, job.limits)
-        self._watchdog = Watchdog(job, self._notice, lambda: self._send_all(messages.ShowStacks()))
+        self._watchdog = Watchdog(
+            job, checks, self._notice, lambda: self._send_all(messages.ShowStacks())
+        )
         self._launched_at = time.monotonic()
         self._tick_at = 0.0
 
@@ -106,7 +112,7 @@ class Supervisor:
     def _called_off(self) -> str:
         """What has become of a cancelled run."""
         text = f"run {self._job.run_id} was cancelled"
-        forced = self._presence.lost or self._presence.expected
+        forced = self._presence.lost or self._presence.present
         if self._launch.finished and not forced:
             return f"{text}: all ranks are gone"
         return (
@@ -199,7 +205,7 @@ class Supervisor:
         """Once a second: is every task still there, and do the ranks make progress?"""
         if lost := self._presence.tick():
             self._on_lost(lost)
-        if self._presence.lost and not self._presence.expected:
+        if self._presence.lost and not self._presence.present:
             # Spark waits two minutes for an executor that went away without a word.
             self._end(Trigger.ALL_LOST, "")
         if not self.phase.ending and (hang := self._watchdog.tick()):
@@ -237,11 +243,11 @@ class Supervisor:
             self._presence.lose([error.task])
         except LaunchError:
             pass
-        if self._presence.expected:
+        if self._presence.present:
             self._end(Trigger.LAUNCH_ENDED, "the launch has ended")
         else:
             self.phase.on(Trigger.LAUNCH_ENDED)
-        while self._presence.expected and self.phase.state is State.SETTLING:
+        while self._presence.present and self.phase.state is State.SETTLING:
             self._step()
         self.phase.on(Trigger.ALL_LEFT)
 
@@ -378,8 +384,8 @@ class Supervisor:
         try:
             if isinstance(message, measurements.Note):
                 self.notes.take(message)
-            elif self._job.options.debug_config.weight_check == "epoch":
-                self.sync.take(message)
+            elif self._weights is not None:
+                self._weights.take(message)
             else:
                 self._channel.dropped += 1  # nobody asked
         except SyncError as error:
@@ -423,7 +429,7 @@ class Supervisor:
         self._follow()
         self._send_all(messages.Detach())
         self.roster.hellos.clear()
-        self._presence.restart()
+        self._presence = Presence(self._channel, self._launch, self._limits)
 
     def _send_all(self, message: messages.FromDriver) -> None:
         self._channel.send_all(self.roster.hellos, message)
