@@ -57,12 +57,17 @@ def test_the_drivers_address_is_the_one_towards_the_server() -> None:
     assert connect.driver_host(session(f"{remote}:15002"), "the-server") == address
 
 
-def test_with_a_server_on_this_host_its_driver_host_counts() -> None:
-    assert connect.driver_host(session("127.0.0.1:15002"), "127.0.0.3") == "127.0.0.3"
-
-
-def test_a_server_behind_a_tunnel_does_not_count_as_on_this_host() -> None:
-    assert connect.driver_host(session("localhost:15002"), "192.0.2.1") == "127.0.0.1"
+@pytest.mark.parametrize(
+    ("endpoint", "named", "host"),
+    [
+        ("127.0.0.1:15002", "127.0.0.3", "127.0.0.3"),  # the server is on this host
+        ("localhost:15002", "192.0.2.1", "127.0.0.1"),  # behind a tunnel: elsewhere
+    ],
+)
+def test_the_driver_host_of_a_server_counts_on_this_host_alone(
+    endpoint: str, named: str, host: str
+) -> None:
+    assert connect.driver_host(session(endpoint), named) == host
 
 
 def test_the_users_address_of_the_driver_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

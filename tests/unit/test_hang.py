@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from horovod_runner.common import stacks
@@ -76,22 +78,24 @@ def test_a_stalled_tensor_is_warned_of_and_ends_the_run_at_the_timeout() -> None
     assert "rank 1: train.py:1 in step, inside synchronize" in clock.watch.places()
 
 
-def test_slow_steps_of_which_each_stalls_for_a_while_are_no_hang() -> None:
-    clock = Clock(2)
-    clock.run(60, every=6)
-    assert "end" not in [name for _, name in clock.steps]
-
-
-def test_a_rank_that_prints_makes_progress() -> None:
-    clock = Clock(2)
-    clock.run(60, quiet=1.0)
-    assert "end" not in [name for _, name in clock.steps]
-
-
-def test_without_a_timeout_there_is_a_warning_only() -> None:
-    clock = Clock(2, timeout=None)
-    clock.run(4000)
-    assert [name for _, name in clock.steps if name != "look"] == ["warn"]
+@pytest.mark.parametrize(
+    ("timeout", "seconds", "alive", "steps"),
+    [
+        (10.0, 60, {"every": 6}, {"look", "warn"}),  # slow steps, each of which stalls for a while
+        (10.0, 60, {"quiet": 1.0}, {"look", "warn"}),  # a rank prints
+        (10.0, 60, {"every": 0, "idle": 0.0}, set()),  # the ranks compute
+        (None, 4000, {}, {"look", "warn"}),
+    ],
+)
+def test_progress_and_no_timeout_keep_a_run_from_its_end(
+    timeout: float | None, seconds: int, alive: dict[str, Any], steps: set[str]
+) -> None:
+    clock = Clock(2, timeout)
+    clock.run(seconds, **alive)
+    names = [name for _, name in clock.steps]
+    assert set(names) <= steps
+    if timeout is None:
+        assert names.count("warn") == 1
 
 
 def test_a_stall_that_dissolves_is_forgotten_and_the_next_is_warned_of() -> None:
@@ -103,14 +107,14 @@ def test_a_stall_that_dissolves_is_forgotten_and_the_next_is_warned_of() -> None
     assert [name for _, name in clock.steps if name == "warn"] == ["warn", "warn"]
 
 
-def test_idle_ranks_hang_and_one_that_computes_keeps_them_from_it() -> None:
+@pytest.mark.parametrize(("gone", "told"), [(None, ""), (1, "; rank 1 already returned from main")])
+def test_idle_ranks_hang_and_those_that_ended_are_told(gone: int | None, told: str) -> None:
     clock = Clock(2)
+    if gone is not None:
+        clock.watch.ended(gone)
     clock.run(60, every=0, idle=20.0)
     assert clock.steps[-1][1] == "end"
-    assert clock.watch.describe(2) == "no rank computes or prints anything"
-    busy = Clock(2)
-    busy.run(60, every=0, idle=0.0)
-    assert busy.steps == []
+    assert clock.watch.describe(2) == f"no rank computes or prints anything{told}"
 
 
 def test_an_idle_rank_in_a_collective_waits_for_one_that_computes() -> None:
@@ -136,14 +140,6 @@ def test_a_rank_that_leaves_its_collective_no_longer_waits() -> None:
     clock.run(60, every=0, idle=0.5)
     assert clock.steps[-1][1] == "warn"
     assert clock.watch.seconds(clock.now) == 0
-
-
-def test_a_rank_that_ended_is_told_and_no_longer_asked() -> None:
-    clock = Clock(2)
-    clock.watch.ended(1)
-    clock.run(60, every=0, idle=20.0)
-    assert clock.steps[-1][1] == "end"
-    assert clock.watch.describe(2).endswith("rank 1 already returned from main")
 
 
 def test_many_tensors_that_wait_for_the_same_ranks_are_told_together() -> None:
@@ -254,22 +250,31 @@ def waits(size: int, *said: tuple[int, str, list[int]]) -> list[Stall]:
     return list(found.stalls(105))
 
 
-def test_a_rank_that_has_not_entered_a_collective_of_its_group_is_missing() -> None:
-    assert waits(3, (0, "all_reduce 7", []), (2, "all_reduce 7", [])) == [
-        Stall("all_reduce 7", (1,))
-    ]
-    shards = [(0, "all_gather 3 (ranks 0-1)", [0, 1]), (3, "all_gather 3 (ranks 2-3)", [2, 3])]
-    assert waits(4, *shards) == [
-        Stall("all_gather 3 (ranks 0-1)", (1,)),
-        Stall("all_gather 3 (ranks 2-3)", (2,)),
-    ]
-
-
-def test_ranks_in_different_collectives_wait_for_each_other() -> None:
-    assert waits(2, (0, "all_reduce 7", []), (1, "broadcast 7", [])) == [
-        Stall("all_reduce 7", (1,)),
-        Stall("broadcast 7", (0,)),
-    ]
+@pytest.mark.parametrize(
+    ("size", "said", "stalls"),
+    [
+        (2, [(0, "all_reduce 7", []), (1, "all_reduce 7", [])], []),
+        (
+            3,
+            [(0, "all_reduce 7", []), (2, "all_reduce 7", [])],
+            [Stall("all_reduce 7", (1,))],
+        ),
+        (
+            4,
+            [(0, "all_gather 3 (ranks 0-1)", [0, 1]), (3, "all_gather 3 (ranks 2-3)", [2, 3])],
+            [Stall("all_gather 3 (ranks 0-1)", (1,)), Stall("all_gather 3 (ranks 2-3)", (2,))],
+        ),
+        (
+            2,
+            [(0, "all_reduce 7", []), (1, "broadcast 7", [])],
+            [Stall("all_reduce 7", (1,)), Stall("broadcast 7", (0,))],
+        ),
+    ],
+)
+def test_a_rank_that_has_not_entered_a_collective_of_its_group_is_missing(
+    size: int, said: list[tuple[int, str, list[int]]], stalls: list[Stall]
+) -> None:
+    assert waits(size, *said) == stalls
 
 
 @pytest.mark.parametrize("name", ["broadcast 7", "gather 7", "_reduce_oop 7", "scatter 7"])
@@ -314,10 +319,6 @@ def test_a_rank_that_waits_says_so_also_if_another_of_its_threads_reports() -> N
     clock.count_report()
     profiler._summarize()
     assert said == [Waits(1, [waiting])]
-
-
-def test_a_collective_that_all_ranks_have_entered_is_no_stall() -> None:
-    assert waits(2, (0, "all_reduce 7", []), (1, "all_reduce 7", [])) == []
 
 
 def test_what_a_rank_said_counts_until_it_says_something_else_or_nothing() -> None:

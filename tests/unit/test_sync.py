@@ -149,44 +149,51 @@ def test_a_file_that_two_ranks_of_a_host_write_is_reported(hosts: str, count: in
 
 
 @pytest.mark.parametrize(
-    ("key", "optimizer", "text"),
+    ("key", "first", "other", "text"),
     [
-        ("before the first step", "SGD", "rank 1 begins with other weights than rank 0 (b of 2"),
-        ("after step 1", "SGD", "the gradients are not averaged: the SGD that steps there"),
-        ("after step 1", "Distributed SGD", "although the optimizer is distributed"),
-        ("at the end, after hvd.join()", "Distributed SGD", "that calls hvd.join() misses"),
+        (
+            "before the first step",
+            "SGD\t0.1\na 00\nb 11",
+            "SGD\t0.1\na 00\nb 12",
+            "rank 1 begins with other weights than rank 0 (b of 2",
+        ),
+        (
+            "after step 1",
+            "SGD\t0.1\na 00\nb 11",
+            "SGD\t0.1\na 00\nb 12",
+            "the gradients are not averaged: the SGD that steps there",
+        ),
+        (
+            "after step 1",
+            "Distributed SGD\t0.1\na 00",
+            "Distributed SGD\t0.1\na 01",
+            "although the optimizer is distributed",
+        ),
+        (
+            "at the end, after hvd.join()",
+            "Distributed SGD\t0.1\na 00",
+            "Distributed SGD\t0.1\na 01",
+            "that calls hvd.join() misses",
+        ),
+        (
+            "after step 40",
+            "Distributed SGD\t0.1, 0.5\na 00",
+            "Distributed SGD\t0.1, 0.05\na 00",
+            "another learning rate than rank 0 after step 40 at t.py:5 (0.1, 0.05 and 0.1, 0.5)",
+        ),
+        ("after step 1", "SGD\na 0", "", "rank 1 trains 0 weights and rank 0 1"),
+        ("at the end", "SGD\t0.1\nnetwork/a 00", "SGD\t0.1\na 00", ""),  # other names alone
     ],
 )
 def test_weights_that_differ_are_reported_with_the_cause(
-    key: str, optimizer: str, text: str
+    key: str, first: str, other: str, text: str
 ) -> None:
-    values = (f"{optimizer}\t0.1\na 00\nb 11", f"{optimizer}\t0.1\na 00\nb 12")
-    notes = [Note(rank, "weights", key, value, "t.py:5") for rank, value in enumerate(values)]
-    (shown,) = warnings_of(*notes)
-    assert text in shown
-    assert "t.py:5" in shown
-
-
-def test_equal_weights_with_other_names_are_no_difference() -> None:
-    values = ("SGD\t0.1\nnetwork/a 00", "SGD\t0.1\na 00")
-    notes = [Note(rank, "weights", "at the end", value, "") for rank, value in enumerate(values)]
-    assert warnings_of(*notes) == []
-
-
-def test_learning_rates_that_differ_are_reported_with_both() -> None:
-    values = ("Distributed SGD\t0.1, 0.5\na 00", "Distributed SGD\t0.1, 0.05\na 00")
-    notes = [Note(rank, "weights", "after step 40", value, "") for rank, value in enumerate(values)]
-    (shown,) = warnings_of(*notes)
-    assert "another learning rate than rank 0 after step 40 (0.1, 0.05 and 0.1, 0.5)" in shown
-
-
-def test_other_weights_on_other_ranks_are_reported() -> None:
     notes = [
-        Note(0, "weights", "after step 1", "SGD\na 0", ""),
-        Note(1, "weights", "after step 1", "", ""),
+        Note(rank, "weights", key, value, "t.py:5") for rank, value in enumerate((first, other))
     ]
-    (shown,) = warnings_of(*notes)
-    assert "rank 1 trains 0 weights and rank 0 1" in shown
+    shown = warnings_of(*notes)
+    assert len(shown) == (1 if text else 0)
+    assert all(text in each and "t.py:5" in each for each in shown)
 
 
 @pytest.fixture

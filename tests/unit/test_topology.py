@@ -38,64 +38,74 @@ def test_every_task_gets_one_rank_and_hosts_stay_together(hosts: list[str], rand
         assert (slot.cross_size, slot.cross_rank) == (len(cross), cross.index(slot))
 
 
-def test_gpus_are_dealt_by_local_rank_where_spark_gives_none() -> None:
-    slots = assign(offer(task, host_gpus=("3", "5", "7")) for task in range(2))
-    assert [slot.gpus for slot in slots] == [("3",), ("5",)]
-    assert slots[0].host_gpus == slots[1].host_gpus == ("3", "5")
+@pytest.mark.parametrize(
+    ("offers", "gpus_per_rank", "gpus", "host_gpus"),
+    [
+        # Spark gives none: they are dealt by local_rank.
+        ([offer(task, host_gpus=("3", "5", "7")) for task in range(2)], None, "3 5", "3 5"),
+        ([offer(0, task_gpus=("1",)), offer(1, task_gpus=("0",))], None, "1 0", "1 0"),
+        ([offer(task, host_gpus=tuple("0123")) for task in range(2)], 2, "0,1 2,3", "0 2 1 3"),
+        ([offer(task, host_gpus=("0",)) for task in range(2)], 0.5, "0 0", "0"),
+        ([offer(task, task_gpus=("0",)) for task in range(2)], 0.5, "0 0", "0"),
+        ([offer(0, task_gpus=("0",))], 0, "", ""),
+    ],
+)
+def test_each_rank_gets_its_gpus_and_sees_its_first_at_its_local_rank(
+    offers: list[Offer], gpus_per_rank: float | None, gpus: str, host_gpus: str
+) -> None:
+    slots = assign(offers, gpus_per_rank)
+    assert " ".join(",".join(slot.gpus) for slot in slots) == gpus
+    assert {slot.host_gpus for slot in slots} == {tuple(host_gpus.split())}
 
 
-def test_sparks_gpus_are_kept_and_shown_in_local_rank_order() -> None:
-    slots = assign([offer(0, task_gpus=("1",)), offer(1, task_gpus=("0",))])
-    assert [slot.gpus for slot in slots] == [("1",), ("0",)]
-    assert slots[0].host_gpus == ("1", "0")
+HIDDEN = Offer(0, "a", "host-a", "127.0.0.1", "lo")
 
 
-def test_of_several_gpus_a_rank_the_first_ones_come_first() -> None:
-    slots = assign([offer(task, host_gpus=("0", "1", "2", "3")) for task in range(2)], 2)
-    assert [slot.gpus for slot in slots] == [("0", "1"), ("2", "3")]
-    assert slots[0].host_gpus == ("0", "2", "1", "3")
+@pytest.mark.parametrize(
+    ("offers", "gpus_per_rank", "text"),
+    [
+        (
+            [offer(task, host_gpus=("0",)) for task in range(2)],
+            None,
+            r"host-a .* 1 GPU.* 2 ranks .* 2 .*gpus_per_rank=1\b",
+        ),
+        (
+            [offer(task, task_gpus=("0",)) for task in range(2)],
+            None,
+            r"tasks 0 and 1 .*host-a .*GPU 0\b",
+        ),
+        ([offer(0, task_gpus=("0",))], 2, r"spark\.task\.resource\.gpu\.amount"),
+        ([offer(0)], 1, r"host-a .* 0 GPUs.* 1 rank there needs 1 .*per_rank=1\b"),
+        ([offer(0, "a", host_gpus=("0",)), offer(1, "b")], None, r"host-b .*gpus_per_rank=0"),
+    ],
+)
+def test_gpus_that_do_not_fit_are_refused(
+    offers: list[Offer], gpus_per_rank: float | None, text: str
+) -> None:
+    with pytest.raises(GpuError, match=text):
+        assign(offers, gpus_per_rank)
 
 
-def test_ranks_share_a_gpu_only_when_asked() -> None:
-    offers = [offer(task, host_gpus=("0",)) for task in range(2)]
-    with pytest.raises(GpuError, match=r"host-a .* 1 GPU.* 2 ranks .* 2 .*gpus_per_rank=1\b"):
+@pytest.mark.parametrize(
+    ("offers", "text"),
+    [
+        ([HIDDEN, offer(1, "b")], r"host-a .*127\.0\.0\.1.* 1 other .*spark\.driver\.host"),
+        (
+            [offer(0, "a", address="10.0.2.15"), offer(1, "b", address="10.0.2.15")],
+            r"host-a and host-b .*10\.0\.2\.15.*GLOO_IFACE",
+        ),
+    ],
+)
+def test_hosts_that_cannot_reach_each_other_are_refused(offers: list[Offer], text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
         assign(offers)
-    assert [slot.gpus for slot in assign(offers, 0.5)] == [("0",), ("0",)]
 
 
-def test_one_gpu_given_to_two_tasks_is_refused_unless_shared() -> None:
-    offers = [offer(task, task_gpus=("0",)) for task in range(2)]
-    with pytest.raises(GpuError, match=r"tasks 0 and 1 .*host-a .*GPU 0\b"):
-        assign(offers)
-    assert len(assign(offers, 0.5)) == 2
-
-
-def test_zero_hides_all_gpus() -> None:
-    (slot,) = assign([offer(0, task_gpus=("0",))], 0)
-    assert slot.gpus == slot.host_gpus == ()
-
-
-def test_too_few_gpus_from_spark_are_named() -> None:
-    with pytest.raises(GpuError, match=r"spark.task.resource.gpu.amount"):
-        assign([offer(0, task_gpus=("0",))], 2)
-
-
-def test_gpus_demanded_on_a_host_without_any_are_named() -> None:
-    with pytest.raises(GpuError, match=r"host-a .* 0 GPUs.* 1 rank there needs 1 .*per_rank=1\b"):
-        assign([offer(0)], 1)
-
-
-def test_gpu_and_cpu_hosts_do_not_mix() -> None:
-    with pytest.raises(GpuError, match=r"host-b .*gpus_per_rank=0"):
-        assign([offer(0, "a", host_gpus=("0",)), offer(1, "b")])
-
-
-def test_a_host_that_the_others_cannot_reach_is_refused() -> None:
-    hidden = Offer(0, "a", "host-a", "127.0.0.1", "lo")
-    with pytest.raises(LaunchError, match=r"host-a .*127\.0\.0\.1.* 1 other .*spark\.driver\.host"):
-        assign([hidden, offer(1, "b")])
-    # Containers that share one machine's network are hosts to each other, and reach each other so.
-    assert len(assign([hidden, Offer(1, "b", "host-b", "127.0.0.1", "lo")])) == 2
+def test_containers_of_one_machine_share_its_network() -> None:
+    """They are hosts to each other, and reach each other by its addresses."""
+    assert len(assign([HIDDEN, Offer(1, "b", "host-b", "127.0.0.1", "lo")])) == 2
+    containers = [offer(0, "a", hostname="one"), offer(1, "a2", hostname="one")]
+    assert [slot.address for slot in assign(containers)] == ["10.0.0.97"] * 2
 
 
 def test_the_table_names_every_rank() -> None:
@@ -103,13 +113,6 @@ def test_the_table_names_every_rank() -> None:
     assert describe(slots, {0: 11, 1: 12}) == (
         "rank  host    pid  GPU\n   0  host-a  11   4\n   1  host-b  12   0"
     )
-
-
-def test_hosts_with_the_same_address_are_refused_unless_they_share_a_machine() -> None:
-    with pytest.raises(LaunchError, match=r"host-a and host-b .*10\.0\.2\.15.*GLOO_IFACE"):
-        assign([offer(0, "a", address="10.0.2.15"), offer(1, "b", address="10.0.2.15")])
-    containers = [offer(0, "a", hostname="one"), offer(1, "a2", hostname="one")]
-    assert [slot.address for slot in assign(containers)] == ["10.0.0.97"] * 2
 
 
 def test_the_table_stays_short_for_many_ranks() -> None:
