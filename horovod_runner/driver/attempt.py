@@ -48,12 +48,7 @@ class AttemptRunner:
         requests: what other threads ask for.
         archive: takes the checkpoints; None where there is no place for them.
         dataframes: DataFrames whose rows are sent to the tasks with the launch, by dataset name.
-
-    Attributes:
-        supervisor: None before the launch.
     """
-
-    supervisor: Supervisor | None = None
 
     def __init__(
         self,
@@ -92,10 +87,10 @@ class AttemptRunner:
             launch = self._launcher.launch(
                 LaunchRequest(job, channel.address, channel.wake, self._dataframes)
             )
-            with self._requests.answered_by(channel):
-                self.supervisor = supervisor = Supervisor(
-                    job, channel, launch, self._intake, self._requests, checks=self._checks
-                )
+            supervisor = Supervisor(
+                job, channel, launch, self._intake, self._requests, checks=self._checks
+            )
+            with self._requests.answered_by(supervisor):
                 try:
                     outcomes, reported = self._supervise(channel, launch, supervisor)
                 finally:

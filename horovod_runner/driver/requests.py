@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from horovod_runner.wire.channel import Channel
+if TYPE_CHECKING:
+    from horovod_runner.driver.supervisor import Supervisor
 
 
 class Requests:
@@ -18,25 +20,26 @@ class Requests:
     Attributes:
         cancelled: set once the run is to end.
         interrupted: set once Ctrl-C has raised a KeyboardInterrupt in the thread of the run.
+        supervisor: of the latest attempt; None before the first launch.
     """
 
     def __init__(self) -> None:
         self.cancelled = Event()
         self.interrupted = Event()
         self._stacks = Event()
-        self._channel: Channel | None = None
+        self.supervisor: Supervisor | None = None
 
     def cancel(self) -> None:
         """End the run."""
         self.cancelled.set()
-        if (channel := self._channel) is not None:
-            channel.wake()
+        if self.supervisor is not None:
+            self.supervisor.wake()
 
     def show_stacks(self) -> None:
         """Have all ranks' Python stacks printed; nothing happens before the launch."""
-        if (channel := self._channel) is not None:
+        if self.supervisor is not None:
             self._stacks.set()
-            channel.wake()
+            self.supervisor.wake()
 
     def take_stacks(self) -> bool:
         """Whether stacks have been asked for since the last call."""
@@ -45,8 +48,8 @@ class Requests:
         return wanted
 
     @contextmanager
-    def answered_by(self, channel: Channel) -> Iterator[None]:
-        """Wake this channel at a request; inside, Ctrl-C sets :attr:`interrupted`, too.
+    def answered_by(self, supervisor: Supervisor) -> Iterator[None]:
+        """Wake this supervisor at a request; inside, Ctrl-C sets :attr:`interrupted`, too.
 
         The exception of Ctrl-C alone can get lost: Python prints and drops what is raised in a
         finalizer or in a weak reference's callback, and some C code drops it in silence. The event
@@ -54,7 +57,7 @@ class Requests:
         handler that raises.
         """
         self._stacks.clear()  # asked of an attempt that had ended
-        self._channel = channel
+        self.supervisor = supervisor
         handler = signal.getsignal(signal.SIGINT)
         if not callable(handler) or threading.current_thread() is not threading.main_thread():
             yield

@@ -132,6 +132,10 @@ class Supervisor:
         if self._launch.finished:  # PySpark cancels the job by itself on Ctrl-C
             self._settle()
 
+    def wake(self) -> None:
+        """Look at the requests now; for other threads."""
+        self._channel.wake()
+
     def _step(self) -> None:
         """Wait for messages or for something to be due, and handle it."""
         if self._requests.take_stacks():

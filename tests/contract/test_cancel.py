@@ -16,6 +16,7 @@ import pytest
 
 from horovod_runner import CancelledError, RunHandle, commit, log_to_driver
 from horovod_runner.common.limits import Limits
+from horovod_runner.driver.phases import State
 from horovod_runner.results import registry
 from horovod_runner.sinks import Sink
 from horovod_runner.tools.commands import cli
@@ -55,6 +56,13 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def until_it_is(state: State, handle: RunHandle) -> None:
+    """Wait until an attempt that is under way has this state."""
+    supervisor = handle._requests.supervisor
+    assert supervisor is not None
+    until(lambda: supervisor.phase.state is state)
 
 
 @pytest.fixture(params=["cancel", "stop"])
@@ -235,10 +243,7 @@ def test_while_the_number_of_its_ranks_changes(
         if leaving < 1:
             resized.wait()
         else:
-            assert handle._driver is not None
-            supervisor = handle._driver._supervisor
-            assert supervisor is not None
-            until(lambda: supervisor.phase.state.name == "LEAVING")
+            until_it_is(State.LEAVING, handle)
         give_up(handle)
 
 
@@ -277,7 +282,7 @@ def test_while_a_rank_cannot_be_ended(
 
 
 @pytest.mark.places("local", "spark")
-def test_while_tasks_do_not_end_after_a_failure(start: Start, give_up: GiveUp) -> None:
+def test_while_tasks_do_not_end_after_a_failure(start: Start) -> None:
     up, never = Heard("up", times=2), 1000.0
 
     def main(path: Path) -> None:
@@ -291,10 +296,7 @@ def test_while_tasks_do_not_end_after_a_failure(start: Start, give_up: GiveUp) -
         handle = start(2, main, {"sinks": [up], "limits": limits}, path=path)
         up.wait()
         await_waiting(pids_of(handle)[:1])
-        assert handle._driver is not None
-        supervisor = handle._driver._supervisor
-        assert supervisor is not None
-        until(lambda: supervisor.phase.state.name == "STOPPING")
+        until_it_is(State.STOPPING, handle)
         handle.cancel()
         assert isinstance(handle.exception(30), CancelledError)
         assert "ranks may still run" in str(handle.exception())

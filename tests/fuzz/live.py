@@ -69,9 +69,10 @@ def train(stop: str) -> int:
 
 def _announce(runner: HorovodRunner, channels: list[Channel]) -> None:
     """Print the run's sockets, as soon as it listens."""
-    while not (handles := runner._handles) or (driver := handles[0]._driver) is None:
+    while not runner._runs.under_way:
         time.sleep(0.01)
-    while (supervisor := driver._supervisor) is None or not supervisor.roster.all_started:
+    requests = runner._runs.under_way[0]._requests
+    while (supervisor := requests.supervisor) is None or not supervisor.roster.all_started:
         time.sleep(0.01)
     channels.append(supervisor._channel)
     hello = supervisor.roster.hellos[0]

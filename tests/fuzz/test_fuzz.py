@@ -275,8 +275,8 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
         archive = stack.enter_context(
             Archive("0a1b2c3d", Options(np=2, checkpoint_dir=tmp_path / "mine"))
         )
-        job = Job("fuzz", 2, Options(np=2), b"")
-        attempt = AttemptRunner(job, launched, recorder, Requests(), archive)  # type: ignore[arg-type]
+        requests, job = Requests(), Job("fuzz", 2, Options(np=2), b"")
+        attempt = AttemptRunner(job, launched, recorder, requests, archive)  # type: ignore[arg-type]
         running = threading.Thread(target=end_of, args=[attempt, ends])
         running.start()
         clients = Clients(zmq_context, launched.address.get())
@@ -293,7 +293,7 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
                 client.send(framing.frame(messages.encode(messages.Ended(task, EndRecorder.LOST))))
             for _ in tasks:
                 assert recorder.ended.acquire(timeout=PATIENCE)
-        supervisor = attempt.supervisor
+        supervisor = requests.supervisor
         assert supervisor is not None
         roster = supervisor.roster
         for kept in (roster.hellos, roster.pids, supervisor.failed, supervisor._secondary):

@@ -79,8 +79,9 @@ class Run:
 
     def __init__(self, links: contextlib.ExitStack) -> None:
         launched, self._heard = Launched(), Heard()
-        self.attempt = AttemptRunner(
-            Job("test", 2, Options(np=2), b""), launched, telling(self._heard), Requests()
+        self._requests = Requests()
+        self._attempt = AttemptRunner(
+            Job("test", 2, Options(np=2), b""), launched, telling(self._heard), self._requests
         )
         self.result: SimpleQueue[object] = SimpleQueue()
         self._thread = threading.Thread(target=self._work)
@@ -93,12 +94,12 @@ class Run:
 
     @property
     def supervisor(self) -> Supervisor:
-        assert self.attempt.supervisor is not None
-        return self.attempt.supervisor
+        assert self._requests.supervisor is not None
+        return self._requests.supervisor
 
     def _work(self) -> None:
         try:
-            self.result.put(self.attempt.run())
+            self.result.put(self._attempt.run())
         except Exception as error:
             self.result.put(error)
 
