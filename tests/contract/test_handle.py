@@ -38,13 +38,22 @@ def test_the_caller_goes_on_while_the_ranks_run(ranks: Ranks, tmp_path: Path) ->
     handle = runner.start(wait_for, path=str(tmp_path / "go"))
     assert not handle.done()
     assert handle.status == "running"
+    handle.dump_stacks()  # nothing, or the stacks: never an error
     with pytest.raises(TimeoutError):
         handle.result(timeout=0.05)
     until(lambda: handle.metrics.num_rows == 1)
     assert handle.metrics.column("loss").to_pylist() == [0.5]
     assert handle.run is runner.last_run
+    values: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: values.append(handle.result(SECONDS))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
     (tmp_path / "go").touch()
-    assert handle.result(SECONDS) == 0
+    for thread in threads:
+        thread.join(SECONDS)
+    assert values == [0, 0, 0]
     assert handle.exception() is None
     assert handle.done()
     assert handle.status == "finished"
@@ -86,37 +95,6 @@ def test_the_runner_cancels_all_its_runs(ranks: Ranks, tmp_path: Path) -> None:
     for handle in handles:
         assert isinstance(handle.exception(SECONDS), CancelledError)
     assert ranks.runner(1).run(os.getpid) != os.getpid()
-
-
-def test_stacks_are_shown_from_another_thread(
-    ranks: Ranks, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    handle = ranks.runner(2).start(wait_for, path=str(tmp_path / "go"))
-    handle.dump_stacks()  # nothing, or the stacks: never an error
-    until(lambda: handle.metrics.num_rows == 1)
-    handle.dump_stacks()
-    shown = ""
-    end = time.monotonic() + SECONDS
-    while "wait_for" not in shown and time.monotonic() < end:
-        shown += capsys.readouterr().err
-        time.sleep(0.05)
-    assert "wait_for" in shown
-    (tmp_path / "go").touch()
-    assert handle.result(SECONDS) == 0
-
-
-def test_several_threads_may_wait_for_one_handle(ranks: Ranks, tmp_path: Path) -> None:
-    handle = ranks.runner(1).start(wait_for, path=str(tmp_path / "go"))
-    values: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: values.append(handle.result(SECONDS))) for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    (tmp_path / "go").touch()
-    for thread in threads:
-        thread.join(SECONDS)
-    assert values == [0, 0, 0]
 
 
 @pytest.mark.places("local")
