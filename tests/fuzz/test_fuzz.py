@@ -29,13 +29,14 @@ from horovod_runner.common.options import Options
 from horovod_runner.common.slots import Offer
 from horovod_runner.driver.attempt import AttemptRunner
 from horovod_runner.driver.requests import Requests
-from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
+from horovod_runner.sinks import Sink
 from horovod_runner.wire import events, framing, messages
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker import context
 from horovod_runner.worker.startup.rendezvous import Rendezvous
+from tests.events import telling
 from tests.fuzz import inputs
 from tests.fuzz.live import WARM, LiveRun
 from tests.fuzz.relay import Relay, start_horovod_twice
@@ -234,13 +235,12 @@ def test_batches_from_unknown_tasks_do_not_harm_the_channel(
     assert run.dropped == per_client * len(names)
 
 
-class EndRecorder(Recorder):
-    """A sink that records reports and waits for the tasks' last messages."""
+class EndRecorder(Sink):
+    """A sink that waits for the tasks' last messages."""
 
     LOST = 5 * 10**12  # a number that only the last messages claim
 
     def __init__(self) -> None:
-        super().__init__(Run("fuzz", 2))
         self.ended = threading.Semaphore(0)
 
     def output(self, rank: int, stream: str, text: str) -> None:
@@ -275,8 +275,8 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
         archive = stack.enter_context(
             Archive("0a1b2c3d", Options(np=2, checkpoint_dir=tmp_path / "mine"))
         )
-        requests, job = Requests(), Job("fuzz", 2, Options(np=2), b"")
-        attempt = AttemptRunner(job, launched, recorder, requests, archive)  # type: ignore[arg-type]
+        run, requests, job = Run("fuzz", 2), Requests(), Job("fuzz", 2, Options(np=2), b"")
+        attempt = AttemptRunner(job, launched, telling(recorder, run=run), requests, archive)
         running = threading.Thread(target=end_of, args=[attempt, ends])
         running.start()
         clients = Clients(zmq_context, launched.address.get())
@@ -302,7 +302,7 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
         end = ends.get(timeout=PATIENCE)
         assert end == "done" or isinstance(end, HorovodRunnerError)  # their offers may be invalid
         running.join()
-        assert recorder._run.metrics.num_rows == len(recorder._run._metrics)
+        assert run.metrics.num_rows == len(run._metrics)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # no file name led out of it
     assert psutil.Process().memory_info().rss - before < MEMORY
 
