@@ -7,26 +7,26 @@ commit is read on each host; if a host lacks it, the lowest rank that has it bro
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from horovod_runner.checkpoints import checkpoint, formats
+from horovod_runner.checkpoints import commits as commits_
+from horovod_runner.checkpoints.commits import Commit, Commits, Held
+from horovod_runner.checkpoints.problems import UnreachableError
 from horovod_runner.common import collectives
+from horovod_runner.common.collectives import Collectives
 from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
-
-if TYPE_CHECKING:
-    from horovod_runner.checkpoints.commits import Commit, Commits, Held
-    from horovod_runner.common.collectives import Collectives
 
 _BROADCAST_BYTES = 64 << 20
 
@@ -98,11 +98,8 @@ def load(
             assert held is not None  # noqa: S101 - all ranks have it
             return _loaded(held.commit, held.read())
         assert ranks is not None  # noqa: S101 - a single rank would have it
-        if rank in owners:
-            assert held is not None  # noqa: S101 - see above
-            _send_commit(held, owners[0], rank, ranks)
-            return _loaded(held.commit, held.read())
-        return _receive_commit(owners[0], ranks, commits if keeps else None)
+        own = held if rank in owners else None
+        return _share_commit(own, owners[0], rank, ranks, commits if keeps else None)
 
 
 def _agree(
@@ -113,8 +110,6 @@ def _agree(
     Returns:
         The newest commit; only what tells its age is filled in. None if no host has one.
     """
-    from horovod_runner.checkpoints.commits import Commit
-
     ours = [0, 0, 0]
     if held is not None:
         ours = [held.commit.attempt, held.commit.number, held.commit.next_checkpoint]
@@ -215,7 +210,7 @@ class _Loading:
         state, problem = None, ""
         try:
             state = reader.load(folder, marker, into)
-        except (checkpoint.UnreachableError, reader.MisfitError):
+        except (UnreachableError, reader.MisfitError):
             raise
         except CheckpointError as error:
             problem = str(error)
@@ -271,7 +266,7 @@ def _latest_intact(
                 reader.check(folder, marker)
                 return None, marker
             return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
-        except checkpoint.UnreachableError:
+        except UnreachableError:
             raise  # the earlier ones are in the same folder
         except CheckpointError as error:
             warn(f"HorovodRunner: {error}{_instead(markers[at:], required=required)}")
@@ -291,23 +286,23 @@ def _instead(earlier: Sequence[Marker], *, required: bool) -> str:
     return "" if required else " The commit is used."
 
 
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    """The positions and sizes of the pieces in which so many bytes are broadcast."""
+    for at in range(0, size, _BROADCAST_BYTES):
+        yield at, min(size - at, _BROADCAST_BYTES)
+
+
 def _send_file(path: Path, ranks: Collectives) -> None:
-    left = path.stat().st_size
     with path.open("rb") as file:
-        while left:
-            data = file.read(min(left, _BROADCAST_BYTES))
-            ranks.broadcast(data, len(data))
-            left -= len(data)
+        for _, count in _pieces(path.stat().st_size):
+            ranks.broadcast(file.read(count), count)
 
 
 def _receive_file(marker: Marker, ranks: Collectives, cleanup: ExitStack) -> Path:
     path = Path(cleanup.enter_context(temporary_folder("checkpoint"))) / marker.name
-    left = marker.size
     with path.open("xb") as file:
-        while left:
-            count = min(left, _BROADCAST_BYTES)
+        for _, count in _pieces(marker.size):
             file.write(ranks.broadcast(b"", count))
-            left -= count
     return path
 
 
@@ -315,40 +310,35 @@ def _loaded(commit: Commit, state: Any) -> LoadedCheckpoint:
     return LoadedCheckpoint(state, commit.step, dict(commit.metrics))
 
 
-def _send_commit(held: Held, root: int, rank: int, ranks: Collectives) -> None:
-    """Broadcast a commit from rank ``root``; other ranks that have it take part."""
-    from horovod_runner.checkpoints import commits
-
-    text = msgspec.msgpack.encode(held.commit) if rank == root else b""
-    count = int.from_bytes(ranks.broadcast(len(text).to_bytes(8, "little"), 8, root), "little")
-    # This rank's may have another size: a state may differ by rank.
-    size = commits.decode_commit(ranks.broadcast(text, count, root)).size
-    for at in range(0, size, _BROADCAST_BYTES):
-        count = min(size - at, _BROADCAST_BYTES)
-        data = bytes(held.memory[at : at + count]) if rank == root else b""
-        ranks.broadcast(data, count, root)
-
-
-def _receive_commit(root: int, ranks: Collectives, commits: Commits | None) -> LoadedCheckpoint:
-    """Receive a commit from rank ``root``.
+def _share_commit(
+    held: Held | None, root: int, rank: int, ranks: Collectives, keep: Commits | None
+) -> LoadedCheckpoint:
+    """Broadcast a commit from a rank that has it. All ranks call this.
 
     Args:
+        held: this rank's; None if it lacks the commit.
         root: the sending rank.
+        rank: this rank's number.
         ranks: all ranks.
-        commits: where it is kept, in case that rank's host is lost; None: nowhere.
+        keep: where a received commit is kept, in case the sender's host is lost; None: nowhere.
     """
-    from horovod_runner.checkpoints import commits as commits_
-
-    count = int.from_bytes(ranks.broadcast(b"", 8, root), "little")
-    commit = commits_.decode_commit(ranks.broadcast(b"", count, root))
+    text, memory = b"", b""
+    if held is not None and rank == root:
+        text, memory = msgspec.msgpack.encode(held.commit), held.memory
+    count = int.from_bytes(ranks.broadcast(len(text).to_bytes(8, "little"), 8, root), "little")
+    # This rank's own may have another size: a state may differ by rank.
+    commit = commits_.decode_commit(ranks.broadcast(text, count, root))
+    if held is not None:
+        for at, count in _pieces(commit.size):
+            ranks.broadcast(bytes(memory[at : at + count]), count, root)
+        return _loaded(held.commit, held.read())
     with ExitStack() as stack:
         try:
-            if commits is None:
+            if keep is None:
                 raise BlockingIOError("another rank of this host keeps it")
-            memory = stack.enter_context(commits.writing(commit, wait=False))
+            received = stack.enter_context(keep.writing(commit, wait=False))
         except (BlockingIOError, CheckpointError):  # without room, the next commit says so
-            memory = mmap.mmap(-1, max(commit.size, 1))
-        for at in range(0, commit.size, _BROADCAST_BYTES):
-            count = min(commit.size - at, _BROADCAST_BYTES)
-            memory[at : at + count] = ranks.broadcast(b"", count, root)
-        return _loaded(commit, commits_.read(commit, memory))
+            received = mmap.mmap(-1, max(commit.size, 1))
+        for at, count in _pieces(commit.size):
+            received[at : at + count] = ranks.broadcast(b"", count, root)
+        return _loaded(commit, commits_.read(commit, received))

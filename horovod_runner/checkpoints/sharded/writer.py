@@ -21,8 +21,6 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
-from horovod_runner.checkpoints import checkpoint
-from horovod_runner.checkpoints.checkpoint import METADATA
 from horovod_runner.checkpoints.sharded import metadata as metadata_
 from horovod_runner.checkpoints.sharded.meeting import Meeting
 from horovod_runner.checkpoints.sharded.tree import Shape, flatten, merge
@@ -35,7 +33,7 @@ from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.folder import PART, Folder
 from horovod_runner.host.folders.problems import describe
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.marker import marker_name
+from horovod_runner.wire.marker import METADATA, marker_name
 
 _DIGEST_BYTES: Final = 8
 _SUFFIX: Final = ".distcp"
@@ -303,7 +301,7 @@ class Part:
         parts = [file for file in inside.names() if file.endswith(_SUFFIX)]
         own = {_file(rank, self.attempt) for rank in range(len(self.division.plans))}
         if own.issuperset(parts):
-            checkpoint.discard(folder, name)
+            folder.remove_inside(name)
             return
         for file in own.intersection(parts):
             inside.remove(file)
