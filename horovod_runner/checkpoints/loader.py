@@ -19,12 +19,12 @@ from horovod_runner.checkpoints import checkpoint, formats
 from horovod_runner.checkpoints import commits as commits_
 from horovod_runner.checkpoints.commits import Commit, Commits, Held
 from horovod_runner.checkpoints.problems import UnreachableError
-from horovod_runner.common import collectives
-from horovod_runner.common.collectives import Collectives
 from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
+from horovod_runner.wire import collectives
+from horovod_runner.wire.collectives import Collectives
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
 
-from horovod_runner.common.collectives import Collectives, connected
+from horovod_runner.wire.collectives import Collectives, connected
 from horovod_runner.worker import context
 
 T = TypeVar("T")

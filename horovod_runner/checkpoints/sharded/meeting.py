@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from horovod_runner.common.collectives import Collectives
+from horovod_runner.wire.collectives import Collectives
 
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.001, 0.1
 

@@ -25,13 +25,13 @@ from horovod_runner.checkpoints.sharded import metadata as metadata_
 from horovod_runner.checkpoints.sharded.meeting import Meeting
 from horovod_runner.checkpoints.sharded.tree import Shape, flatten, merge
 from horovod_runner.checkpoints.snapshot import map_state
-from horovod_runner.common import collectives
-from horovod_runner.common.collectives import Collectives
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.text import count_text, names_text, ranks_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.folder import PART, Folder
 from horovod_runner.host.folders.problems import describe
+from horovod_runner.wire import collectives
+from horovod_runner.wire.collectives import Collectives
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import METADATA, marker_name
 

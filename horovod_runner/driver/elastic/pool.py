@@ -12,8 +12,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
-from horovod_runner.common.liveness import Liveness
 from horovod_runner.driver.elastic.members import Member, Members
+from horovod_runner.driver.liveness import Liveness
 from horovod_runner.errors import HorovodRunnerError, LaunchError
 from horovod_runner.launchers.launcher import (
     JobCancelledError,
