@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from horovod_runner.errors import LaunchError
 from horovod_runner.host import network
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job, Record
-from horovod_runner.wire.transport import ChannelAddress
 
 
 class StandIn(Protocol):

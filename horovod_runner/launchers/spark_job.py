@@ -14,8 +14,8 @@ from horovod_runner.errors import LaunchError, SlotError
 from horovod_runner.launchers import connect
 from horovod_runner.launchers.launcher import JobCancelledError, LaunchLostError, PoolRequest
 from horovod_runner.launchers.spark_errors import ended_by, lost_task
+from horovod_runner.wire.addresses import Call
 from horovod_runner.wire.job import Job, Outcome, decode_outcome
-from horovod_runner.wire.transport import Call
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

@@ -30,11 +30,11 @@ from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import ChannelError
 from horovod_runner.wire import messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.messages import FromDriver, FromRank
 from horovod_runner.wire.transport import (
     PART_BYTES,
-    ChannelAddress,
     OneKey,
     recv_event,
     routing_id,

@@ -1,4 +1,4 @@
-"""What both ends of the message channel share: its address, keys and socket settings."""
+"""What both ends of the message channel share: keys and socket settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,7 @@ from typing import Final
 import zmq
 
 from horovod_runner.common.limits import Limits
-from horovod_runner.wire.addresses import Call, ChannelAddress
-
-__all__ = [
-    "PART_BYTES",
-    "Call",
-    "ChannelAddress",
-    "OneKey",
-    "new_call",
-    "recv_event",
-    "routing_id",
-    "set_heartbeat",
-]
+from horovod_runner.wire.addresses import Call
 
 # Larger batches travel in parts. The size of a part bounds how much memory a connection can take
 # on the driver before it has shown a key.

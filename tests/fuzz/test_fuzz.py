@@ -31,8 +31,8 @@ from horovod_runner.driver.driver import Driver
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
 from horovod_runner.wire import events, framing, messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker import context
 from horovod_runner.worker.startup.rendezvous import Rendezvous
 from tests.fuzz import inputs

@@ -23,9 +23,9 @@ import zmq
 from horovod_runner import ChannelError
 from horovod_runner.common.limits import Limits
 from horovod_runner.wire import events, framing, messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.link import Link
-from horovod_runner.wire.transport import ChannelAddress
 
 _SECONDS = 60.0
 

@@ -18,7 +18,6 @@ from horovod_runner.common.options import Options, grouped
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.wire import events, messages
-from horovod_runner.wire.framing import unframe
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
 
@@ -44,7 +43,7 @@ def save() -> Iterator[Callable[..., list[str]]]:
         saver = Saver(plan, write)
         saver.save(f"step {step}".encode(), step, None)
         saver.close()
-        sent = [messages.decode_from_rank(data) for data in unframe(os.read(read, 1 << 16))]
+        sent = messages.decode_batch(os.read(read, 1 << 16))
         return [each.reason for each in sent if isinstance(each, events.Unsaved)]
 
     yield save

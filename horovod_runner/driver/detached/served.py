@@ -15,7 +15,8 @@ from typing import Final
 import zmq
 
 from horovod_runner.common.limits import DEFAULTS, Limits
-from horovod_runner.wire.transport import Call, OneKey, set_heartbeat
+from horovod_runner.wire.addresses import Call
+from horovod_runner.wire.transport import OneKey, set_heartbeat
 
 _AGAIN_MS: Final = 1_000
 _REQUEST_BYTES: Final = 4 << 10

@@ -23,9 +23,9 @@ from horovod_runner.common.text import broken
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.folders.opening import open_folder
-from horovod_runner.host.folders.trial import Check, new_removed, try_folder
 from horovod_runner.launchers.sessions import open_session
 from horovod_runner.run.runner import HorovodRunner
+from horovod_runner.tools.commands.trial import Check, new_removed, try_folder
 from horovod_runner.tools.horovod_build import toolchain
 
 if TYPE_CHECKING:
