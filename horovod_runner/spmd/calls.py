@@ -13,7 +13,6 @@ from horovod_runner.spmd import discovery
 from horovod_runner.spmd.horovod_start import start_horovod
 from horovod_runner.spmd.peers import PeerFailedError
 from horovod_runner.spmd.session import Framework, Session, peer_error
-from horovod_runner.spmd.this_rank import describe_this_rank
 from horovod_runner.spmd.trainers import choose_trainers, decode_member
 
 _session: Session | None = None
@@ -64,7 +63,7 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
         raise ValueError(f"ranks_per_host must be at least 1, not {ranks_per_host}")
     if _session is not None:
         raise RuntimeError("spmd.start() was called before: call spmd.end() first")
-    member = describe_this_rank(framework)
+    member = discovery.describe_this_rank(framework)
     session = Session(discovery.find(member, comm))
     rank = session.peers.rank
     try:

@@ -22,7 +22,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from horovod_runner.spmd.meeting import Meeting
-from horovod_runner.spmd.peers import Part, PeerFailedError
+from horovod_runner.spmd.peers import Part, PeerFailedError, Peers
 from horovod_runner.spmd.trainers import Member, address_towards
 
 _FRAME_BYTES = 1 << 20
@@ -54,7 +54,7 @@ class _Contact(msgspec.Struct, array_like=True, frozen=True):
 _decode_contact: Final = msgspec.msgpack.Decoder(_Contact).decode
 
 
-class Mesh:
+class Mesh(Peers):
     """All ranks of the program, each connected to every other one.
 
     Args:
@@ -115,7 +115,6 @@ class Mesh:
         self._sending[other.member.rank] = socket
 
     def allgather(self, value: bytes) -> list[bytes]:
-        """As :class:`Peers`."""
         self._calls += 1
         for rank in self._sending:
             self._send(rank, _VALUE, value)
@@ -125,7 +124,6 @@ class Mesh:
         return [self._values.pop(key) for key in keys]
 
     def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
-        """As :class:`Peers`."""
         self._calls += 1
         buffers: dict[int, _Buffers] = defaultdict(_Buffers)
         for part in incoming:
@@ -145,14 +143,12 @@ class Mesh:
         self.allgather(b"")
 
     def finish(self) -> None:
-        """As :class:`Peers`."""
         for rank in self._sending:
             self._send(rank, _DONE)
         self._receive_until(lambda: len(self._done) == len(self._sending))
         self._done.clear()
 
     def fail(self, failure: bytes) -> None:
-        """As :class:`Peers`."""
         for socket in self._sending.values():
             socket.sndtimeo = _FAILURE_SEND_MS
             head = msgspec.msgpack.encode(_Head(_FAILED, self.rank, self._calls))
@@ -160,7 +156,6 @@ class Mesh:
                 socket.send_multipart([head, failure])
 
     def failure(self, seconds: float) -> bytes | None:
-        """As :class:`Peers`."""
         if self._failure is None and self.size > 1:
             try:
                 deadline = time.monotonic() + seconds
@@ -171,11 +166,9 @@ class Mesh:
         return self._failure
 
     def subset(self, ranks: Sequence[int]) -> Any:
-        """As :class:`Peers`."""
         return None
 
     def close(self, *, together: bool) -> None:
-        """As :class:`Peers`."""
         if self.size > 1:
             for socket in (*self._sending.values(), self._receiving):
                 socket.close()
