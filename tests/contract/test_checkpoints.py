@@ -40,6 +40,13 @@ def count_to(last: int, fail_at: int | None = None) -> list[int]:
     return [first, current_attempt()]
 
 
+@pytest.fixture(params=["seen", "hidden"])
+def seen(request: pytest.FixtureRequest) -> None:
+    """Ranks see the folder of checkpoints, or do not."""
+    if request.param == "hidden":
+        request.getfixturevalue("hidden")
+
+
 @pytest.mark.places("local", "spark", "cluster", "connect")
 def test_checkpoints_are_on_the_driver_and_exist_as_long_as_the_result(ranks: Ranks) -> None:
     def main() -> None:
@@ -300,16 +307,9 @@ def test_ranks_that_do_not_see_the_folder_send_and_fetch_checkpoints(
     assert ranks.run(1, main, {"checkpoint_dir": tmp_path, "resume": True}) == (2, True)
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
 def test_a_damaged_checkpoint_is_reported_and_the_earlier_one_is_used(
-    ranks: Ranks,
-    tmp_path: Path,
-    seen: bool,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
+    ranks: Ranks, tmp_path: Path, seen: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not seen:
-        request.getfixturevalue("hidden")
     ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=3)
     (latest,) = tmp_path.glob("*step-3-*.npz")
     data = bytearray(latest.read_bytes())
@@ -341,13 +341,9 @@ def test_a_full_disk_fails_the_checkpoint_but_not_the_training(
     assert warning in stderr
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
 def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_cannot_be_written(
-    ranks: Ranks, seen: bool, request: pytest.FixtureRequest
+    ranks: Ranks, seen: None
 ) -> None:
-    if not seen:
-        request.getfixturevalue("hidden")
-
     def main() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         save_checkpoint(bytes(1_000_000), 7)

@@ -37,6 +37,12 @@ def write(commits: Commits, state: Any, number: int = 1, *, attempt: int = 1) ->
     commits.write(state, Commit(attempt, number, number * 10, 1, {"loss": float("nan")}))
 
 
+def latest_of(commits: Commits) -> Commit:
+    latest = commits.latest()
+    assert latest is not None
+    return latest
+
+
 def read(commits: Commits) -> Any:
     with commits.hold() as held:
         return None if held is None else held.read()
@@ -75,8 +81,7 @@ def test_a_commit_is_restored_by_another_process(tmp_path: Path) -> None:
     assert type(restored["scalar"]) is np.float16
     for name in ("scalar", "plain", 2**70, 1):
         assert restored[name] == state[name]
-    latest = other.latest()
-    assert latest is not None
+    latest = latest_of(other)
     assert (latest.step, latest.order) == (10, (1, 1))
     assert np.isnan(latest.metrics["loss"])
 
@@ -109,8 +114,7 @@ def test_the_latest_of_many_commits_of_any_size_is_read(commits: Commits, tmp_pa
 @pytest.mark.parametrize("spoil", ["tree", "half", "marker", "gone"])
 def test_a_damaged_commit_is_not_used(commits: Commits, tmp_path: Path, spoil: str) -> None:
     write(commits, {"x": np.ones(PART)})
-    latest = commits.latest()
-    assert latest is not None
+    latest = latest_of(commits)
     path, marker = tmp_path / f"state-{latest.slot}", tmp_path / "commit"
     match spoil:
         case "tree":
@@ -180,9 +184,7 @@ def test_a_process_killed_in_a_commit_leaves_the_earlier_one(
     # The next attempt goes on: the killed process holds no lock.
     write(commits, {"x": np.full(PART, 4.0)}, 1, attempt=2)
     assert (read(commits)["x"] == 4).all()
-    latest = commits.latest()
-    assert latest is not None
-    assert latest.order == (2, 1)
+    assert latest_of(commits).order == (2, 1)
 
 
 def test_a_commit_is_not_overwritten_while_it_is_read(commits: Commits, tmp_path: Path) -> None:
@@ -196,9 +198,7 @@ def test_a_commit_is_not_overwritten_while_it_is_read(commits: Commits, tmp_path
         third = threading.Thread(target=write, args=(commits, {"x": np.full(PART, 3.0)}, 3))
         third.start()
         assert (held.read()["x"] == 1).all()
-        latest = commits.latest()
-        assert latest is not None
-        assert latest.number == 2
+        assert latest_of(commits).number == 2
     third.join()
     assert (read(commits)["x"] == 3).all()
 
@@ -313,8 +313,7 @@ def test_a_commit_knows_how_many_checkpoints_came_before_it(rank: context.RankCo
         save_checkpoint({"x": object()}, 3)
     commit({"x": 4}, 4)
     save_checkpoint({"x": 5}, 5)
-    latest = Commits(rank.commits).latest()
-    assert latest is not None
+    latest = latest_of(Commits(rank.commits))
     assert (latest.order, latest.step, latest.next_checkpoint) == ((2, 2), 4, 6)
     assert isinstance(rank.saver, Saver)
     rank.saver.finish()
