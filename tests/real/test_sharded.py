@@ -303,13 +303,6 @@ def test_if_a_rank_does_not_see_the_folder_no_rank_makes_its_state(tmp_path: Pat
     assert made == []
 
 
-def test_what_is_used_instead_of_a_damaged_checkpoint_is_named_if_there_is_one() -> None:
-    marker = Marker("a", 1, 1, "sharded", 1, "", "run1")
-    assert loader._instead([marker], required=True) == " The earlier one is used."
-    assert loader._instead([], required=False) == " The commit is used."
-    assert loader._instead([], required=True) == ""
-
-
 def test_a_rank_that_outlived_its_attempt_leaves_the_next_ones_checkpoint_as_it_is(
     tmp_path: Path,
 ) -> None:

@@ -142,19 +142,6 @@ def test_a_connection_without_the_keys_is_refused_and_counted(channel: Channel, 
     stranger.close()
 
 
-def test_port_scanners_and_random_bytes_do_no_harm(
-    channel: Channel, connect: Callable[..., Link]
-) -> None:
-    noise = random.Random(7)
-    for number in range(200):
-        with socket.create_connection((channel.address.host, channel.address.port)) as scanner:
-            if number % 2:
-                scanner.sendall(noise.randbytes(noise.randrange(1, 300)))
-    link = connect()
-    link.put(events.Log(0, "still here"))
-    assert collect(channel, 1, link) == [events.Log(0, "still here")]
-
-
 def test_only_connections_of_tasks_count_as_broken(
     channel: Channel, connect: Callable[..., Link]
 ) -> None:

@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 import pytest
 
-import horovod_runner
 from horovod_runner import CheckpointError, RanksChangedError, commit, save_checkpoint
 from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.commits import Commit, Commits
@@ -513,8 +512,3 @@ def test_the_newer_one_of_commit_and_checkpoint_is_loaded(
     (warning,) = together.warned
     assert "step 3) is damaged" in warning
     assert warning.endswith("The commit is used.")
-
-
-def test_commit_is_a_public_name() -> None:
-    assert {"commit", "RanksChangedError"} <= set(horovod_runner.__all__)
-    assert horovod_runner.commit is commit

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from horovod_runner.checkpoints import checkpoint
@@ -115,9 +114,3 @@ def test_a_host_that_does_not_see_a_sharded_checkpoint_says_so(tmp_path: Path) -
     link: Any = None  # nothing is asked for
     with pytest.raises(CheckpointError, match=r"\(step 2\), .*sharded.*checkpoint_dir"):
         fetch_checkpoint(plan, link, tmp_path, 60)
-
-
-def test_markers_of_sharded_checkpoints_are_read_back(tmp_path: Path) -> None:
-    marker = write(LocalFolder(tmp_path), 5)
-    text = (tmp_path / marker_name(marker.name)).read_bytes()
-    assert msgspec.json.decode(text, type=Marker) == marker
