@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,24 +16,19 @@ from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan
+from tests.savers import saving_to
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> LocalFolder:
     """A folder that the rank and the driver see."""
-    shared = LocalFolder(tmp_path)
-    checkpoint.write_probe(shared, "run1")
-    return shared
+    return LocalFolder(tmp_path)
 
 
 @pytest.fixture
 def saver(folder: LocalFolder) -> Iterator[Saver]:
-    read, write = os.pipe()
-    opened = Saver(CheckpointPlan(folder.url, "run1"), write)
-    yield opened
-    opened.close()
-    os.close(read)
-    os.close(write)
+    with saving_to(folder) as opened:
+        yield opened
 
 
 class Late(threading.Thread):
