@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import msgspec
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
 from horovod_runner.spmd.meeting import Meeting
 from horovod_runner.spmd.peers import Part, PeerFailedError, Peers
 from horovod_runner.spmd.trainers import Member, address_towards
+from horovod_runner.wire.transport import guarded_socket
 
 _FRAME_BYTES = 1 << 20
 _FRAMES_IN_FLIGHT = 4  # on each connection
@@ -80,12 +80,11 @@ class Mesh(Peers):
         if self.size == 1:
             return
         self._public, self._secret = zmq.curve_keypair()
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()
         self._keys = _Keys()
-        self._authenticator.configure_curve_callback("*", credentials_provider=self._keys)
-        self._receiving = self._socket(zmq.PULL)
-        self._receiving.curve_server = True
+        self._receiving, self._authenticator = guarded_socket(
+            self._context, zmq.PULL, (self._public, self._secret), self._keys
+        )
+        _bound(self._receiving)
         self._receiving.bind("tcp://0.0.0.0:*")  # CURVE guards it
         endpoint = self._receiving.getsockopt_string(zmq.LAST_ENDPOINT)
         member = msgspec.structs.replace(this, rank=self.rank)
@@ -101,16 +100,11 @@ class Mesh(Peers):
             self.close(together=False)
             raise
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
-        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
-        socket.sndhwm = socket.rcvhwm = _FRAMES_IN_FLIGHT
-        socket.linger = _LINGER_MS
-        return socket
-
     def _connect(self, this: Member, other: _Contact) -> None:
-        socket = self._socket(zmq.PUSH)
+        socket = self._context.socket(zmq.PUSH)
+        socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
         socket.curve_serverkey = other.public_key
+        _bound(socket)
         socket.connect(f"tcp://{address_towards(this, other.member)}:{other.port}")
         self._sending[other.member.rank] = socket
 
@@ -212,6 +206,12 @@ class Mesh(Peers):
         else:
             self._done.add(head.rank)
         return True
+
+
+def _bound(socket: zmq.Socket[bytes]) -> None:
+    """Limit what a socket keeps in memory, and how long it does so after it was closed."""
+    socket.sndhwm = socket.rcvhwm = _FRAMES_IN_FLIGHT
+    socket.linger = _LINGER_MS
 
 
 def _frames(parts: Iterator[Part]) -> Iterator[tuple[int, memoryview]]:

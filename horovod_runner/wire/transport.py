@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
@@ -24,6 +24,29 @@ def new_call() -> Call:
     """Choose ports and keys for calling a stand-in."""
     ports = [_CALL_PORTS.start + secrets.randbelow(len(_CALL_PORTS)) for _ in range(4)]
     return Call(tuple(ports), *zmq.curve_keypair())
+
+
+def guarded_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, keys: tuple[bytes, bytes], admits: Any
+) -> tuple[zmq.Socket[bytes], Any]:
+    """A server's socket, and the authenticator that lets clients in; stop it at the end.
+
+    Args:
+        context: of both.
+        kind: of socket.
+        keys: the server's: public and secret.
+        admits: says whose public keys are let in, as :class:`OneKey`.
+    """
+    from zmq.auth.thread import ThreadAuthenticator  # late: it loads asyncio, which takes long
+
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback(domain="*", credentials_provider=admits)
+    opened = context.socket(kind)
+    opened.curve_server = True
+    opened.curve_publickey, opened.curve_secretkey = keys
+    opened.linger = 0
+    return opened, authenticator
 
 
 class OneKey:
