@@ -24,7 +24,7 @@ from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
 from horovod_runner.wire import collectives
-from horovod_runner.wire.collectives import Collectives
+from horovod_runner.wire.collectives import SmallCollectives
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
 
@@ -57,7 +57,7 @@ def load(
     commits: Commits | None = None,
     keeps: bool = False,
     into: Callable[[], Mapping[str, Any]] | None = None,
-    connect: Callable[[], Collectives] = collectives.connected,
+    connect: Callable[[], SmallCollectives] = collectives.connected,
 ) -> LoadedCheckpoint | None:
     """Load the newest of checkpoint and commit. All ranks call this.
 
@@ -103,7 +103,7 @@ def load(
 
 
 def _agree(
-    held: Held | None, ranks: Collectives | None, size: int
+    held: Held | None, ranks: SmallCollectives | None, size: int
 ) -> tuple[Commit | None, Sequence[int]]:
     """Find the newest commit of all hosts, and the ranks that have it.
 
@@ -134,7 +134,7 @@ class _Loading:
 
     plan: CheckpointPlan
     rank: int
-    ranks: Collectives | None
+    ranks: SmallCollectives | None
     warn: Callable[[str], None]
     into: Callable[[], Mapping[str, Any]] | None
 
@@ -292,13 +292,13 @@ def _pieces(size: int) -> Iterator[tuple[int, int]]:
         yield at, min(size - at, _BROADCAST_BYTES)
 
 
-def _send_file(path: Path, ranks: Collectives) -> None:
+def _send_file(path: Path, ranks: SmallCollectives) -> None:
     with path.open("rb") as file:
         for _, count in _pieces(path.stat().st_size):
             ranks.broadcast(file.read(count), count)
 
 
-def _receive_file(marker: Marker, ranks: Collectives, cleanup: ExitStack) -> Path:
+def _receive_file(marker: Marker, ranks: SmallCollectives, cleanup: ExitStack) -> Path:
     path = Path(cleanup.enter_context(temporary_folder("checkpoint"))) / marker.name
     with path.open("xb") as file:
         for _, count in _pieces(marker.size):
@@ -311,7 +311,7 @@ def _loaded(commit: Commit, state: Any) -> LoadedCheckpoint:
 
 
 def _share_commit(
-    held: Held | None, root: int, rank: int, ranks: Collectives, keep: Commits | None
+    held: Held | None, root: int, rank: int, ranks: SmallCollectives, keep: Commits | None
 ) -> LoadedCheckpoint:
     """Broadcast a commit from a rank that has it. All ranks call this.
 

@@ -42,7 +42,7 @@ from horovod_runner.wire.job_file import CHECKPOINT_BYTE, CheckpointPlan
 from horovod_runner.wire.marker import Kind, Marker, file_name
 
 if TYPE_CHECKING:
-    from horovod_runner.checkpoints.sharded.writer import Part, Sharder
+    from horovod_runner.checkpoints.sharded.writer import OwnPart, Sharder
 
 
 class Saver:
@@ -202,7 +202,7 @@ class Saver:
         finally:
             _discard(part)
 
-    def _write_part(self, part: Part, rank: int, marker: Marker) -> None:
+    def _write_part(self, part: OwnPart, rank: int, marker: Marker) -> None:
         began = time.monotonic()
         part.write(self._folder, marker.name, self._scratch_folder)
         if rank:

@@ -16,7 +16,7 @@ from horovod_runner.host import network
 from horovod_runner.host.gpus import identified_gpus
 from horovod_runner.spmd.peers import Peers
 from horovod_runner.spmd.session import Framework
-from horovod_runner.spmd.trainers import Interface, Member
+from horovod_runner.spmd.trainers import Interface, Participant
 
 # Variables that MPI launchers set to the number of processes.
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
@@ -26,11 +26,11 @@ _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "MV2_CO
 _OPEN_MPI = ("OMPI_COMM_WORLD_", "PMIX_")
 
 
-def describe_this_rank(framework: Framework) -> Member:
+def describe_this_rank(framework: Framework) -> Participant:
     """Return a description of this process; its rank is 0 until the ranks have met.
 
     GPUs are listed only if the framework is a CUDA build. An exception while looking for them
-    becomes the member's ``problem``.
+    becomes the participant's ``problem``.
     """
     gpus: tuple[str, ...] = ()
     problem = ""
@@ -40,7 +40,7 @@ def describe_this_rank(framework: Framework) -> Member:
             gpus = visible
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    return Member(
+    return Participant(
         rank=0,
         host=network.host_id(),
         hostname=socket.gethostname(),
@@ -67,7 +67,7 @@ def _is_cuda_build(framework: Framework) -> bool:
     return bool(tf.test.is_built_with_cuda())
 
 
-def find(this: Member, comm: Any = None) -> Peers:
+def find(this: Participant, comm: Any = None) -> Peers:
     """Connect to the ranks that this process was started with.
 
     Args:

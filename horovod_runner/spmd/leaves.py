@@ -75,14 +75,14 @@ class Array(Leaf):
         return float(items * self.data.dtype.itemsize)
 
 
-class Table(Leaf):
+class Serialized(Leaf):
     """Base class of data that are sent as serialized pieces."""
 
     @property
     def schema(self) -> bytes:
         return bytes(self.dump(0, 0))
 
-    def conform(self, others: Sequence[bytes]) -> Table:
+    def conform(self, others: Sequence[bytes]) -> Serialized:
         empty_tables = [self.load(memoryview(other)) for other in others]
         for other in empty_tables[1:]:
             self.compare(empty_tables[0], other)
@@ -121,7 +121,7 @@ class Table(Leaf):
         raise NotImplementedError
 
 
-class Objects(Table):
+class Objects(Serialized):
     """A NumPy array of Python objects."""
 
     def join(self, pieces: Sequence[Any]) -> Any:
@@ -134,7 +134,7 @@ class Objects(Table):
             raise ValueError(f"dtype {one.dtype} and dtype {other.dtype}")
 
 
-class Frame(Table):
+class Frame(Serialized):
     """A pandas DataFrame or Series, with its index."""
 
     def part(self, begin: int, end: int) -> Any:
@@ -157,7 +157,7 @@ class Frame(Table):
                 raise ValueError(f"column {name!r} of {dtype} and of {others[name]}")
 
 
-class ArrowTable(Table):
+class ArrowTable(Serialized):
     """A pyarrow Table; received pieces are not copied."""
 
     def part(self, begin: int, end: int) -> Any:

@@ -21,8 +21,8 @@ import msgspec
 import zmq
 
 from horovod_runner.spmd.meeting import Meeting
-from horovod_runner.spmd.peers import Part, PeerFailedError, Peers
-from horovod_runner.spmd.trainers import Member, address_towards
+from horovod_runner.spmd.peers import PeerFailedError, Peers, RankBuffer
+from horovod_runner.spmd.trainers import Participant, address_towards
 from horovod_runner.wire.transport import guarded_socket
 
 _FRAME_BYTES = 1 << 20
@@ -43,15 +43,15 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
 _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
 
 
-class _Contact(msgspec.Struct, array_like=True, frozen=True):
+class _Introduction(msgspec.Struct, array_like=True, frozen=True):
     """What the ranks exchange at the meeting."""
 
-    member: Member
+    participant: Participant
     port: int
     public_key: bytes
 
 
-_decode_contact: Final = msgspec.msgpack.Decoder(_Contact).decode
+_decode_contact: Final = msgspec.msgpack.Decoder(_Introduction).decode
 
 
 class Mesh(Peers):
@@ -67,7 +67,7 @@ class Mesh(Peers):
 
     by_mpi = False
 
-    def __init__(self, meeting: Meeting, this: Member) -> None:
+    def __init__(self, meeting: Meeting, this: Participant) -> None:
         self.rank = meeting.rank
         self.size = meeting.size
         self._calls = 0
@@ -87,26 +87,26 @@ class Mesh(Peers):
         _bound(self._receiving)
         self._receiving.bind("tcp://0.0.0.0:*")  # CURVE guards it
         endpoint = self._receiving.getsockopt_string(zmq.LAST_ENDPOINT)
-        member = msgspec.structs.replace(this, rank=self.rank)
-        contact = _Contact(member, int(endpoint.rsplit(":", 1)[1]), self._public)
+        participant = msgspec.structs.replace(this, rank=self.rank)
+        contact = _Introduction(participant, int(endpoint.rsplit(":", 1)[1]), self._public)
         try:
             encoded = meeting.allgather(msgspec.msgpack.encode(contact))
             contacts = [_decode_contact(data) for data in encoded]
             self._keys.admit(other.public_key for other in contacts)
             for other in contacts:
-                if other.member.rank != self.rank:
-                    self._connect(member, other)
+                if other.participant.rank != self.rank:
+                    self._connect(participant, other)
         except BaseException:
             self.close(together=False)
             raise
 
-    def _connect(self, this: Member, other: _Contact) -> None:
+    def _connect(self, this: Participant, other: _Introduction) -> None:
         socket = self._context.socket(zmq.PUSH)
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
         socket.curve_serverkey = other.public_key
         _bound(socket)
-        socket.connect(f"tcp://{address_towards(this, other.member)}:{other.port}")
-        self._sending[other.member.rank] = socket
+        socket.connect(f"tcp://{address_towards(this, other.participant)}:{other.port}")
+        self._sending[other.participant.rank] = socket
 
     def allgather(self, value: bytes) -> list[bytes]:
         self._calls += 1
@@ -117,7 +117,7 @@ class Mesh(Peers):
         self._receive_until(lambda: all(key in self._values for key in keys))
         return [self._values.pop(key) for key in keys]
 
-    def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
+    def exchange(self, outgoing: Iterator[RankBuffer], incoming: Sequence[RankBuffer]) -> None:
         self._calls += 1
         buffers: dict[int, _Buffers] = defaultdict(_Buffers)
         for part in incoming:
@@ -214,7 +214,7 @@ def _bound(socket: zmq.Socket[bytes]) -> None:
     socket.linger = _LINGER_MS
 
 
-def _frames(parts: Iterator[Part]) -> Iterator[tuple[int, memoryview]]:
+def _frames(parts: Iterator[RankBuffer]) -> Iterator[tuple[int, memoryview]]:
     for part in parts:
         for start in range(0, len(part.data), _FRAME_BYTES):
             yield part.rank, part.data[start : start + _FRAME_BYTES]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
-from horovod_runner.spmd.peers import Part, PeerFailedError, Peers
+from horovod_runner.spmd.peers import PeerFailedError, Peers, RankBuffer
 
 _FAILED, _DATA = 1, 2  # tags
 _PARTS_IN_FLIGHT = 8
@@ -51,7 +51,7 @@ class MpiPeers(Peers):
         ends = accumulate(counts)
         return [bytes(gathered[end - n : end]) for n, end in zip(counts, ends, strict=True)]
 
-    def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
+    def exchange(self, outgoing: Iterator[RankBuffer], incoming: Sequence[RankBuffer]) -> None:
         byte = self._mpi.BYTE
         receives = [self._comm.Irecv([p.data, byte], source=p.rank, tag=_DATA) for p in incoming]
         while parts := list(islice(outgoing, _PARTS_IN_FLIGHT)):

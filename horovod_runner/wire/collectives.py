@@ -14,7 +14,7 @@ Library = Literal["horovod.torch", "horovod.tensorflow", "torch"]
 Totals = npt.NDArray[np.float64]
 
 
-class Collectives(Protocol):
+class SmallCollectives(Protocol):
     """All ranks make the same calls in the same order."""
 
     def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
@@ -56,7 +56,9 @@ def connected_library() -> tuple[Library, Any] | None:
     return None
 
 
-def connected(what: str = "load_checkpoint broadcasts from a rank to the others") -> Collectives:
+def connected(
+    what: str = "load_checkpoint broadcasts from a rank to the others",
+) -> SmallCollectives:
     """The collectives of the library that ``main`` has initialized.
 
     Args:
@@ -77,7 +79,7 @@ def connected(what: str = "load_checkpoint broadcasts from a rank to the others"
 
 @dataclass(frozen=True)
 class _OfArrays:
-    """Collectives made of a library's, which take and return NumPy arrays here.
+    """Small collectives made of a library's, which take and return NumPy arrays here.
 
     Attributes:
         broadcast_array: returns the array of a rank; gets that rank and a name, too.
@@ -148,7 +150,7 @@ def _of_torch(torch: Any) -> _OfArrays:
     return _OfArrays(broadcast, gather, add)
 
 
-_MAKERS: Final[Mapping[Library, Callable[[Any], Collectives]]] = {
+_MAKERS: Final[Mapping[Library, Callable[[Any], SmallCollectives]]] = {
     "horovod.torch": _of_horovod_torch,
     "horovod.tensorflow": _of_horovod_tensorflow,
     "torch": _of_torch,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import LaunchError, __version__
-from horovod_runner.host.software import Memory, choose_controller, compare, installed
+from horovod_runner.host.software import SharedMemory, choose_controller, compare, installed
 
 HERE = {
     "python": "3.11.7",
@@ -59,7 +59,7 @@ MPICH = {**HERE, "mpich": "5.0.2"}
 
 def test_mpi_is_chosen_if_all_hosts_have_the_same_mpich() -> None:
     hosts = {"a": MPICH, "b": MPICH}
-    memory = {"a": Memory(64_000_000, 10), "b": Memory(-1, 1000)}
+    memory = {"a": SharedMemory(64_000_000, 10), "b": SharedMemory(-1, 1000)}
     for wanted in ("auto", "mpi"):
         chosen = choose_controller(wanted, hosts, memory)  # type: ignore[arg-type]
         assert chosen == ("mpi", "controller: MPI (MPICH 5.0.2)")
@@ -88,7 +88,7 @@ def test_mpi_is_chosen_if_all_hosts_have_the_same_mpich() -> None:
 def test_without_mpi_on_a_host_gloo_is_chosen_and_the_reason_said(
     b: dict[str, str], ranks: int, why: str
 ) -> None:
-    memory = {"a": Memory(64_000_000, ranks), "b": Memory(1 << 30, ranks)}
+    memory = {"a": SharedMemory(64_000_000, ranks), "b": SharedMemory(1 << 30, ranks)}
     controller, text = choose_controller("auto", {"a": MPICH, "b": b}, memory)
     assert controller == "gloo"
     assert re.search(why, text)

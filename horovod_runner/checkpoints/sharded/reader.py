@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from horovod_runner.checkpoints import formats
 from horovod_runner.checkpoints.problems import damaged, unreachable
 from horovod_runner.checkpoints.sharded import metadata as metadata_
-from horovod_runner.checkpoints.sharded.metadata import Piece
+from horovod_runner.checkpoints.sharded.metadata import StoredPiece
 from horovod_runner.checkpoints.sharded.tree import Leaves, flatten, unflatten
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.folder import Folder
@@ -183,7 +183,7 @@ def _read_metadata(folder: Folder, marker: Marker) -> bytes:
 
 
 def _read_pieces(
-    folder: Folder, marker: Marker, wanted: Iterable[tuple[Piece, ReadItem]]
+    folder: Folder, marker: Marker, wanted: Iterable[tuple[StoredPiece, ReadItem]]
 ) -> Iterator[tuple[ReadItem, memoryview]]:
     """Read pieces of files: those that lie side by side at once, for stores answer slowly."""
     ordered = sorted(wanted, key=lambda each: each[0][:2])
@@ -202,10 +202,10 @@ def _read_pieces(
 
 
 def _spans(
-    pieces: Iterable[tuple[Piece, ReadItem]],
-) -> Iterator[tuple[int, int, list[tuple[Piece, ReadItem]]]]:
+    pieces: Iterable[tuple[StoredPiece, ReadItem]],
+) -> Iterator[tuple[int, int, list[tuple[StoredPiece, ReadItem]]]]:
     """Group the pieces of a file, in their order, into spans that are read at once."""
-    group: list[tuple[Piece, ReadItem]] = []
+    group: list[tuple[StoredPiece, ReadItem]] = []
     begin = end = 0
     for piece, item in pieces:
         stop = piece.at + piece.length
