@@ -175,7 +175,7 @@ class _Loading:
         """
         ranks = self.ranks
         if self.rank == 0:
-            intact = _latest_intact(self.plan, markers, cleanup, self.warn, required)
+            intact = self._latest_intact(markers, cleanup, required=required)
             if ranks is not None:
                 index = len(markers) if intact is None else markers.index(intact[1])
                 ranks.broadcast(index.to_bytes(8, "little"), 8)
@@ -190,6 +190,37 @@ class _Loading:
         if marker.kind == "sharded":
             return None, marker
         return _receive_file(marker, ranks, cleanup), marker
+
+    def _latest_intact(
+        self, markers: Sequence[Marker], cleanup: ExitStack, *, required: bool
+    ) -> tuple[Path | None, Marker] | None:
+        """On rank 0: the latest checkpoint that is not damaged; None if none is.
+
+        A sharded one has no file, and only its metadata are checked.
+        """
+        if self.plan.fetched:  # the task has verified it
+            path = Path(self.plan.fetched)
+            return next(((path, marker) for marker in markers if marker.name == path.name), None)
+        folder = open_folder(self.plan.folder)
+        for at, marker in enumerate(markers, start=1):
+            try:
+                if marker.kind == "sharded":
+                    from horovod_runner.checkpoints.sharded import reader
+
+                    reader.check(folder, marker)
+                    return None, marker
+                return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
+            except UnreachableError:
+                raise  # the earlier ones are in the same folder
+            except CheckpointError as error:
+                self.warn(f"HorovodRunner: {error}{_instead(markers[at:], required=required)}")
+        if not required:
+            return None
+        raise CheckpointError(
+            f"no checkpoint in {self.plan.folder} is intact: "
+            f"{count_text(len(self.plan.resume), 'checkpoint')} damaged or gone. Remove what is "
+            "left, or name another checkpoint_dir, to start a new training"
+        )
 
     def _load_sharded(self, marker: Marker, instead: str) -> Any:
         """Load what this rank needs of a sharded checkpoint; None if it is damaged.
@@ -240,42 +271,6 @@ def not_shared(plan: CheckpointPlan, marker: Marker, who: str) -> CheckpointErro
         f"the latest checkpoint, {marker.name} (step {marker.step}), is sharded: each rank reads "
         f"its part. {who} not see its folder, {plan.folder}. Set checkpoint_dir to a folder that "
         "the driver and all hosts share, or to a URL (s3://...)."
-    )
-
-
-def _latest_intact(
-    plan: CheckpointPlan,
-    markers: Sequence[Marker],
-    cleanup: ExitStack,
-    warn: Callable[[str], None],
-    required: bool,
-) -> tuple[Path | None, Marker] | None:
-    """The latest of some checkpoints that is not damaged; None if none is.
-
-    A sharded one has no file, and only its metadata are checked.
-    """
-    if plan.fetched:  # the task has verified it
-        path = Path(plan.fetched)
-        return next(((path, marker) for marker in markers if marker.name == path.name), None)
-    folder = open_folder(plan.folder)
-    for at, marker in enumerate(markers, start=1):
-        try:
-            if marker.kind == "sharded":
-                from horovod_runner.checkpoints.sharded import reader
-
-                reader.check(folder, marker)
-                return None, marker
-            return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
-        except UnreachableError:
-            raise  # the earlier ones are in the same folder
-        except CheckpointError as error:
-            warn(f"HorovodRunner: {error}{_instead(markers[at:], required=required)}")
-    if not required:
-        return None
-    raise CheckpointError(
-        f"no checkpoint in {plan.folder} is intact: {count_text(len(plan.resume), 'checkpoint')} "
-        "damaged or gone. Remove what is left, or name another checkpoint_dir, to start a new "
-        "training"
     )
 
 

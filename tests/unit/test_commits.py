@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan, imported_file, leave_file
 from horovod_runner.wire.marker import Marker
 from horovod_runner.worker import context
+from tests.savers import Together
 
 PART = 1000  # a commit's state of this many numbers
 
@@ -371,62 +372,6 @@ def test_the_first_commit_tells_the_task_what_to_preload(rank: context.RankConte
 
 
 # Loading
-
-
-class Together:
-    """Ranks in threads, with collectives between them."""
-
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=30)
-        self._values: list[Any] = [None] * size
-        self.sent = [0] * size
-        self._rank = threading.local()
-        self.size = size
-
-    def _exchange(self, value: Any) -> list[Any]:
-        self._values[self._rank.number] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
-
-    def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
-        self.sent[root] += self._rank.number == root
-        received = self._exchange(data)[root]
-        assert len(received) == count
-        return bytes(received)
-
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        return [list(each) for each in self._exchange(numbers)]
-
-    def load(
-        self, plan: CheckpointPlan, hosts: Sequence[Path]
-    ) -> list[loader.LoadedCheckpoint | None]:
-        """What each rank loads; ``hosts`` are the ranks' folders for commits."""
-        loaded: list[Any] = [None] * self.size
-
-        def run(rank: int) -> None:
-            self._rank.number = rank
-            keeps = hosts.index(hosts[rank]) == rank
-            ours = Commits(str(hosts[rank]))
-            loaded[rank] = loader.load(
-                plan,
-                rank,
-                self.size,
-                warned.append,
-                commits=ours,
-                keeps=keeps,
-                connect=lambda: self,
-            )
-
-        warned: list[str] = []
-        threads = [threading.Thread(target=run, args=[rank]) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.warned = warned
-        return loaded
 
 
 @pytest.fixture
