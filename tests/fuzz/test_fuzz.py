@@ -28,13 +28,14 @@ from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.common.options import Options
 from horovod_runner.common.slots import Offer
 from horovod_runner.driver.driver import Driver
-from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Run
+from horovod_runner.sinks import Sink
 from horovod_runner.wire import events, framing, messages
 from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
 from horovod_runner.worker import context
 from horovod_runner.worker.startup.rendezvous import Rendezvous
+from tests.events import telling
 from tests.fuzz import inputs
 from tests.fuzz.live import WARM, LiveRun
 from tests.fuzz.relay import Relay, start_horovod_twice
@@ -233,13 +234,12 @@ def test_batches_from_unknown_tasks_do_not_harm_the_channel(
     assert run.dropped == per_client * len(names)
 
 
-class EndRecorder(Recorder):
-    """A sink that records reports and waits for the tasks' last messages."""
+class Ends(Sink):
+    """A sink that waits for the tasks' last messages."""
 
     LOST = 5 * 10**12  # a number that only the last messages claim
 
     def __init__(self) -> None:
-        super().__init__(Run("fuzz", 2))
         self.ended = threading.Semaphore(0)
 
     def output(self, rank: int, stream: str, text: str) -> None:
@@ -270,12 +270,14 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
     before = psutil.Process().memory_info().rss
     for episode in range(episodes):
         stack = contextlib.ExitStack()
-        launched, recorder, ends = Launched(), EndRecorder(), SimpleQueue[object]()
+        launched, sink, ends = Launched(), Ends(), SimpleQueue[object]()
+        run = Run("fuzz", 2)
         archive = stack.enter_context(
             Archive("0a1b2c3d", Options(np=2, checkpoint_dir=tmp_path / "mine"))
         )
         cancelled = threading.Event()
-        driver = Driver(Job("fuzz", 2, Options(np=2), b""), launched, recorder, cancelled, archive)  # type: ignore[arg-type]
+        job, told = Job("fuzz", 2, Options(np=2), b""), telling(sink, run=run)
+        driver = Driver(job, launched, told, cancelled, archive)  # type: ignore[arg-type]
         running = threading.Thread(target=end_of, args=[driver, ends])
         running.start()
         clients = Clients(zmq_context, launched.address.get())
@@ -289,9 +291,9 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
             for task, client in enumerate(tasks):
                 for batch in inputs.repeat(2 * episode + task, per_task, inputs.batch):
                     client.send(batch)
-                client.send(framing.frame(messages.encode(messages.Ended(task, EndRecorder.LOST))))
+                client.send(framing.frame(messages.encode(messages.Ended(task, Ends.LOST))))
             for _ in tasks:
-                assert recorder.ended.acquire(timeout=PATIENCE)
+                assert sink.ended.acquire(timeout=PATIENCE)
         supervisor = driver._supervisor
         assert supervisor is not None
         roster = supervisor.roster
@@ -301,7 +303,7 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
         end = ends.get(timeout=PATIENCE)
         assert end == "done" or isinstance(end, HorovodRunnerError)  # their offers may be invalid
         running.join()
-        assert recorder._run.metrics.num_rows == len(recorder._run._metrics)
+        assert run.metrics.num_rows == len(run._metrics)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # no file name led out of it
     assert psutil.Process().memory_info().rss - before < MEMORY
 
