@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +83,7 @@ def load(
     ranks = None if size == 1 else connect()
     checkpoints = _Loading(plan, rank, ranks, warn, into)
     if commits is None:
-        return checkpoints.load(plan.resume, required=True)
+        return checkpoints.load(plan.resume)
     with commits.hold() as held:
         newest, owners = _agree(held, ranks, size)
         newer = [
@@ -91,7 +91,7 @@ def load(
             for marker in plan.resume
             if newest is None or newest.is_older_than(marker, plan.token)
         ]
-        loaded = checkpoints.load(newer, required=newest is None)
+        loaded = replace(checkpoints, required=newest is None).load(newer)
         if loaded is not None or newest is None:
             return loaded
         if len(owners) == size:
@@ -130,6 +130,7 @@ class _Loading:
         rank: this rank's number.
         ranks: None for a single rank.
         warn: as for :func:`load`; so is ``into``.
+        required: whether it is an error if no checkpoint is intact.
     """
 
     plan: CheckpointPlan
@@ -137,23 +138,16 @@ class _Loading:
     ranks: SmallCollectives | None
     warn: Callable[[str], None]
     into: Callable[[], Mapping[str, Any]] | None
+    required: bool = True
 
-    def load(self, markers: Sequence[Marker], *, required: bool) -> LoadedCheckpoint | None:
-        """Load the latest intact checkpoint.
-
-        Args:
-            markers: the checkpoints to choose from, the latest first.
-            required: whether it is an error if none is intact.
-
-        Returns:
-            None without markers, or if none is intact.
-        """
+    def load(self, markers: Sequence[Marker]) -> LoadedCheckpoint | None:
+        """Load the latest intact checkpoint of some, the latest first; None if there is none."""
         if not markers:
             return None
         left = markers
         while True:
             with ExitStack() as cleanup:
-                chosen = self._choose(left, cleanup, required=required)
+                chosen = self._choose(left, cleanup)
                 if chosen is None:
                     return None
                 path, marker = chosen
@@ -162,12 +156,12 @@ class _Loading:
                     state = formats.read(marker.kind, path)
                     return LoadedCheckpoint(state, marker.step, metrics)
             left = left[left.index(marker) + 1 :]
-            state = self._load_sharded(marker, _instead(left, required=required))
+            state = self._load_sharded(marker, self._instead(left))
             if state is not None:
                 return LoadedCheckpoint(state, marker.step, metrics)
 
     def _choose(
-        self, markers: Sequence[Marker], cleanup: ExitStack, *, required: bool
+        self, markers: Sequence[Marker], cleanup: ExitStack
     ) -> tuple[Path | None, Marker] | None:
         """The latest intact checkpoint, and its file on this host; None for that of a sharded one.
 
@@ -175,7 +169,7 @@ class _Loading:
         """
         ranks = self.ranks
         if self.rank == 0:
-            intact = self._latest_intact(markers, cleanup, required=required)
+            intact = self._latest_intact(markers, cleanup)
             if ranks is not None:
                 index = len(markers) if intact is None else markers.index(intact[1])
                 ranks.broadcast(index.to_bytes(8, "little"), 8)
@@ -192,7 +186,7 @@ class _Loading:
         return _receive_file(marker, ranks, cleanup), marker
 
     def _latest_intact(
-        self, markers: Sequence[Marker], cleanup: ExitStack, *, required: bool
+        self, markers: Sequence[Marker], cleanup: ExitStack
     ) -> tuple[Path | None, Marker] | None:
         """On rank 0: the latest checkpoint that is not damaged; None if none is.
 
@@ -213,14 +207,20 @@ class _Loading:
             except UnreachableError:
                 raise  # the earlier ones are in the same folder
             except CheckpointError as error:
-                self.warn(f"HorovodRunner: {error}{_instead(markers[at:], required=required)}")
-        if not required:
+                self.warn(f"HorovodRunner: {error}{self._instead(markers[at:])}")
+        if not self.required:
             return None
         raise CheckpointError(
             f"no checkpoint in {self.plan.folder} is intact: "
             f"{count_text(len(self.plan.resume), 'checkpoint')} damaged or gone. Remove what is "
             "left, or name another checkpoint_dir, to start a new training"
         )
+
+    def _instead(self, earlier: Sequence[Marker]) -> str:
+        """What is used instead of a damaged checkpoint, as a sentence; empty if nothing is."""
+        if earlier:
+            return " The earlier one is used."
+        return "" if self.required else " The commit is used."
 
     def _load_sharded(self, marker: Marker, instead: str) -> Any:
         """Load what this rank needs of a sharded checkpoint; None if it is damaged.
@@ -272,13 +272,6 @@ def not_shared(plan: CheckpointPlan, marker: Marker, who: str) -> CheckpointErro
         f"its part. {who} not see its folder, {plan.folder}. Set checkpoint_dir to a folder that "
         "the driver and all hosts share, or to a URL (s3://...)."
     )
-
-
-def _instead(earlier: Sequence[Marker], *, required: bool) -> str:
-    """What is used instead of a damaged checkpoint, as a sentence; empty if nothing is."""
-    if earlier:
-        return " The earlier one is used."
-    return "" if required else " The commit is used."
 
 
 def _pieces(size: int) -> Iterator[tuple[int, int]]:
