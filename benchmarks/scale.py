@@ -42,12 +42,12 @@ from horovod_runner.results.run_log import RunLog
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.wire import events, messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.measurements import Machine, Profile
-from horovod_runner.wire.transport import ChannelAddress
 
 _PER_HOST = 8
 _PROCESSES = 2

@@ -12,27 +12,28 @@ from typing import Any, Final
 import msgspec
 
 from horovod_runner.checkpoints import formats, owner
+from horovod_runner.checkpoints.problems import damaged, unreachable
 from horovod_runner.common.files import file_sha256
 from horovod_runner.common.text import HIDDEN, without_password
 from horovod_runner.errors import CheckpointError, forget_passwords
 from horovod_runner.host.folders.folder import PART, Folder
 from horovod_runner.host.folders.local import fresh
 from horovod_runner.host.folders.opening import open_folder
-from horovod_runner.host.folders.problems import describe
 from horovod_runner.host.folders.remote import RemoteFolder
 from horovod_runner.host.scratch import temporary_folder
-from horovod_runner.wire.marker import SUFFIXES, Marker, decode_marker, is_name, marker_name
+from horovod_runner.wire.marker import (
+    METADATA,
+    SUFFIXES,
+    Marker,
+    decode_marker,
+    is_name,
+    marker_name,
+)
 
 _PROBE: Final = ".seen-"
 #: Begins the names of a journal's files (driver/detached/journal.py).
 LIVE: Final = ".live-"
-#: The file in the folder of a sharded checkpoint that describes the others.
-METADATA: Final = ".metadata"
 _STALE_SECONDS = 24 * 3600.0
-
-
-class UnreachableError(CheckpointError):
-    """The folder of a checkpoint cannot be read: that says nothing about the checkpoint."""
 
 
 class Checkpoint:
@@ -211,25 +212,18 @@ def check_size(path: Path, marker: Marker) -> None:
     except OSError as error:
         raise _unreadable(path, marker, error) from error
     if size != marker.size:
-        raise _damaged(marker, f"{size} bytes instead of {marker.size}")
+        raise damaged(marker, f"{size} bytes instead of {marker.size}")
 
 
 def check_digest(sha256: str, marker: Marker) -> None:
     """Check that a file with the size of its marker has its SHA-256; raises CheckpointError."""
     if sha256 != marker.sha256:
-        raise _damaged(marker, f"its {marker.size} bytes have another SHA-256 than were written")
-
-
-def _damaged(marker: Marker, how: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {marker.name} (step {marker.step}) is damaged: {how}. The disk or the "
-        "remote folder has changed it: use an earlier checkpoint."
-    )
+        raise damaged(marker, f"its {marker.size} bytes have another SHA-256 than were written")
 
 
 def _unreadable(path: Path, marker: Marker, error: OSError) -> CheckpointError:
     if not isinstance(error, FileNotFoundError):
-        return _unreachable(marker, error)
+        return unreachable(marker, error)
     return CheckpointError(
         f"the checkpoint {marker.name} (step {marker.step}) is gone: {path} no longer exists. "
         "Retention removes old ones: raise num_to_keep (CheckpointConfig). Without a "
@@ -256,15 +250,9 @@ def intact_file(folder: Folder, marker: Marker) -> Iterator[Path]:
             with suppress(FileNotFoundError):
                 folder.copy_out(marker.name, path)
         except Exception as error:  # every kind of folder raises different ones
-            raise _unreachable(marker, error) from error
+            raise unreachable(marker, error) from error
         verify(path, marker)
         yield path
-
-
-def _unreachable(marker: Marker, error: Exception) -> UnreachableError:
-    return UnreachableError(
-        f"the checkpoint {marker.name} (step {marker.step}) cannot be read: {describe(error)}"
-    )
 
 
 def write_probe(folder: Folder, token: str) -> None:

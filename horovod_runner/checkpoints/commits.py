@@ -24,7 +24,7 @@ import msgspec
 
 from horovod_runner.checkpoints import formats, packed
 from horovod_runner.checkpoints.keras_copy import is_keras_model
-from horovod_runner.checkpoints.packed import Layout, Memory
+from horovod_runner.checkpoints.packed import Memory, StateLayout
 from horovod_runner.checkpoints.snapshot import pack_folder
 from horovod_runner.common.text import bytes_text, sizes_text
 from horovod_runner.errors import CheckpointError
@@ -155,7 +155,7 @@ class Commits:
         elif isinstance(state, (str, os.PathLike)) or is_keras_model(state):
             self._write_file(state, commit)
         else:
-            layout = Layout(state)
+            layout = StateLayout(state)
             commit = _replace(
                 commit, size=layout.size, tree_at=layout.tree_at, crc=zlib.crc32(layout.tree)
             )

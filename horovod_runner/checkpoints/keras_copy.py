@@ -40,7 +40,9 @@ class KerasCopier:
 
         A model that Keras cannot clone is saved to memory before this returns.
         """
-        if self._model is not model or not self._clone_fits(model):
+        # Keras creates the optimizer's variables late.
+        fits = self._clone is None or _same_shapes(self._clone, model)
+        if self._model is not model or not fits:
             self._model, self._clone = model, _clone_of(model)
         if self._clone is None:
             return partial(write_bytes, data=_saved(model))
@@ -48,10 +50,6 @@ class KerasCopier:
         for target, source in zip(targets, sources, strict=True):
             target.assign(source)
         return partial(_save, self._clone)
-
-    def _clone_fits(self, model: Any) -> bool:
-        """Whether the clone still has all variables: Keras creates the optimizer's ones late."""
-        return self._clone is None or _same_shapes(self._clone, model)
 
 
 def _same_shapes(model: Any, other: Any) -> bool:

@@ -7,26 +7,26 @@ commit is read on each host; if a host lacks it, the lowest rank that has it bro
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from horovod_runner.checkpoints import checkpoint, formats
-from horovod_runner.common import collectives
+from horovod_runner.checkpoints import commits as commits_
+from horovod_runner.checkpoints.commits import Commit, Commits, Held
+from horovod_runner.checkpoints.problems import UnreachableError
 from horovod_runner.common.text import count_text, ranks_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.host.scratch import temporary_folder
+from horovod_runner.wire import collectives
+from horovod_runner.wire.collectives import SmallCollectives
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker
-
-if TYPE_CHECKING:
-    from horovod_runner.checkpoints.commits import Commit, Commits, Held
-    from horovod_runner.common.collectives import Collectives
 
 _BROADCAST_BYTES = 64 << 20
 
@@ -57,7 +57,7 @@ def load(
     commits: Commits | None = None,
     keeps: bool = False,
     into: Callable[[], Mapping[str, Any]] | None = None,
-    connect: Callable[[], Collectives] = collectives.connected,
+    connect: Callable[[], SmallCollectives] = collectives.connected,
 ) -> LoadedCheckpoint | None:
     """Load the newest of checkpoint and commit. All ranks call this.
 
@@ -83,7 +83,7 @@ def load(
     ranks = None if size == 1 else connect()
     checkpoints = _Loading(plan, rank, ranks, warn, into)
     if commits is None:
-        return checkpoints.load(plan.resume, required=True)
+        return checkpoints.load(plan.resume)
     with commits.hold() as held:
         newest, owners = _agree(held, ranks, size)
         newer = [
@@ -91,30 +91,25 @@ def load(
             for marker in plan.resume
             if newest is None or newest.is_older_than(marker, plan.token)
         ]
-        loaded = checkpoints.load(newer, required=newest is None)
+        loaded = replace(checkpoints, required=newest is None).load(newer)
         if loaded is not None or newest is None:
             return loaded
         if len(owners) == size:
             assert held is not None  # noqa: S101 - all ranks have it
             return _loaded(held.commit, held.read())
         assert ranks is not None  # noqa: S101 - a single rank would have it
-        if rank in owners:
-            assert held is not None  # noqa: S101 - see above
-            _send_commit(held, owners[0], rank, ranks)
-            return _loaded(held.commit, held.read())
-        return _receive_commit(owners[0], ranks, commits if keeps else None)
+        own = held if rank in owners else None
+        return _share_commit(own, owners[0], rank, ranks, commits if keeps else None)
 
 
 def _agree(
-    held: Held | None, ranks: Collectives | None, size: int
+    held: Held | None, ranks: SmallCollectives | None, size: int
 ) -> tuple[Commit | None, Sequence[int]]:
     """Find the newest commit of all hosts, and the ranks that have it.
 
     Returns:
         The newest commit; only what tells its age is filled in. None if no host has one.
     """
-    from horovod_runner.checkpoints.commits import Commit
-
     ours = [0, 0, 0]
     if held is not None:
         ours = [held.commit.attempt, held.commit.number, held.commit.next_checkpoint]
@@ -135,30 +130,24 @@ class _Loading:
         rank: this rank's number.
         ranks: None for a single rank.
         warn: as for :func:`load`; so is ``into``.
+        required: whether it is an error if no checkpoint is intact.
     """
 
     plan: CheckpointPlan
     rank: int
-    ranks: Collectives | None
+    ranks: SmallCollectives | None
     warn: Callable[[str], None]
     into: Callable[[], Mapping[str, Any]] | None
+    required: bool = True
 
-    def load(self, markers: Sequence[Marker], *, required: bool) -> LoadedCheckpoint | None:
-        """Load the latest intact checkpoint.
-
-        Args:
-            markers: the checkpoints to choose from, the latest first.
-            required: whether it is an error if none is intact.
-
-        Returns:
-            None without markers, or if none is intact.
-        """
+    def load(self, markers: Sequence[Marker]) -> LoadedCheckpoint | None:
+        """Load the latest intact checkpoint of some, the latest first; None if there is none."""
         if not markers:
             return None
         left = markers
         while True:
             with ExitStack() as cleanup:
-                chosen = self._choose(left, cleanup, required=required)
+                chosen = self._choose(left, cleanup)
                 if chosen is None:
                     return None
                 path, marker = chosen
@@ -167,12 +156,12 @@ class _Loading:
                     state = formats.read(marker.kind, path)
                     return LoadedCheckpoint(state, marker.step, metrics)
             left = left[left.index(marker) + 1 :]
-            state = self._load_sharded(marker, _instead(left, required=required))
+            state = self._load_sharded(marker, self._instead(left))
             if state is not None:
                 return LoadedCheckpoint(state, marker.step, metrics)
 
     def _choose(
-        self, markers: Sequence[Marker], cleanup: ExitStack, *, required: bool
+        self, markers: Sequence[Marker], cleanup: ExitStack
     ) -> tuple[Path | None, Marker] | None:
         """The latest intact checkpoint, and its file on this host; None for that of a sharded one.
 
@@ -180,7 +169,7 @@ class _Loading:
         """
         ranks = self.ranks
         if self.rank == 0:
-            intact = _latest_intact(self.plan, markers, cleanup, self.warn, required)
+            intact = self._latest_intact(markers, cleanup)
             if ranks is not None:
                 index = len(markers) if intact is None else markers.index(intact[1])
                 ranks.broadcast(index.to_bytes(8, "little"), 8)
@@ -195,6 +184,43 @@ class _Loading:
         if marker.kind == "sharded":
             return None, marker
         return _receive_file(marker, ranks, cleanup), marker
+
+    def _latest_intact(
+        self, markers: Sequence[Marker], cleanup: ExitStack
+    ) -> tuple[Path | None, Marker] | None:
+        """On rank 0: the latest checkpoint that is not damaged; None if none is.
+
+        A sharded one has no file, and only its metadata are checked.
+        """
+        if self.plan.fetched:  # the task has verified it
+            path = Path(self.plan.fetched)
+            return next(((path, marker) for marker in markers if marker.name == path.name), None)
+        folder = open_folder(self.plan.folder)
+        for at, marker in enumerate(markers, start=1):
+            try:
+                if marker.kind == "sharded":
+                    from horovod_runner.checkpoints.sharded import reader
+
+                    reader.check(folder, marker)
+                    return None, marker
+                return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
+            except UnreachableError:
+                raise  # the earlier ones are in the same folder
+            except CheckpointError as error:
+                self.warn(f"HorovodRunner: {error}{self._instead(markers[at:])}")
+        if not self.required:
+            return None
+        raise CheckpointError(
+            f"no checkpoint in {self.plan.folder} is intact: "
+            f"{count_text(len(self.plan.resume), 'checkpoint')} damaged or gone. Remove what is "
+            "left, or name another checkpoint_dir, to start a new training"
+        )
+
+    def _instead(self, earlier: Sequence[Marker]) -> str:
+        """What is used instead of a damaged checkpoint, as a sentence; empty if nothing is."""
+        if earlier:
+            return " The earlier one is used."
+        return "" if self.required else " The commit is used."
 
     def _load_sharded(self, marker: Marker, instead: str) -> Any:
         """Load what this rank needs of a sharded checkpoint; None if it is damaged.
@@ -215,7 +241,7 @@ class _Loading:
         state, problem = None, ""
         try:
             state = reader.load(folder, marker, into)
-        except (checkpoint.UnreachableError, reader.MisfitError):
+        except (UnreachableError, reader.MisfitError):
             raise
         except CheckpointError as error:
             problem = str(error)
@@ -248,66 +274,23 @@ def not_shared(plan: CheckpointPlan, marker: Marker, who: str) -> CheckpointErro
     )
 
 
-def _latest_intact(
-    plan: CheckpointPlan,
-    markers: Sequence[Marker],
-    cleanup: ExitStack,
-    warn: Callable[[str], None],
-    required: bool,
-) -> tuple[Path | None, Marker] | None:
-    """The latest of some checkpoints that is not damaged; None if none is.
-
-    A sharded one has no file, and only its metadata are checked.
-    """
-    if plan.fetched:  # the task has verified it
-        path = Path(plan.fetched)
-        return next(((path, marker) for marker in markers if marker.name == path.name), None)
-    folder = open_folder(plan.folder)
-    for at, marker in enumerate(markers, start=1):
-        try:
-            if marker.kind == "sharded":
-                from horovod_runner.checkpoints.sharded import reader
-
-                reader.check(folder, marker)
-                return None, marker
-            return cleanup.enter_context(checkpoint.intact_file(folder, marker)), marker
-        except checkpoint.UnreachableError:
-            raise  # the earlier ones are in the same folder
-        except CheckpointError as error:
-            warn(f"HorovodRunner: {error}{_instead(markers[at:], required=required)}")
-    if not required:
-        return None
-    raise CheckpointError(
-        f"no checkpoint in {plan.folder} is intact: {count_text(len(plan.resume), 'checkpoint')} "
-        "damaged or gone. Remove what is left, or name another checkpoint_dir, to start a new "
-        "training"
-    )
+def _pieces(size: int) -> Iterator[tuple[int, int]]:
+    """The positions and sizes of the pieces in which so many bytes are broadcast."""
+    for at in range(0, size, _BROADCAST_BYTES):
+        yield at, min(size - at, _BROADCAST_BYTES)
 
 
-def _instead(earlier: Sequence[Marker], *, required: bool) -> str:
-    """What is used instead of a damaged checkpoint, as a sentence; empty if nothing is."""
-    if earlier:
-        return " The earlier one is used."
-    return "" if required else " The commit is used."
-
-
-def _send_file(path: Path, ranks: Collectives) -> None:
-    left = path.stat().st_size
+def _send_file(path: Path, ranks: SmallCollectives) -> None:
     with path.open("rb") as file:
-        while left:
-            data = file.read(min(left, _BROADCAST_BYTES))
-            ranks.broadcast(data, len(data))
-            left -= len(data)
+        for _, count in _pieces(path.stat().st_size):
+            ranks.broadcast(file.read(count), count)
 
 
-def _receive_file(marker: Marker, ranks: Collectives, cleanup: ExitStack) -> Path:
+def _receive_file(marker: Marker, ranks: SmallCollectives, cleanup: ExitStack) -> Path:
     path = Path(cleanup.enter_context(temporary_folder("checkpoint"))) / marker.name
-    left = marker.size
     with path.open("xb") as file:
-        while left:
-            count = min(left, _BROADCAST_BYTES)
+        for _, count in _pieces(marker.size):
             file.write(ranks.broadcast(b"", count))
-            left -= count
     return path
 
 
@@ -315,40 +298,35 @@ def _loaded(commit: Commit, state: Any) -> LoadedCheckpoint:
     return LoadedCheckpoint(state, commit.step, dict(commit.metrics))
 
 
-def _send_commit(held: Held, root: int, rank: int, ranks: Collectives) -> None:
-    """Broadcast a commit from rank ``root``; other ranks that have it take part."""
-    from horovod_runner.checkpoints import commits
-
-    text = msgspec.msgpack.encode(held.commit) if rank == root else b""
-    count = int.from_bytes(ranks.broadcast(len(text).to_bytes(8, "little"), 8, root), "little")
-    # This rank's may have another size: a state may differ by rank.
-    size = commits.decode_commit(ranks.broadcast(text, count, root)).size
-    for at in range(0, size, _BROADCAST_BYTES):
-        count = min(size - at, _BROADCAST_BYTES)
-        data = bytes(held.memory[at : at + count]) if rank == root else b""
-        ranks.broadcast(data, count, root)
-
-
-def _receive_commit(root: int, ranks: Collectives, commits: Commits | None) -> LoadedCheckpoint:
-    """Receive a commit from rank ``root``.
+def _share_commit(
+    held: Held | None, root: int, rank: int, ranks: SmallCollectives, keep: Commits | None
+) -> LoadedCheckpoint:
+    """Broadcast a commit from a rank that has it. All ranks call this.
 
     Args:
+        held: this rank's; None if it lacks the commit.
         root: the sending rank.
+        rank: this rank's number.
         ranks: all ranks.
-        commits: where it is kept, in case that rank's host is lost; None: nowhere.
+        keep: where a received commit is kept, in case the sender's host is lost; None: nowhere.
     """
-    from horovod_runner.checkpoints import commits as commits_
-
-    count = int.from_bytes(ranks.broadcast(b"", 8, root), "little")
-    commit = commits_.decode_commit(ranks.broadcast(b"", count, root))
+    text, memory = b"", b""
+    if held is not None and rank == root:
+        text, memory = msgspec.msgpack.encode(held.commit), held.memory
+    count = int.from_bytes(ranks.broadcast(len(text).to_bytes(8, "little"), 8, root), "little")
+    # This rank's own may have another size: a state may differ by rank.
+    commit = commits_.decode_commit(ranks.broadcast(text, count, root))
+    if held is not None:
+        for at, count in _pieces(commit.size):
+            ranks.broadcast(bytes(memory[at : at + count]), count, root)
+        return _loaded(held.commit, held.read())
     with ExitStack() as stack:
         try:
-            if commits is None:
+            if keep is None:
                 raise BlockingIOError("another rank of this host keeps it")
-            memory = stack.enter_context(commits.writing(commit, wait=False))
+            received = stack.enter_context(keep.writing(commit, wait=False))
         except (BlockingIOError, CheckpointError):  # without room, the next commit says so
-            memory = mmap.mmap(-1, max(commit.size, 1))
-        for at in range(0, commit.size, _BROADCAST_BYTES):
-            count = min(commit.size - at, _BROADCAST_BYTES)
-            memory[at : at + count] = ranks.broadcast(b"", count, root)
-        return _loaded(commit, commits_.read(commit, memory))
+            received = mmap.mmap(-1, max(commit.size, 1))
+        for at, count in _pieces(commit.size):
+            received[at : at + count] = ranks.broadcast(b"", count, root)
+        return _loaded(commit, commits_.read(commit, received))

@@ -35,7 +35,7 @@ class _Placed:
         self.described = list(described)
 
 
-class Layout:
+class StateLayout:
     """Where each part of a state goes in memory. Copies nothing yet.
 
     Args:

@@ -22,6 +22,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from horovod_runner.checkpoints import checkpoint, owner
 from horovod_runner.checkpoints.retention import surplus
 from horovod_runner.checkpoints.snapshot import Copier, Snapshot
@@ -40,7 +42,7 @@ from horovod_runner.wire.job_file import CHECKPOINT_BYTE, CheckpointPlan
 from horovod_runner.wire.marker import Kind, Marker, file_name
 
 if TYPE_CHECKING:
-    from horovod_runner.checkpoints.sharded.writer import Part, Sharder
+    from horovod_runner.checkpoints.sharded.writer import OwnPart, Sharder
 
 
 class Saver:
@@ -95,7 +97,8 @@ class Saver:
                 # A folder, or a Keras model without a clone: copied to a temporary file.
                 self._send_unsaved(step, error, scratch_folder(), FULL_TEMPORARY)
                 return
-            self._start(unstopped, self._write, snapshot, step, numbers, number)
+            marker = self._draft(snapshot.kind, number, step, numbers)
+            self._start(unstopped, self._write, snapshot, marker)
 
     def save_sharded(
         self,
@@ -133,9 +136,10 @@ class Saver:
 
                 self._sharder = Sharder(self._plan, rank, size, self._limits, sees=self._direct)
             part = self._sharder.take(state, number, step)
+            marker = self._draft("sharded", number, step, numbers)
             # Not before: a rank may wait for a lost one in take.
             with self._unstopped() as unstopped:
-                self._start(unstopped, self._write_part, part, rank, step, numbers, number)
+                self._start(unstopped, self._write_part, part, rank, marker)
 
     @contextmanager
     def _unstopped(self) -> Iterator[ExitStack]:
@@ -172,19 +176,19 @@ class Saver:
         self.finish()
         self._kept.close()
 
-    def _write(
-        self, snapshot: Snapshot, step: int, metrics: dict[str, float | int], number: int
-    ) -> None:
-        name = file_name(number, step, self._plan.token, snapshot.kind)
-        local = self._folder.local(name) if self._direct else None
+    def _draft(self, kind: Kind, number: int, step: int, metrics: dict[str, float | int]) -> Marker:
+        """The marker of a checkpoint that is not written yet: see :func:`_written`."""
+        plan = self._plan
+        name = file_name(number, step, plan.token, kind)
+        return Marker(name, number, step, kind, 0, "", plan.token, plan.attempt, metrics=metrics)
+
+    def _write(self, snapshot: Snapshot, marker: Marker) -> None:
+        local = self._folder.local(marker.name) if self._direct else None
         part = None
         try:
-            part = (local.parent if local else self._scratch_folder()) / f"{PART}{name}"
+            part = (local.parent if local else self._scratch_folder()) / f"{PART}{marker.name}"
             snapshot.write(part)
-            size, digest = part.stat().st_size, file_sha256(part)
-            marker = self._marker(
-                snapshot.kind, number, step, size=size, sha256=digest, metrics=metrics
-            )
+            marker = _written(marker, part.stat().st_size, file_sha256(part))
             if self._direct:
                 checkpoint.publish(self._folder, part, marker, owned=self._plan.owned)
             else:
@@ -194,16 +198,13 @@ class Saver:
         except Exception as error:
             _discard(part)  # first: the error says how much is free
             folder = None if part is None else part.parent
-            self._send_unsaved(step, error, folder, None if local else FULL_TEMPORARY)
+            self._send_unsaved(marker.step, error, folder, None if local else FULL_TEMPORARY)
         finally:
             _discard(part)
 
-    def _write_part(
-        self, part: Part, rank: int, step: int, metrics: dict[str, float | int], number: int
-    ) -> None:
-        name = file_name(number, step, self._plan.token, "sharded")
+    def _write_part(self, part: OwnPart, rank: int, marker: Marker) -> None:
         began = time.monotonic()
-        part.write(self._folder, name, self._scratch_folder)
+        part.write(self._folder, marker.name, self._scratch_folder)
         if rank:
             return
         # The parts are of about the same size. A rank that takes much longer may be lost.
@@ -213,15 +214,12 @@ class Saver:
         timer.start()
         self._held.callback(timer.cancel)
         try:
-            size, digest = part.complete(self._folder, name)
-            marker = self._marker(
-                "sharded", number, step, size=size, sha256=digest, metrics=metrics
-            )
+            marker = _written(marker, *part.complete(self._folder, marker.name))
             checkpoint.publish(self._folder, None, marker, owned=self._plan.owned)
         except Exception as error:
             with suppress(Exception):
-                part.discard(self._folder, name)
-            self._send_unsaved(step, error, self._folder.local(""))
+                part.discard(self._folder, marker.name)
+            self._send_unsaved(marker.step, error, self._folder.local(""))
             return
         with suppress(OSError):
             self._send(events.Saved(0, marker))
@@ -245,29 +243,6 @@ class Saver:
         why = why or describe(error, folder=folder, full=full)
         with suppress(OSError):
             self._send(events.Unsaved(0, step, why))
-
-    def _marker(
-        self,
-        kind: Kind,
-        number: int,
-        step: int,
-        *,
-        size: int,
-        sha256: str,
-        metrics: dict[str, float | int],
-    ) -> Marker:
-        return Marker(
-            name=file_name(number, step, self._plan.token, kind),
-            number=number,
-            step=step,
-            kind=kind,
-            size=size,
-            sha256=sha256,
-            run_id=self._plan.token,
-            attempt=self._plan.attempt,
-            saved_at=process_clock(),
-            metrics=metrics,
-        )
 
     def _scratch_folder(self) -> Path:
         """A scratch folder, for files that are sent to the driver."""
@@ -303,3 +278,8 @@ def _discard(part: Path | None) -> None:
     if part is not None:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+
+
+def _written(marker: Marker, size: int, sha256: str) -> Marker:
+    """The marker of a checkpoint that was written at this moment."""
+    return msgspec.structs.replace(marker, size=size, sha256=sha256, saved_at=process_clock())

@@ -1,4 +1,4 @@
-"""Small helpers for all packages: text for people, numbers, file descriptors, Spark sessions.
+"""What all rooms share: options, limits, clocks, numbers, text for people, files, Spark sessions.
 
 Must not import other packages of horovod_runner.
 """

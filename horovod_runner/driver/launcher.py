@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from horovod_runner.errors import HorovodRunnerError, LaunchError
+from horovod_runner.wire.addresses import Call, ChannelAddress
 from horovod_runner.wire.job import Job, Outcome
-from horovod_runner.wire.transport import Call, ChannelAddress
 
 
 class TaskLostError(LaunchError):

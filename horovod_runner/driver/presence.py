@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from horovod_runner.common.limits import Limits
-from horovod_runner.common.liveness import Liveness
 from horovod_runner.driver.launcher import Launch
+from horovod_runner.driver.liveness import Liveness
 from horovod_runner.wire.channel import Channel
 
 

@@ -71,12 +71,12 @@ class Roster:
         )
         return controller
 
-    def _memory(self) -> dict[str, software.Memory]:
+    def _memory(self) -> dict[str, software.SharedMemory]:
         """The shared memory of each host, by hostname."""
         offers = [hello.offer for hello in self.hellos.values()]
         ranks = Counter(offer.host for offer in offers)
         return {
-            offer.hostname: software.Memory(offer.shared_memory, ranks[offer.host])
+            offer.hostname: software.SharedMemory(offer.shared_memory, ranks[offer.host])
             for offer in offers
         }
 

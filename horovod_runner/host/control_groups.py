@@ -20,7 +20,7 @@ _PROC: Final = Path("/proc")
 _SHORT_SHARE: Final = 0.05  # of the host's or the container's memory
 
 
-class Memory(NamedTuple):
+class MemoryLimit(NamedTuple):
     """A limit of memory, in bytes.
 
     Attributes:
@@ -94,7 +94,7 @@ class ControlGroups:
                 longest = max(longest, found, key=lambda time: time.throttled)
         return longest
 
-    def memory(self, pid: int | None = None) -> Memory:
+    def memory(self, pid: int | None = None) -> MemoryLimit:
         """The limit, the host's or a container's, of which a process has the least memory left."""
         return min(self._memory_limits(pid), key=lambda each: each.free)
 
@@ -136,10 +136,10 @@ class ControlGroups:
                 if limit > 0:
                     yield limit / period
 
-    def _memory_limits(self, pid: int | None) -> Iterator[Memory]:
+    def _memory_limits(self, pid: int | None) -> Iterator[MemoryLimit]:
         """The host's memory, and the limits of control groups that apply to a process."""
         host = psutil.virtual_memory()
-        yield Memory(host.total, host.available)
+        yield MemoryLimit(host.total, host.available)
         for version, folder in self._groups("memory", pid):
             limit_name, used_name = (
                 ("max", "current") if version == 2 else ("limit_in_bytes", "usage_in_bytes")
@@ -155,7 +155,7 @@ class ControlGroups:
                     counters.get(f"total_{name}", counters.get(name, 0))
                     for name in ("inactive_file", "active_file", "slab_reclaimable")
                 )
-                yield Memory(limit, max(0, limit - used + cache), in_container=True)
+                yield MemoryLimit(limit, max(0, limit - used + cache), in_container=True)
 
     def _groups(self, controller: str, pid: int | None) -> Iterator[tuple[int, Path]]:
         """The version and folder of each control group of a process, the innermost first.

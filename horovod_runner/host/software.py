@@ -32,7 +32,7 @@ _DIST_INFO = re.compile(r"(?P<name>[\w.]+)-(?P<version>[^-]+)\.dist-info$")
 _ALIASES = {"tensorflow_cpu": "tensorflow", "tensorflow_gpu": "tensorflow"}
 
 Software = Mapping[str, str]
-_UNKNOWN: Mapping[str, Memory] = {}
+_UNKNOWN: Mapping[str, SharedMemory] = {}
 
 
 def installed(path: Sequence[str] = ()) -> dict[str, str]:
@@ -76,7 +76,7 @@ def _requires_mpich(folder: str) -> bool:
         return False
 
 
-class Memory(NamedTuple):
+class SharedMemory(NamedTuple):
     """The shared memory of a host.
 
     Attributes:
@@ -94,7 +94,9 @@ class Memory(NamedTuple):
 
 
 def choose_controller(
-    wanted: CpuCollectives, hosts: Mapping[str, Software], memory: Mapping[str, Memory] = _UNKNOWN
+    wanted: CpuCollectives,
+    hosts: Mapping[str, Software],
+    memory: Mapping[str, SharedMemory] = _UNKNOWN,
 ) -> tuple[Controller, str]:
     """Choose the library for CPU collectives; also returns a line that explains the choice.
 

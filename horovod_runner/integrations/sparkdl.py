@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from horovod_runner.common import replacements
+from horovod_runner.worker.imports import replacements
 
 _LOG = "horovod_runner.integrations.keras.reporting:LogCallback"
 # The names in each module, and their homes in this package.

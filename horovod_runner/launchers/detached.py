@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_runner.errors import LaunchError
 from horovod_runner.host import network
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job, Record
-from horovod_runner.wire.transport import ChannelAddress
 
 if TYPE_CHECKING:
     from horovod_runner.driver.detached.stand_in import StandIn

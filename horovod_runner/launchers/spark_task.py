@@ -17,8 +17,8 @@ from horovod_runner.host.python_path import user_path, without_spark_core
 from horovod_runner.launchers.detached import Detached
 from horovod_runner.launchers.member import serve
 from horovod_runner.task.task import TaskSetup, run_rank, stderr_echo
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.transport import ChannelAddress
 
 if TYPE_CHECKING:
     import pyarrow as pa

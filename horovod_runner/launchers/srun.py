@@ -12,9 +12,9 @@ from collections.abc import Collection
 from horovod_runner.driver.launcher import MemberTasks, PoolRequest
 from horovod_runner.errors import LaunchError
 from horovod_runner.wire import job_file
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.job_file import RUN_VARIABLE
-from horovod_runner.wire.transport import ChannelAddress
 
 _KEPT_LINES = 20
 _AGAIN_SECONDS = 1.0

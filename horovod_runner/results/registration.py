@@ -16,9 +16,9 @@ import psutil
 
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.slots import RankInfo
-from horovod_runner.common.state import MORE_ROOM
 from horovod_runner.results.registry import STOP, WRITE, Entry, born, folder, forget
 from horovod_runner.results.run import Run
+from horovod_runner.results.state import MORE_ROOM
 from horovod_runner.sinks.sink import Sink
 
 _CLOSE = b"."

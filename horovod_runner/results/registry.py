@@ -21,12 +21,12 @@ from typing import Final
 import msgspec
 import psutil
 
-from horovod_runner.common.state import state_folder
 from horovod_runner.common.text import align_columns, spans
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
+from horovod_runner.results.state import state_folder
 from horovod_runner.task.warm.protocol import NO_RUN
 from horovod_runner.wire.job_file import RUN_VARIABLE
 

@@ -24,13 +24,13 @@ import msgspec
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.slots import Controller, RankInfo
-from horovod_runner.common.state import MORE_ROOM
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.metrics_table import MetricRows, Metrics
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Attempt, Line, Run, Timings
 from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
+from horovod_runner.results.state import MORE_ROOM
 from horovod_runner.wire import events
 from horovod_runner.wire.events import Event, Status, TraceFile
 from horovod_runner.wire.framing import LENGTH, frame

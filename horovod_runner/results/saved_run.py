@@ -15,11 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from horovod_runner.common.state import state_folder
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results import run_log
 from horovod_runner.results.run import Run
 from horovod_runner.results.run_log import RunState
+from horovod_runner.results.state import state_folder
 from horovod_runner.wire.events import Status
 
 SUFFIX: Final = ".run"

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from horovod_runner.common import replacements
 from horovod_runner.common.options import STALL_CHECK, CpuCollectives, Options
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import SerializationError
@@ -17,6 +16,7 @@ from horovod_runner.host import software
 from horovod_runner.run import pickling
 from horovod_runner.run.import_hooks import IMPORT_HOOKS
 from horovod_runner.wire.job import Job
+from horovod_runner.worker.imports import replacements
 
 # Variables of the driver with these prefixes are set for every rank: the user's settings of Horovod
 # and of the libraries below it.

@@ -13,8 +13,7 @@ from horovod_runner.spmd import discovery
 from horovod_runner.spmd.horovod_start import start_horovod
 from horovod_runner.spmd.peers import PeerFailedError
 from horovod_runner.spmd.session import Framework, Session, peer_error
-from horovod_runner.spmd.this_rank import describe_this_rank
-from horovod_runner.spmd.trainers import choose_trainers, decode_member
+from horovod_runner.spmd.trainers import choose_trainers, decode_participant
 
 _session: Session | None = None
 
@@ -64,12 +63,14 @@ def start(framework: Framework, *, ranks_per_host: int | None = None, comm: Any 
         raise ValueError(f"ranks_per_host must be at least 1, not {ranks_per_host}")
     if _session is not None:
         raise RuntimeError("spmd.start() was called before: call spmd.end() first")
-    member = describe_this_rank(framework)
-    session = Session(discovery.find(member, comm))
+    participant = discovery.describe_this_rank(framework)
+    session = Session(discovery.find(participant, comm))
     rank = session.peers.rank
     try:
-        members = session.gather(msgspec.structs.replace(member, rank=rank), decode_member)
-        session.trainers = choose_trainers(members, ranks_per_host)
+        participants = session.gather(
+            msgspec.structs.replace(participant, rank=rank), decode_participant
+        )
+        session.trainers = choose_trainers(participants, ranks_per_host)
         session.trainer = next((t for t in session.trainers if t.rank == rank), None)
         start_horovod(session, framework)
         # No rank may leave before all have met: hvd.init() returns only when all have called it.

@@ -1,4 +1,4 @@
-"""Detects what started a program, and connects to its other ranks.
+"""Detects what started a program, describes this process, and connects to the other ranks.
 
 Ranks that MPI started (``mpirun``, ``srun --mpi=...``) use MPI. Others meet at Horovod's rendezvous
 server (``horovodrun``, HorovodRunner) or at Spark's barrier, and then use sockets.
@@ -7,12 +7,16 @@ server (``horovodrun``, HorovodRunner) or at Spark's barrier, and then use socke
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import Any
 
 from horovod_runner.errors import LaunchError
+from horovod_runner.host import network
+from horovod_runner.host.gpus import identified_gpus
 from horovod_runner.spmd.peers import Peers
-from horovod_runner.spmd.trainers import Member
+from horovod_runner.spmd.session import Framework
+from horovod_runner.spmd.trainers import Interface, Participant
 
 # Variables that MPI launchers set to the number of processes.
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
@@ -22,7 +26,48 @@ _MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "MV2_CO
 _OPEN_MPI = ("OMPI_COMM_WORLD_", "PMIX_")
 
 
-def find(this: Member, comm: Any = None) -> Peers:
+def describe_this_rank(framework: Framework) -> Participant:
+    """Return a description of this process; its rank is 0 until the ranks have met.
+
+    GPUs are listed only if the framework is a CUDA build. An exception while looking for them
+    becomes the participant's ``problem``.
+    """
+    gpus: tuple[str, ...] = ()
+    problem = ""
+    try:
+        visible = identified_gpus()
+        if visible and _is_cuda_build(framework):
+            gpus = visible
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    return Participant(
+        rank=0,
+        host=network.host_id(),
+        hostname=socket.gethostname(),
+        gpus=gpus,
+        interfaces=tuple(Interface(*interface) for interface in network.interfaces()),
+        chosen=os.environ.get("HOROVOD_GLOO_IFACE", ""),
+        default=network.default_address(),
+        problem=problem,
+    )
+
+
+def _is_cuda_build(framework: Framework) -> bool:
+    name = framework
+    if framework == "keras":
+        import keras
+
+        name = keras.backend.backend()
+    if name == "torch":
+        import torch
+
+        return torch.version.cuda is not None
+    import tensorflow as tf
+
+    return bool(tf.test.is_built_with_cuda())
+
+
+def find(this: Participant, comm: Any = None) -> Peers:
     """Connect to the ranks that this process was started with.
 
     Args:

@@ -9,25 +9,29 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 _SAMPLE_ROWS = 256
 
 
-class Leaf(Protocol):
+class Leaf:
     """One array or table.
 
     Attributes:
-        rows: the number of rows on this rank.
+        data: the rows of this rank.
+        rows: their number.
     """
 
-    rows: int
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.rows = len(data)
 
     @property
     def schema(self) -> bytes:
         """A description for the other ranks; :meth:`conform` compares those of all ranks."""
+        raise NotImplementedError
 
     def conform(self, others: Sequence[bytes]) -> Leaf:
         """Return this leaf in the type that all ranks have in common.
@@ -38,25 +42,21 @@ class Leaf(Protocol):
         Raises:
             ValueError: the schemas differ; the text says how.
         """
+        raise NotImplementedError
 
     def row_bytes(self) -> float:
         """Return the approximate size of a row in bytes."""
+        raise NotImplementedError
 
 
-class Array:
+class Array(Leaf):
     """A NumPy array of plain items, without Python objects."""
-
-    def __init__(self, data: np.ndarray[Any, Any]) -> None:
-        self.data = data
-        self.rows = len(data)
 
     @property
     def schema(self) -> bytes:
-        """As :class:`Leaf`."""
         return pickle.dumps((self.data.dtype, self.data.shape[1:]))
 
     def conform(self, others: Sequence[bytes]) -> Array:
-        """As :class:`Leaf`."""
         schemas = [pickle.loads(other) for other in others]  # noqa: S301 - from this program
         dtype, shape = schemas[0]
         if all(other.kind == dtype.kind and other.kind in "US" for other, _ in schemas):
@@ -71,32 +71,24 @@ class Array:
         return self if self.data.dtype == dtype else Array(self.data.astype(dtype))
 
     def row_bytes(self) -> float:
-        """As :class:`Leaf`."""
         items = int(np.prod(self.data.shape[1:], dtype=np.int64))
         return float(items * self.data.dtype.itemsize)
 
 
-class Table:
+class Serialized(Leaf):
     """Base class of data that are sent as serialized pieces."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-        self.rows = len(data)
 
     @property
     def schema(self) -> bytes:
-        """As :class:`Leaf`."""
         return bytes(self.dump(0, 0))
 
-    def conform(self, others: Sequence[bytes]) -> Table:
-        """As :class:`Leaf`."""
+    def conform(self, others: Sequence[bytes]) -> Serialized:
         empty_tables = [self.load(memoryview(other)) for other in others]
         for other in empty_tables[1:]:
             self.compare(empty_tables[0], other)
         return self if self.rows else type(self)(empty_tables[0])
 
     def row_bytes(self) -> float:
-        """As :class:`Leaf`."""
         sample = min(self.rows, _SAMPLE_ROWS)
         return len(self.dump(0, sample)) / sample if sample else 1.0
 
@@ -129,36 +121,31 @@ class Table:
         raise NotImplementedError
 
 
-class Objects(Table):
+class Objects(Serialized):
     """A NumPy array of Python objects."""
 
     def join(self, pieces: Sequence[Any]) -> Any:
-        """As :class:`Table`."""
         return np.concatenate(pieces)
 
     def compare(self, one: Any, other: Any) -> None:
-        """As :class:`Table`."""
         if one.shape[1:] != other.shape[1:]:
             raise ValueError(f"rows of shape {one.shape[1:]} and rows of shape {other.shape[1:]}")
         if one.dtype != other.dtype:
             raise ValueError(f"dtype {one.dtype} and dtype {other.dtype}")
 
 
-class Frame(Table):
+class Frame(Serialized):
     """A pandas DataFrame or Series, with its index."""
 
     def part(self, begin: int, end: int) -> Any:
-        """As :class:`Table`."""
         return self.data.iloc[begin:end]
 
     def join(self, pieces: Sequence[Any]) -> Any:
-        """As :class:`Table`."""
         import pandas as pd
 
         return pd.concat(pieces)
 
     def compare(self, one: Any, other: Any) -> None:
-        """As :class:`Table`."""
         if one.ndim == 1:
             types, others = {one.name: one.dtype}, {other.name: other.dtype}
         else:
@@ -170,15 +157,13 @@ class Frame(Table):
                 raise ValueError(f"column {name!r} of {dtype} and of {others[name]}")
 
 
-class ArrowTable(Table):
+class ArrowTable(Serialized):
     """A pyarrow Table; received pieces are not copied."""
 
     def part(self, begin: int, end: int) -> Any:
-        """As :class:`Table`."""
         return self.data.slice(begin, end - begin)
 
     def dump(self, begin: int, end: int) -> memoryview:
-        """As :class:`Table`."""
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
@@ -187,19 +172,16 @@ class ArrowTable(Table):
         return memoryview(sink.getvalue())
 
     def load(self, data: memoryview) -> Any:
-        """As :class:`Table`."""
         import pyarrow as pa
 
         return pa.ipc.open_stream(pa.py_buffer(data)).read_all()
 
     def join(self, pieces: Sequence[Any]) -> Any:
-        """As :class:`Table`."""
         import pyarrow as pa
 
         return pa.concat_tables(pieces)
 
     def compare(self, one: Any, other: Any) -> None:
-        """As :class:`Table`."""
         if not one.schema.equals(other.schema):
             raise ValueError(f"columns ({_fields(one)}) and columns ({_fields(other)})")
 
@@ -214,14 +196,10 @@ class ArrowBatch(ArrowTable):
         super().__init__(pa.Table.from_batches([data]) if is_batch else data)
 
     def result(self, data: Any) -> Any:
-        """As :class:`Table`."""
-        batches = data.combine_chunks().to_batches()
-        return batches[0] if batches else self._empty(data)
-
-    def _empty(self, data: Any) -> Any:
         import pyarrow as pa
 
-        return pa.RecordBatch.from_pylist([], schema=data.schema)
+        batches = data.combine_chunks().to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=data.schema)
 
 
 def _fields(table: Any) -> str:

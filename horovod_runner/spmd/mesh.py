@@ -19,11 +19,11 @@ from typing import Any, Final
 
 import msgspec
 import zmq
-from zmq.auth.thread import ThreadAuthenticator
 
 from horovod_runner.spmd.meeting import Meeting
-from horovod_runner.spmd.peers import Part, PeerFailedError
-from horovod_runner.spmd.trainers import Member, address_towards
+from horovod_runner.spmd.peers import PeerFailedError, Peers, RankBuffer
+from horovod_runner.spmd.trainers import Participant, address_towards
+from horovod_runner.wire.transport import guarded_socket
 
 _FRAME_BYTES = 1 << 20
 _FRAMES_IN_FLIGHT = 4  # on each connection
@@ -43,18 +43,18 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
 _decode_head: Final = msgspec.msgpack.Decoder(_Head).decode
 
 
-class _Contact(msgspec.Struct, array_like=True, frozen=True):
+class _Introduction(msgspec.Struct, array_like=True, frozen=True):
     """What the ranks exchange at the meeting."""
 
-    member: Member
+    participant: Participant
     port: int
     public_key: bytes
 
 
-_decode_contact: Final = msgspec.msgpack.Decoder(_Contact).decode
+_decode_contact: Final = msgspec.msgpack.Decoder(_Introduction).decode
 
 
-class Mesh:
+class Mesh(Peers):
     """All ranks of the program, each connected to every other one.
 
     Args:
@@ -67,7 +67,7 @@ class Mesh:
 
     by_mpi = False
 
-    def __init__(self, meeting: Meeting, this: Member) -> None:
+    def __init__(self, meeting: Meeting, this: Participant) -> None:
         self.rank = meeting.rank
         self.size = meeting.size
         self._calls = 0
@@ -80,42 +80,35 @@ class Mesh:
         if self.size == 1:
             return
         self._public, self._secret = zmq.curve_keypair()
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()
         self._keys = _Keys()
-        self._authenticator.configure_curve_callback("*", credentials_provider=self._keys)
-        self._receiving = self._socket(zmq.PULL)
-        self._receiving.curve_server = True
+        self._receiving, self._authenticator = guarded_socket(
+            self._context, zmq.PULL, (self._public, self._secret), self._keys
+        )
+        _bound(self._receiving)
         self._receiving.bind("tcp://0.0.0.0:*")  # CURVE guards it
         endpoint = self._receiving.getsockopt_string(zmq.LAST_ENDPOINT)
-        member = msgspec.structs.replace(this, rank=self.rank)
-        contact = _Contact(member, int(endpoint.rsplit(":", 1)[1]), self._public)
+        participant = msgspec.structs.replace(this, rank=self.rank)
+        contact = _Introduction(participant, int(endpoint.rsplit(":", 1)[1]), self._public)
         try:
             encoded = meeting.allgather(msgspec.msgpack.encode(contact))
             contacts = [_decode_contact(data) for data in encoded]
             self._keys.admit(other.public_key for other in contacts)
             for other in contacts:
-                if other.member.rank != self.rank:
-                    self._connect(member, other)
+                if other.participant.rank != self.rank:
+                    self._connect(participant, other)
         except BaseException:
             self.close(together=False)
             raise
 
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket = self._context.socket(kind)
+    def _connect(self, this: Participant, other: _Introduction) -> None:
+        socket = self._context.socket(zmq.PUSH)
         socket.curve_publickey, socket.curve_secretkey = self._public, self._secret
-        socket.sndhwm = socket.rcvhwm = _FRAMES_IN_FLIGHT
-        socket.linger = _LINGER_MS
-        return socket
-
-    def _connect(self, this: Member, other: _Contact) -> None:
-        socket = self._socket(zmq.PUSH)
         socket.curve_serverkey = other.public_key
-        socket.connect(f"tcp://{address_towards(this, other.member)}:{other.port}")
-        self._sending[other.member.rank] = socket
+        _bound(socket)
+        socket.connect(f"tcp://{address_towards(this, other.participant)}:{other.port}")
+        self._sending[other.participant.rank] = socket
 
     def allgather(self, value: bytes) -> list[bytes]:
-        """As :class:`Peers`."""
         self._calls += 1
         for rank in self._sending:
             self._send(rank, _VALUE, value)
@@ -124,8 +117,7 @@ class Mesh:
         self._receive_until(lambda: all(key in self._values for key in keys))
         return [self._values.pop(key) for key in keys]
 
-    def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
-        """As :class:`Peers`."""
+    def exchange(self, outgoing: Iterator[RankBuffer], incoming: Sequence[RankBuffer]) -> None:
         self._calls += 1
         buffers: dict[int, _Buffers] = defaultdict(_Buffers)
         for part in incoming:
@@ -145,14 +137,12 @@ class Mesh:
         self.allgather(b"")
 
     def finish(self) -> None:
-        """As :class:`Peers`."""
         for rank in self._sending:
             self._send(rank, _DONE)
         self._receive_until(lambda: len(self._done) == len(self._sending))
         self._done.clear()
 
     def fail(self, failure: bytes) -> None:
-        """As :class:`Peers`."""
         for socket in self._sending.values():
             socket.sndtimeo = _FAILURE_SEND_MS
             head = msgspec.msgpack.encode(_Head(_FAILED, self.rank, self._calls))
@@ -160,7 +150,6 @@ class Mesh:
                 socket.send_multipart([head, failure])
 
     def failure(self, seconds: float) -> bytes | None:
-        """As :class:`Peers`."""
         if self._failure is None and self.size > 1:
             try:
                 deadline = time.monotonic() + seconds
@@ -171,11 +160,9 @@ class Mesh:
         return self._failure
 
     def subset(self, ranks: Sequence[int]) -> Any:
-        """As :class:`Peers`."""
         return None
 
     def close(self, *, together: bool) -> None:
-        """As :class:`Peers`."""
         if self.size > 1:
             for socket in (*self._sending.values(), self._receiving):
                 socket.close()
@@ -221,7 +208,13 @@ class Mesh:
         return True
 
 
-def _frames(parts: Iterator[Part]) -> Iterator[tuple[int, memoryview]]:
+def _bound(socket: zmq.Socket[bytes]) -> None:
+    """Limit what a socket keeps in memory, and how long it does so after it was closed."""
+    socket.sndhwm = socket.rcvhwm = _FRAMES_IN_FLIGHT
+    socket.linger = _LINGER_MS
+
+
+def _frames(parts: Iterator[RankBuffer]) -> Iterator[tuple[int, memoryview]]:
     for part in parts:
         for start in range(0, len(part.data), _FRAME_BYTES):
             yield part.rank, part.data[start : start + _FRAME_BYTES]

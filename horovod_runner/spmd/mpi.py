@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
-from horovod_runner.spmd.peers import Part, PeerFailedError
+from horovod_runner.spmd.peers import PeerFailedError, Peers, RankBuffer
 
 _FAILED, _DATA = 1, 2  # tags
 _PARTS_IN_FLIGHT = 8
@@ -22,7 +22,7 @@ _TESTS = 2000  # before the first look for failures, and before the first sleep
 _MIN_SLEEP_SECONDS, _MAX_SLEEP_SECONDS = 50e-6, 0.05
 
 
-class MpiPeers:
+class MpiPeers(Peers):
     """The ranks of an mpi4py communicator, on a duplicate of it.
 
     Messages therefore cannot mix with those of the program.
@@ -41,7 +41,6 @@ class MpiPeers:
         self.size: int = comm.size
 
     def allgather(self, value: bytes) -> list[bytes]:
-        """As :class:`Peers`."""
         byte = self._mpi.BYTE
         lengths = bytearray(_LENGTH.size * self.size)
         length = _LENGTH.pack(len(value))
@@ -52,8 +51,7 @@ class MpiPeers:
         ends = accumulate(counts)
         return [bytes(gathered[end - n : end]) for n, end in zip(counts, ends, strict=True)]
 
-    def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
-        """As :class:`Peers`."""
+    def exchange(self, outgoing: Iterator[RankBuffer], incoming: Sequence[RankBuffer]) -> None:
         byte = self._mpi.BYTE
         receives = [self._comm.Irecv([p.data, byte], source=p.rank, tag=_DATA) for p in incoming]
         while parts := list(islice(outgoing, _PARTS_IN_FLIGHT)):
@@ -63,11 +61,9 @@ class MpiPeers:
         self._wait(receives, idle=False)
 
     def finish(self) -> None:
-        """As :class:`Peers`."""
         self._wait([self._comm.Ibarrier()])
 
     def fail(self, failure: bytes) -> None:
-        """As :class:`Peers`."""
         for rank in range(self.size):
             if rank != self.rank:
                 request = self._comm.Isend([failure, self._mpi.BYTE], dest=rank, tag=_FAILED)
@@ -76,7 +72,6 @@ class MpiPeers:
             self._mpi.Request.Testall([request for request, _ in self._failure_sends])
 
     def failure(self, seconds: float) -> bytes | None:
-        """As :class:`Peers`."""
         deadline = time.monotonic() + seconds
         while True:
             status = self._mpi.Status()
@@ -108,7 +103,6 @@ class MpiPeers:
                 os.sched_yield()  # there may be more ranks than cores
 
     def subset(self, ranks: Sequence[int]) -> Any:
-        """As :class:`Peers`."""
         inside = self.rank in ranks
         color = 0 if inside else self._mpi.UNDEFINED
         part = self._comm.Split(color, ranks.index(self.rank) if inside else 0)
@@ -116,7 +110,6 @@ class MpiPeers:
         return self._subset
 
     def close(self, *, together: bool) -> None:
-        """As :class:`Peers`."""
         if together:
             for comm in filter(None, (self._subset, self._comm)):
                 comm.Free()

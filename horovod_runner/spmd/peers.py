@@ -18,7 +18,7 @@ class PeerFailedError(Exception):
         self.failure = failure
 
 
-class Part(NamedTuple):
+class RankBuffer(NamedTuple):
     """A buffer to send to a rank or to receive from it; read or written in place."""
 
     rank: int
@@ -43,7 +43,7 @@ class Peers(Protocol):
     def allgather(self, value: bytes) -> list[bytes]:
         """Return the values of all ranks, in the order of ranks; for some kilobytes."""
 
-    def exchange(self, outgoing: Iterator[Part], incoming: Sequence[Part]) -> None:
+    def exchange(self, outgoing: Iterator[RankBuffer], incoming: Sequence[RankBuffer]) -> None:
         """Send and receive buffers; those to one rank arrive in the order of sending.
 
         Args:

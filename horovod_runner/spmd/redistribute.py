@@ -21,8 +21,8 @@ import numpy as np
 
 from horovod_runner.common.text import ranks_text
 from horovod_runner.errors import DataError
-from horovod_runner.spmd.leaves import Array, Leaf, Table, flatten
-from horovod_runner.spmd.peers import Part, Peers
+from horovod_runner.spmd.leaves import Array, Leaf, Serialized, flatten
+from horovod_runner.spmd.peers import Peers, RankBuffer
 
 _PIECE_BYTES = 16 << 20
 
@@ -116,7 +116,7 @@ def redistribute(data: Any, peers: Peers, targets: Sequence[int]) -> Any:
         conformed = _conformed(path, leaf, same_leaf)
         if isinstance(conformed, Array):
             results.append(_move_array(conformed, plan, peers))
-        elif isinstance(conformed, Table):
+        elif isinstance(conformed, Serialized):
             results.append(_move_table(conformed, plan, peers))
     return rebuild(results)
 
@@ -189,16 +189,16 @@ def _move_array(leaf: Array, plan: Sequence[Move], peers: Peers) -> Any:
     size = leaf.row_bytes()
     share = np.empty((_share(plan, rank), *leaf.data.shape[1:]), leaf.data.dtype)
 
-    def outgoing() -> Iterator[Part]:
+    def outgoing() -> Iterator[RankBuffer]:
         for move in plan:
             if move.source == rank != move.target and size:
                 for begin, end in _steps(move.begin, move.end, size):
                     # Does not copy rows that are contiguous in memory.
                     rows = np.ascontiguousarray(leaf.data[begin:end])
-                    yield Part(move.target, _bytes_of(rows))
+                    yield RankBuffer(move.target, _bytes_of(rows))
 
     incoming = [
-        Part(move.source, _bytes_of(share[begin:end]))
+        RankBuffer(move.source, _bytes_of(share[begin:end]))
         for move in plan
         if move.target == rank != move.source and size
         for begin, end in _steps(move.at, move.at + move.end - move.begin, size)
@@ -214,7 +214,7 @@ def _bytes_of(rows: np.ndarray[Any, Any]) -> memoryview:
     return rows.reshape(-1).view(np.uint8).data
 
 
-def _move_table(leaf: Table, plan: Sequence[Move], peers: Peers) -> Any:
+def _move_table(leaf: Serialized, plan: Sequence[Move], peers: Peers) -> Any:
     rank = peers.rank
     pieces: dict[int, list[Any]] = {move.source: [] for move in plan if move.target == rank}
     row_bytes = leaf.row_bytes()
@@ -255,7 +255,7 @@ def _exchange_blobs(blobs: Mapping[int, memoryview], peers: Peers) -> dict[int, 
         if (length := int(all_lengths[source][peers.rank]))
     }
     peers.exchange(
-        iter([Part(target, blob) for target, blob in blobs.items()]),
-        [Part(source, memoryview(blob)) for source, blob in received.items()],
+        iter([RankBuffer(target, blob) for target, blob in blobs.items()]),
+        [RankBuffer(source, memoryview(blob)) for source, blob in received.items()],
     )
     return received

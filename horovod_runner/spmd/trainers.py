@@ -30,7 +30,7 @@ class Interface(msgspec.Struct, frozen=True):
         return ipaddress.IPv4Network(f"{self.address}/{self.netmask}", strict=False)
 
 
-class Member(msgspec.Struct, frozen=True):
+class Participant(msgspec.Struct, frozen=True):
     """How a rank of the program describes itself to the others.
 
     Attributes:
@@ -54,7 +54,7 @@ class Member(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-decode_member: Final = msgspec.msgpack.Decoder(Member).decode
+decode_participant: Final = msgspec.msgpack.Decoder(Participant).decode
 
 
 class Trainer(NamedTuple):
@@ -71,11 +71,13 @@ class Trainer(NamedTuple):
     slot: Slot
 
 
-def choose_trainers(members: Sequence[Member], ranks_per_host: int | None = None) -> list[Trainer]:
+def choose_trainers(
+    participants: Sequence[Participant], ranks_per_host: int | None = None
+) -> list[Trainer]:
     """Choose the ranks that train.
 
     Args:
-        members: all ranks of the program.
+        participants: all ranks of the program.
         ranks_per_host: the maximum number of ranks that train on each host; None sets no limit.
 
     Returns:
@@ -84,62 +86,62 @@ def choose_trainers(members: Sequence[Member], ranks_per_host: int | None = None
     Raises:
         LaunchError: the hosts have no network in common.
     """
-    devices = _devices(members)
+    devices = _devices(participants)
     use_gpus = any(device is not None for device in devices.values())
-    chosen: list[Member] = []
+    chosen: list[Participant] = []
     on_host: dict[str, int] = {}
-    for member in members:
-        idle = use_gpus and devices[member.rank] is None
-        if idle or on_host.get(member.host, 0) == (ranks_per_host or len(members)):
+    for participant in participants:
+        idle = use_gpus and devices[participant.rank] is None
+        if idle or on_host.get(participant.host, 0) == (ranks_per_host or len(participants)):
             continue
-        on_host[member.host] = on_host.get(member.host, 0) + 1
-        chosen.append(member)
+        on_host[participant.host] = on_host.get(participant.host, 0) + 1
+        chosen.append(participant)
     interfaces = _common_network(chosen)
     offers = [
         Offer(
-            task=member.rank,
-            host=member.host,
-            hostname=member.hostname,
-            address=interfaces[member.host].address,
-            interface=interfaces[member.host].name,
+            task=participant.rank,
+            host=participant.host,
+            hostname=participant.hostname,
+            address=interfaces[participant.host].address,
+            interface=interfaces[participant.host].name,
         )
-        for member in chosen
+        for participant in chosen
     ]
     slots = placement.assign(offers, gpus_per_rank=0)
     return [Trainer(slot.task, devices[slot.task], slot) for slot in slots]
 
 
-def _devices(members: Sequence[Member]) -> dict[int, int | None]:
+def _devices(participants: Sequence[Participant]) -> dict[int, int | None]:
     """Assign to each rank the first GPU it sees that no earlier rank has; None if there is none."""
     taken: set[tuple[str, str]] = set()
     devices: dict[int, int | None] = {}
-    for member in members:
-        free = [i for i, gpu in enumerate(member.gpus) if (member.host, gpu) not in taken]
-        devices[member.rank] = free[0] if free else None
+    for participant in participants:
+        free = [i for i, gpu in enumerate(participant.gpus) if (participant.host, gpu) not in taken]
+        devices[participant.rank] = free[0] if free else None
         if free:
-            taken.add((member.host, member.gpus[free[0]]))
+            taken.add((participant.host, participant.gpus[free[0]]))
     return devices
 
 
 LOOPBACK = Interface("lo", "127.0.0.1", "255.0.0.0")
 
 
-def _common_network(members: Sequence[Member]) -> dict[str, Interface]:
+def _common_network(participants: Sequence[Participant]) -> dict[str, Interface]:
     """Return the interface of each host by which it reaches the other hosts.
 
     Raises:
         LaunchError: the hosts have no network in common.
     """
-    hosts = {member.host: member for member in members}
+    hosts = {participant.host: participant for participant in participants}
     if len(hosts) == 1:
         (only,) = hosts
         return {only: LOOPBACK}
     first = next(iter(hosts.values()))
-    if all(member.chosen for member in hosts.values()):
-        return {host: _chosen_interface(member) for host, member in hosts.items()}
+    if all(participant.chosen for participant in hosts.values()):
+        return {host: _chosen_interface(participant) for host, participant in hosts.items()}
     for interface in first.interfaces:
         same_network = _on_all(
-            {host: _in_network(member, interface) for host, member in hosts.items()}
+            {host: _in_network(participant, interface) for host, participant in hosts.items()}
         )
         # A bridge for containers has the same address on all hosts, and leads each to itself.
         if same_network and len({i.address for i in same_network.values()}) == len(hosts):
@@ -149,8 +151,8 @@ def _common_network(members: Sequence[Member]) -> dict[str, Interface]:
     if routed:
         return routed
     listed = "; ".join(
-        f"{member.hostname}: {', '.join(f'{i.name} {i.address}' for i in member.interfaces)}"
-        for member in hosts.values()
+        f"{host.hostname}: {', '.join(f'{i.name} {i.address}' for i in host.interfaces)}"
+        for host in hosts.values()
     )
     raise LaunchError(
         f"the {len(hosts)} hosts have no network in common ({listed}). Set HOROVOD_GLOO_IFACE on "
@@ -164,26 +166,26 @@ def _on_all(interfaces: dict[str, Interface | None]) -> dict[str, Interface]:
     return present if len(present) == len(interfaces) else {}
 
 
-def _chosen_interface(member: Member) -> Interface:
-    for interface in member.interfaces:
-        if interface.name == member.chosen:
+def _chosen_interface(participant: Participant) -> Interface:
+    for interface in participant.interfaces:
+        if interface.name == participant.chosen:
             return interface
-    names = ", ".join(interface.name for interface in member.interfaces)
+    names = ", ".join(interface.name for interface in participant.interfaces)
     raise LaunchError(
-        f"HOROVOD_GLOO_IFACE={member.chosen} is set on {member.hostname}, which has no such "
-        f"interface with an IPv4 address. Set it to one of: {names}."
+        f"HOROVOD_GLOO_IFACE={participant.chosen} is set on {participant.hostname}, which has no "
+        f"such interface with an IPv4 address. Set it to one of: {names}."
     )
 
 
-def _in_network(member: Member, interface: Interface) -> Interface | None:
-    return next((i for i in member.interfaces if i.network == interface.network), None)
+def _in_network(participant: Participant, interface: Interface) -> Interface | None:
+    return next((i for i in participant.interfaces if i.network == interface.network), None)
 
 
-def _with_address(member: Member, address: str) -> Interface | None:
-    return next((i for i in member.interfaces if i.address == address), None)
+def _with_address(participant: Participant, address: str) -> Interface | None:
+    return next((i for i in participant.interfaces if i.address == address), None)
 
 
-def address_towards(this: Member, other: Member) -> str:
+def address_towards(this: Participant, other: Participant) -> str:
     """Return the address by which a rank reaches another one.
 
     Raises:

@@ -13,10 +13,10 @@ from horovod_runner.errors import LaunchError
 from horovod_runner.host import counters, gpus, network
 from horovod_runner.task.orders import CalledOffError, DetachError, receive
 from horovod_runner.wire import messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment
-from horovod_runner.wire.transport import ChannelAddress
 
 
 class MeetingPoints(NamedTuple):

@@ -175,7 +175,7 @@ class MemoryWatch:
         while now - self._readings[0].time > _KEPT_SECONDS:
             self._readings.popleft()
 
-    def _used(self, left: control_groups.Memory) -> MemoryUse:
+    def _used(self, left: control_groups.MemoryLimit) -> MemoryUse:
         first, last = self._readings[0], self._readings[-1]
         worker = last.memory.get(self._pid, 0)
         return MemoryUse(

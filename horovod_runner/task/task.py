@@ -33,6 +33,7 @@ from horovod_runner.task.orders import DetachError, stay_alive
 from horovod_runner.task.process import WorkerProcess
 from horovod_runner.task.relay import Relay
 from horovod_runner.wire import messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import (
     LEFT_VARIABLE,
@@ -43,7 +44,6 @@ from horovod_runner.wire.job_file import (
 )
 from horovod_runner.wire.link import Link
 from horovod_runner.wire.messages import Assignment
-from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker.startup import rank_environment
 from horovod_runner.worker.startup.pmi import segments
 

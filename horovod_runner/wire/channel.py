@@ -30,12 +30,13 @@ from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import ChannelError
 from horovod_runner.wire import messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.framing import frame
 from horovod_runner.wire.messages import FromDriver, FromRank
 from horovod_runner.wire.transport import (
     PART_BYTES,
-    ChannelAddress,
     OneKey,
+    guarded_socket,
     recv_event,
     routing_id,
     set_heartbeat,
@@ -76,9 +77,6 @@ class Channel:
     """
 
     def __init__(self, host: str, size: int, limits: Limits = DEFAULTS) -> None:
-        # Imported late: it loads asyncio, which takes long, and only a run needs it.
-        from zmq.auth.thread import ThreadAuthenticator
-
         make_room(size, size)
         address = _ipv4(host)
         self.refused = 0
@@ -90,17 +88,10 @@ class Channel:
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
         self._context = zmq.Context()
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback(
-            domain="*", credentials_provider=OneKey(client_public)
+        self._socket, self._authenticator = guarded_socket(
+            self._context, zmq.ROUTER, (server_public, server_secret), OneKey(client_public)
         )
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.curve_server = True
-        self._socket.curve_publickey = server_public
-        self._socket.curve_secretkey = server_secret
         self._socket.rcvhwm = max(2, _QUEUED_BATCHES // max(1, size))
-        self._socket.linger = 0
         self._socket.maxmsgsize = PART_BYTES + _ENCRYPTION_BYTES
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         set_heartbeat(self._socket, limits)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 
 import msgspec
 import zmq
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.wire import messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.events import Message
-from horovod_runner.wire.framing import frame, unframe
+from horovod_runner.wire.framing import frame
 from horovod_runner.wire.messages import FromDriver
 from horovod_runner.wire.spool import Spool
 from horovod_runner.wire.transport import (
     PART_BYTES,
-    ChannelAddress,
     recv_event,
     routing_id,
     set_heartbeat,
@@ -173,7 +174,8 @@ class Link:
                 batch = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return received
-            received += _decode_all(batch)
+            with suppress(ValueError, msgspec.MsgspecError):
+                received += messages.decode_orders(batch)
 
     def wait(self, timeout: float) -> list[FromDriver]:
         """Send what waits and return the driver's messages, after at most ``timeout`` seconds."""
@@ -192,10 +194,3 @@ class Link:
             self.monitor.close(linger=0)
             self._socket.close(linger=0)
             self._context.term()
-
-
-def _decode_all(batch: bytes) -> list[FromDriver]:
-    try:
-        return [messages.decode_from_driver(data) for data in unframe(batch)]
-    except (ValueError, msgspec.MsgspecError):
-        return []

@@ -29,6 +29,8 @@ SUFFIXES: Final[Mapping[Kind, str]] = {
     "folder": ".tar",
     "sharded": ".dcp",
 }
+#: The file in the folder of a sharded checkpoint that describes the others.
+METADATA: Final = ".metadata"
 _NAME = re.compile(
     r"checkpoint-(?P<number>[0-9]{6,12})-step-(?P<step>-?[0-9]{1,19})-[0-9a-z]{1,32}"
     r"\.(?:pt|npz|keras|bin|tar|dcp)"

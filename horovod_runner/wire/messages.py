@@ -290,45 +290,31 @@ def is_trace(message: Message) -> bool:
     return isinstance(message, FilePart) and message.name in TRACE_NAMES
 
 
-_encoder = msgspec.msgpack.Encoder()
-_from_rank: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
-_from_driver: msgspec.msgpack.Decoder[FromDriver] = msgspec.msgpack.Decoder(FromDriver)
+encode: Final[Callable[[Message], bytes]] = msgspec.msgpack.Encoder().encode
+"""Encode a message as bytes."""
+
+_from_rank: Final = msgspec.msgpack.Decoder[FromRank](FromRank).decode
+_from_driver: Final = msgspec.msgpack.Decoder[FromDriver](FromDriver).decode
 _T = TypeVar("_T")
 
 
-encode: Final[Callable[[Message], bytes]] = _encoder.encode
-"""Encode a message as bytes."""
-
-
-def decode_from_rank(data: bytes) -> FromRank:
-    """Decode a message from a rank.
+def decode_batch(batch: Batch) -> list[FromRank]:
+    """Decode a batch of frames from a rank.
 
     Raises:
-        msgspec.DecodeError: it is not a rank's message.
+        msgspec.DecodeError: it holds something else than messages of a rank.
+        ValueError: it does not end with a whole frame.
     """
-    return _decode(_from_rank, data)
+    return _decode(_from_rank, batch)
 
 
-def decode_batch(batch: Batch) -> list[FromRank]:
-    """Decode a batch of frames from a rank; raises as decode_from_rank and unframe do."""
-    decode = _from_rank.decode
+def decode_orders(batch: bytes) -> list[FromDriver]:
+    """Decode a batch of frames from the driver; raises as :func:`decode_batch`."""
+    return _decode(_from_driver, batch)
+
+
+def _decode(decode: Callable[[Batch], _T], batch: Batch) -> list[_T]:
     try:
         return [decode(data) for data in unframe(batch)]
-    except RecursionError as error:
-        raise msgspec.DecodeError("nested too deeply") from error
-
-
-def decode_from_driver(data: bytes) -> FromDriver:
-    """Decode a message from the driver.
-
-    Raises:
-        msgspec.DecodeError: it is not a driver's message.
-    """
-    return _decode(_from_driver, data)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
-    try:
-        return decoder.decode(data)
     except RecursionError as error:  # deeply nested lists in a field that no type asks for
         raise msgspec.DecodeError("nested too deeply") from error

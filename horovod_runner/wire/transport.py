@@ -1,26 +1,15 @@
-"""What both ends of the message channel share: its address, keys and socket settings."""
+"""What both ends of the message channel share: keys and socket settings."""
 
 from __future__ import annotations
 
 import secrets
 import sys
-from typing import Final
+from typing import Any, Final
 
 import zmq
 
 from horovod_runner.common.limits import Limits
-from horovod_runner.wire.addresses import Call, ChannelAddress
-
-__all__ = [
-    "PART_BYTES",
-    "Call",
-    "ChannelAddress",
-    "OneKey",
-    "new_call",
-    "recv_event",
-    "routing_id",
-    "set_heartbeat",
-]
+from horovod_runner.wire.addresses import Call
 
 # Larger batches travel in parts. The size of a part bounds how much memory a connection can take
 # on the driver before it has shown a key.
@@ -35,6 +24,29 @@ def new_call() -> Call:
     """Choose ports and keys for calling a stand-in."""
     ports = [_CALL_PORTS.start + secrets.randbelow(len(_CALL_PORTS)) for _ in range(4)]
     return Call(tuple(ports), *zmq.curve_keypair())
+
+
+def guarded_socket(
+    context: zmq.Context[zmq.Socket[bytes]], kind: int, keys: tuple[bytes, bytes], admits: Any
+) -> tuple[zmq.Socket[bytes], Any]:
+    """A server's socket, and the authenticator that lets clients in; stop it at the end.
+
+    Args:
+        context: of both.
+        kind: of socket.
+        keys: the server's: public and secret.
+        admits: says whose public keys are let in, as :class:`OneKey`.
+    """
+    from zmq.auth.thread import ThreadAuthenticator  # late: it loads asyncio, which takes long
+
+    authenticator = ThreadAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve_callback(domain="*", credentials_provider=admits)
+    opened = context.socket(kind)
+    opened.curve_server = True
+    opened.curve_publickey, opened.curve_secretkey = keys
+    opened.linger = 0
+    return opened, authenticator
 
 
 class OneKey:

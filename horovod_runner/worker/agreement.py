@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, overload
 
-from horovod_runner.common.collectives import Collectives, connected
+from horovod_runner.wire.collectives import SmallCollectives, connected
 from horovod_runner.worker import context
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ def _unpacked(number: int) -> float:
     return float(unpacked)
 
 
-def _same_call(ranks: Collectives, asked: str, sent: Sequence[int]) -> list[list[int]]:
+def _same_call(ranks: SmallCollectives, asked: str, sent: Sequence[int]) -> list[list[int]]:
     """The numbers of all ranks, which must make the same call.
 
     Raises:
@@ -143,7 +143,7 @@ def _same_call(ranks: Collectives, asked: str, sent: Sequence[int]) -> list[list
 
 
 def exchange(
-    ranks: Collectives, key: str, text: str, sent: Sequence[int] = (), *, name: str = _NAME
+    ranks: SmallCollectives, key: str, text: str, sent: Sequence[int] = (), *, name: str = _NAME
 ) -> tuple[list[list[int]], dict[int, str]]:
     """Gather numbers, and find out whether all ranks have the same key.
 

@@ -145,7 +145,7 @@ def _set_up_python(job: WorkerJob) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
     hooks.install(job.import_hooks)
     if job.replacements:
-        from horovod_runner.common import replacements
+        from horovod_runner.worker.imports import replacements
 
         replacements.install_where_missing(job.replacements)
 

@@ -40,6 +40,13 @@ def count_to(last: int, fail_at: int | None = None) -> list[int]:
     return [first, current_attempt()]
 
 
+@pytest.fixture(params=["seen", "hidden"])
+def seen(request: pytest.FixtureRequest) -> None:
+    """Ranks see the folder of checkpoints, or do not."""
+    if request.param == "hidden":
+        request.getfixturevalue("hidden")
+
+
 @pytest.mark.places("local", "spark", "cluster", "connect")
 def test_checkpoints_are_on_the_driver_and_exist_as_long_as_the_result(ranks: Ranks) -> None:
     def main() -> None:
@@ -265,10 +272,21 @@ def test_saving_the_same_steps_again_does_not_count_as_progress(ranks: Ranks) ->
     assert len(runner.last_run.attempts) == 2
 
 
-@pytest.mark.parametrize("metrics", [{0: 1.0}, {"loss": "low"}, 0.5])
-def test_metrics_of_a_checkpoint_must_be_numbers_by_name(ranks: Ranks, metrics: Any) -> None:
-    with pytest.raises(TypeError, match="metric"):
-        ranks.run(1, lambda: save_checkpoint({"a": 1}, 1, metrics))
+@pytest.mark.parametrize(
+    ("state", "metrics", "text"),
+    [
+        (1, {0: 1.0}, "metric"),
+        (1, {"loss": "low"}, "metric"),
+        (1, 0.5, "metric"),
+        (print, None, r"state\['f'\] .*builtin_function"),
+    ],
+    ids=["a metric's name", "a metric", "no metrics", "state"],
+)
+def test_what_cannot_be_stored_is_an_error_on_the_rank(
+    ranks: Ranks, state: Any, metrics: Any, text: str
+) -> None:
+    with pytest.raises(TypeError, match=text):
+        ranks.run(1, lambda: save_checkpoint({"f": state}, 1, metrics))
 
 
 @pytest.mark.places("local", "spark", "cluster")
@@ -300,16 +318,9 @@ def test_ranks_that_do_not_see_the_folder_send_and_fetch_checkpoints(
     assert ranks.run(1, main, {"checkpoint_dir": tmp_path, "resume": True}) == (2, True)
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
 def test_a_damaged_checkpoint_is_reported_and_the_earlier_one_is_used(
-    ranks: Ranks,
-    tmp_path: Path,
-    seen: bool,
-    request: pytest.FixtureRequest,
-    capsys: pytest.CaptureFixture[str],
+    ranks: Ranks, tmp_path: Path, seen: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if not seen:
-        request.getfixturevalue("hidden")
     ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=3)
     (latest,) = tmp_path.glob("*step-3-*.npz")
     data = bytearray(latest.read_bytes())
@@ -341,13 +352,9 @@ def test_a_full_disk_fails_the_checkpoint_but_not_the_training(
     assert warning in stderr
 
 
-@pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
 def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_cannot_be_written(
-    ranks: Ranks, seen: bool, request: pytest.FixtureRequest
+    ranks: Ranks, seen: None
 ) -> None:
-    if not seen:
-        request.getfixturevalue("hidden")
-
     def main() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
         save_checkpoint(bytes(1_000_000), 7)
@@ -367,11 +374,6 @@ def test_a_run_whose_main_saves_nothing_says_so(ranks: Ranks, tmp_path: Path) ->
     assert "the run has no checkpoint: main never called save_checkpoint" in warning
 
 
-def test_a_state_that_cannot_be_stored_is_an_error_on_the_rank(ranks: Ranks) -> None:
-    with pytest.raises(TypeError, match=r"state\['f'\] .*builtin_function"):
-        ranks.run(1, lambda: save_checkpoint({"f": print}, 1))
-
-
 @pytest.mark.places("local")
 @pytest.mark.horovod
 def test_load_checkpoint_before_init_is_an_error_with_the_call_to_add(
@@ -380,29 +382,3 @@ def test_load_checkpoint_before_init_is_an_error_with_the_call_to_add(
     # Without a checkpoint, too.
     with pytest.raises(RuntimeError, match=r"load_checkpoint .*hvd\.init\(\)"):
         ranks.run(2, count_to, {"checkpoint_dir": tmp_path, "resume": True}, last=2)
-
-
-@pytest.mark.horovod
-@pytest.mark.parametrize("framework", ["horovod.tensorflow", "torch"])
-def test_load_checkpoint_works_with_tensorflow_and_torch_distributed(
-    tmp_path: Path, framework: str
-) -> None:
-    def main() -> Any:
-        if framework == "horovod.tensorflow":
-            import horovod.tensorflow as hvd
-
-            hvd.init()
-        else:
-            import torch.distributed as dist
-
-            dist.init_process_group("gloo")
-        checkpoint = load_checkpoint()
-        if checkpoint is not None:
-            log_to_driver(f"{checkpoint.step} {checkpoint.state}")
-
-    ranks = Ranks("local")
-    ranks.run(1, count_to, {"checkpoint_dir": tmp_path}, last=1)
-    runner = ranks.runner(2, checkpoint_dir=tmp_path, resume=True, preload_frameworks=[framework])
-    runner.run(main)
-    lines = [line.text for line in runner.last_run.logs if line.stream == "log"]
-    assert lines == ["1 {'count': 1}"] * 2

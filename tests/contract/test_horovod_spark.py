@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from horovod_runner import DataError
-from horovod_runner.common import replacements
 from horovod_runner.data.scoring import model_file
+from horovod_runner.worker.imports import replacements
 from tests.preload import KERAS_AND_LIGHTNING, TORCH
 
 if TYPE_CHECKING:

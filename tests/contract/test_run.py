@@ -25,7 +25,7 @@ from horovod_runner import (
     SerializationError,
     log_to_driver,
 )
-from horovod_runner.common import replacements
+from horovod_runner.worker.imports import replacements
 from tests.conftest import Ranks
 from tests.places import EVERYWHERE
 

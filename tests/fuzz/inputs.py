@@ -8,10 +8,14 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import get_args
 
 import msgspec
+from msgspec import inspect
 
+from horovod_runner.common.slots import Offer
 from horovod_runner.wire import framing
+from horovod_runner.wire.messages import FromRank
 
 # Boundary values of lengths and counts.
 _SIZES = (0, 1, 7, 8, 127, 128, 255, 256, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**63, 2**64)
@@ -119,15 +123,6 @@ def _text(dice: random.Random) -> str:
     return dice.choice(_TEXTS)
 
 
-def _offer(dice: random.Random) -> object:
-    gpus = [_text(dice) for _ in range(dice.choice((0, 0, 1, 2, 30)))]
-    names = ("host", "hostname", "address", "interface")
-    offer: dict[str, object] = {"task": _number(dice), **{name: _text(dice) for name in names}}
-    offer |= {"task_gpus": gpus} if dice.random() < 0.3 else {}
-    offer |= {"host_gpus": gpus} if dice.random() < 0.3 else {}
-    return offer
-
-
 def _anything(dice: random.Random, depth: int = 0) -> object:
     """Any value that MessagePack can encode."""
     kinds: list[Callable[[], object]] = [
@@ -135,7 +130,7 @@ def _anything(dice: random.Random, depth: int = 0) -> object:
         lambda: _text(dice),
         lambda: dice.choice((None, True, False, 0.5, -1e300, float("nan"), float("inf"))),
         lambda: dice.randbytes(dice.randrange(20)),
-        lambda: _offer(dice),
+        lambda: _valid(dice, inspect.type_info(Offer)),
         lambda: [_anything(dice, depth + 1) for _ in range(dice.randrange(5))],
         lambda: {_text(dice): _anything(dice, depth + 1) for _ in range(dice.randrange(4))},
     ]
@@ -153,41 +148,48 @@ _FILES = (
 )
 
 
-def _file(dice: random.Random) -> str:
-    return dice.choice((*_FILES, _text(dice)))
+def _valid(dice: random.Random, kind: inspect.Type, name: str = "") -> object:
+    """A value that a type allows.
+
+    Args:
+        dice: the random numbers.
+        kind: the type.
+        name: of the field that has it.
+    """
+    value: object = None
+    match kind:
+        case inspect.StrType():
+            texts = {"run_id": ("0a1b2c3d",), "name": _FILES}
+            value = dice.choice(texts.get(name, _TEXTS))
+        case inspect.IntType():
+            value = _number(dice)
+        case inspect.FloatType():
+            value = dice.choice((0.5, -1e300, float("nan"), dice.random() * 1e10))
+        case inspect.BoolType():
+            value = dice.random() < 0.5
+        case inspect.BytesType():
+            value = dice.randbytes(dice.choice((8, dice.randrange(3000))))
+        case inspect.LiteralType(values):
+            value = dice.choice((*values, "exe"))
+        case inspect.UnionType(types):
+            value = _valid(dice, dice.choice(types))
+        case inspect.ListType(item) | inspect.VarTupleType(item):
+            value = [_valid(dice, item) for _ in range(dice.choice((0, 1, 2, 3, 30)))]
+        case inspect.TupleType(items):
+            value = [_valid(dice, item) for item in items]
+        case inspect.DictType(_, item):
+            value = {_text(dice): _valid(dice, item) for _ in range(3)}
+        case inspect.StructType(fields=fields):
+            given = [each for each in fields if each.required or dice.random() < 0.3]
+            value = {each.encode_name: _valid(dice, each.type, each.name) for each in given}
+    return value
 
 
-def _metrics(dice: random.Random) -> object:
-    return {_text(dice): dice.choice((_number(dice), 0.5, float("nan"))) for _ in range(3)}
-
-
-def _marker(dice: random.Random) -> object:
-    numbers = ("number", "step", "size", "attempt")
-    marker: dict[str, object] = {"name": _file(dice), **{name: _number(dice) for name in numbers}}
-    kind = dice.choice(("torch", "bytes", "folder", "exe"))
-    return {**marker, "kind": kind, "sha256": _text(dice), "run_id": "0a1b2c3d"}
-
-
-_FIELDS: dict[str, Sequence[Callable[[random.Random], object]]] = {
-    "Hello": (_offer, _text, _number),
-    "Started": (_number, _number),
-    "Output": (_number, lambda dice: dice.choice(("stdout", "stderr")), _text),
-    "Log": (_number, _text),
-    "Began": (_number,),
-    "Report": (_number, _metrics, _number, _number, lambda dice: dice.random() * 1e10, _number),
-    "FilePart": (_number, _file, _number, lambda dice: dice.randbytes(dice.randrange(3000))),
-    "Saved": (_number, _marker),
-    "Unsaved": (_number, _number, _text),
-    "Untraced": (_number, _text),
-    "Fetch": (_number, _file, _number),
-    "Weights": (
-        _number,
-        lambda dice: [_text(dice) for _ in range(dice.randrange(4))],
-        lambda dice: [dice.randbytes(8) for _ in range(dice.randrange(4))],
-        _number,
-    ),
-    "Failed": (_number, _number, _text, lambda dice: dice.random() < 0.5),
-    "Ended": (_number, _number),
+# The fields of each message that a rank may send, by its name.
+_FIELDS = {
+    str(kind.tag): kind.fields
+    for kind in inspect.multi_type_info(get_args(FromRank))
+    if isinstance(kind, inspect.StructType)
 }
 _NAMES = (*_FIELDS, "Welcome", "Assignment", "Stop", "Taken", "Message", "")
 
@@ -200,7 +202,7 @@ def message(dice: random.Random, excluded: Collection[str] = ()) -> bytes:
         excluded: the types of messages to leave out.
     """
     name = dice.choice([name for name in _FIELDS if name not in excluded])
-    values = [field(dice) for field in _FIELDS[name]]
+    values = [_valid(dice, field.type, field.name) for field in _FIELDS[name]]
     match dice.randrange(8):
         case 0:  # one field of a wrong type
             values[dice.randrange(len(values))] = _anything(dice)

@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from horovod_runner import ClusterConfig, HorovodRunner, log_to_driver
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.channel import Channel
-from horovod_runner.wire.transport import ChannelAddress
 
 #: Where a cold start is not the subject.
 WARM = ClusterConfig(preload_frameworks=["horovod.torch"])

@@ -32,8 +32,8 @@ from horovod_runner.driver.requests import Requests
 from horovod_runner.results.run import Run
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import events, framing, messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker import context
 from horovod_runner.worker.startup.rendezvous import Rendezvous
 from tests.events import telling
@@ -272,6 +272,7 @@ def test_messages_of_a_hostile_task_do_not_break_the_driver(
     for episode in range(episodes):
         stack = contextlib.ExitStack()
         launched, recorder, ends = Launched(), EndRecorder(), SimpleQueue[object]()
+        run = Run("fuzz", 2)
         archive = stack.enter_context(
             Archive("0a1b2c3d", Options(np=2, checkpoint_dir=tmp_path / "mine"))
         )

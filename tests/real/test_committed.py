@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -32,77 +31,13 @@ def round_trip(state: Any, folder: Path) -> Any:
         return held.read()
 
 
-def test_a_torch_state_is_restored(tmp_path: Path) -> None:
-    import numpy as np
+def test_a_restored_state_shares_nothing_with_its_commit(tmp_path: Path) -> None:
     import torch
 
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-    weights = torch.arange(12.0).view(3, 4)
-    state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "random": torch.get_rng_state(),
-        "kinds": [
-            torch.ones(2, dtype=torch.bfloat16),
-            torch.tensor([True, False]),
-            torch.tensor(3, dtype=torch.int8),
-            torch.ones(3, dtype=torch.float8_e4m3fn),
-            torch.tensor([1 + 2j]),
-            torch.tensor([1 + 2j]).conj(),
-            torch.empty(0, 3),
-            weights[:, 1],
-            weights.t(),
-            torch.nn.Parameter(weights),
-            weights.to_sparse(),
-            weights.to_sparse_csr(),
-            torch.quantize_per_tensor(weights, 0.1, 10, torch.quint8),
-        ],
-        "order": np.arange(5),
-        "best": np.float32(0.5),
-        "types": [torch.float16, torch.device("cpu")],
-        "epoch": 3,
-    }
-
-    def plain(tensor: Any) -> Any:
-        if tensor.is_quantized:
-            tensor = tensor.dequantize()
-        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        return dense.detach().to(torch.complex64)
-
-    restored = round_trip(state, tmp_path)
-    other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    other.load_state_dict(restored["model"])
-    assert all(map(torch.equal, other.state_dict().values(), model.state_dict().values()))
-    torch.optim.AdamW(other.parameters()).load_state_dict(restored["optimizer"])
-    assert isinstance(restored["model"], OrderedDict)
-    assert restored["model"]._metadata == model.state_dict()._metadata
-    for ours, theirs in zip(restored["kinds"], state["kinds"], strict=True):
-        assert (ours.dtype, ours.layout, ours.shape) == (theirs.dtype, theirs.layout, theirs.shape)
-        assert torch.equal(plain(ours), plain(theirs))
-    assert restored["order"].tolist() == [0, 1, 2, 3, 4]
-    assert type(restored["best"]) is np.float32
-    assert restored["types"] == state["types"]
-
-
-def test_tied_weights_stay_tied_and_a_conjugate_does_not(tmp_path: Path) -> None:
-    import torch
-
-    weights = torch.ones(1000, dtype=torch.complex64) * 1j
-    state = {"in": weights, "out": weights, "conjugate": weights.conj(), "row": weights[:10]}
-    restored = round_trip(state, tmp_path)
-    assert restored["in"].data_ptr() == restored["out"].data_ptr()
-    assert restored["conjugate"][0] == -1j
-    assert restored["row"].tolist() == [1j] * 10
-    latest = Commits(str(tmp_path)).latest()
-    assert latest is not None
-    assert latest.size < 18_000
-    restored["row"][0] = 0  # the state shares nothing with the commit
+    round_trip({"x": torch.ones(3)}, tmp_path)["x"][0] = 0
     with Commits(str(tmp_path)).hold() as held:
         assert held is not None
-        assert held.read()["row"].tolist() == [1j] * 10
+        assert held.read()["x"].tolist() == [1, 1, 1]
 
 
 def test_tensorflow_tensors_and_keras_models_are_restored(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pickle
 import re
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,17 @@ import pytest
 from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.common.limits import DEFAULTS
 from horovod_runner.host.folders.folder import Folder
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.opening import open_folder
+from horovod_runner.wire.events import Unsaved
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
 from tests.conftest import Ranks
 from tests.preload import TORCH
 from tests.real import sharded_training as training
+from tests.savers import saving, saving_to
 from tests.stores import mounted
 
 
@@ -90,7 +90,7 @@ def test_whole_checkpoints_are_loaded_into_shards(runs: Ranks, tmp_path: Path) -
     import torch
 
     model = {"weight": torch.arange(15.0).view(3, 5), "bias": torch.zeros(3)}
-    with saving(LocalFolder(tmp_path)) as saver:
+    with saving_to(LocalFolder(tmp_path)) as saver:
         saver.save({"model": model, "epoch": 7}, 2, None)
     options = {"checkpoint_dir": tmp_path, "resume": True}
     step, epoch, weight = runs.run(2, training.into_shards, options)
@@ -173,21 +173,9 @@ def test_calls_that_cannot_work_are_refused_before_anything_is_written(
     assert os.listdir(tmp_path) == []
 
 
-@contextmanager
-def saving(folder: Folder) -> Iterator[Saver]:
-    """Save as a single rank does."""
-    read, write = os.pipe()
-    checkpoint.write_probe(folder, "run1")
-    saver = Saver(CheckpointPlan(folder.url, "run1"), write)
-    yield saver
-    saver.close()
-    os.close(write)
-    os.close(read)
-
-
 def save(folder: Folder, *states: Any) -> list[Marker]:
     """Save states; returns the complete checkpoints, the latest first."""
-    with saving(folder) as saver:
+    with saving_to(folder) as saver:
         for number, state in enumerate(states, start=1):
             saver.save_sharded(state, number, None, calls=number, rank=0, size=1)
     return checkpoint.find_complete(folder)
@@ -284,10 +272,13 @@ def test_an_optimizer_without_a_state_is_refused_where_the_checkpoint_has_one(
 
 
 class OneOfTwo:
-    """Gathers as rank 0 does, with a rank 1 that does not see the folder."""
+    """Rank 0 beside a rank 1 that does not see the folder."""
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         return [list(numbers), [1]]
+
+    def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
+        return data
 
 
 def test_if_a_rank_does_not_see_the_folder_no_rank_makes_its_state(tmp_path: Path) -> None:
@@ -297,17 +288,9 @@ def test_if_a_rank_does_not_see_the_folder_no_rank_makes_its_state(tmp_path: Pat
     (marker,) = save(folder, {"x": torch.ones(3)})
     plan = CheckpointPlan(folder.url, "run1", resume=(marker,))
     made: list[str] = []
-    loading = loader._Loading(plan, 0, OneOfTwo(), print, lambda: made.append("state"))
     with pytest.raises(CheckpointError, match=r"\(step 1\), .*Rank 1 does not .*checkpoint_dir"):
-        loading._load_sharded(marker, "")
+        loader.load(plan, 0, 2, print, into=lambda: made.append("state"), connect=OneOfTwo)
     assert made == []
-
-
-def test_what_is_used_instead_of_a_damaged_checkpoint_is_named_if_there_is_one() -> None:
-    marker = Marker("a", 1, 1, "sharded", 1, "", "run1")
-    assert loader._instead([marker], required=True) == " The earlier one is used."
-    assert loader._instead([], required=False) == " The commit is used."
-    assert loader._instead([], required=True) == ""
 
 
 def test_a_rank_that_outlived_its_attempt_leaves_the_next_ones_checkpoint_as_it_is(
@@ -316,20 +299,18 @@ def test_a_rank_that_outlived_its_attempt_leaves_the_next_ones_checkpoint_as_it_
     import torch
 
     folder = LocalFolder(tmp_path)
-    read, write = os.pipe()
     checkpoint.write_probe(folder, "run1")
     # Both save the checkpoint with the number 1; the older attempt is the last to write.
     for attempt in (2, 1):
-        saver = Saver(CheckpointPlan(folder.url, "run1", attempt=attempt), write)
-        saver.save_sharded({"x": torch.full((3,), attempt)}, 5, None, calls=1, rank=0, size=1)
-        saver.close()
+        with saving(CheckpointPlan(folder.url, "run1", attempt=attempt)) as (saver, told):
+            saver.save_sharded({"x": torch.full((3,), attempt)}, 5, None, calls=1, rank=0, size=1)
         (marker,) = checkpoint.find_complete(folder)
         assert marker.attempt == 2
         assert set(os.listdir(tmp_path / marker.name)) == {".metadata", "__0_2.distcp"}
         assert Checkpoint(folder, marker).load()["x"].tolist() == [2, 2, 2]
-    os.close(write)
-    with open(read, "rb") as file:
-        assert b"another attempt has written it already" in file.read()
+    (unsaved,) = told
+    assert isinstance(unsaved, Unsaved)
+    assert "another attempt has written it already" in unsaved.reason
 
 
 @pytest.mark.parametrize("change", ["metadata", "part", "marker"])

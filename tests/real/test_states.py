@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from horovod_runner.checkpoints import formats
+from horovod_runner.checkpoints.commits import Commit, Commits
 from horovod_runner.checkpoints.snapshot import Copier
 from horovod_runner.common.numbers import check_report
 from horovod_runner.wire.marker import SUFFIXES
 from tests.stores import mounted
+
+Keep = Callable[[Any, Path], tuple[Any, int]]
 
 # This process imports the frameworks.
 pytestmark = pytest.mark.xdist_group("frameworks")
@@ -58,7 +62,25 @@ def round_trip(state: Any, folder: Path, copier: Copier | None = None) -> Any:
     return formats.read(snapshot.kind, path), snapshot.kind
 
 
-def test_a_torch_state_is_restored(tmp_path: Path) -> None:
+def by_file(state: Any, folder: Path) -> tuple[Any, int]:
+    """Keep a state in a checkpoint; returns what is read, and the bytes that it takes."""
+    restored, kind = round_trip(state, folder)
+    return restored, (folder / f"state{SUFFIXES[kind]}").stat().st_size
+
+
+def by_commit(state: Any, folder: Path) -> tuple[Any, int]:
+    """Keep a state in a commit; returns the same as :func:`by_file`."""
+    Commits(str(folder)).write(state, Commit(1, 1, 10, 1))
+    with Commits(str(folder)).hold() as held:
+        assert held is not None
+        return held.read(), held.commit.size
+
+
+both_ways = pytest.mark.parametrize("keep", [by_file, by_commit])
+
+
+@both_ways
+def test_a_torch_state_is_restored(tmp_path: Path, keep: Keep) -> None:
     import numpy as np
     import torch
 
@@ -66,29 +88,76 @@ def test_a_torch_state_is_restored(tmp_path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
+    weights = torch.arange(12.0).view(3, 4)
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "random": torch.get_rng_state(),
-        "half": torch.ones(2, dtype=torch.bfloat16),
-        "empty": torch.empty(0),
+        "kinds": [
+            torch.ones(2, dtype=torch.bfloat16),
+            torch.tensor([True, False]),
+            torch.tensor(3, dtype=torch.int8),
+            torch.ones(3, dtype=torch.float8_e4m3fn),
+            torch.tensor([1 + 2j]),
+            torch.tensor([1 + 2j]).conj(),
+            torch.empty(0, 3),
+            weights[:, 1],
+            weights.t(),
+            torch.nn.Parameter(weights),
+            weights.to_sparse(),
+            weights.to_sparse_csr(),
+            torch.quantize_per_tensor(weights, 0.1, 10, torch.quint8),
+        ],
         "order": np.arange(5),
         "best": np.float32(0.5),
+        "types": [torch.float16, torch.device("cpu")],
         "epoch": 3,
         "names": ["a", ("b", None)],
     }
-    restored, kind = round_trip(state, tmp_path)
-    assert kind == "torch"
+
+    def plain(tensor: Any) -> Any:
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
+        return dense.detach().to(torch.complex64)
+
+    restored, _ = keep(state, tmp_path)
     other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     other.load_state_dict(restored["model"])  # with its metadata: BatchNorm reads a version
     assert all(map(torch.equal, other.state_dict().values(), model.state_dict().values()))
-    again = torch.optim.AdamW(other.parameters())
-    again.load_state_dict(restored["optimizer"])
+    torch.optim.AdamW(other.parameters()).load_state_dict(restored["optimizer"])
     assert isinstance(restored["model"], OrderedDict)
     assert restored["model"]._metadata == model.state_dict()._metadata
-    assert torch.equal(restored["half"], state["half"])
+    for ours, theirs in zip(restored["kinds"], state["kinds"], strict=True):
+        assert (ours.dtype, ours.layout, ours.shape) == (theirs.dtype, theirs.layout, theirs.shape)
+        assert torch.equal(plain(ours), plain(theirs))
     assert restored["order"].tolist() == [0, 1, 2, 3, 4]
-    assert (restored["best"], restored["epoch"], restored["names"]) == (0.5, 3, ["a", ("b", None)])
+    assert type(restored["best"]) is np.float32
+    for name in ("best", "types", "epoch", "names"):
+        assert restored[name] == state[name]
+
+
+@both_ways
+def test_tied_weights_are_stored_once_and_stay_tied_and_views_are_not(
+    tmp_path: Path, keep: Keep
+) -> None:
+    import torch
+
+    weights = torch.full((10_000,), 1 + 2j)
+    state = {
+        "in": weights,
+        "out": weights,
+        "row": weights[:10],
+        "conjugate": weights[:10].conj(),
+        "imaginary": weights[:10].conj().imag,
+    }
+    restored, size = keep(state, tmp_path)
+    assert restored["in"].data_ptr() == restored["out"].data_ptr()
+    assert size < 90_000
+    assert restored["row"].tolist() == [1 + 2j] * 10
+    assert (restored["conjugate"][0], restored["imaginary"][0]) == (1 - 2j, -2)
+    restored["row"][0] = 0  # the state shares nothing with what was kept
+    assert restored["in"][0] == 1 + 2j
 
 
 def test_torch_can_load_a_torch_checkpoint_by_itself(tmp_path: Path) -> None:
@@ -112,26 +181,6 @@ def test_the_copy_is_independent_of_the_model_and_reuses_its_memory(
     restored, _ = round_trip({"w": weights}, tmp_path, copier)
     assert restored["w"].sum() == 1000
     assert next(iter(copier._torch.values())) is buffer
-
-
-def test_tied_weights_are_stored_once_and_stay_tied(tmp_path: Path) -> None:
-    import torch
-
-    weights = torch.ones(100_000)
-    restored, _ = round_trip({"in": weights, "out": weights, "row": weights[:10]}, tmp_path)
-    assert restored["in"].data_ptr() == restored["out"].data_ptr()
-    assert restored["row"].tolist() == [1.0] * 10
-    assert (tmp_path / "state.pt").stat().st_size < 500_000
-
-
-def test_a_tensor_and_its_conjugate_are_not_tied(tmp_path: Path) -> None:
-    import torch
-
-    weights = torch.tensor([1 + 2j])
-    state = {"w": weights, "conjugate": weights.conj(), "imaginary": weights.conj().imag}
-    restored, _ = round_trip(state, tmp_path)
-    values = [restored[name].item() for name in state]
-    assert values == [1 + 2j, 1 - 2j, -2]
 
 
 def test_only_the_visible_part_of_a_view_is_stored(tmp_path: Path) -> None:

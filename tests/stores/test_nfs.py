@@ -10,15 +10,15 @@ import pytest
 from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import marker_name
+from tests.savers import saving
 from tests.stores import mounted
 
 
 def test_a_driver_and_a_rank_agree_though_their_hosts_believe_old_news(tmp_path: Path) -> None:
-    served, pipe = tmp_path / "served", os.pipe()
+    served = tmp_path / "served"
     with (
         mounted(served, tmp_path / "driver", "--cached", "60") as path,
         mounted(served, tmp_path / "rank", "--cached", "60") as seen,
@@ -27,12 +27,11 @@ def test_a_driver_and_a_rank_agree_though_their_hosts_believe_old_news(tmp_path:
         assert checkpoint.find_complete(driver) == []
         checkpoint.write_probe(driver, "run1")
         assert checkpoint.has_probe(LocalFolder(seen), "run1")
-        saver = Saver(CheckpointPlan(str(seen), "run1"), pipe[1])
-        saver.save(b"first", 1, None)
-        saver.finish()
-        assert [each.step for each in checkpoint.find_complete(driver)] == [1]
-        saver.save(b"second", 2, None)
-        saver.close()
+        with saving(CheckpointPlan(str(seen), "run1")) as (saver, _):
+            saver.save(b"first", 1, None)
+            saver.finish()
+            assert [each.step for each in checkpoint.find_complete(driver)] == [1]
+            saver.save(b"second", 2, None)
         latest, first = checkpoint.find_complete(driver)
         assert (latest.step, first.step) == (2, 1)
         assert Checkpoint(driver, first).load() == b"first"
@@ -42,6 +41,4 @@ def test_a_driver_and_a_rank_agree_though_their_hosts_believe_old_news(tmp_path:
             Checkpoint(driver, first).load()
         assert Checkpoint(driver, latest).load() == b"second"
         checkpoint.clean_up(driver, "run1")
-    for descriptor in pipe:
-        os.close(descriptor)
     assert sorted(os.listdir(served)) == sorted([latest.name, marker_name(latest.name)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 import urllib.request
 from pathlib import Path
@@ -57,22 +56,6 @@ def test_a_run_gets_over_a_bad_day_of_the_store_and_resumes(
     assert "Renew the credentials" in warning
     assert warning in capsys.readouterr().err
     assert ranks.run(1, main, {"checkpoint_dir": URL, "resume": True}) == 3
-
-
-def test_a_run_that_requires_its_checkpoints_ends_at_the_first_that_fails(s3: Server) -> None:
-    s3.faults.expired = ("first", ("step-2-",))
-
-    def main() -> None:
-        for step in (1, 2):
-            save_checkpoint(b"state", step)
-        signal.alarm(60)  # otherwise it would go on for hours
-        signal.pause()
-
-    runner = Ranks("local").runner(1, checkpoint_dir=URL, required=True)
-    with pytest.raises(CheckpointError, match=r"step 2 .*: The provided token"):
-        runner.run(main)
-    assert [each.step for each in runner.last_run.checkpoints] == [1]
-    assert runner.last_run.status == "failed"
 
 
 @pytest.mark.spark

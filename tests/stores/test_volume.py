@@ -15,18 +15,19 @@ from horovod_runner import DataConfig, load_checkpoint, report, save_checkpoint
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.common.options import Options, grouped
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.integrations.horovod_spark.frameworks.logs import copy_to_store
 from horovod_runner.results.trace.arrivals import Arrivals
 from horovod_runner.sinks.tensorboard import TensorBoardSink
 from horovod_runner.tools.commands import wheels
+from horovod_runner.wire.events import Unsaved
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
 from horovod_runner.wire.messages import FilePart
 from tests.conftest import Ranks
 from tests.preload import TORCH
+from tests.savers import saving, saving_to
 from tests.stores import mounted
 
 
@@ -129,38 +130,30 @@ def test_pieces_of_checkpoints_and_timelines_are_written_in_one_go(volume: Path)
 def test_a_file_that_arrives_in_part_is_no_checkpoint(
     volume: Path, tmp_path: Path, number: int
 ) -> None:
-    read, write = os.pipe()
     folder = LocalFolder(volume)
     checkpoint.write_probe(folder, "run1")
-    saver = Saver(CheckpointPlan(str(volume), "run1"), write)
     (tmp_path / "backing" / f"fail-{number}").touch()
-    saver.save(bytes(100_000), 1, None)
-    saver.save(b"next", 2, None)
-    saver.close()
+    with saving(CheckpointPlan(str(volume), "run1")) as (saver, told):
+        saver.save(bytes(100_000), 1, None)
+        saver.save(b"next", 2, None)
     assert [each.step for each in checkpoint.find_complete(folder)] == [2]
-    os.close(write)
-    with os.fdopen(read, "rb") as messages:
-        assert os.strerror(number).encode() in messages.read()
+    (reason,) = [each.reason for each in told if isinstance(each, Unsaved)]
+    assert os.strerror(number) in reason
     checkpoint.clean_up(folder, "run1")
     assert len(list(volume.iterdir())) == 2
 
 
 def test_a_store_without_rename_holds_checkpoints(tmp_path: Path) -> None:
-    read, write = os.pipe()
     with mounted(tmp_path / "backing", tmp_path / "bucket", "--no-rename") as path:
         folder = LocalFolder(path)
-        checkpoint.write_probe(folder, "run1")
-        saver = Saver(CheckpointPlan(str(path), "run1"), write)
-        for step in (1, 2):
-            saver.save({"step": step}, step, None)
-        saver.close()
+        with saving_to(folder) as saver:
+            for step in (1, 2):
+                saver.save({"step": step}, step, None)
         complete = checkpoint.find_complete(folder)
         assert [each.step for each in complete] == [2, 1]
         assert Checkpoint(folder, complete[0]).load() == {"step": 2}
         checkpoint.clean_up(folder, "run1")
         assert len(list(path.iterdir())) == 4
-    os.close(read)
-    os.close(write)
 
 
 @pytest.mark.spark

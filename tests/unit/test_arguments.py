@@ -29,48 +29,57 @@ def error_of(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return str(raised.value)
 
 
+_train = Shard("train")
+
+
 @pytest.mark.parametrize(
-    ("given", "suggested"),
+    ("call", "given", "suggested"),
     [
-        ({"driver_log_verbosty": "all"}, "driver_log_verbosity"),
-        ({"checkpoint_directory": "/x"}, "checkpoint_dir"),
+        (HorovodRunner, "driver_log_verbosty", "driver_log_verbosity"),
+        (HorovodRunner, "checkpoint_directory", "checkpoint_dir"),
         # An option of a group, by its name and misspelled.
-        ({"hang_timeout": 3}, r"debug_config=DebugConfig\(hang_timeout=...\)"),
-        ({"hang_timout": 3}, r"debug_config=DebugConfig\(hang_timeout=...\)"),
+        (HorovodRunner, "hang_timeout", "debug_config=DebugConfig(hang_timeout=...)"),
+        (HorovodRunner, "hang_timout", "debug_config=DebugConfig(hang_timeout=...)"),
         # Names of earlier versions and of other distributors.
-        ({"keep": 3}, r"checkpoint_config=CheckpointConfig\(num_to_keep=...\)"),
-        ({"warm": True}, r"cluster_config=ClusterConfig\(preload_frameworks=...\)"),
-        ({"num_processes": 4}, "np"),
-        ({"local_mode": True}, r"np=-2 \(below 0: processes on this machine\)"),
-    ],
-)
-def test_a_runner_names_the_argument_that_was_meant(given: dict[str, Any], suggested: str) -> None:
-    with pytest.raises(TypeError, match=rf"'{next(iter(given))}'\. Did you mean {suggested}\?$"):
-        HorovodRunner(np=2, **given)
-
-
-def test_a_name_that_is_like_no_other_lists_those_that_exist() -> None:
-    assert error_of(HorovodRunner, np=2, zzz=1).startswith(
-        "HorovodRunner() got an unexpected keyword argument 'zzz'. Its arguments are np, driver_log"
-    )
-
-
-@pytest.mark.parametrize(
-    ("config", "given", "suggested"),
-    [
+        (HorovodRunner, "keep", "checkpoint_config=CheckpointConfig(num_to_keep=...)"),
+        (HorovodRunner, "warm", "cluster_config=ClusterConfig(preload_frameworks=...)"),
+        (HorovodRunner, "num_processes", "np"),
+        (HorovodRunner, "local_mode", "np=-2 (below 0: processes on this machine)"),
         (CheckpointConfig, "num_keep", "num_to_keep"),
         (CheckpointConfig, "keep", "num_to_keep"),
         (DebugConfig, "num_to_keep", "checkpoint_config=CheckpointConfig(num_to_keep=...)"),
         (DebugConfig, "resume", "HorovodRunner(resume=...)"),
         (DataConfig, "data_dir", "shared_dir"),
+        (_train.to_torch, "shufle", "shuffle"),
+        (_train.to_torch, "drop_last", "last_batch='drop'"),
+        (_train.to_tf, "sample_weight", "sample_weights"),
+        (_train.to_torch_dataset, "colums", "columns"),
+        (_train.batches, "pad", "pad_ragged"),
+        # Arguments that the result has.
+        (_train.to_torch_dataset, "batch_size", "DataLoader(dataset, batch_size=...)"),
+        (_train.to_torch_dataset, "prefetch_factor", "DataLoader(dataset, prefetch_factor=...)"),
+        (_train.to_tf, "transform_spec", "to_tf(...).map(...)"),
+        (_train.to_tf, "prefetch", "to_tf(...).prefetch(...)"),
+        (parquet, "filters", "filter"),
+        (parquet, "schema_fields", "columns"),
+        (delta, "version_as_of", "version"),
+        (packed, "data_dir", "shared_dir"),
+        (packed, "max_restarts", "HorovodRunner(max_restarts=...)"),
+        (predict, "batchsize", "batch_size"),
+        (predict, "output_column", "output"),
     ],
 )
-def test_a_config_names_its_own_argument_or_where_it_belongs(
-    config: type[Any], given: str, suggested: str
+def test_an_unknown_argument_is_an_error_with_the_one_that_was_meant(
+    call: Callable[..., Any], given: str, suggested: str
 ) -> None:
-    assert error_of(config, **{given: 1}) == (
-        f"{config.__name__}() got an unexpected keyword argument {given!r}. "
-        f"Did you mean {suggested}?"
+    assert error_of(call, **{given: 1}) == (
+        f"{call.__name__}() got an unexpected keyword argument {given!r}. Did you mean {suggested}?"
+    )
+
+
+def test_a_name_that_is_like_no_other_lists_those_that_exist() -> None:
+    assert error_of(HorovodRunner, np=2, zzz=1).startswith(
+        "HorovodRunner() got an unexpected keyword argument 'zzz'. Its arguments are np, driver_log"
     )
 
 
@@ -82,39 +91,6 @@ def test_arguments_without_their_names_are_refused_with_the_name() -> None:
 def test_a_choice_that_was_misspelled_is_suggested() -> None:
     with pytest.raises(ValueError, match="Did you mean 'log_callback_only'"):
         HorovodRunner(np=1, driver_log_verbosity="log_callbacks_only")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("method", "given", "suggested"),
-    [
-        ("to_torch", "shufle", "shuffle"),
-        ("to_torch", "drop_last", "last_batch='drop'"),
-        ("to_tf", "sample_weight", "sample_weights"),
-        ("to_torch_dataset", "colums", "columns"),
-        ("batches", "pad", "pad_ragged"),
-    ],
-)
-def test_a_feed_names_the_argument_that_was_meant(method: str, given: str, suggested: str) -> None:
-    assert error_of(getattr(Shard("train"), method), **{given: 1}) == (
-        f"{method}() got an unexpected keyword argument {given!r}. Did you mean {suggested}?"
-    )
-
-
-@pytest.mark.parametrize(
-    ("method", "given", "suggested"),
-    [
-        ("to_torch_dataset", "batch_size", "DataLoader(dataset, batch_size=...)"),
-        ("to_torch_dataset", "prefetch_factor", "DataLoader(dataset, prefetch_factor=...)"),
-        ("to_tf", "transform_spec", "to_tf(...).map(...)"),
-        ("to_tf", "prefetch", "to_tf(...).prefetch(...)"),
-    ],
-)
-def test_an_argument_that_the_result_has_leads_there(
-    method: str, given: str, suggested: str
-) -> None:
-    assert error_of(getattr(Shard("train"), method), **{given: 1}).endswith(
-        f"{given!r}. Did you mean {suggested}?"
-    )
 
 
 @pytest.mark.parametrize("method", ["batches", "to_torch", "to_torch_dataset", "to_tf"])
@@ -131,24 +107,6 @@ def test_a_feed_suggests_no_argument_that_it_lacks(method: str) -> None:
             assert suggested in known or "(" in suggested or suggested == "last_batch='drop'"
         else:
             assert "Its arguments are " in text
-
-
-@pytest.mark.parametrize(
-    ("call", "given", "suggested"),
-    [
-        (parquet, "filters", "filter"),
-        (parquet, "schema_fields", "columns"),
-        (delta, "version_as_of", "version"),
-        (packed, "data_dir", "shared_dir"),
-        (packed, "max_restarts", "HorovodRunner(max_restarts=...)"),
-        (predict, "batchsize", "batch_size"),
-        (predict, "output_column", "output"),
-    ],
-)
-def test_a_dataset_and_predict_name_the_argument_that_was_meant(
-    call: Callable[..., Any], given: str, suggested: str
-) -> None:
-    assert error_of(call, "x", **{given: 1}).endswith(f"{given!r}. Did you mean {suggested}?")
 
 
 def test_an_alias_of_a_name_that_does_not_exist_is_no_suggestion() -> None:

@@ -23,9 +23,9 @@ import zmq
 from horovod_runner import ChannelError
 from horovod_runner.common.limits import Limits
 from horovod_runner.wire import events, framing, messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.channel import Channel
 from horovod_runner.wire.link import Link
-from horovod_runner.wire.transport import ChannelAddress
 
 _SECONDS = 60.0
 
@@ -55,14 +55,30 @@ def receive(
                 yield task, message
 
 
-def collect(
-    channel: Channel, done: Callable[[list[messages.FromRank]], bool]
-) -> list[messages.FromRank]:
-    received: list[messages.FromRank] = []
+def until(done: Callable[[], object], *work: Callable[[], object]) -> None:
+    """Do some work again and again until something is so; for a minute at most."""
     deadline = time.monotonic() + _SECONDS
-    while not done(received) and time.monotonic() < deadline:
-        received += [message for _, message in receive(channel, 0.1)]
+    while not done() and time.monotonic() < deadline:
+        for each in work:
+            each()
+
+
+def collect(channel: Channel, count: int, link: Link | None = None) -> list[messages.FromRank]:
+    """So many messages of a channel, while a link sends."""
+    received: list[messages.FromRank] = []
+
+    def take() -> None:
+        if link is not None:
+            link.wait(0.01)
+        received.extend(message for _, message in receive(channel, 0.05))
+
+    until(lambda: len(received) >= count, take)
     return received
+
+
+def refuse(channel: Channel) -> None:
+    """Look for messages where only such may have come that are refused or dropped."""
+    assert list(receive(channel, 0.1)) == []
 
 
 def test_messages_arrive_in_order_in_both_directions(
@@ -95,12 +111,7 @@ def test_messages_wait_on_the_rank_while_the_driver_receives_none(
         link.flush()
         count += 1
     assert link.waiting == waiting
-    received = 0
-    deadline = time.monotonic() + 60
-    while received < count and time.monotonic() < deadline:
-        link.flush()
-        received += len(list(receive(channel, 0.01)))
-    assert received == count
+    assert len(collect(channel, count, link)) == count
 
 
 def _stranger(address: ChannelAddress, **keys: bytes) -> zmq.Socket[bytes]:
@@ -115,12 +126,6 @@ def _stranger(address: ChannelAddress, **keys: bytes) -> zmq.Socket[bytes]:
     return dealer
 
 
-def _wait_for_refusals(channel: Channel, count: int) -> None:
-    deadline = time.monotonic() + _SECONDS
-    while channel.refused < count and time.monotonic() < deadline:
-        assert list(receive(channel, 0.1)) == []
-
-
 @pytest.mark.parametrize("kind", ["no keys", "own keys", "wrong server key"])
 def test_a_connection_without_the_keys_is_refused_and_counted(channel: Channel, kind: str) -> None:
     public, secret = zmq.curve_keypair()
@@ -132,28 +137,9 @@ def test_a_connection_without_the_keys_is_refused_and_counted(channel: Channel, 
         other = zmq.curve_keypair()[0]
         stranger = _stranger(channel.address, public=public, secret=secret, server=other)
     stranger.send(framing.frame(messages.encode(events.Log(0, "from a stranger"))))
-    _wait_for_refusals(channel, 1)
+    until(lambda: channel.refused, lambda: refuse(channel))
     assert channel.refused >= 1
     stranger.close()
-
-
-def test_port_scanners_and_random_bytes_do_no_harm(
-    channel: Channel, connect: Callable[..., Link]
-) -> None:
-    noise = random.Random(7)
-    for number in range(200):
-        with socket.create_connection((channel.address.host, channel.address.port)) as scanner:
-            if number % 2:
-                scanner.sendall(noise.randbytes(noise.randrange(1, 300)))
-    link = connect()
-    link.put(events.Log(0, "still here"))
-    link.wait(0.1)
-    deadline = time.monotonic() + _SECONDS
-    received: list[messages.FromRank] = []
-    while not received and time.monotonic() < deadline:
-        link.wait(0.05)
-        received += [message for _, message in receive(channel, 0.05)]
-    assert received == [events.Log(0, "still here")]
 
 
 def test_only_connections_of_tasks_count_as_broken(
@@ -165,23 +151,14 @@ def test_only_connections_of_tasks_count_as_broken(
                 scanner.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
     public, secret = zmq.curve_keypair()
     stranger = _stranger(channel.address, public=public, secret=secret)
-    _wait_for_refusals(channel, 11)
+    until(lambda: channel.refused >= 11, lambda: refuse(channel))
     stranger.close()
     link = connect()
     link.put(events.Log(0, "here"))
-
-    def receive_until(done: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _SECONDS
-        while not done() and time.monotonic() < deadline:
-            link.wait(0.05)
-            list(receive(channel, 0.05))
-
-    receive_until(lambda: channel.received(0) > 0)
+    assert collect(channel, 1, link) == [events.Log(0, "here")]
     assert channel.broken == 0
     link.close()
-    deadline = time.monotonic() + _SECONDS
-    while channel.broken < 1 and time.monotonic() < deadline:
-        list(receive(channel, 0.05))
+    until(lambda: channel.broken, lambda: list(receive(channel, 0.05)))
     assert channel.broken == 1
 
 
@@ -192,12 +169,7 @@ def test_a_batch_larger_than_a_part_arrives_complete(
     sent = [events.Log(0, letter * 3_000_000) for letter in "ab"]
     for message in sent:
         link.put(message)
-    received: list[messages.FromRank] = []
-    deadline = time.monotonic() + _SECONDS
-    while len(received) < len(sent) and time.monotonic() < deadline:
-        link.wait(0.01)
-        received += [message for _, message in receive(channel, 0.01)]
-    assert received == sent
+    assert collect(channel, len(sent), link) == sent
     assert channel.received(0) >= len(sent)  # heartbeats count too
 
 
@@ -229,11 +201,8 @@ def test_thousands_of_refused_connections_do_not_disconnect_the_ranks_of_a_busy_
                     pass
     link.put(events.Log(0, "after"))
     link.wait(0)
-    assert collect(channel, lambda received: len(received) == 2) == [
-        events.Log(0, "before"),
-        events.Log(0, "after"),
-    ]
-    _wait_for_refusals(channel, count)
+    assert collect(channel, 2) == [events.Log(0, "before"), events.Log(0, "after")]
+    until(lambda: channel.refused >= count, lambda: refuse(channel))
     assert channel.refused == count
 
 
@@ -245,9 +214,7 @@ def test_batches_from_unknown_tasks_are_dropped_and_counted(channel: Channel, na
     public, secret = address.client_public_key, address.client_secret_key
     dealer = _stranger(address, public=public, secret=secret, routing_id=name)
     dealer.send(framing.frame(messages.encode(events.Log(0, "from an unknown task"))))
-    deadline = time.monotonic() + _SECONDS
-    while not channel.dropped and time.monotonic() < deadline:
-        assert list(receive(channel, 0.1)) == []
+    until(lambda: channel.dropped, lambda: refuse(channel))
     assert channel.dropped == 1
     dealer.close()
 
@@ -260,18 +227,12 @@ def test_10000_invalid_batches_with_the_right_keys_are_dropped_and_counted(
     dealer = _stranger(address, public=public, secret=secret, routing_id=b"0")
     whole = framing.frame(messages.encode(events.Log(0, "cut short")))
     sent = 10_000
-    deadline = time.monotonic() + 60
     for number in range(sent):
         junk = noise.randbytes(noise.randrange(0, 60)) or b"\0"
         data = whole[:-3] if number % 100 == 0 else junk
-        while time.monotonic() < deadline:
-            try:
-                dealer.send(data, zmq.NOBLOCK)
-                break
-            except zmq.Again:
-                assert list(receive(channel, 0.01)) == []
-    while channel.dropped < sent and time.monotonic() < deadline:
-        assert list(receive(channel, 0.1)) == []
+        until(lambda: dealer.poll(0, zmq.POLLOUT), lambda: refuse(channel))
+        dealer.send(data, zmq.NOBLOCK)
+    until(lambda: channel.dropped >= sent, lambda: refuse(channel))
     assert channel.dropped == sent
     dealer.close()
 
@@ -297,20 +258,15 @@ def test_a_frozen_driver_counts_as_lost_unless_it_comes_back_in_time(
             link = connect(pickle.load(driver.stdout), limits=limits)
             assert link.monitor.poll(30_000)  # the handshake is done
             assert not link.lost
-
-            def until(condition: Callable[[], bool]) -> None:
-                deadline = time.monotonic() + 30
-                while not condition():
-                    assert time.monotonic() < deadline
-                    link.wait(0.1)
-
             driver.send_signal(signal.SIGSTOP)
-            until(lambda: link.disconnected)
+            until(lambda: link.disconnected, lambda: link.wait(0.1))
             driver.send_signal(signal.SIGCONT)
-            until(lambda: not link.disconnected)
+            until(lambda: not link.disconnected, lambda: link.wait(0.1))
+            assert not link.disconnected
             assert not link.lost
             driver.send_signal(signal.SIGSTOP)
-            until(lambda: link.lost)
+            until(lambda: link.lost, lambda: link.wait(0.1))
+            assert link.lost
         finally:
             driver.kill()
 
@@ -357,8 +313,7 @@ def test_with_an_address_of_another_machine_the_channel_listens_on_all(
         here = dataclasses.replace(channel.address, host="127.0.0.1")
         link = connect(here)
         link.put(events.Log(0, "x"))
-        link.wait(0.1)
-        assert collect(channel, bool) == [events.Log(0, "x")]
+        assert collect(channel, 1, link) == [events.Log(0, "x")]
 
 
 def test_a_printed_address_shows_no_keys(channel: Channel) -> None:

@@ -221,10 +221,21 @@ def test_which_urls_are_paths_of_the_file_system(url: str, path: str | None) -> 
     assert (None if local is None else str(local)) == path
 
 
-def test_an_unknown_url_scheme_is_an_error_that_says_what_to_install() -> None:
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nosuch://x/y", "s3fs for s3://"),
+        ("{}/file", r"checkpoint_dir='.*/file' [^']*\bfile\b"),
+        ("{}/file/x", r"checkpoint_dir='.*/file/x' .*Not a directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_used_is_an_error_before_the_launch(
+    tmp_path: Path, name: str, problem: str
+) -> None:
+    (tmp_path / "file").write_text("")
     with (
-        pytest.raises(CheckpointError, match="s3fs for s3://"),
-        archive_of("run1", checkpoint_dir="nosuch://x/y"),
+        pytest.raises(CheckpointError, match=problem),
+        archive_of("run1", checkpoint_dir=name.format(tmp_path)),
     ):
         pass
 
@@ -417,24 +428,6 @@ def test_a_checkpoint_without_the_metric_is_warned_about_once_and_never_best(
         archive.saved(publish(tmp_path, 3, metrics={"accuracy": 0.5}))
         assert archive.best is not None
         assert archive.best.step == 30
-
-
-def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(CheckpointError, match=r"checkpoint_dir='.*/file' [^']*\bfile\b"),
-        archive_of("run1", checkpoint_dir=str(tmp_path / "file")),
-    ):
-        pass
-
-
-def test_a_folder_that_cannot_be_created_is_an_error_before_the_launch(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(CheckpointError, match=r"checkpoint_dir='.*/file/x' .*Not a directory"),
-        archive_of("run1", checkpoint_dir=str(tmp_path / "file" / "x")),
-    ):
-        pass
 
 
 def test_a_checkpoint_that_a_killed_rank_completed_counts_and_its_unfinished_files_go(

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ import msgspec
 import numpy as np
 import pytest
 
-import horovod_runner
 from horovod_runner import CheckpointError, RanksChangedError, commit, save_checkpoint
 from horovod_runner.checkpoints import checkpoint, loader
 from horovod_runner.checkpoints.commits import Commit, Commits
@@ -29,12 +28,19 @@ from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan, imported_file, leave_file
 from horovod_runner.wire.marker import Marker
 from horovod_runner.worker import context
+from tests.savers import Together
 
 PART = 1000  # a commit's state of this many numbers
 
 
 def write(commits: Commits, state: Any, number: int = 1, *, attempt: int = 1) -> None:
     commits.write(state, Commit(attempt, number, number * 10, 1, {"loss": float("nan")}))
+
+
+def latest_of(commits: Commits) -> Commit:
+    latest = commits.latest()
+    assert latest is not None
+    return latest
 
 
 def read(commits: Commits) -> Any:
@@ -75,8 +81,7 @@ def test_a_commit_is_restored_by_another_process(tmp_path: Path) -> None:
     assert type(restored["scalar"]) is np.float16
     for name in ("scalar", "plain", 2**70, 1):
         assert restored[name] == state[name]
-    latest = other.latest()
-    assert latest is not None
+    latest = latest_of(other)
     assert (latest.step, latest.order) == (10, (1, 1))
     assert np.isnan(latest.metrics["loss"])
 
@@ -109,8 +114,7 @@ def test_the_latest_of_many_commits_of_any_size_is_read(commits: Commits, tmp_pa
 @pytest.mark.parametrize("spoil", ["tree", "half", "marker", "gone"])
 def test_a_damaged_commit_is_not_used(commits: Commits, tmp_path: Path, spoil: str) -> None:
     write(commits, {"x": np.ones(PART)})
-    latest = commits.latest()
-    assert latest is not None
+    latest = latest_of(commits)
     path, marker = tmp_path / f"state-{latest.slot}", tmp_path / "commit"
     match spoil:
         case "tree":
@@ -180,9 +184,7 @@ def test_a_process_killed_in_a_commit_leaves_the_earlier_one(
     # The next attempt goes on: the killed process holds no lock.
     write(commits, {"x": np.full(PART, 4.0)}, 1, attempt=2)
     assert (read(commits)["x"] == 4).all()
-    latest = commits.latest()
-    assert latest is not None
-    assert latest.order == (2, 1)
+    assert latest_of(commits).order == (2, 1)
 
 
 def test_a_commit_is_not_overwritten_while_it_is_read(commits: Commits, tmp_path: Path) -> None:
@@ -196,9 +198,7 @@ def test_a_commit_is_not_overwritten_while_it_is_read(commits: Commits, tmp_path
         third = threading.Thread(target=write, args=(commits, {"x": np.full(PART, 3.0)}, 3))
         third.start()
         assert (held.read()["x"] == 1).all()
-        latest = commits.latest()
-        assert latest is not None
-        assert latest.number == 2
+        assert latest_of(commits).number == 2
     third.join()
     assert (read(commits)["x"] == 3).all()
 
@@ -313,8 +313,7 @@ def test_a_commit_knows_how_many_checkpoints_came_before_it(rank: context.RankCo
         save_checkpoint({"x": object()}, 3)
     commit({"x": 4}, 4)
     save_checkpoint({"x": 5}, 5)
-    latest = Commits(rank.commits).latest()
-    assert latest is not None
+    latest = latest_of(Commits(rank.commits))
     assert (latest.order, latest.step, latest.next_checkpoint) == ((2, 2), 4, 6)
     assert isinstance(rank.saver, Saver)
     rank.saver.finish()
@@ -373,62 +372,6 @@ def test_the_first_commit_tells_the_task_what_to_preload(rank: context.RankConte
 
 
 # Loading
-
-
-class Together:
-    """Ranks in threads, with collectives between them."""
-
-    def __init__(self, size: int) -> None:
-        self._barrier = threading.Barrier(size, timeout=30)
-        self._values: list[Any] = [None] * size
-        self.sent = [0] * size
-        self._rank = threading.local()
-        self.size = size
-
-    def _exchange(self, value: Any) -> list[Any]:
-        self._values[self._rank.number] = value
-        self._barrier.wait()
-        values = list(self._values)
-        self._barrier.wait()
-        return values
-
-    def broadcast(self, data: bytes, count: int, root: int = 0) -> bytes:
-        self.sent[root] += self._rank.number == root
-        received = self._exchange(data)[root]
-        assert len(received) == count
-        return bytes(received)
-
-    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        return [list(each) for each in self._exchange(numbers)]
-
-    def load(
-        self, plan: CheckpointPlan, hosts: Sequence[Path]
-    ) -> list[loader.LoadedCheckpoint | None]:
-        """What each rank loads; ``hosts`` are the ranks' folders for commits."""
-        loaded: list[Any] = [None] * self.size
-
-        def run(rank: int) -> None:
-            self._rank.number = rank
-            keeps = hosts.index(hosts[rank]) == rank
-            ours = Commits(str(hosts[rank]))
-            loaded[rank] = loader.load(
-                plan,
-                rank,
-                self.size,
-                warned.append,
-                commits=ours,
-                keeps=keeps,
-                connect=lambda: self,
-            )
-
-        warned: list[str] = []
-        threads = [threading.Thread(target=run, args=[rank]) for rank in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.warned = warned
-        return loaded
 
 
 @pytest.fixture
@@ -514,8 +457,3 @@ def test_the_newer_one_of_commit_and_checkpoint_is_loaded(
     (warning,) = together.warned
     assert "step 3) is damaged" in warning
     assert warning.endswith("The commit is used.")
-
-
-def test_commit_is_a_public_name() -> None:
-    assert {"commit", "RanksChangedError"} <= set(horovod_runner.__all__)
-    assert horovod_runner.commit is commit

@@ -34,6 +34,12 @@ def write(root: Path, membership: str, files: dict[str, str], pid: str = "self")
         (root / name).write_text(text)
 
 
+def old_quota(folder: str, quota: int) -> dict[str, str]:
+    """The files of a CPU quota in version 1, in microseconds of a tenth of a second."""
+    values = {"quota": quota, "period": 100_000}
+    return {f"{folder}/cpu.cfs_{name}_us": f"{value}\n" for name, value in values.items()}
+
+
 V2 = "0::/pod/42\n"
 V1 = "4:cpu,cpuacct:/job/7\n5:memory:/job/7\n"
 
@@ -49,27 +55,10 @@ V1 = "4:cpu,cpuacct:/job/7\n5:memory:/job/7\n"
         (V2, {"pod/42/cpu.max": "max 100000\n", "pod/cpu.max": "300000 100000\n"}, 3),
         ("0::/../../pod/42\n", {"cpu.max": "200000 100000\n"}, 2),
         ("1:name=systemd:/\n" + V2, {"unified/pod/42/cpu.max": "400000 100000\n"}, 4),
-        (  # the controllers of a mount may be in another order
-            "3:cpuacct,cpu:/\n",
-            {"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            2,
-        ),
-        (
-            V1,
-            {
-                "cpu,cpuacct/job/7/cpu.cfs_quota_us": "200000\n",
-                "cpu,cpuacct/job/7/cpu.cfs_period_us": "100000\n",
-            },
-            2,
-        ),
-        (
-            V1,
-            {
-                "cpu,cpuacct/job/7/cpu.cfs_quota_us": "-1\n",
-                "cpu,cpuacct/job/7/cpu.cfs_period_us": "100000\n",
-            },
-            8,
-        ),
+        # The controllers of a mount may be in another order.
+        ("3:cpuacct,cpu:/\n", old_quota("cpu", 200_000), 2),
+        (V1, old_quota("cpu,cpuacct/job/7", 200_000), 2),
+        (V1, old_quota("cpu,cpuacct/job/7", -1), 8),
         (V1, {}, 8),
     ],
 )
@@ -142,6 +131,12 @@ total_active_file 40377792
 LIMIT, USED = 300 << 20, 150_000_000
 
 
+def old_memory(folder: str) -> dict[str, object]:
+    """The files of a limit of memory in version 1."""
+    values = {"limit_in_bytes": LIMIT, "usage_in_bytes": USED, "stat": V1_STAT}
+    return {f"{folder}/memory.{name}": value for name, value in values.items()}
+
+
 @pytest.mark.parametrize(
     ("membership", "files", "cache"),
     [
@@ -153,22 +148,13 @@ LIMIT, USED = 300 << 20, 150_000_000
         (
             V1,
             {
-                "memory/job/memory.limit_in_bytes": LIMIT,
-                "memory/job/memory.usage_in_bytes": USED,
-                "memory/job/memory.stat": V1_STAT,
+                **old_memory("memory/job"),
                 "memory/job/7/memory.limit_in_bytes": 9223372036854771712,
             },
             41377792,
         ),
-        (  # a container that sees its group as the root, and not what is above
-            "5:memory:/docker/0123abcd\n",
-            {
-                "memory/memory.limit_in_bytes": LIMIT,
-                "memory/memory.usage_in_bytes": USED,
-                "memory/memory.stat": V1_STAT,
-            },
-            41377792,
-        ),
+        # A container that sees its group as the root, and not what is above.
+        ("5:memory:/docker/0123abcd\n", old_memory("memory"), 41377792),
     ],
 )
 def test_a_limit_of_any_group_above_a_process_counts_and_cached_files_are_free(

@@ -22,10 +22,10 @@ from horovod_runner.driver.supervisor import Supervisor
 from horovod_runner.errors import RankFailedError, RanksChangedError
 from horovod_runner.sinks import Sink
 from horovod_runner.wire import events, messages
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job, Outcome
 from horovod_runner.wire.job_file import WorkerOutcome
 from horovod_runner.wire.link import Link
-from horovod_runner.wire.transport import ChannelAddress
 from horovod_runner.worker.main import _failed
 from tests.events import telling
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from horovod_runner.common.limits import DEFAULTS
-from horovod_runner.common.liveness import Liveness
+from horovod_runner.driver.liveness import Liveness
 
 
 def watched(silent: float = DEFAULTS.silent_task) -> Liveness:

@@ -74,19 +74,19 @@ _messages = st.one_of(
 
 @given(_messages)
 def test_an_encoded_message_decodes_to_the_same_message(message: messages.FromRank) -> None:
-    assert messages.decode_from_rank(messages.encode(message)) == message
+    assert messages.decode_batch(framing.frame(messages.encode(message))) == [message]
 
 
 @given(st.binary(max_size=60))
 def test_random_bytes_do_not_decode(data: bytes) -> None:
-    for decode in (messages.decode_from_rank, messages.decode_from_driver):
+    for decode in (messages.decode_batch, messages.decode_orders):
         with pytest.raises((msgspec.MsgspecError, ValueError)):
-            decode(data)
+            decode(framing.frame(data))
 
 
 def test_a_message_of_the_driver_is_not_accepted_from_a_rank() -> None:
     with pytest.raises(msgspec.ValidationError):
-        messages.decode_from_rank(messages.encode(messages.Stop("x")))
+        messages.decode_batch(framing.frame(messages.encode(messages.Stop("x"))))
 
 
 @pytest.mark.parametrize("level", [b"\x91", b"\x81\xa0"], ids=["lists", "maps"])
@@ -94,4 +94,4 @@ def test_a_deeply_nested_message_does_not_decode(level: bytes) -> None:
     # The type does not check an extra field, which a later version may send.
     data = b"\x94\xa3Log\x00\xa1x" + level * 100_000 + b"\xc0"
     with pytest.raises(msgspec.DecodeError, match="nested"):
-        messages.decode_from_rank(data)
+        messages.decode_batch(framing.frame(data))

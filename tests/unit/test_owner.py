@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,14 +12,13 @@ import pytest
 from horovod_runner import CheckpointError
 from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.archive import Archive
-from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.common.options import Options, grouped
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.opening import open_folder
 from horovod_runner.wire import events, messages
-from horovod_runner.wire.framing import unframe
 from horovod_runner.wire.job_file import CheckpointPlan
 from horovod_runner.wire.marker import Marker, file_name
+from tests.savers import saving
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -35,26 +33,14 @@ def archive_of(run_id: str, url: str) -> Archive:
     return Archive(run_id, Options(**grouped({"np": 1, "checkpoint_dir": url, "resume": True})))
 
 
-@pytest.fixture
-def save() -> Iterator[Callable[..., list[str]]]:
+def save(plan: CheckpointPlan, step: int) -> list[str]:
     """Save a checkpoint as rank 0 does; returns why that failed."""
-    read, write = os.pipe()
-
-    def save(plan: CheckpointPlan, step: int) -> list[str]:
-        saver = Saver(plan, write)
+    with saving(plan) as (saver, told):
         saver.save(f"step {step}".encode(), step, None)
-        saver.close()
-        sent = [messages.decode_from_rank(data) for data in unframe(os.read(read, 1 << 16))]
-        return [each.reason for each in sent if isinstance(each, events.Unsaved)]
-
-    yield save
-    os.close(read)
-    os.close(write)
+    return [each.reason for each in told if isinstance(each, events.Unsaved)]
 
 
-def test_the_earlier_run_completes_no_checkpoint_and_names_the_later(
-    url: str, save: Callable[..., list[str]]
-) -> None:
+def test_the_earlier_run_completes_no_checkpoint_and_names_the_later(url: str) -> None:
     with archive_of("first", url) as first:
         assert save(first.plan(1), 1) == []
         with archive_of("later", url) as later:
@@ -69,9 +55,7 @@ def test_the_earlier_run_completes_no_checkpoint_and_names_the_later(
     assert sorted(marker.step for marker in found) == [1, 3, 4]
 
 
-def test_a_run_after_a_crash_owns_the_folder_at_once(
-    url: str, save: Callable[..., list[str]]
-) -> None:
+def test_a_run_after_a_crash_owns_the_folder_at_once(url: str) -> None:
     crashed = archive_of("crashed", url).__enter__()
     assert save(crashed.plan(1), 1) == []
     with archive_of("next", url) as after:
@@ -79,7 +63,7 @@ def test_a_run_after_a_crash_owns_the_folder_at_once(
         assert save(after.plan(1), 2) == []
 
 
-def test_another_file_of_that_name_is_replaced(url: str, save: Callable[..., list[str]]) -> None:
+def test_another_file_of_that_name_is_replaced(url: str) -> None:
     folder = open_folder(url)
     folder.write(".resumed-by", b"not ours")
     with archive_of("run", url) as run:
@@ -90,10 +74,7 @@ def test_another_file_of_that_name_is_replaced(url: str, save: Callable[..., lis
 
 @pytest.mark.parametrize("removable", [True, False])
 def test_a_store_that_replaces_no_file_takes_a_run_that_resumes(
-    tmp_path: Path,
-    save: Callable[..., list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    removable: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removable: bool
 ) -> None:
     write = LocalFolder.write
 

@@ -54,25 +54,26 @@ print({show})
     return done.stdout.strip()
 
 
-def test_torchs_current_device_is_set_when_cuda_starts(tmp_path: Path) -> None:
-    show = "torch.cuda.current, [call() for call in torch.cuda.queued], torch.cuda.current"
-    assert run(tmp_path, "torch", TORCH.format(cuda="'13.0'"), show, "2") == "None [None] 2"
+WITH_CUDA, WITHOUT_CUDA = TORCH.format(cuda="'13.0'"), TORCH.format(cuda=None)
+SET_WHEN_CUDA_STARTS = (
+    "torch.cuda.current, [call() for call in torch.cuda.queued], torch.cuda.current"
+)
 
 
-def test_a_cpu_build_of_torch_is_not_changed(tmp_path: Path) -> None:
-    assert run(tmp_path, "torch", TORCH.format(cuda=None), "torch.cuda.queued", "2") == "[]"
-
-
-def test_tensorflow_sees_only_the_ranks_device(tmp_path: Path) -> None:
-    show = "tensorflow.config.visible"
-    assert run(tmp_path, "tensorflow", TENSORFLOW, show, "1") == "('gpu1', 'GPU')"
-
-
-@pytest.mark.parametrize("module", ["torch", "tensorflow"])
-def test_without_gpus_frameworks_are_not_changed(tmp_path: Path, module: str) -> None:
-    source = TORCH.format(cuda="'13.0'") if module == "torch" else TENSORFLOW
-    show = {"torch": "torch.cuda.queued", "tensorflow": "tensorflow.config.visible"}[module]
-    assert run(tmp_path, module, source, show, None) in ("[]", "None")
+@pytest.mark.parametrize(
+    ("module", "source", "show", "device", "shown"),
+    [
+        ("torch", WITH_CUDA, SET_WHEN_CUDA_STARTS, "2", "None [None] 2"),
+        ("torch", WITHOUT_CUDA, "torch.cuda.queued", "2", "[]"),
+        ("torch", WITH_CUDA, "torch.cuda.queued", None, "[]"),  # on a host without GPUs
+        ("tensorflow", TENSORFLOW, "tensorflow.config.visible", "1", "('gpu1', 'GPU')"),
+        ("tensorflow", TENSORFLOW, "tensorflow.config.visible", None, "None"),
+    ],
+)
+def test_a_framework_uses_the_ranks_device_alone(
+    tmp_path: Path, *, module: str, source: str, show: str, device: str | None, shown: str
+) -> None:
+    assert run(tmp_path, module, source, show, device) == shown
 
 
 def test_a_framework_that_cannot_be_pinned_is_imported_all_the_same(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from horovod_runner.common.slots import Offer, Slot
 from horovod_runner.driver.placement import assign
-from horovod_runner.wire.messages import Assignment, Fence, Lookup, decode_from_rank, encode
+from horovod_runner.wire.framing import frame
+from horovod_runner.wire.messages import Assignment, Fence, Lookup, decode_batch, encode
 from horovod_runner.worker.startup.pmi import Pmi, process_mapping, segments
 
 
@@ -145,4 +146,4 @@ def test_any_request_of_a_worker_is_answered_or_refused(pieces: list[bytes]) -> 
             answer = pmi.feed(piece)
             assert not answer or answer.endswith(b"\n")
     for message in sent:
-        decode_from_rank(encode(message))
+        decode_batch(frame(encode(message)))

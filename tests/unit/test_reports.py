@@ -14,7 +14,7 @@ import pytest
 from horovod_runner import report
 from horovod_runner.common.numbers import check_report
 from horovod_runner.results.run import plain_params
-from horovod_runner.wire import events, framing, messages
+from horovod_runner.wire import events, messages
 from horovod_runner.worker.reporter import Reporter
 
 
@@ -35,7 +35,7 @@ class Pipe:
             if not piece:
                 break
             data += piece
-        reports = [messages.decode_from_rank(message) for message in framing.unframe(data)]
+        reports = messages.decode_batch(data)
         assert all(isinstance(report, events.Report) for report in reports)
         return reports  # type: ignore[return-value]
 

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from horovod_runner.checkpoints import checkpoint, loader
+from horovod_runner.checkpoints import checkpoint
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.checkpoints.saver import Saver
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.wire.job_file import CheckpointPlan
+from tests.savers import Together, saving_to
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> LocalFolder:
     """A folder that the rank and the driver see."""
-    shared = LocalFolder(tmp_path)
-    checkpoint.write_probe(shared, "run1")
-    return shared
+    return LocalFolder(tmp_path)
 
 
 @pytest.fixture
 def saver(folder: LocalFolder) -> Iterator[Saver]:
-    read, write = os.pipe()
-    opened = Saver(CheckpointPlan(folder.url, "run1"), write)
-    yield opened
-    opened.close()
-    os.close(read)
-    os.close(write)
+    with saving_to(folder) as opened:
+        yield opened
 
 
 class Late(threading.Thread):
@@ -83,26 +76,10 @@ def test_if_the_latest_is_damaged_all_ranks_load_the_earlier_checkpoint(
     latest, earlier = checkpoint.find_complete(folder)
     (folder.path / latest.name).write_bytes(b"tsetal")
     plan = CheckpointPlan(folder.url, "run2", resume=(latest, earlier))
-    sent, warned = deque[bytes](), list[str]()
-
-    class OneAfterTheOther:
-        def broadcast(  # rank 0 sends all before 1 asks
-            self, data: bytes, count: int, root: int = 0
-        ) -> bytes:
-            if data:
-                sent.append(data)
-            received = data or sent.popleft()
-            assert len(received) == count
-            return received
-
-        def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-            raise NotImplementedError
-
-    loaded = [
-        loader.load(plan, rank, 2, warned.append, connect=OneAfterTheOther) for rank in range(2)
-    ]
+    together = Together(2)
+    loaded = together.load(plan)
     assert [(each.step, each.state) for each in loaded if each] == [(10, b"earlier")] * 2
     assert [dict(each.metrics) for each in loaded if each] == [{"loss": 1.0}] * 2
-    assert not sent
-    (warning,) = warned
+    assert together.sent == [2, 0]  # which one, and its bytes
+    (warning,) = together.warned
     assert "step 20) is damaged" in warning

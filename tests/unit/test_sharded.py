@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from horovod_runner.checkpoints import checkpoint
@@ -17,7 +16,7 @@ from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.remote import RemoteFolder
 from horovod_runner.task.transfer import fetch_checkpoint
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.marker import Marker, file_name, marker_name
+from horovod_runner.wire.marker import METADATA, Marker, file_name, marker_name
 
 STATE: dict[str, Any] = {
     "model": {"weight": 1, "bias": 2},
@@ -62,7 +61,7 @@ def write(folder: Folder, step: int, run: str = "run1", *, marked: bool = True) 
     local = folder.local(name)
     if local is not None:
         local.mkdir()
-    for file in ("__0_1.distcp", "__1_1.distcp", checkpoint.METADATA):
+    for file in ("__0_1.distcp", "__1_1.distcp", METADATA):
         folder.inside(name).write(file, b"12345")
     marker = Marker(name, step, step, "sharded", 15, "", run)
     if marked:
@@ -82,7 +81,7 @@ def test_a_sharded_checkpoint_counts_with_its_marker_and_goes_with_all_its_files
 ) -> None:
     first, second = write(folder, 1), write(folder, 2)
     write(folder, 3, marked=False)
-    folder.inside(second.name).remove(checkpoint.METADATA)
+    folder.inside(second.name).remove(METADATA)
     assert checkpoint.find_complete(folder) == [first]
     assert folder.inside(first.name).read_range("__1_1.distcp", 1, 3) == b"234"
     checkpoint.remove(folder, second)
@@ -115,9 +114,3 @@ def test_a_host_that_does_not_see_a_sharded_checkpoint_says_so(tmp_path: Path) -
     link: Any = None  # nothing is asked for
     with pytest.raises(CheckpointError, match=r"\(step 2\), .*sharded.*checkpoint_dir"):
         fetch_checkpoint(plan, link, tmp_path, 60)
-
-
-def test_markers_of_sharded_checkpoints_are_read_back(tmp_path: Path) -> None:
-    marker = write(LocalFolder(tmp_path), 5)
-    text = (tmp_path / marker_name(marker.name)).read_bytes()
-    assert msgspec.json.decode(text, type=Marker) == marker

@@ -24,36 +24,36 @@ from horovod_runner import DataError, LaunchError, spmd
 from horovod_runner.spmd import calls, discovery
 from horovod_runner.spmd.leaves import flatten
 from horovod_runner.spmd.meeting import Alone, StoreMeeting
-from horovod_runner.spmd.mesh import Mesh, _Contact
+from horovod_runner.spmd.mesh import Mesh, _Introduction
 from horovod_runner.spmd.redistribute import _steps, moves, redistribute, shares
 from horovod_runner.spmd.session import Session
-from horovod_runner.spmd.trainers import Interface, Member, address_towards, choose_trainers
+from horovod_runner.spmd.trainers import Interface, Participant, address_towards, choose_trainers
 
 ETHERNET = "255.255.255.0"
 
 
-def member(rank: int, host: str = "a", *gpus: str, **more: Any) -> Member:
+def participant(rank: int, host: str = "a", *gpus: str, **more: Any) -> Participant:
     number = ord(host) - ord("a") + 1
     interface = Interface("eth0", f"10.0.0.{number}", ETHERNET)
-    return Member(rank, host, f"host-{host}", gpus, **{"interfaces": (interface,), **more})
+    return Participant(rank, host, f"host-{host}", gpus, **{"interfaces": (interface,), **more})
 
 
 def test_without_gpus_all_ranks_train() -> None:
-    trainers = choose_trainers([member(0), member(1), member(2, "b")])
+    trainers = choose_trainers([participant(0), participant(1), participant(2, "b")])
     assert [(t.rank, t.device) for t in trainers] == [(0, None), (1, None), (2, None)]
     assert [t.slot.local_rank for t in trainers] == [0, 1, 0]
     assert {t.slot.size for t in trainers} == {3}
 
 
 def test_ranks_per_host_leaves_the_others_idle() -> None:
-    trainers = choose_trainers([member(i, "ab"[i // 3]) for i in range(6)], ranks_per_host=2)
+    trainers = choose_trainers([participant(i, "ab"[i // 3]) for i in range(6)], ranks_per_host=2)
     assert [t.rank for t in trainers] == [0, 1, 3, 4]
     assert [t.slot.cross_rank for t in trainers] == [0, 0, 1, 1]
 
 
 def test_one_rank_trains_for_each_gpu() -> None:
-    ranks = [member(i, "a", "GPU-1", "GPU-2") for i in range(4)]
-    ranks += [member(4, "b", "GPU-3"), member(5, "b", "GPU-3"), member(6, "c")]
+    ranks = [participant(i, "a", "GPU-1", "GPU-2") for i in range(4)]
+    ranks += [participant(4, "b", "GPU-3"), participant(5, "b", "GPU-3"), participant(6, "c")]
     trainers = choose_trainers(ranks)
     assert [(t.rank, t.device) for t in trainers] == [(0, 0), (1, 1), (4, 0)]
     assert [t.slot.local_size for t in trainers] == [2, 2, 1]
@@ -61,12 +61,14 @@ def test_one_rank_trains_for_each_gpu() -> None:
 
 def test_a_rank_trains_on_the_only_gpu_that_slurm_shows_it() -> None:
     # Both ranks see one GPU, and it has index 0 for both.
-    trainers = choose_trainers([member(0, "a", "GPU-1"), member(1, "a", "GPU-2"), member(2, "a")])
+    trainers = choose_trainers(
+        [participant(0, "a", "GPU-1"), participant(1, "a", "GPU-2"), participant(2, "a")]
+    )
     assert [(t.rank, t.device) for t in trainers] == [(0, 0), (1, 0)]
 
 
 def test_horovod_ranks_of_a_host_are_consecutive() -> None:
-    ranks = [member(0, "a"), member(1, "b"), member(2, "a"), member(3, "b")]
+    ranks = [participant(0, "a"), participant(1, "b"), participant(2, "a"), participant(3, "b")]
     trainers = choose_trainers(ranks)
     assert [t.rank for t in trainers] == [0, 2, 1, 3]
     assert [t.slot.rank for t in trainers] == [0, 1, 2, 3]
@@ -75,18 +77,18 @@ def test_horovod_ranks_of_a_host_are_consecutive() -> None:
 def test_hosts_use_the_first_network_that_all_have() -> None:
     bridge = Interface("docker0", "172.17.0.1", "255.255.0.0")
     ranks = [
-        member(0, "a", interfaces=(bridge, Interface("eth0", "10.0.0.1", ETHERNET))),
-        member(1, "b", interfaces=(bridge, Interface("ib0", "10.0.0.2", ETHERNET))),
+        participant(0, "a", interfaces=(bridge, Interface("eth0", "10.0.0.1", ETHERNET))),
+        participant(1, "b", interfaces=(bridge, Interface("ib0", "10.0.0.2", ETHERNET))),
     ]
     assert [t.slot.interface for t in choose_trainers(ranks)] == ["eth0", "ib0"]
     assert address_towards(ranks[1], ranks[0]) == "10.0.0.1"
-    assert address_towards(ranks[0], member(5, "a")) == "127.0.0.1"
+    assert address_towards(ranks[0], participant(5, "a")) == "127.0.0.1"
 
 
 def test_on_routed_networks_hosts_use_their_default_route() -> None:
     ranks = [
-        member(0, "a", interfaces=(Interface("e", "10.1.0.1", ETHERNET),), default="10.1.0.1"),
-        member(1, "b", interfaces=(Interface("e", "10.2.0.1", ETHERNET),), default="10.2.0.1"),
+        participant(0, "a", interfaces=(Interface("e", "10.1.0.1", ETHERNET),), default="10.1.0.1"),
+        participant(1, "b", interfaces=(Interface("e", "10.2.0.1", ETHERNET),), default="10.2.0.1"),
     ]
     assert [t.slot.address for t in choose_trainers(ranks)] == ["10.1.0.1", "10.2.0.1"]
 
@@ -96,17 +98,17 @@ def test_the_interface_that_the_user_chose_is_used_and_must_exist() -> None:
         ib0 = Interface("ib0", f"10.9.0.{number}", ETHERNET)
         return Interface("eth0", f"10.0.0.{number}", ETHERNET), ib0
 
-    ranks = [member(i, "ab"[i], interfaces=two(i), chosen="ib0") for i in range(2)]
+    ranks = [participant(i, "ab"[i], interfaces=two(i), chosen="ib0") for i in range(2)]
     assert {t.slot.interface for t in choose_trainers(ranks)} == {"ib0"}
-    ranks[1] = member(1, "b", chosen="ib0")
+    ranks[1] = participant(1, "b", chosen="ib0")
     with pytest.raises(LaunchError, match=r"HOROVOD_GLOO_IFACE=ib0 .*host-b.*eth0"):
         choose_trainers(ranks)
 
 
 def test_the_error_without_a_common_network_lists_the_interfaces() -> None:
     ranks = [
-        member(0, "a", interfaces=(Interface("eth0", "10.1.0.1", ETHERNET),)),
-        member(1, "b", interfaces=(Interface("eth0", "10.2.0.1", ETHERNET),)),
+        participant(0, "a", interfaces=(Interface("eth0", "10.1.0.1", ETHERNET),)),
+        participant(1, "b", interfaces=(Interface("eth0", "10.2.0.1", ETHERNET),)),
     ]
     with pytest.raises(LaunchError, match=r" 2 hosts .*10.1.0.1.*10.2.0.1.*HOROVOD_GLOO_IFACE"):
         choose_trainers(ranks)
@@ -230,7 +232,7 @@ def test_data_that_do_not_fit_together_are_named_on_all_ranks(
 
 
 def test_shape_and_dtype_of_a_rank_without_rows_do_not_matter() -> None:
-    alone = Mesh(Alone(), member(0))
+    alone = Mesh(Alone(), participant(0))
     assert redistribute(np.empty((0, 5)), alone, [0]).shape == (0, 5)
     leaf, other = (flatten(data)[0][0][1] for data in (np.empty(0), np.ones((0, 3), "f4")))
     conformed: Any = leaf.conform([other.schema])
@@ -247,7 +249,7 @@ def test_texts_are_as_wide_as_the_widest() -> None:
 
 
 def test_data_that_need_not_move_are_not_copied() -> None:
-    alone = Mesh(Alone(), member(0))
+    alone = Mesh(Alone(), participant(0))
     data = {"x": np.arange(3), "t": pa.table({"a": [1]}), "f": pd.DataFrame({"a": [1]})}
     result = redistribute(data, alone, [0])
     assert all(result[name] is value for name, value in data.items())
@@ -269,11 +271,13 @@ class ThreadMeeting:
             self._all.wait(30)
             return self.values
 
-        return Mesh(SimpleNamespace(rank=rank, size=self.size, allgather=allgather), member(rank))
+        return Mesh(
+            SimpleNamespace(rank=rank, size=self.size, allgather=allgather), participant(rank)
+        )
 
 
 @contextlib.contextmanager
-def connect_without_key(contact: _Contact) -> Iterator[zmq.Socket[bytes]]:
+def connect_without_key(contact: _Introduction) -> Iterator[zmq.Socket[bytes]]:
     """Connect to a rank with a key that it does not know; yields the connection's events."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
         stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
@@ -292,7 +296,7 @@ def test_only_ranks_of_the_program_can_connect() -> None:
         gathered = threads.map(lambda mesh: mesh.allgather(b"%d" % mesh.rank), meshes)
         assert list(gathered) == [[b"0", b"1"]] * 2
         ends = {zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH}
-        contact = msgspec.msgpack.decode(meeting.values[0], type=_Contact)
+        contact = msgspec.msgpack.decode(meeting.values[0], type=_Introduction)
         with connect_without_key(contact) as events:
             event = 0
             while event not in ends:
@@ -324,7 +328,7 @@ def test_an_error_of_old_code_at_the_end_of_the_program_has_a_note(
     try:
         raise ValueError("Argument(s) not recognized: {'lr': 0.1}")
     except ValueError as error:
-        calls.tell_of_exit(Session(Mesh(Alone(), member(0))), error)
+        calls.tell_of_exit(Session(Mesh(Alone(), participant(0))), error)
     note = capsys.readouterr().err
     assert f"{__file__}, line " in note
     assert "mpirun -x TF_USE_LEGACY_KERAS=1" in note
@@ -335,7 +339,7 @@ def test_srun_without_an_mpi_plugin_is_an_error(monkeypatch: pytest.MonkeyPatch)
     for name, value in {"PROCID": "1", "STEP_ID": "0", "STEP_NUM_TASKS": "4"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     with pytest.raises(LaunchError, match=r"4 tasks.*--mpi=pmix.*horovod-runner run"):
-        discovery.find(member(0))
+        discovery.find(participant(0))
 
 
 def test_an_elastic_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

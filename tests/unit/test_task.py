@@ -11,8 +11,8 @@ from horovod_runner.common.limits import Limits
 from horovod_runner.common.options import ClusterConfig, Options
 from horovod_runner.errors import LaunchError
 from horovod_runner.task import meeting, task
+from horovod_runner.wire.addresses import ChannelAddress
 from horovod_runner.wire.job import Job
-from horovod_runner.wire.transport import ChannelAddress
 
 
 def test_a_task_that_never_reaches_the_driver_does_not_wait_for_it_twice() -> None:

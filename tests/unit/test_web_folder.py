@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from horovod_runner import InstallError
-from horovod_runner.host.folders import web
-from horovod_runner.host.folders.web import WebFolder, without_secrets
 from horovod_runner.tools.commands import wheels
 from horovod_runner.tools.commands.wheels import Place
+from horovod_runner.tools.horovod_build import web
+from horovod_runner.tools.horovod_build.web import WebFolder, without_secrets
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

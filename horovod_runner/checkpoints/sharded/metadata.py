@@ -45,7 +45,7 @@ _SHAPE: Final = "horovod_runner_shape"
 _DIGEST: Final = "horovod_runner_sha256"
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """Where a value, or a rank's part of a tensor, lies.
 
     Attributes:
@@ -60,7 +60,7 @@ class Piece(NamedTuple):
     sha256: bytes
 
 
-def write(metadata: Metadata, pieces: dict[MetadataIndex, Piece], shape: Shape) -> bytes:
+def write(metadata: Metadata, pieces: dict[MetadataIndex, StoredPiece], shape: Shape) -> bytes:
     """Encode the metadata of a checkpoint.
 
     Args:
@@ -78,7 +78,7 @@ def write(metadata: Metadata, pieces: dict[MetadataIndex, Piece], shape: Shape) 
     return pickle.dumps(metadata)
 
 
-def read(data: bytes, name: str) -> tuple[Metadata, dict[MetadataIndex, Piece], Shape]:
+def read(data: bytes, name: str) -> tuple[Metadata, dict[MetadataIndex, StoredPiece], Shape]:
     """Decode the metadata of a checkpoint.
 
     Args:
@@ -92,7 +92,7 @@ def read(data: bytes, name: str) -> tuple[Metadata, dict[MetadataIndex, Piece], 
         metadata = unpickle(data)
         shape = Shape(metadata.planner_data, *getattr(metadata, _SHAPE))
         pieces = {
-            index: Piece(info.relative_path, info.offset, info.length, getattr(info, _DIGEST))
+            index: StoredPiece(info.relative_path, info.offset, info.length, getattr(info, _DIGEST))
             for index, info in metadata.storage_data.items()
         }
     except Exception as error:

@@ -22,14 +22,13 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 from horovod_runner.checkpoints import formats
-from horovod_runner.checkpoints.checkpoint import METADATA, UnreachableError
+from horovod_runner.checkpoints.problems import damaged, unreachable
 from horovod_runner.checkpoints.sharded import metadata as metadata_
-from horovod_runner.checkpoints.sharded.metadata import Piece
+from horovod_runner.checkpoints.sharded.metadata import StoredPiece
 from horovod_runner.checkpoints.sharded.tree import Leaves, flatten, unflatten
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.folder import Folder
-from horovod_runner.host.folders.problems import describe
-from horovod_runner.wire.marker import Marker
+from horovod_runner.wire.marker import METADATA, Marker
 
 _FILE: Final = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 _MOST_BYTES: Final = 64 << 20  # that are read at once
@@ -184,7 +183,7 @@ def _read_metadata(folder: Folder, marker: Marker) -> bytes:
 
 
 def _read_pieces(
-    folder: Folder, marker: Marker, wanted: Iterable[tuple[Piece, ReadItem]]
+    folder: Folder, marker: Marker, wanted: Iterable[tuple[StoredPiece, ReadItem]]
 ) -> Iterator[tuple[ReadItem, memoryview]]:
     """Read pieces of files: those that lie side by side at once, for stores answer slowly."""
     ordered = sorted(wanted, key=lambda each: each[0][:2])
@@ -203,10 +202,10 @@ def _read_pieces(
 
 
 def _spans(
-    pieces: Iterable[tuple[Piece, ReadItem]],
-) -> Iterator[tuple[int, int, list[tuple[Piece, ReadItem]]]]:
+    pieces: Iterable[tuple[StoredPiece, ReadItem]],
+) -> Iterator[tuple[int, int, list[tuple[StoredPiece, ReadItem]]]]:
     """Group the pieces of a file, in their order, into spans that are read at once."""
-    group: list[tuple[Piece, ReadItem]] = []
+    group: list[tuple[StoredPiece, ReadItem]] = []
     begin = end = 0
     for piece, item in pieces:
         stop = piece.at + piece.length
@@ -231,14 +230,8 @@ def _reading(read: Callable[[], bytes], marker: Marker, file: str) -> bytes:
             "(CheckpointConfig), or use another one."
         ) from None
     except Exception as error:  # every kind of folder raises different ones
-        raise UnreachableError(
-            f"the checkpoint {marker.name} (step {marker.step}) cannot be read: {describe(error)}"
-        ) from error
+        raise unreachable(marker, error) from error
 
 
 def _damaged(marker: Marker, file: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {marker.name} (step {marker.step}) is damaged: its file {file} has other "
-        "bytes than were written. The disk or the remote folder has changed it: use an earlier "
-        "checkpoint."
-    )
+    return damaged(marker, f"its file {file} has other bytes than were written")

@@ -21,21 +21,19 @@ from torch.distributed.checkpoint import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 
-from horovod_runner.checkpoints import checkpoint
-from horovod_runner.checkpoints.checkpoint import METADATA
 from horovod_runner.checkpoints.sharded import metadata as metadata_
-from horovod_runner.checkpoints.sharded.meeting import Meeting
+from horovod_runner.checkpoints.sharded.parts_store import PartsStore
 from horovod_runner.checkpoints.sharded.tree import Shape, flatten, merge
 from horovod_runner.checkpoints.snapshot import map_state
-from horovod_runner.common import collectives
-from horovod_runner.common.collectives import Collectives
 from horovod_runner.common.limits import Limits
 from horovod_runner.common.text import count_text, names_text, ranks_text
 from horovod_runner.errors import CheckpointError
 from horovod_runner.host.folders.folder import PART, Folder
 from horovod_runner.host.folders.problems import describe
+from horovod_runner.wire import collectives
+from horovod_runner.wire.collectives import SmallCollectives
 from horovod_runner.wire.job_file import CheckpointPlan
-from horovod_runner.wire.marker import marker_name
+from horovod_runner.wire.marker import METADATA, marker_name
 
 _DIGEST_BYTES: Final = 8
 _SUFFIX: Final = ".distcp"
@@ -77,13 +75,13 @@ class Sharder:
     ) -> None:
         self._plan = plan
         self._rank = rank
-        self._ranks: Collectives | None = None
-        self._meeting: Meeting | None = None
+        self._ranks: SmallCollectives | None = None
+        self._store: PartsStore | None = None
         if size > 1:
             self._ranks = collectives.connected("save_checkpoint(sharded=True) divides the state")
         self._check_folder(sees)
         if self._ranks is not None:
-            self._meeting = Meeting(rank, self._ranks, limits.checkpoint_meeting)
+            self._store = PartsStore(rank, self._ranks, limits.checkpoint_meeting)
         self._digests: list[int] = []
         self._division: _Division | None = None
         self._buffers: dict[MetadataIndex, Any] = {}
@@ -98,7 +96,7 @@ class Sharder:
                 "(s3://...); or leave out sharded=True, and gather the state on rank 0."
             )
 
-    def take(self, state: Any, number: int, step: int) -> Part:
+    def take(self, state: Any, number: int, step: int) -> OwnPart:
         """Copy this rank's part of a state. This overwrites the previous one: write that first.
 
         Raises:
@@ -122,11 +120,11 @@ class Sharder:
         try:
             copies = self._copies(planner, division)
         except Exception as error:  # main may go on, and rank 0 waits for this rank's part
-            if self._rank and self._meeting is not None:
+            if self._rank and self._store is not None:
                 with suppress(RuntimeError):
-                    self._meeting.tell(number, self._rank, _encoded(describe(error)))
+                    self._store.tell(number, self._rank, _encoded(describe(error)))
             raise
-        return Part(self._rank, self._plan.attempt, number, copies, division, self._meeting)
+        return OwnPart(self._rank, self._plan.attempt, number, copies, division, self._store)
 
     def _copies(self, planner: DefaultSavePlanner, division: _Division) -> list[Any]:
         """Copy the values that this rank writes."""
@@ -196,7 +194,7 @@ def _check_leaves(values: dict[str, Any]) -> None:
 
 
 @dataclass
-class Part:
+class OwnPart:
     """What one rank writes of a checkpoint.
 
     Attributes:
@@ -205,7 +203,7 @@ class Part:
         number: the checkpoint's.
         copies: of its values: tensors, and files of torch.save in memory.
         division: who writes what.
-        meeting: leads to rank 0; None for a single rank.
+        store: leads to rank 0; None for a single rank.
     """
 
     rank: int
@@ -213,7 +211,7 @@ class Part:
     number: int
     copies: Sequence[Any]
     division: _Division
-    meeting: Meeting | None
+    store: PartsStore | None
     _report: _Report = field(default_factory=list, init=False)
 
     def write(self, folder: Folder, name: str, scratch: Callable[[], Path]) -> None:
@@ -229,9 +227,9 @@ class Part:
                 self._report = self._write(folder.inside(name), scratch)
         except Exception as error:
             self._report = describe(error, folder=folder.local(""))
-        if self.rank and self.meeting is not None:
+        if self.rank and self.store is not None:
             with suppress(RuntimeError):  # rank 0 is gone, and with it the run
-                self.meeting.tell(self.number, self.rank, _encoded(self._report))
+                self.store.tell(self.number, self.rank, _encoded(self._report))
 
     def _write(self, folder: Folder, scratch: Callable[[], Path]) -> _Report:
         name = _file(self.rank, self.attempt)
@@ -263,9 +261,9 @@ class Part:
                 checkpoint, or another program has removed a part of it.
         """
         reports: list[_Report] = [self._report]
-        if self.meeting is not None:
+        if self.store is not None:
             for rank in range(1, len(self.division.plans)):
-                data = self.meeting.hear(self.number, rank)
+                data = self.store.hear(self.number, rank)
                 reports.append(_decode_report(data))
         pieces = {}
         problems = []
@@ -275,7 +273,7 @@ class Part:
                 continue
             items = self.division.plans[rank].items
             for item, piece in zip(items, report, strict=True):
-                pieces[item.index] = metadata_.Piece(_file(rank, self.attempt), *piece)
+                pieces[item.index] = metadata_.StoredPiece(_file(rank, self.attempt), *piece)
         if problems:
             others = len(problems) - 1
             more = f" {count_text(others, 'other rank')} could not write theirs." if others else ""
@@ -303,7 +301,7 @@ class Part:
         parts = [file for file in inside.names() if file.endswith(_SUFFIX)]
         own = {_file(rank, self.attempt) for rank in range(len(self.division.plans))}
         if own.issuperset(parts):
-            checkpoint.discard(folder, name)
+            folder.remove_inside(name)
             return
         for file in own.intersection(parts):
             inside.remove(file)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_runner.common.collectives import connected
 from horovod_runner.data.feed.feed import Feed
+from horovod_runner.wire.collectives import connected
 from horovod_runner.worker.checks import notes
 from horovod_runner.worker.checks.captured import names_used
 

@@ -15,7 +15,8 @@ from typing import Final
 import zmq
 
 from horovod_runner.common.limits import DEFAULTS, Limits
-from horovod_runner.wire.transport import Call, OneKey, set_heartbeat
+from horovod_runner.wire.addresses import Call
+from horovod_runner.wire.transport import OneKey, guarded_socket, set_heartbeat
 
 _AGAIN_MS: Final = 1_000
 _REQUEST_BYTES: Final = 4 << 10
@@ -35,21 +36,13 @@ class ServedFolder:
     """
 
     def __init__(self, call: Call, limits: Limits) -> None:
-        from zmq.auth.thread import ThreadAuthenticator  # late: it loads asyncio
-
         self._files: dict[str, bytes] = {}
         self._called = False
         self._context = zmq.Context()
-        self._authenticator = ThreadAuthenticator(self._context)
-        self._authenticator.start()
-        self._authenticator.configure_curve_callback(
-            domain="*", credentials_provider=OneKey(call.public_key)
+        keys = call.public_key, call.secret_key
+        self._socket, self._authenticator = guarded_socket(
+            self._context, zmq.REP, keys, OneKey(call.public_key)
         )
-        self._socket = self._context.socket(zmq.REP)
-        self._socket.curve_server = True
-        self._socket.curve_publickey = call.public_key
-        self._socket.curve_secretkey = call.secret_key
-        self._socket.linger = 0
         self._socket.maxmsgsize = _REQUEST_BYTES
         set_heartbeat(self._socket, limits)
         if not any(self._bind(port) for port in call.ports):

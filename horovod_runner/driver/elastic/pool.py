@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from horovod_runner.common.liveness import Liveness
 from horovod_runner.driver.elastic.launch import PooledLaunch
 from horovod_runner.driver.elastic.members import Members, PoolMember
 from horovod_runner.driver.elastic.scaling import ScalingPolicy
@@ -24,6 +23,7 @@ from horovod_runner.driver.launcher import (
     PoolKeeper,
     PoolRequest,
 )
+from horovod_runner.driver.liveness import Liveness
 from horovod_runner.errors import (
     CancelledError,
     DataError,

@@ -9,8 +9,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-from horovod_runner.common import replacements
-from horovod_runner.common.replacements import ReplacementLoader
+from horovod_runner.worker.imports import replacements
+from horovod_runner.worker.imports.replacements import ReplacementLoader
 
 _HERE: Final = "horovod_runner.integrations.horovod_spark"
 _MODULES: Final = {

@@ -23,9 +23,9 @@ from horovod_runner.common.text import broken
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.host import control_groups, gpus, software
 from horovod_runner.host.folders.opening import open_folder
-from horovod_runner.host.folders.trial import Check, new_removed, try_folder
 from horovod_runner.launchers.sessions import open_session
 from horovod_runner.run.runner import HorovodRunner
+from horovod_runner.tools.commands.trial import Trial, new_removed, try_folder
 from horovod_runner.tools.horovod_build import toolchain
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ def examine_folder_on_executor(url: str, spark: SparkSession) -> Iterator[Findin
         yield _finding(check._replace(name=f"executor: {check.name}"))
 
 
-def _as_rank(url: str, probe: str) -> list[Check] | None:
+def _as_rank(url: str, probe: str) -> list[Trial] | None:
     """Try a folder in a rank; None if it is not the driver's folder."""
     return None if open_folder(url).size(probe) is None else list(try_folder(url))
 
 
-def _finding(check: Check) -> Finding:
+def _finding(check: Trial) -> Finding:
     status: Status = "ok" if check.works else "wrong" if check.remedy else "absent"
     return Finding(check.name, status, check.detail, check.remedy)
 

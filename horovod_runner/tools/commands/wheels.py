@@ -34,9 +34,9 @@ from horovod_runner.errors import InstallError
 from horovod_runner.host.folders.folder import local_path
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.remote import RemoteFolder
-from horovod_runner.host.folders.web import WebFolder, without_secrets
 from horovod_runner.tools.horovod_build.provenance import Provenance
 from horovod_runner.tools.horovod_build.release import INDEX
+from horovod_runner.tools.horovod_build.web import WebFolder, without_secrets
 
 VARIABLE = "HOROVOD_RUNNER_WHEELS"
 _POINTER = "latest.sha256"

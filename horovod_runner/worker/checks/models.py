@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from horovod_runner.common.collectives import connected
+from horovod_runner.wire.collectives import connected
 from horovod_runner.worker import context
 from horovod_runner.worker.agreement import exchange
 from horovod_runner.worker.checks.notes import users_line

@@ -20,8 +20,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
 
-from horovod_runner.common.replacements import ReplacementLoader
 from horovod_runner.worker.api import current_rank, log_to_driver
+from horovod_runner.worker.imports.replacements import ReplacementLoader
 
 _REPLACED: Final = ("horovod.keras", "horovod.tensorflow.keras")
 _TENSORFLOW: Final = "horovod_runner.integrations.keras.distributed.horovod_tensorflow"

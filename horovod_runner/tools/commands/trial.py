@@ -26,7 +26,7 @@ _BYTES: Final = 16 << 20
 _SMALL_FILES: Final = 8
 
 
-class Check(NamedTuple):
+class Trial(NamedTuple):
     """What was tried.
 
     Attributes:
@@ -42,7 +42,7 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-def try_folder(url: str) -> Iterator[Check]:
+def try_folder(url: str) -> Iterator[Trial]:
     """Write, list, read and delete files as runs do, and try what runs can do without.
 
     Leaves nothing behind. Writes 16 MiB.
@@ -56,7 +56,7 @@ def try_folder(url: str) -> Iterator[Check]:
     try:
         folder = open_folder(url)
     except CheckpointError as error:
-        yield Check("folder", False, str(error), "install what the text names")
+        yield Trial("folder", False, str(error), "install what the text names")
         return
     path = folder.local("")
     name = f".trial-{uuid4().hex[:8]}"
@@ -83,7 +83,7 @@ def new_removed(path: Path | None) -> Iterator[None]:
                 each.rmdir()
 
 
-def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[Check]:
+def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[Trial]:
     data = os.urandom(_BYTES)
     needed: list[tuple[str, Callable[[], str]]] = [
         ("folder", lambda: _open(folder, path)),
@@ -95,19 +95,19 @@ def _try(folder: Folder, path: Path | None, name: str, here: Path) -> Iterator[C
     ]
     for what, act in needed:
         try:
-            yield Check(what, True, act())
+            yield Trial(what, True, act())
         except Exception as error:  # every kind of folder raises different ones
             detail = without_password(f"{type(error).__name__}: {error}")
-            yield Check(what, False, detail, advice(error) or "use another place")
+            yield Trial(what, False, detail, advice(error) or "use another place")
             return
     if path is not None:
         for what, consequence, do in _OPTIONAL:
             try:
                 do(path / f"{name}-{what.replace(' ', '-')}")
             except OSError as error:
-                yield Check(what, False, f"{error.strerror or error}: {consequence}")
+                yield Trial(what, False, f"{error.strerror or error}: {consequence}")
             else:
-                yield Check(what, True, "works")
+                yield Trial(what, True, "works")
 
 
 def _open(folder: Folder, path: Path | None) -> str:

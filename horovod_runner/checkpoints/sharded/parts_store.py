@@ -11,12 +11,12 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from horovod_runner.common.collectives import Collectives
+from horovod_runner.wire.collectives import SmallCollectives
 
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.001, 0.1
 
 
-class Meeting:
+class PartsStore:
     """A server on rank 0, and a connection of each rank. All ranks make it at the same time.
 
     Args:
@@ -25,7 +25,7 @@ class Meeting:
         patience: seconds within which the ranks have to connect.
     """
 
-    def __init__(self, rank: int, ranks: Collectives, patience: float) -> None:
+    def __init__(self, rank: int, ranks: SmallCollectives, patience: float) -> None:
         host = os.environ["MASTER_ADDR"]  # of rank 0, in the network of the run
         options = {"timeout": timedelta(seconds=patience), "wait_for_workers": False}
         if rank == 0:

@@ -1,0 +1,157 @@
+"""Small collectives with the library through which `main` has connected the ranks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Library = Literal["horovod.torch", "horovod.tensorflow", "torch"]
+Totals = npt.NDArray[np.float64]
+
+
+class SmallCollectives(Protocol):
+    """All ranks make the same calls in the same order."""
+
+    def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
+        """Broadcast bytes from a rank.
+
+        Args:
+            data: the bytes; read on rank ``root`` only.
+            count: the number of bytes, the same on all ranks.
+            root: the sending rank.
+            name: shown where a rank waits for the others for ever.
+        """
+
+    def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
+        """The numbers of all ranks, in the order of the ranks; equally many on each.
+
+        Args:
+            numbers: this rank's.
+            name: shown where a rank waits for the others for ever.
+        """
+
+    def add(self, totals: Totals) -> Totals:
+        """The sums over all ranks of arrays of float64 of the same length."""
+
+
+def connected_library() -> tuple[Library, Any] | None:
+    """The name and module of an initialized Horovod, or of torch for torch.distributed.
+
+    None if the ranks are not connected yet. Imports nothing: only modules that are loaded count.
+    """
+    horovods: tuple[Library, ...] = ("horovod.torch", "horovod.tensorflow")
+    for name in horovods:
+        horovod = sys.modules.get(name)
+        if horovod is not None and horovod.is_initialized():
+            return name, horovod
+    torch = sys.modules.get("torch")
+    distributed = None if torch is None else torch.distributed
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return "torch", torch
+    return None
+
+
+def connected(
+    what: str = "load_checkpoint broadcasts from a rank to the others",
+) -> SmallCollectives:
+    """The collectives of the library that ``main`` has initialized.
+
+    Args:
+        what: what needs them, for the error.
+
+    Raises:
+        RuntimeError: the ranks are not connected yet.
+    """
+    found = connected_library()
+    if found is not None:
+        name, module = found
+        return _MAKERS[name](module)
+    raise RuntimeError(
+        f"{what}, and the ranks are not connected yet: call hvd.init() before it (or "
+        "torch.distributed.init_process_group())"
+    )
+
+
+@dataclass(frozen=True)
+class _OfArrays:
+    """Small collectives made of a library's, which take and return NumPy arrays here.
+
+    Attributes:
+        broadcast_array: returns the array of a rank; gets that rank and a name, too.
+        gather_rows: returns the rows of all ranks; gets a name, too.
+        sum_arrays: as ``gather_rows``.
+    """
+
+    broadcast_array: Callable[[Any, int, str], Any]
+    gather_rows: Callable[[Any, str], Any]
+    sum_arrays: Callable[[Any, str], Any]
+
+    def broadcast(self, data: bytes, count: int, root: int = 0, name: str = "checkpoint") -> bytes:
+        array = np.frombuffer(bytearray(data) if data else bytearray(count), np.uint8)
+        return bytes(self.broadcast_array(array, root, f"horovod_runner.{name}").tobytes())
+
+    def gather(self, numbers: Sequence[int], name: str = "commits") -> list[list[int]]:
+        rows = self.gather_rows(np.array([numbers], np.int64), f"horovod_runner.{name}")
+        return rows.tolist()  # type: ignore[no-any-return]
+
+    def add(self, totals: Totals) -> Totals:
+        return np.asarray(self.sum_arrays(totals, "horovod_runner.evaluate"))
+
+
+def _of_horovod_torch(hvd: Any) -> _OfArrays:
+    from torch import from_numpy
+
+    return _OfArrays(
+        lambda array, root, name: hvd.broadcast_(from_numpy(array), root, name=name).numpy(),
+        lambda array, name: hvd.allgather(from_numpy(array), name=name).numpy(),
+        lambda array, name: hvd.allreduce(from_numpy(array), op=hvd.Sum, name=name).numpy(),
+    )
+
+
+def _of_horovod_tensorflow(hvd: Any) -> _OfArrays:
+    import tensorflow
+
+    def on_cpu(collective: Callable[..., Any], array: Any, **options: Any) -> Any:
+        with tensorflow.device("/cpu:0"):
+            return collective(tensorflow.constant(array), **options).numpy()
+
+    return _OfArrays(
+        lambda array, root, name: on_cpu(hvd.broadcast, array, root_rank=root, name=name),
+        lambda array, name: on_cpu(hvd.allgather, array, name=name),
+        lambda array, name: on_cpu(hvd.allreduce, array, op=hvd.Sum, name=name),
+    )
+
+
+def _of_torch(torch: Any) -> _OfArrays:
+    distributed = torch.distributed
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+
+    def broadcast(array: Any, root: int, _name: str) -> Any:
+        tensor = torch.from_numpy(array).to(device)
+        distributed.broadcast(tensor, root)
+        return tensor.cpu().numpy()
+
+    def gather(array: Any, _name: str) -> Any:
+        ours = torch.from_numpy(array).to(device)
+        parts = [torch.empty_like(ours) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(parts, ours)
+        return torch.cat(parts).cpu().numpy()
+
+    def add(array: Any, _name: str) -> Any:
+        summed = torch.from_numpy(array).to(device)
+        distributed.all_reduce(summed)
+        return summed.cpu().numpy()
+
+    return _OfArrays(broadcast, gather, add)
+
+
+_MAKERS: Final[Mapping[Library, Callable[[Any], SmallCollectives]]] = {
+    "horovod.torch": _of_horovod_torch,
+    "horovod.tensorflow": _of_horovod_tensorflow,
+    "torch": _of_torch,
+}
