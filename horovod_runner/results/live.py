@@ -17,7 +17,7 @@ from horovod_runner.common.slots import RankInfo
 from horovod_runner.common.text import without_password
 from horovod_runner.results.metrics_table import Position
 from horovod_runner.results.run import Line, Run
-from horovod_runner.results.slowness.profile import SPENT, Recent
+from horovod_runner.results.slowness.profile import Recent
 from horovod_runner.results.slowness.totals import spent_of
 from horovod_runner.wire.events import Status
 from horovod_runner.wire.measurements import Profile, steps_of
@@ -212,17 +212,13 @@ def _rank(info: RankInfo, known: Recent | None, now: float) -> LiveRank:
         rank.rate, rank.silent = steps / seconds, max(0.0, now - known.heard)
         if rank.silent > _SUMMARY_SECONDS:  # it has not finished a step since
             rank.rate = min(rank.rate, 1 / (rank.silent - _SUMMARY_SECONDS))
-        sums = {name: sum(spent_of(row).get(name, 0.0) for row in rows) for name in SPENT}
+        each = [spent_of(row).values() for row in rows]
+        spent = [sum(some) for some in zip(*each, strict=True)]
         # What a rank has waited for counts in the second in which the wait ends.
-        whole = max(seconds, sum(sums.values()))
-        spent = {name: each / whole for name, each in sums.items()}
-        rank.shares = Shares(
-            max(0.0, 1.0 - sum(spent.values())),
-            spent["data"],
-            spent["waiting"],
-            spent["moving"],
-            spent["report"] + spent["checkpoint"],
-        )
+        whole = max(seconds, sum(spent))
+        data, waiting, moving, *calls = (part / whole for part in spent)
+        compute = max(0.0, 1.0 - sum(spent) / whole)
+        rank.shares = Shares(compute, data, waiting, moving, sum(calls))
         rank.cpu = sum(row.cpu for row in rows) / seconds
     return rank
 

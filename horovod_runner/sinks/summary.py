@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from horovod_runner.wire.measurements import Machine, Profile
 
 _SECONDS: Final = 10.0  # between two summaries
-# Parts of a step, by what ranks call them; the rest of it is computed. Where waiting and moving
-# cannot be told apart they count as waiting.
-_PARTS: Final = {
-    "data": "data",
-    "waiting": "waiting",
-    "blocked": "waiting",
-    "moving": "moving",
-    "report": "report",
-    "checkpoint": "checkpoint",
-}
 
 
 class Summary:
@@ -91,9 +81,10 @@ class _Steps:
     def add(self, profile: Profile) -> None:
         self._seconds += profile.seconds
         self._steps += steps_of(profile.steps)
-        for name, part in _PARTS.items():
-            if name in profile.spent:
-                self._spent[part] = self._spent.get(part, 0.0) + profile.spent[name]
+        for name, seconds in profile.spent.items():
+            # Where waiting and moving cannot be told apart they count as waiting.
+            part = "waiting" if name == "blocked" else name
+            self._spent[part] = self._spent.get(part, 0.0) + seconds
 
     def numbers(self) -> dict[str, float]:
         if not self._steps or not self._seconds:
