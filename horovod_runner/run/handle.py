@@ -22,7 +22,7 @@ from horovod_runner.launchers.sessions import find_session
 from horovod_runner.launchers.spark import SparkLauncher
 from horovod_runner.results import saved_run
 from horovod_runner.results.card import value_text
-from horovod_runner.results.live import live
+from horovod_runner.results.panel import progress_sink
 from horovod_runner.results.recorder import failed
 from horovod_runner.results.registration import Registration
 from horovod_runner.results.run import Run, Timings, plain_params
@@ -31,7 +31,6 @@ from horovod_runner.run.datasets import find_datasets
 from horovod_runner.run.make_job import make_job
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks
-from horovod_runner.sinks.panel import progress_sink
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.wire.events import RunEnded, Status
 
@@ -234,7 +233,7 @@ class RunHandle:
         entry: Registration,
     ) -> Any:
         """Run the job to its end, and pass what happens to the sinks."""
-        progress = progress_sink(live) if self._options.progress else None
+        progress = progress_sink() if self._options.progress else None
         terminal = TerminalSink(job.size, progress)
         ours = [entry, terminal, *([progress] if progress is not None else [])]
         sink = FanOut(log, ours, self._options.sinks, terminal.notice, limits=job.limits)
