@@ -153,7 +153,8 @@ def live(run: Run) -> Live:
     ranks = list(_ranks(run, attempts[-1].started if attempts else 0.0, until))
     memory = [rank.memory for rank in ranks if rank.memory is not None]
     checkpoint = run.latest_checkpoint
-    position = run._metrics.positions.get(0, Position())
+    reports = run._metrics.ranks.get(0)
+    position = Position() if reports is None else reports.position
     shown, rest = _slowest(ranks)
     return Live(
         run.run_id,

@@ -193,7 +193,8 @@ class Run:
     @property
     def latest_metrics(self) -> dict[str, float | int]:
         """The latest value of each metric of rank 0."""
-        return dict(self._metrics.latest.get(0, {}))
+        reports = self._metrics.ranks.get(0)
+        return {} if reports is None else dict(reports.latest)
 
     @property
     def dropped_reports(self) -> dict[int, int]:
@@ -201,7 +202,7 @@ class Run:
 
         Ranks that lost no report are not listed.
         """
-        return {rank: count for rank, count in self._metrics.dropped.items() if count}
+        return {rank: each.dropped for rank, each in self._metrics.ranks.items() if each.dropped}
 
     def diagnose(self) -> Diagnosis:
         """Say why the run is slow: where a step's time goes, which rank holds the others up.

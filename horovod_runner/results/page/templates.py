@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
 from functools import lru_cache
 from importlib.resources import files
@@ -14,6 +13,7 @@ from typing import Any, Final
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from horovod_runner.results.page import numbers
+from horovod_runner.results.private_files import private
 
 # Characters that HTML forbids, and those of terminals: all control characters but tab and newline.
 _FORBIDDEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -70,5 +70,5 @@ def write(text: str, to: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with open(to, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with open(to, "wb", opener=private) as file:
         file.write(text.encode())
