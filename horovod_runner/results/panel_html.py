@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from horovod_runner.common.text import bytes_text, duration_text, rate_text
+from horovod_runner.results.live import LiveRank
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from horovod_runner.results.live import Live, LiveRank, Others, Shares
+    from horovod_runner.results.live import Live, Others, Shares
 
 # Of Shares, in its order: the name and the colour, on a light and a dark page.
 _PARTS: Final = (
@@ -46,7 +47,6 @@ _STATUS: Final = {
     "failed": "#d1495b",
     "cancelled": "#e0a100",
 }
-_QUIET_SECONDS: Final = 5.0  # from which a rank without a summary is marked
 LINES_TITLE: Final = "the last lines"
 
 
@@ -61,21 +61,17 @@ def draw(part: str, *values: object) -> Markup:
 
 def head(live: Live) -> Markup:
     """What the run is, how far it is, and where its time goes."""
-    steps = "" if live.step is None else pace(live)
-    return draw("head", live, _facts(live), steps, _parts(live.shares), _numbers(live))
+    texts = _facts(live), _steps(live), ", ".join(live.numbers)
+    return draw("head", live, *texts, _parts(live.shares))
 
 
 def ranks(live: Live) -> Markup:
     """The table of ranks."""
     rows: list[list[object]] = [
-        [
-            *(rank.rank, rank.host, rank.pid or "", *_measured(rank, rank.silent)),
-            "" if rank.host_cores is None else f"{rank.host_cores:.1f}/{rank.of_cores}",
-        ]
-        for rank in live.ranks
+        [rank.rank, rank.host, rank.pid or "", *_measured(rank), rank.cores] for rank in live.ranks
     ]
     if live.others is not None:
-        rows.append([f"{live.others.count:,}", "others", "", *_measured(live.others, None), ""])
+        rows.append([f"{live.others.count:,}", "others", "", *_measured(live.others), ""])
     return draw("table", _COLUMNS, rows)
 
 
@@ -104,13 +100,10 @@ def ranks_title(live: Live) -> str:
 def text(live: Live) -> str:
     """The same in plain text, without the ranks."""
     found = [f"{live.main}: {live.status}, {_facts(live)}"]
-    if live.error:
-        found.append(live.error)
-    if live.step is not None:
-        found.append(pace(live))
+    found += [each for each in (live.error, _steps(live)) if each]
     if live.shares is not None:
         found.append(" | ".join(f"{name} {share:.0%}" for name, share, _ in _parts(live.shares)))
-    found += [each for each in (_numbers(live), live.verdict) if each]
+    found += [each for each in (", ".join(live.numbers), live.verdict) if each]
     return "\n".join(found)
 
 
@@ -119,36 +112,20 @@ def _facts(live: Live) -> str:
     return f"{ranks_title(live)} on {live.where}, {duration_text(live.elapsed)}{attempt}"
 
 
-def pace(live: Live) -> str:
-    """How far the run is, and how fast."""
-    step, total = live.step or 0, live.total_steps
-    found = [] if live.epoch is None else [f"epoch {live.epoch}"]
-    found.append(f"step {step:,}" + (f" of {total:,} ({step / total:.0%})" if total else ""))
-    if live.rate is not None and live.status == "running":
-        found.append(f"{rate_text(live.rate)} steps/s")
-        if total and live.rate and step < total:
-            found.append(f"{duration_text((total - step) / live.rate)} left")
-    return ", ".join(found)
+def _steps(live: Live) -> str:
+    """How far the run is, and how fast; empty before it has a step."""
+    if live.step is None:
+        return ""
+    done = f" ({live.step / live.total_steps:.0%})" if live.total_steps else ""
+    return ", ".join([f"{live.how_far}{done}", *live.pace])
 
 
-def _numbers(live: Live) -> str:
-    found = [
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
-        for name, value in live.metrics.items()
-    ]
-    if live.memory is not None:
-        found.append(f"memory {bytes_text(live.memory)}")
-    if live.checkpoint is not None:
-        found.append(f"checkpoint of step {live.checkpoint:,}")
-    return ", ".join(found)
-
-
-def _measured(shown: LiveRank | Others, silent: float | None) -> Iterator[str]:
+def _measured(shown: LiveRank | Others) -> Iterator[str]:
     """Cells of a row: what is known of a rank or of several."""
     shares = shown.shares
     yield "" if shown.rate is None else rate_text(shown.rate)
-    if silent is not None and silent > _QUIET_SECONDS:
-        yield f"no step for {duration_text(silent)}"
+    if isinstance(shown, LiveRank) and shown.is_quiet:
+        yield f"no step for {duration_text(shown.silent or 0.0)}"
     else:
         yield "" if shares is None else draw("bar", _parts(shares), 10, "7em")
     known = (None,) * 3 if shares is None else (shares.compute, shares.data, shares.waiting)

@@ -182,6 +182,11 @@ class Run:
         return run_html(self)
 
     @property
+    def _until(self) -> float:
+        """When it ended, or until when it is known; in seconds since the epoch."""
+        return self.timings.end or self.recorded or self._clock()
+
+    @property
     def metrics(self) -> pa.Table:
         """All reports as a table; requires pyarrow and NumPy.
 

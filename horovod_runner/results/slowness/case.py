@@ -45,6 +45,11 @@ class Finding:
     advice: str
     reason: str = ""
 
+    @property
+    def sentence(self) -> str:
+        """What was seen, as a sentence without its full stop."""
+        return f"{self.text[0].upper()}{self.text[1:].removesuffix('.')}"
+
 
 @dataclass(frozen=True)
 class Step:
