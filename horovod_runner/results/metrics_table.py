@@ -114,14 +114,12 @@ class Position(NamedTuple):
 
     def after(self, reports: Sequence[Report]) -> Position:
         """The position after more reports."""
-        return Position(
-            next((r.step for r in reversed(reports) if r.step is not None), self.step),
-            next((r.epoch for r in reversed(reports) if r.epoch is not None), self.epoch),
-            next(
-                (r.total_steps for r in reversed(reports) if r.total_steps is not None),
-                self.total_steps,
-            ),
-        )
+
+        def latest(name: str) -> Any:
+            said = (getattr(report, name) for report in reversed(reports))
+            return next((value for value in said if value is not None), getattr(self, name))
+
+        return Position(*map(latest, self._fields))
 
 
 class EpochEnd(NamedTuple):

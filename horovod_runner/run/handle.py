@@ -23,9 +23,9 @@ from horovod_runner.launchers.spark import SparkLauncher
 from horovod_runner.results import saved_run
 from horovod_runner.results.card import value_text
 from horovod_runner.results.panel import progress_sink
-from horovod_runner.results.recorder import failed
+from horovod_runner.results.recorder import failed, plain_params
 from horovod_runner.results.registration import Registration
-from horovod_runner.results.run import Run, Timings, plain_params
+from horovod_runner.results.run import Run, Timings
 from horovod_runner.results.run_log import RunLog
 from horovod_runner.run.datasets import find_datasets
 from horovod_runner.run.make_job import make_job

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import without_password
@@ -18,6 +18,7 @@ from horovod_runner.wire.measurements import Lines, Profile
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
+    from horovod_runner.results.run_log import RunLog
 
 _IDLE_SECONDS: Final = 1.0
 _MAX_QUEUED: Final = 100_000  # events
@@ -25,16 +26,6 @@ _MAX_QUEUED_BYTES: Final = 64 << 20  # of output and reports, roughly
 # Calls that are never dropped.
 _LAST: Final = ("attempt", "end")
 _FULL: Final = "The disk is full: free space, or give the sink another place."
-
-
-class EventLog(Protocol):
-    """The log of a run: `results.run_log`."""
-
-    def add(self, events: Sequence[Event]) -> None:
-        """Add events."""
-
-    def idle(self) -> None:
-        """Called at least once a second."""
 
 
 class FanOut:
@@ -50,7 +41,7 @@ class FanOut:
 
     def __init__(
         self,
-        log: EventLog,
+        log: RunLog,
         direct: Sequence[Sink],
         threaded: Iterable[Sink],
         notice: Callable[[str], None],

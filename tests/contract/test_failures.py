@@ -130,6 +130,7 @@ def print_what_is_no_utf8() -> None:
         (close_the_output, "said in silence"),
         (print_what_is_no_utf8, "caf\ufffd \ufffd"),
     ],
+    ids=["memory", "pickle", "output", "utf8"],
 )
 def test_a_strange_end_is_still_told(ranks: Ranks, main: Any, told: str) -> None:
     assert told in str(fail(ranks, main))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -137,21 +136,3 @@ def test_reports_beyond_what_a_driver_takes_are_counted_and_the_last_arrives(
 def test_a_metric_that_is_no_number_is_the_ranks_own_error(ranks: Ranks) -> None:
     with pytest.raises(TypeError, match=r"'loss' .* got list\."):
         ranks.run(1, lambda: report(loss=[1.0]))
-
-
-@pytest.mark.horovod
-def test_horovods_timeline_comes_to_the_driver(ranks: Ranks, tmp_path: Path) -> None:
-
-    def main() -> None:
-        import horovod.torch as hvd
-        import torch
-
-        hvd.init()
-        for _ in range(3):
-            hvd.allreduce(torch.ones(3), name="gradient")
-        hvd.shutdown()
-
-    path = tmp_path / "timeline.json"
-    ranks.run(2, main, {"timeline": path})
-    events = json.loads(path.read_text())
-    assert "allreduce.gradient" in {event.get("args", {}).get("name") for event in events if event}

@@ -407,7 +407,7 @@ def test_a_sink_that_never_returns_costs_no_more_memory_than_twice_its_queue(
     sink.entered.wait()
     for _ in range(500):
         fan_out.notice("x" * (1 << 10))
-    assert len(fan_out._threads[0]._events) == 128  # 128 KiB
+    assert len(fan_out._threads[0]._calls) == 128  # 128 KiB
     fan_out.tell(AttemptBegan(7))
     fan_out.end(Run("test", 1))
     sink.go_on.set()
