@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from horovod_runner.common.slots import RankInfo
 from horovod_runner.results.run import Attempt, Line, Run, Status, Timings
@@ -43,76 +43,60 @@ def made_up_run(
         software={"horovod": "0.28.1", "torch": "2.9.0", "Python": "3.13.5"},
         timings=Timings(BEGAN),
     )
-    log = RunLog(run)
+    log, dice = RunLog(run), random.Random(size)
+    hosts = [f"worker-{rank // per_host}" for rank in range(size)]
     log.add([AttemptBegan(1)])
     run.attempts[0].started = BEGAN + 1
-    log.add(
-        [
-            RanksPlaced(
-                [
-                    RankInfo(rank, f"worker-{rank // per_host}", 100 + rank, (), 0)
-                    for rank in range(size)
-                ]
-            )
-        ]
-    )
-    dice = random.Random(size)
+    ranks = [RankInfo(rank, host, 100 + rank, (), 0) for rank, host in enumerate(hosts)]
+    log.add([RanksPlaced(ranks)])
     for second in range(seconds):
         for rank in range(size):
             if profile:
-                _measure(log, rank, second, dice, is_slow=rank == slow_rank)
+                log.add(list(_measured(rank, second, dice, is_slow=rank == slow_rank)))
             if rank in reporting:
                 log.add(_reports(rank, second, dice))
-    if profile:
-        for rank in range(size):
-            seen = [70, 20, 0, 10] if rank == slow_rank else [30, 0, 60, 10]
-            log.add([Lines(rank, 100, CALLS, [[0], [0, 1], [0, 2], [0, 3]], seen)])
+    for rank in range(size if profile else 0):
+        seen = [70, 20, 0, 10] if rank == slow_rank else [30, 0, 60, 10]
+        log.add([Lines(rank, 100, CALLS, [[0], [0, 1], [0, 2], [0, 3]], seen)])
     for rank in range(min(size, 8)):
         log.add([Output(rank, "stdout", f"rank {rank} begins\nrank {rank} ")])
         log.add([Output(rank, "stdout", "ends\n")])
-    log.add([Notice("controller: gloo")])
-    log.add([RunEnded(status, [], "")])
+    log.add([Notice("controller: gloo"), RunEnded(status, [], "")])
     run.timings.end = run.attempts[0].ended = BEGAN + seconds + 5
     return run
 
 
-def _measure(log: RunLog, rank: int, second: int, dice: random.Random, *, is_slow: bool) -> None:
+def _measured(
+    rank: int, second: int, dice: random.Random, *, is_slow: bool
+) -> Iterator[Profile | Machine]:
     now = BEGAN + 4 + second
     waiting = 0.01 if is_slow else dice.uniform(0.3, 0.4)
     waits = 100 if is_slow else round(waiting * 1e5)
-    log.add(
-        [
-            Profile(
-                rank,
-                now,
-                1.0,
-                {"optimizer": STEPS},
-                {"data": dice.uniform(0.02, 0.05), "waiting": waiting, "moving": 0.08},
-                bytes=40_000_000,
-                collectives=STEPS,
-                waited=waiting,
-                moved=0.08,
-                arrivals=[(second * STEPS + i, waits, 1_000_000 - i * 1000) for i in range(STEPS)],
-                cpu=1.2,
-                main_cpu=0.6,
-            )
-        ]
+    yield Profile(
+        rank,
+        now,
+        1.0,
+        {"optimizer": STEPS},
+        {"data": dice.uniform(0.02, 0.05), "waiting": waiting, "moving": 0.08},
+        bytes=40_000_000,
+        collectives=STEPS,
+        waited=waiting,
+        moved=0.08,
+        arrivals=[(second * STEPS + i, waits, 1_000_000 - i * 1000) for i in range(STEPS)],
+        cpu=1.2,
+        main_cpu=0.6,
     )
     if second % 5 == 4:
-        log.add(
-            [
-                Machine(
-                    rank,
-                    now,
-                    5.0,
-                    dice.uniform(2, 4),
-                    8,
-                    memory=2_000_000_000 + second * 10_000_000,
-                    free_memory=12_000_000_000 - second * 20_000_000,
-                    disk=dice.randrange(50_000_000),
-                    network=dice.randrange(400_000_000, 500_000_000),
-                )
-            ]
+        yield Machine(
+            rank,
+            now,
+            5.0,
+            dice.uniform(2, 4),
+            8,
+            memory=2_000_000_000 + second * 10_000_000,
+            free_memory=12_000_000_000 - second * 20_000_000,
+            disk=dice.randrange(50_000_000),
+            network=dice.randrange(400_000_000, 500_000_000),
         )
 
 

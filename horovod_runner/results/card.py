@@ -6,9 +6,8 @@ import numbers
 import reprlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
-from html import escape
 from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,8 +19,9 @@ from horovod_runner.common.text import (
     is_secret,
     without_password,
 )
+from horovod_runner.results import panel_html
 from horovod_runner.results.live import live
-from horovod_runner.sinks import panel_html
+from horovod_runner.results.panel_html import draw
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
@@ -35,9 +35,7 @@ _MAX_WARNINGS: Final = 5
 _MAX_ATTEMPTS: Final = 5  # of those before the last one, whose errors may have 64 KB each
 _MAX_CHARACTERS: Final = 200
 _EXAMINED_CHARACTERS: Final = 2000  # of a text, for passwords
-_NAME: Final = "padding:.1em 1em .1em 0;text-align:left;vertical-align:top;opacity:.7"
-_VALUE: Final = "padding:.1em 0;text-align:left;overflow-wrap:anywhere;white-space:pre-line"
-_PRE: Final = '<pre style="margin:0;white-space:pre-wrap">'
+_WRAPPED: Final = "margin:0;white-space:pre-wrap"
 
 
 class _Short(reprlib.Repr):
@@ -125,14 +123,11 @@ def run_html(run: Run) -> str:
     """A run for a notebook: as its panel, with what was asked for and what came out."""
     now = live(run)
     folds = [
-        (escape(f"attempt {each.number}: {_error(each)}"), f"{_PRE}{escape(each.details)}</pre>")
-        for each in _failed(run)[-_MAX_ATTEMPTS:]
+        (f"attempt {each.number}: {_error(each)}", draw("pre", each.details, _WRAPPED))
+        for each in [attempt for attempt in run.attempts if attempt.details][-_MAX_ATTEMPTS:]
     ]
-    return (
-        panel_html.head(now)
-        + _table(_facts(run))
-        + panel_html.details(folds + panel_html.folded(now))
-    )
+    folds += panel_html.folded(now)
+    return panel_html.head(now) + draw("facts", list(_facts(run))) + draw("details", folds)
 
 
 def runner_text(options: Options, run: Run | None) -> str:
@@ -145,10 +140,9 @@ def runner_text(options: Options, run: Run | None) -> str:
 def runner_html(options: Options, run: Run | None) -> str:
     """A runner for a notebook: its options that differ from their defaults, and its last run."""
     rows = [("ranks", _where(options)), *list(_given(options))[1:]]
-    title = "<div><b>HorovodRunner</b></div>"
-    if run is None:
-        return title + _table([*rows, ("last run", "none yet")])
-    return f"{title}{_table(rows)}<hr>{run_html(run)}"
+    last = "" if run is None else f"<hr>{run_html(run)}"
+    rows += [("last run", "none yet")] if run is None else []
+    return f"<div><b>HorovodRunner</b></div>{draw('facts', rows)}{last}"
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
@@ -225,10 +219,6 @@ def _error(attempt: Attempt) -> str:
     return _cut(without_password(attempt.error))
 
 
-def _failed(run: Run) -> list[Attempt]:
-    return [attempt for attempt in run.attempts if attempt.details]
-
-
 def _where(options: Options) -> str:
     """How many ranks there are to be, and where, in words."""
     count = f"{abs(options.least)} to {abs(options.most)}" if options.elastic else ""
@@ -270,11 +260,3 @@ def _option_text(name: str, value: Any) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
-
-
-def _table(rows: Iterable[tuple[str, str]]) -> str:
-    found = [
-        f'<tr><th style="{_NAME}">{escape(name)}</th><td style="{_VALUE}">{escape(value)}</td></tr>'
-        for name, value in rows
-    ]
-    return f'<table style="margin:.3em 0;max-width:60em">{"".join(found)}</table>' if found else ""

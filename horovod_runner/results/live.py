@@ -14,10 +14,15 @@ from typing import Final
 import msgspec
 
 from horovod_runner.common.slots import RankInfo
-from horovod_runner.common.text import without_password
+from horovod_runner.common.text import (
+    bytes_text,
+    duration_text,
+    rate_text,
+    without_password,
+)
 from horovod_runner.results.metrics_table import Position
 from horovod_runner.results.run import Line, Run
-from horovod_runner.results.slowness.profile import SPENT, Recent
+from horovod_runner.results.slowness.profile import Recent
 from horovod_runner.results.slowness.totals import spent_of
 from horovod_runner.wire.events import Status
 from horovod_runner.wire.measurements import Profile, steps_of
@@ -30,6 +35,7 @@ _LINE_CHARACTERS: Final = 400
 _NOW_SECONDS: Final = 5.0
 _NOW_STEPS: Final = 5
 _LONGEST_SECONDS: Final = 60.0
+_QUIET_SECONDS: Final = 5.0  # from which a rank without a summary is marked
 _SUMMARY_SECONDS: Final = 2.0  # two summaries of a rank are not further apart while it makes steps
 _VERDICT_SECONDS: Final = 5.0
 _VERDICT_SHARE: Final = 20  # a verdict that takes a second is kept for twenty
@@ -82,6 +88,16 @@ class LiveRank(msgspec.Struct):
     memory: int | None = None
     host_cores: float | None = None
     of_cores: int | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it has sent no summary for long."""
+        return self.silent is not None and self.silent > _QUIET_SECONDS
+
+    @property
+    def cores(self) -> str:
+        """Busy cores of its host, of those that it may use; empty if they are not known."""
+        return "" if self.host_cores is None else f"{self.host_cores:.1f}/{self.of_cores}"
 
 
 class Others(msgspec.Struct):
@@ -145,15 +161,54 @@ class Live(msgspec.Struct):
         """How often the ranks were launched again."""
         return max(0, self.attempt - 1)
 
+    @property
+    def done(self) -> float | None:
+        """The share of the steps that are done; None if it is not known."""
+        if self.step is None or not self.total_steps:
+            return None
+        return min(1.0, self.step / self.total_steps)
+
+    @property
+    def how_far(self) -> str:
+        """The step and the epoch: "epoch 2, step 341 of 1,200"."""
+        epoch = "" if self.epoch is None else f"epoch {self.epoch}, "
+        of = f" of {self.total_steps:,}" if self.total_steps else ""
+        return f"{epoch}step {self.step or 0:,}{of}"
+
+    @property
+    def pace(self) -> list[str]:
+        """While it runs: "10 steps/s", and how much time is left if that is known."""
+        if self.rate is None or self.status != "running":
+            return []
+        found = [f"{rate_text(self.rate)} steps/s"]
+        step, total = self.step or 0, self.total_steps
+        if total and self.rate and step < total:
+            found.append(f"{duration_text((total - step) / self.rate)} left")
+        return found
+
+    @property
+    def numbers(self) -> list[str]:
+        """Metrics, memory and the latest checkpoint, each with its name."""
+        found = [
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
+            for name, value in self.metrics.items()
+        ]
+        if self.memory is not None:
+            found.append(f"memory {bytes_text(self.memory)}")
+        if self.checkpoint is not None:
+            found.append(f"checkpoint of step {self.checkpoint:,}")
+        return found
+
 
 def live(run: Run) -> Live:
     """Say what a run is doing now. Any thread may call it while the run goes on."""
     attempts = list(run.attempts)
-    until = run.timings.end or run.recorded or run._clock()
+    until = run._until
     ranks = list(_ranks(run, attempts[-1].started if attempts else 0.0, until))
     memory = [rank.memory for rank in ranks if rank.memory is not None]
     checkpoint = run.latest_checkpoint
-    position = run._metrics.positions.get(0, Position())
+    reports = run._metrics.ranks.get(0)
+    position = Position() if reports is None else reports.position
     shown, rest = _slowest(ranks)
     return Live(
         run.run_id,
@@ -212,17 +267,13 @@ def _rank(info: RankInfo, known: Recent | None, now: float) -> LiveRank:
         rank.rate, rank.silent = steps / seconds, max(0.0, now - known.heard)
         if rank.silent > _SUMMARY_SECONDS:  # it has not finished a step since
             rank.rate = min(rank.rate, 1 / (rank.silent - _SUMMARY_SECONDS))
-        sums = {name: sum(spent_of(row).get(name, 0.0) for row in rows) for name in SPENT}
+        each = [spent_of(row).values() for row in rows]
+        spent = [sum(some) for some in zip(*each, strict=True)]
         # What a rank has waited for counts in the second in which the wait ends.
-        whole = max(seconds, sum(sums.values()))
-        spent = {name: each / whole for name, each in sums.items()}
-        rank.shares = Shares(
-            max(0.0, 1.0 - sum(spent.values())),
-            spent["data"],
-            spent["waiting"],
-            spent["moving"],
-            spent["report"] + spent["checkpoint"],
-        )
+        whole = max(seconds, sum(spent))
+        data, waiting, moving, *calls = (part / whole for part in spent)
+        compute = max(0.0, 1.0 - sum(spent) / whole)
+        rank.shares = Shares(compute, data, waiting, moving, sum(calls))
         rank.cpu = sum(row.cpu for row in rows) / seconds
     return rank
 
@@ -287,10 +338,7 @@ def _verdict(run: Run) -> str:
     if began < until and run.status == "running":
         return text
     first = next(iter(run.diagnose().findings), None)
-    if first is None:
-        text = ""
-    else:
-        text = f"{first.text[0].upper()}{first.text[1:].removesuffix('.')}. -> {first.advice}"
+    text = "" if first is None else f"{first.sentence}. -> {first.advice}"
     now = time.monotonic()
     run._verdict = text, now + max(_VERDICT_SECONDS, _VERDICT_SHARE * (now - began))
     return text

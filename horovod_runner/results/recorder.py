@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from horovod_runner.checkpoints.checkpoint import Checkpoint
-from horovod_runner.common.text import without_password
+from horovod_runner.common.text import without_password, without_secret
 from horovod_runner.results.run import DETAILS_LEFT_OUT, Attempt, Line, Run
 from horovod_runner.wire import events
 from horovod_runner.wire.events import AttemptFailed, Event, Report
@@ -161,6 +161,18 @@ class Recorder:
         if len(attempts) > 1 and attempts[-1].pause is None and timings.last_step is not None:
             attempts[-1].pause = now - timings.last_step
         timings.last_step = now
+
+
+def plain_params(np: int | tuple[int, int], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``np`` and the arguments of ``main`` that are plain numbers, strings or None.
+
+    What looks like a password, a token or a key is hidden, also in URLs: sinks publish these.
+    """
+    plain = (bool, int, float, str, type(None))
+    # As text where it is a range: MLflow and the record's file know no pairs.
+    ranks = np if isinstance(np, int) else f"{np[0]} to {np[1]}"
+    given = {name: value for name, value in kwargs.items() if type(value) in plain}
+    return {"np": ranks, **{name: without_secret(name, value) for name, value in given.items()}}
 
 
 def failed(error: BaseException) -> AttemptFailed:

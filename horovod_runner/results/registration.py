@@ -16,6 +16,7 @@ import psutil
 
 from horovod_runner.common.files import is_full, write_problem
 from horovod_runner.common.slots import RankInfo
+from horovod_runner.results.private_files import replaced
 from horovod_runner.results.registry import STOP, WRITE, Entry, born, folder, forget
 from horovod_runner.results.run import Run
 from horovod_runner.results.state import MORE_ROOM
@@ -113,8 +114,8 @@ class Registration(Sink):
                     self._write_log()
 
     def _write_entry(self) -> None:
-        path = folder() / f"{self._entry.run_id}.json"
-        _write(path, msgspec.json.encode(self._entry))
+        with replaced(folder() / f"{self._entry.run_id}.json") as file:
+            file.write(msgspec.json.encode(self._entry))
 
     def ranks(self, ranks: list[RankInfo]) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`: write the ranks into the entry."""
@@ -122,11 +123,3 @@ class Registration(Sink):
             self._entry.ranks = [(rank.rank, rank.host, rank.pid) for rank in ranks]
             with suppress(OSError):
                 self._write_entry()
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Replace a file at once; only this user may read it."""
-    partial = path.with_name(f"{path.name}.part")
-    with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        file.write(data)
-    partial.replace(path)

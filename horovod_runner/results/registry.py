@@ -222,8 +222,9 @@ def _processes() -> dict[str, list[psutil.Process]]:
 
 def forget(run_id: str) -> None:
     """Delete a run's files here, except its record."""
-    for suffix in ("json", "stop", "json.part"):
-        (folder() / f"{run_id}.{suffix}").unlink(missing_ok=True)
+    unfinished = folder().glob(f".{run_id}.json.*")
+    for path in (folder() / f"{run_id}.json", folder() / f"{run_id}.stop", *unfinished):
+        path.unlink(missing_ok=True)
 
 
 def find_one(runs: Iterable[ListedRun], start: str) -> ListedRun:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 from horovod_runner.checkpoints.checkpoint import Checkpoint
 from horovod_runner.common.clocks import SteadyClock
 from horovod_runner.common.slots import Controller, RankInfo
-from horovod_runner.common.text import without_secret
+from horovod_runner.errors import CheckpointError, DataError
 from horovod_runner.results.metrics_table import Metrics
 from horovod_runner.results.slowness.diagnosis import Diagnosis, diagnose
 from horovod_runner.results.slowness.profile import RunProfile
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from horovod_runner.data.pack.images import Image
     from horovod_runner.data.scoring.outputs import OutputSpec
     from horovod_runner.data.sources import Source
+_EXAMPLE_ROWS: Final = 5  # that are logged with a model
 #: The details of an attempt whose error a record has in one line only.
 DETAILS_LEFT_OUT: Final = (
     "The details are left out to save memory: a record keeps those of the first and of the latest "
@@ -182,6 +183,11 @@ class Run:
         return run_html(self)
 
     @property
+    def _until(self) -> float:
+        """When it ended, or until when it is known; in seconds since the epoch."""
+        return self.timings.end or self.recorded or self._clock()
+
+    @property
     def metrics(self) -> pa.Table:
         """All reports as a table; requires pyarrow and NumPy.
 
@@ -193,7 +199,8 @@ class Run:
     @property
     def latest_metrics(self) -> dict[str, float | int]:
         """The latest value of each metric of rank 0."""
-        return dict(self._metrics.latest.get(0, {}))
+        reports = self._metrics.ranks.get(0)
+        return {} if reports is None else dict(reports.latest)
 
     @property
     def dropped_reports(self) -> dict[int, int]:
@@ -201,7 +208,7 @@ class Run:
 
         Ranks that lost no report are not listed.
         """
-        return {rank: count for rank, count in self._metrics.dropped.items() if count}
+        return {rank: each.dropped for rank, each in self._metrics.ranks.items() if each.dropped}
 
     def diagnose(self) -> Diagnosis:
         """Say why the run is slow: where a step's time goes, which rank holds the others up.
@@ -330,24 +337,46 @@ class Run:
             ImportError: MLflow is not installed.
             PredictionError: the model fails on the first rows.
         """
-        from horovod_runner.results.log_model import log_model
+        from horovod_runner.data.feed.options import FeedOptions
+        from horovod_runner.data.scoring.logged_model import log_model
+        from horovod_runner.data.scoring.models.recognize import recognize
 
+        checkpoint = checkpoint or self.best_checkpoint
+        if checkpoint is None:
+            raise CheckpointError(
+                "the run has no checkpoint to log a model from: call save_checkpoint in main"
+            )
+        source = self._source(data)
+        kind, model = recognize(checkpoint, build)
+        options = FeedOptions(
+            columns=columns,
+            framework=kind.framework,
+            dtypes=dtypes,
+            pad_ragged=pad_ragged,
+            images=images,
+            transform=transform,
+        )
         return log_model(
             name,
-            checkpoint=checkpoint or self.best_checkpoint,
-            build=build,
-            sources=self._sources,
-            data=data,
-            feed={
-                "columns": columns,
-                "dtypes": dtypes,
-                "pad_ragged": pad_ragged,
-                "images": images,
-                "transform": transform,
-            },
+            kind,
+            model,
+            options,
+            example=source.head(_EXAMPLE_ROWS),
             output=output,
             registered_model_name=registered_model_name,
         )
+
+    def _source(self, name: str | None) -> Source:
+        """A dataset of the run; None: the first."""
+        chosen = name or next(iter(self._sources), None)
+        if chosen is None or chosen not in self._sources:
+            what = ", ".join(self._sources) or "none"
+            raise DataError(
+                f"the run had no dataset{f' {name!r}' if name else ''}, from whose rows signature "
+                f"and example are made: its datasets are {what}. Log the model with the functions "
+                "of MLflow"
+            )
+        return self._sources[chosen]
 
     def plot(self, *names: str, rank: int = 0) -> matplotlib.figure.Figure:
         """Draw metrics by step, with marks at restarts; requires matplotlib.
@@ -367,15 +396,3 @@ class Run:
 
         resumed = {attempt.number: attempt.resumed_from for attempt in self.attempts}
         return plot(self._metrics.series(rank), names, f"np={self.np}, {self.status}", resumed)
-
-
-def plain_params(np: int | tuple[int, int], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``np`` and the arguments of ``main`` that are plain numbers, strings or None.
-
-    What looks like a password, a token or a key is hidden, also in URLs: sinks publish these.
-    """
-    plain = (bool, int, float, str, type(None))
-    # As text where it is a range: MLflow and the record's file know no pairs.
-    ranks = np if isinstance(np, int) else f"{np[0]} to {np[1]}"
-    given = {name: value for name, value in kwargs.items() if type(value) in plain}
-    return {"np": ranks, **{name: without_secret(name, value) for name, value in given.items()}}

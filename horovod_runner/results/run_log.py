@@ -27,6 +27,7 @@ from horovod_runner.common.slots import Controller, RankInfo
 from horovod_runner.common.text import without_password
 from horovod_runner.errors import HorovodRunnerError
 from horovod_runner.results.metrics_table import MetricRows, Metrics
+from horovod_runner.results.private_files import replaced
 from horovod_runner.results.recorder import Recorder
 from horovod_runner.results.run import Attempt, Line, Run, Timings
 from horovod_runner.results.slowness.profile import RunProfile, SavedProfile
@@ -86,9 +87,11 @@ class KeptLines(Event, frozen=True):
 
 
 _Kept = RunState | KeptMetrics | KeptProfile | KeptLines
-_encode: Final = msgspec.msgpack.Encoder().encode
+# The hooks are for the arrays of metrics.
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=lambda array: array.tobytes()).encode
 _decode: Final = msgspec.msgpack.Decoder(
-    tuple[float, RankEvent | events.DriverEvent | _Kept]
+    tuple[float, RankEvent | events.DriverEvent | _Kept],
+    dec_hook=lambda kind, data: kind(data),
 ).decode
 
 
@@ -103,7 +106,7 @@ def _state(run: Run) -> RunState:
 def _kept(run: Run) -> Iterator[_Kept]:
     """What a run is now."""
     yield _state(run)
-    yield KeptMetrics(run._metrics.saved())
+    yield KeptMetrics(list(run._metrics.ranks.values()))
     yield KeptProfile(run.profile.saved())
     yield KeptLines(run.logs)
 
@@ -116,7 +119,7 @@ def _restore(run: Run, kept: _Kept) -> None:
                     setattr(run, name, getattr(kept, name))
             run._checkpoints[:] = [Checkpoint(*each) for each in kept.checkpoints]
         case KeptMetrics():
-            run._metrics = Metrics.restored(kept.rows)
+            run._metrics = Metrics(rows=kept.rows)
         case KeptProfile():
             run.profile = RunProfile.restored(kept.profile)
         case KeptLines():
@@ -248,17 +251,11 @@ def save(run: Run, path: str | os.PathLike[str], now: float | None = None) -> in
     """
     path = Path(path)
     at = time.time() if now is None else now
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(partial, "wb", opener=_private) as file:
-            file.write(HEADER)
-            for kept in _kept(run):
-                file.write(_frame(at, kept))
-            size = file.tell()
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-    return size
+    with replaced(path) as file:
+        file.write(HEADER)
+        for kept in _kept(run):
+            file.write(_frame(at, kept))
+        return file.tell()
 
 
 def _make_latest(path: Path) -> None:
@@ -269,10 +266,6 @@ def _make_latest(path: Path) -> None:
     latest = max(others, default=0)
     if path.stat().st_mtime_ns <= latest:
         os.utime(path, ns=(latest + 1, latest + 1))
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)
 
 
 class LogReader:

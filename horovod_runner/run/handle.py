@@ -24,16 +24,15 @@ from horovod_runner.launchers.sessions import find_session
 from horovod_runner.launchers.spark import SparkLauncher
 from horovod_runner.results import saved_run
 from horovod_runner.results.card import value_text
-from horovod_runner.results.live import live
-from horovod_runner.results.recorder import failed
+from horovod_runner.results.panel import progress_sink
+from horovod_runner.results.recorder import failed, plain_params
 from horovod_runner.results.registration import Registration
-from horovod_runner.results.run import Run, Timings, plain_params
+from horovod_runner.results.run import Run, Timings
 from horovod_runner.results.run_log import RunLog
 from horovod_runner.run.datasets import find_datasets
 from horovod_runner.run.make_job import make_job
 from horovod_runner.sinks.fan_out import FanOut
 from horovod_runner.sinks.notebook_error import fold_error, from_ranks
-from horovod_runner.sinks.panel import progress_sink
 from horovod_runner.sinks.terminal import TerminalSink
 from horovod_runner.wire.events import RunEnded, Status
 
@@ -225,7 +224,7 @@ class RunHandle:
     ) -> Any:
         """Run the job to its end, and pass what happens to the sinks."""
         options = self._options
-        progress = progress_sink(live) if options.progress else None
+        progress = progress_sink() if options.progress else None
         terminal = TerminalSink(job.size, progress)
         ours = [entry, terminal, *([progress] if progress is not None else [])]
         sink = FanOut(log, ours, options.sinks, terminal.notice, limits=job.limits)

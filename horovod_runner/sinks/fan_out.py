@@ -7,36 +7,25 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from horovod_runner.common.limits import DEFAULTS, Limits
 from horovod_runner.common.text import without_password
 from horovod_runner.host.folders.problems import describe
 from horovod_runner.sinks.sink import Sink, call_for
 from horovod_runner.wire.events import Event, Notice, Report
+from horovod_runner.wire.measurements import Lines, Profile
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
+    from horovod_runner.results.run_log import RunLog
 
 _IDLE_SECONDS: Final = 1.0
 _MAX_QUEUED: Final = 100_000  # events
 _MAX_QUEUED_BYTES: Final = 64 << 20  # of output and reports, roughly
-_FULL: Final = "The disk is full: free space, or give the sink another place."
-# Events that may overflow a queue. The others are few, and are dropped only if twice as much waits:
-# then the sink does not return. The last ones never are.
-_MEASURED: Final = ("profile", "machine", "lines")  # most sinks have no method for these
-_FREQUENT: Final = ("report", "profile", "machine", "lines", "output", "log")
+# Calls that are never dropped.
 _LAST: Final = ("attempt", "end")
-
-
-class EventLog(Protocol):
-    """The log of a run: `results.run_log`."""
-
-    def add(self, events: Sequence[Event]) -> None:
-        """Add events."""
-
-    def idle(self) -> None:
-        """Called at least once a second."""
+_FULL: Final = "The disk is full: free space, or give the sink another place."
 
 
 class FanOut:
@@ -52,7 +41,7 @@ class FanOut:
 
     def __init__(
         self,
-        log: EventLog,
+        log: RunLog,
         direct: Sequence[Sink],
         threaded: Iterable[Sink],
         notice: Callable[[str], None],
@@ -66,7 +55,7 @@ class FanOut:
 
     def begin(self, run: Run) -> None:
         """The run begins."""
-        self._call("begin", (run,))
+        self._pass_on(_Call("begin", (run,)))
 
     def tell(self, event: Event) -> None:
         """Pass on an event."""
@@ -77,7 +66,7 @@ class FanOut:
             event = Notice(without_password(event.text))
         self._log.add([event])
         if (call := call_for(event)) is not None:
-            self._call(*call)
+            self._pass_on(_Call(*call, event.kept))
 
     def reports(self, reports: Sequence[Report]) -> None:
         """Pass on several reports of one rank."""
@@ -86,7 +75,7 @@ class FanOut:
             sink.reports(reports)
         for thread in self._threads:
             for report in reports:
-                thread.put("report", (report,))
+                thread.put(_Call("report", (report,), report.kept))
 
     def notice(self, text: str) -> None:
         """Tell the user something."""
@@ -100,13 +89,13 @@ class FanOut:
 
     def end(self, run: Run) -> None:
         """The run has ended."""
-        self._call("end", (run,))
+        self._pass_on(_Call("end", (run,)))
 
-    def _call(self, method: str, arguments: tuple[Any, ...]) -> None:
+    def _pass_on(self, call: _Call) -> None:
         for sink in self._direct:
-            getattr(sink, method)(*arguments)
+            call.make(sink)
         for thread in self._threads:
-            thread.put(method, arguments)
+            thread.put(call)
 
     def close(self) -> None:
         """Wait until the user's sinks have handled all events, as long as the limits allow."""
@@ -117,6 +106,51 @@ class FanOut:
             thread.wait(deadline, self._limits)
 
 
+class _Call(NamedTuple):
+    """A call of a sink's method.
+
+    Attributes:
+        method: its name.
+        arguments: of the call.
+        kept: see :class:`~horovod_runner.wire.events.Event`.
+    """
+
+    method: str
+    arguments: tuple[Any, ...]
+    kept: str = "all"
+
+    def make(self, sink: Sink) -> None:
+        """Call the method, if the sink has it."""
+        if (method := getattr(sink, self.method, None)) is not None:
+            method(*self.arguments)
+
+    @property
+    def may_be_dropped(self) -> bool:
+        """Whether there are many of its kind. Others are dropped where twice as much waits."""
+        return self.kept != "all"
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether ranks send it all the time; most sinks have no method for these."""
+        return self.kept in ("latest", "last")
+
+    @property
+    def bytes(self) -> int:
+        """What its arguments take, roughly."""
+        match self.arguments[-1:]:
+            case (str() as text,):
+                return len(text)
+            case (Report() as report,):
+                return 100 * len(report.metrics)
+            case (Profile() as profile,):
+                return 200 * len(profile.arrivals)
+            case (Lines() as lines,):
+                return 100 * (len(lines.calls) + len(lines.stacks))
+            case (list() as ranks,):
+                return 100 * len(ranks)
+        return 0
+
+
 class _SinkThread:
     """Calls one sink in a separate thread: the sink may be slow, wait for a server, or fail."""
 
@@ -124,7 +158,7 @@ class _SinkThread:
         self._sink = sink
         self._name = type(sink).__name__
         self._notice = notice
-        self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._calls: deque[_Call] = deque()
         self._changed = threading.Condition()
         self._bytes = 0  # in the queue, roughly
         self._closed = False
@@ -134,67 +168,62 @@ class _SinkThread:
             target=self._work, name=f"horovod_runner-sink-{self._name}", daemon=True
         )
         try:
-            self._call("prepare", ())
+            _Call("prepare", ()).make(sink)
         except Exception as error:
             self._give_up("prepare", error)
         self._thread.start()
 
-    def put(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in _MEASURED and not self._hears(event):
+    def put(self, call: _Call) -> None:
+        if call.is_measured and not self._hears(call.method):
             return  # there may be thousands in a second
         with self._changed:
             if self._closed:
                 return
-            share = max(len(self._events) / _MAX_QUEUED, self._bytes / _MAX_QUEUED_BYTES)
-            if event not in _LAST and share >= (1 if event in _FREQUENT else 2):
-                self._dropped += event in _FREQUENT
-                self._dropped_rest += event not in _FREQUENT
+            share = max(len(self._calls) / _MAX_QUEUED, self._bytes / _MAX_QUEUED_BYTES)
+            if call.method not in _LAST and share >= (1 if call.may_be_dropped else 2):
+                self._dropped += call.may_be_dropped
+                self._dropped_rest += not call.may_be_dropped
                 return
-            self._events.append((event, arguments))
-            self._bytes += _bytes(event, arguments)
+            self._calls.append(call)
+            self._bytes += call.bytes
             self._changed.notify()
 
-    def _hears(self, event: str) -> bool:
+    def _hears(self, name: str) -> bool:
         """Whether the sink has a method of its own for an event."""
-        method = getattr(self._sink, event, None)
-        return method is not None and getattr(method, "__func__", method) is not vars(Sink)[event]
+        method = getattr(self._sink, name, None)
+        return method is not None and getattr(method, "__func__", method) is not vars(Sink)[name]
 
     def _work(self) -> None:
         idle_called = True
         while True:
             with self._changed:
-                while not self._events:
+                while not self._calls:
                     if self._closed:
                         return
                     if not self._changed.wait(None if idle_called else _IDLE_SECONDS):
                         break
-                event, arguments = self._events.popleft() if self._events else ("idle", ())
-                self._bytes -= _bytes(event, arguments)
-            idle_called = event in ("idle", "end")
+                call = self._calls.popleft() if self._calls else _Call("idle", ())
+                self._bytes -= call.bytes
+            idle_called = call.method in ("idle", "end")
             try:
-                self._call(event, arguments)
+                call.make(self._sink)
             except Exception as error:
-                self._give_up(event, error)
+                self._give_up(call.method, error)
                 return
 
-    def _call(self, event: str, arguments: tuple[Any, ...]) -> None:
-        method = getattr(self._sink, event, None)
-        if method is not None:
-            method(*arguments)
-
-    def _give_up(self, event: str, error: Exception) -> None:
+    def _give_up(self, method: str, error: Exception) -> None:
         text = str(error)
         if "[Errno" in text:  # of a store that cannot be written, for example
             name = getattr(error, "filename", None)
             folder = Path(name).parent if isinstance(name, str) else None
             text = describe(error, otherwise="", folder=folder, full=_FULL)
         self._notice(
-            f"the sink {self._name} failed in {event}() and receives nothing more of this run: "
+            f"the sink {self._name} failed in {method}() and receives nothing more of this run: "
             f"{type(error).__name__}: {text}"
         )
         with self._changed:
             self._closed = True
-            self._events.clear()
+            self._calls.clear()
 
     def close(self) -> None:
         with self._changed:
@@ -205,9 +234,9 @@ class _SinkThread:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             with self._changed:
-                queued = len(self._events)
-                kept = [event for event in self._events if event[0] not in _FREQUENT]
-                self._events = deque(kept)
+                queued = len(self._calls)
+                kept = [call for call in self._calls if not call.may_be_dropped]
+                self._calls = deque(kept)
             self._notice(
                 f"the sink {self._name} is still busy {limits.sinks:g} s after the end of the "
                 f"run: {queued - len(kept) + self._dropped} reports and lines are dropped"
@@ -223,18 +252,3 @@ class _SinkThread:
 
     def _rest_text(self) -> str:
         return f", and {self._dropped_rest} other events" if self._dropped_rest else ""
-
-
-def _bytes(event: str, arguments: tuple[Any, ...]) -> int:
-    match event:
-        case "output" | "log" | "notice":
-            return len(arguments[-1])
-        case "report":
-            return 100 * len(arguments[0].metrics)
-        case "profile":
-            return 200 * len(arguments[0].arrivals)
-        case "ranks":
-            return 100 * len(arguments[0])
-        case "lines":
-            return 100 * (len(arguments[0].calls) + len(arguments[0].stacks))
-    return 0

@@ -6,33 +6,28 @@ import posixpath
 import re
 import tempfile
 import time
-from collections import defaultdict
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.common.text import has_password, without_password
 from horovod_runner.host.folders.folder import local_path
-from horovod_runner.sinks.sink import Sink
-from horovod_runner.sinks.steps import StepCounter
-from horovod_runner.sinks.summary import Summary, write_files
+from horovod_runner.sinks.summary import MeasuringSink, write_files
 
 if TYPE_CHECKING:
     from horovod_runner.checkpoints.checkpoint import Checkpoint
     from horovod_runner.results.run import Run
     from horovod_runner.wire.events import Report
-    from horovod_runner.wire.measurements import Machine, Profile
 
 _STATUS: Final = {"finished": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
 _TAG: Final = "horovod_runner"
-_FLUSH_SECONDS: Final = 1.0
 # MLflow's limits for a request and for a name.
 _BATCH: Final = 1000
 _NAME_LENGTH: Final = 250
 _TAG_LENGTH: Final = 5000
 
 
-class MLflowSink(Sink):
+class MLflowSink(MeasuringSink):
     """Writes a run to MLflow.
 
         with mlflow.start_run():
@@ -103,7 +98,7 @@ class MLflowSink(Sink):
         self._experiment = experiment
         self._run_name = run_name
         self._log_checkpoints = log_checkpoints
-        self._log_profile = log_profile
+        super().__init__(log_profile)
         self.run_id: str | None = None
 
     def prepare(self) -> None:
@@ -126,13 +121,10 @@ class MLflowSink(Sink):
                 self._experiment_id = _get_experiment_id() or self._experiment_id
 
     def begin(self, run: Run) -> None:
+        super().begin(run)
         self._metrics: list[Any] = []
-        self._flushed_at = time.monotonic()
-        self._steps: defaultdict[int, StepCounter] = defaultdict(StepCounter)
         self._epochs: dict[int, int] = {}
-        self._summary = Summary()
         self._summaries = 0
-        self._is_measured = False
         self.run_id = self._active or self._new_run()
         self._set("run_id", run.run_id)
         self._log_params(run)
@@ -179,28 +171,11 @@ class MLflowSink(Sink):
         self._flush_if_due()
 
     def _flush_if_due(self) -> None:
-        due = time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
-        if due or len(self._metrics) >= _BATCH:
+        super()._flush_if_due()
+        if len(self._metrics) >= _BATCH:
             self._flush()
 
-    def profile(self, profile: Profile) -> None:
-        if self._log_profile:
-            self._is_measured = True
-            self._summary.add_profile(profile)
-            self._log_summary_if_due()
-        self._flush_if_due()  # ranks measure all the time: the sink is never idle
-
-    def machine(self, machine: Machine) -> None:
-        if self._log_profile:
-            self._is_measured = True
-            self._summary.add_machine(machine)
-            self._log_summary_if_due()
-
-    def _log_summary_if_due(self) -> None:
-        if self._summary.is_due:
-            self._log_summary()
-
-    def _log_summary(self) -> None:
+    def _write_summary(self) -> None:
         from mlflow.entities import Metric
 
         millis = int(time.time() * 1000)
@@ -213,10 +188,6 @@ class MLflowSink(Sink):
         metrics, self._metrics = self._metrics, []
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self.run_id, metrics=metrics[start : start + _BATCH])
-        self._flushed_at = time.monotonic()
-
-    def idle(self) -> None:
-        self._flush()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         if not self._log_checkpoints:
@@ -234,14 +205,14 @@ class MLflowSink(Sink):
             # `num_to_keep` has deleted it meanwhile: there is a newer one.
 
     def end(self, run: Run) -> None:
-        if self._is_measured:
-            self._log_summary()
+        if self._summary.has_any:
+            self._write_summary()
         self._flush()
         self._set("status", run.status)
         if run.warnings:
             self._set("warnings", " ".join(run.warnings)[:_TAG_LENGTH])
         try:
-            if self._is_measured:
+            if self._summary.has_any:
                 self._log_files(run)
         finally:
             if self._active is None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import csv
 import time
+from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from horovod_runner.sinks.sink import Sink
+from horovod_runner.sinks.steps import StepCounter
 from horovod_runner.wire.measurements import steps_of
 
 if TYPE_CHECKING:
@@ -21,16 +25,55 @@ if TYPE_CHECKING:
     from horovod_runner.wire.measurements import Machine, Profile
 
 _SECONDS: Final = 10.0  # between two summaries
-# Parts of a step, by what ranks call them; the rest of it is computed. Where waiting and moving
-# cannot be told apart they count as waiting.
-_PARTS: Final = {
-    "data": "data",
-    "waiting": "waiting",
-    "blocked": "waiting",
-    "moving": "moving",
-    "report": "report",
-    "checkpoint": "checkpoint",
-}
+_FLUSH_SECONDS: Final = 1.0
+
+
+class MeasuringSink(Sink):
+    """Base of the sinks that write reports, and every ten seconds what ranks measure.
+
+    Args:
+        log_profile: whether to write what ranks measure.
+    """
+
+    def __init__(self, log_profile: bool) -> None:
+        self._log_profile = log_profile
+
+    def begin(self, run: Run) -> None:
+        """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
+        self._steps: defaultdict[int, StepCounter] = defaultdict(StepCounter)
+        self._summary = Summary()
+        self._flushed_at = time.monotonic()
+
+    def profile(self, profile: Profile) -> None:
+        if self._log_profile:
+            self._summary.add_profile(profile)
+            self._write_summary_if_due()
+        self._flush_if_due()  # ranks measure all the time: the sink is never idle
+
+    def machine(self, machine: Machine) -> None:
+        if self._log_profile:
+            self._summary.add_machine(machine)
+            self._write_summary_if_due()
+
+    def idle(self) -> None:
+        self._flush()
+        self._flushed_at = time.monotonic()
+
+    def _write_summary_if_due(self) -> None:
+        if self._summary.is_due:
+            self._write_summary()
+
+    def _flush_if_due(self) -> None:
+        if time.monotonic() - self._flushed_at >= _FLUSH_SECONDS:
+            self.idle()
+
+    @abstractmethod
+    def _write_summary(self) -> None:
+        """Write the numbers since the last call."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Send what was written."""
 
 
 class Summary:
@@ -38,10 +81,12 @@ class Summary:
 
     Attributes:
         steps: the steps of rank 0 so far.
+        has_any: whether a rank has measured anything.
     """
 
     def __init__(self) -> None:
         self.steps = 0
+        self.has_any = False
         self._taken_at = time.monotonic()
         self._profiles: dict[int, _Steps] = {}
         self._machines: dict[int, dict[str, float]] = {}
@@ -54,12 +99,14 @@ class Summary:
 
     def add_profile(self, profile: Profile) -> None:
         """Add where a rank's last second went."""
+        self.has_any = True
         self._profiles.setdefault(profile.rank, _Steps()).add(profile)
         if profile.rank == 0:
             self.steps += steps_of(profile.steps)
 
     def add_machine(self, machine: Machine) -> None:
         """Add what a rank's host and processes did in five seconds; the last ones count."""
+        self.has_any = True
         numbers = dict(_process_numbers(machine))
         if machine.host_rank in (-1, machine.rank):
             numbers |= _host_numbers(machine)
@@ -91,9 +138,10 @@ class _Steps:
     def add(self, profile: Profile) -> None:
         self._seconds += profile.seconds
         self._steps += steps_of(profile.steps)
-        for name, part in _PARTS.items():
-            if name in profile.spent:
-                self._spent[part] = self._spent.get(part, 0.0) + profile.spent[name]
+        for name, seconds in profile.spent.items():
+            # Where waiting and moving cannot be told apart they count as waiting.
+            part = "waiting" if name == "blocked" else name
+            self._spent[part] = self._spent.get(part, 0.0) + seconds
 
     def numbers(self) -> dict[str, float]:
         if not self._steps or not self._seconds:

@@ -7,23 +7,18 @@ import os
 import socket
 import textwrap
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from horovod_runner.host.folders.folder import local_path
-from horovod_runner.sinks.sink import Sink
-from horovod_runner.sinks.steps import StepCounter
-from horovod_runner.sinks.summary import Summary
+from horovod_runner.sinks.summary import MeasuringSink
 
 if TYPE_CHECKING:
     from horovod_runner.results.run import Run
     from horovod_runner.wire.events import Report
-    from horovod_runner.wire.measurements import Machine, Profile
 
-_FLUSH_SECONDS: Final = 1.0
 _COLUMNS: Final = 120
 # Values of a metric: every second one is left out from here on, and twice as many each time their
 # number has doubled. TensorBoard itself shows a thousand.
@@ -33,7 +28,7 @@ _PROFILE: Final = "profile"  # the folder of what the run measures of itself
 _file_numbers = itertools.count()
 
 
-class TensorBoardSink(Sink):
+class TensorBoardSink(MeasuringSink):
     """Writes a run as TensorBoard's event files, without TensorFlow.
 
         HorovodRunner(np=4, sinks=[TensorBoardSink("runs/first")]).run(main)
@@ -82,14 +77,12 @@ class TensorBoardSink(Sink):
             )
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.absolute()
-        self._log_profile = log_profile
+        super().__init__(log_profile)
 
     def begin(self, run: Run) -> None:
         """As in :class:`~horovod_runner.sinks.Sink`, like all methods below."""
+        super().begin(run)
         self._files: dict[str, _EventFile] = {}
-        self._steps: defaultdict[int, StepCounter] = defaultdict(StepCounter)
-        self._flushed_at = time.monotonic()
-        self._summary = Summary()
         self._params = _markdown_table(run)
 
     def attempt(self, number: int) -> None:
@@ -105,39 +98,19 @@ class TensorBoardSink(Sink):
         self._file(f"rank{rank}" if rank else "").scalars(numbers, step, report.time)
         self._flush_if_due()
 
-    def _flush_if_due(self) -> None:
-        if time.monotonic() - self._flushed_at >= _FLUSH_SECONDS:
-            self.idle()
-
-    def profile(self, profile: Profile) -> None:
-        if self._log_profile:
-            self._summary.add_profile(profile)
-            self._write_summary_if_due()
-        self._flush_if_due()  # ranks measure all the time: the sink is never idle
-
-    def machine(self, machine: Machine) -> None:
-        if self._log_profile:
-            self._summary.add_machine(machine)
-            self._write_summary_if_due()
-
-    def _write_summary_if_due(self) -> None:
-        file = self._file(_PROFILE)
-        if self._summary.is_due:
-            self._write_summary(file)
-
-    def _write_summary(self, file: _EventFile) -> None:
+    def _write_summary(self) -> None:
         if numbers := self._summary.take():
-            file.scalars(numbers, self._summary.steps, time.time())
+            self._file(_PROFILE).scalars(numbers, self._summary.steps, time.time())
 
-    def idle(self) -> None:
+    def _flush(self) -> None:
         for file in self._files.values():
             file.flush()
-        self._flushed_at = time.monotonic()
 
     def end(self, run: Run) -> None:
-        if (file := self._files.get(_PROFILE)) is not None:
-            self._write_summary(file)
-            file.text("profile/diagnosis", _code_block(str(run.diagnose())), self._summary.steps)
+        if self._summary.has_any:
+            self._write_summary()
+            found = _code_block(str(run.diagnose()))
+            self._file(_PROFILE).text("profile/diagnosis", found, self._summary.steps)
         for file in self._files.values():
             file.say_left_out()
             file.close()

@@ -93,12 +93,47 @@ def test_a_process_that_ends_by_itself_is_told_by_its_exit(
         assert "ctypes" in str(cause)  # the stack that faulthandler printed
 
 
-def test_memory_that_runs_out_is_pythons_own_error(ranks: Ranks) -> None:
-    def main() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-        bytearray(1 << 31)
+class StubbornError(Exception):
+    """It cannot be pickled."""
 
-    assert "MemoryError" in str(fail(ranks, main))
+    def __init__(self) -> None:
+        super().__init__("as stubborn as can be")
+        self.lock = threading.Lock()
+
+
+def use_up_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    bytearray(1 << 31)
+
+
+def raise_what_cannot_be_pickled() -> None:
+    raise StubbornError
+
+
+def close_the_output() -> None:
+    sys.stdout.close()
+    os.close(1)
+    os.close(2)
+    raise ValueError("said in silence")
+
+
+def print_what_is_no_utf8() -> None:
+    os.write(1, b"caf\xe9 \xff\n")
+    raise ValueError("after all that")
+
+
+@pytest.mark.parametrize(
+    ("main", "told"),
+    [
+        (use_up_memory, "MemoryError"),
+        (raise_what_cannot_be_pickled, "StubbornError: as stubborn as can be"),
+        (close_the_output, "said in silence"),
+        (print_what_is_no_utf8, "caf\ufffd \ufffd"),
+    ],
+    ids=["memory", "pickle", "output", "utf8"],
+)
+def test_a_strange_end_is_still_told(ranks: Ranks, main: Any, told: str) -> None:
+    assert told in str(fail(ranks, main))
 
 
 def test_the_out_of_memory_killer_is_named(ranks: Ranks) -> None:
@@ -171,19 +206,6 @@ def test_a_full_disk_is_named_and_costs_nothing_but_what_it_cannot_hold(
     assert (folder / "timeline.json").stat().st_size >= 30 << 20
 
 
-def test_an_exception_that_cannot_be_pickled_is_still_told(ranks: Ranks) -> None:
-    class StubbornError(Exception):
-        def __init__(self) -> None:
-            super().__init__("as stubborn as can be")
-            self.lock = threading.Lock()
-
-    def main() -> None:
-        raise StubbornError
-
-    cause = fail(ranks, main)
-    assert "StubbornError: as stubborn as can be" in str(cause)
-
-
 def test_an_exit_code_of_main_is_kept_with_the_last_lines_in_order(ranks: Ranks) -> None:
     def main() -> None:
         for number in range(20):
@@ -212,16 +234,6 @@ def test_a_last_line_without_its_newline_is_shown_and_is_in_the_error(
     assert "giving up" in str(cause)
 
 
-def test_a_rank_that_closed_its_output_still_fails_well(ranks: Ranks) -> None:
-    def main() -> None:
-        sys.stdout.close()
-        os.close(1)
-        os.close(2)
-        raise ValueError("said in silence")
-
-    assert "said in silence" in str(fail(ranks, main))
-
-
 @pytest.mark.places("local")
 def test_a_rank_that_writes_into_its_messages_pipes_is_told_and_goes_on(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
@@ -239,14 +251,6 @@ def test_a_rank_that_writes_into_its_messages_pipes_is_told_and_goes_on(
     assert ranks.run(1, main) == "done"
     told = "what rank 0 reports, logs or saves is lost from here on"
     assert capsys.readouterr().out.count(told) == 2
-
-
-def test_output_that_is_no_utf8_is_told_with_marks(ranks: Ranks) -> None:
-    def main() -> None:
-        os.write(1, b"caf\xe9 \xff\n")
-        raise ValueError("after all that")
-
-    assert "caf\ufffd \ufffd" in str(fail(ranks, main))
 
 
 @pytest.mark.places("local")

@@ -531,9 +531,9 @@ _CELLS = [
     """
 from horovod_runner import HorovodRunner, report
 from horovod_runner.run import handle
-from horovod_runner.sinks.panel import Panel
+from horovod_runner.results.panel import Panel
 
-handle.progress_sink = lambda live: Panel(live, first_seconds=0)  # these runs are short
+handle.progress_sink = lambda: Panel(first_seconds=0)  # these runs are short
 
 def main(steps, total):
     for step in range(1, steps + 1):
@@ -600,7 +600,7 @@ def test_a_notebook_keeps_a_panel_as_html_and_text(
     assert "runner.run(deeper, depth=20)" in re.sub(r"\x1b\[[\d;]*m", "", traceback)
     assert "handle.py" not in traceback  # frames of this package tell a user nothing
     (card,) = notebook.cells[-1].outputs
-    assert "KeyError: &#x27;label&#x27;" in card.data["text/html"]
+    assert "KeyError: &#39;label&#39;" in card.data["text/html"]
     assert card.data["text/plain"].endswith("; KeyError: 'label'>")
     # Of each panel there was one with widgets, which the HTML replaced.
     state = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]

@@ -261,8 +261,8 @@ def test_a_hundred_million_reports_of_a_hundred_days_fill_the_table_once() -> No
 
     assert growth(lambda: reports(0, 2000), lambda: reports(2000, 18_000)) < _SLACK
     assert len(metrics) <= 1 << 10
-    assert len(metrics) + metrics.dropped[0] == 10**8
-    assert metrics.latest[0] == {"loss": 1.0}
+    assert len(metrics) + metrics.ranks[0].dropped == 10**8
+    assert metrics.ranks[0].latest == {"loss": 1.0}
     assert metrics.table()["step"].to_pylist()[-1] > 99_000_000
 
 
@@ -276,7 +276,7 @@ def test_at_its_real_limit_the_table_has_as_many_rows_after_twice_as_many_report
 
     assert growth(lambda: send(21), lambda: send(21)) < _SLACK
     assert len(metrics) <= 1 << 20
-    assert len(metrics) + metrics.dropped[0] == 42 * 50_000
+    assert len(metrics) + metrics.ranks[0].dropped == 42 * 50_000
 
 
 def test_lines_and_notices_are_cut_in_the_record_and_counted() -> None:
@@ -404,7 +404,7 @@ def test_a_sink_that_never_returns_costs_no_more_memory_than_twice_its_queue(
     sink.entered.wait()
     for _ in range(500):
         fan_out.notice("x" * (1 << 10))
-    assert len(fan_out._threads[0]._events) == 128  # 128 KiB
+    assert len(fan_out._threads[0]._calls) == 128  # 128 KiB
     fan_out.tell(AttemptBegan(7))
     fan_out.end(Run("test", 1))
     sink.go_on.set()

@@ -59,7 +59,7 @@ def test_a_run_says_in_a_line_how_it_ended() -> None:
     runner = HorovodRunner(np=8)
     runner._runs.last = run
     assert repr(runner) == "<HorovodRunner(np=8); last_run: finished in 8 s>"
-    assert "{&#x27;accuracy&#x27;: 0.9}" in runner._repr_html_()
+    assert "{&#39;accuracy&#39;: 0.9}" in runner._repr_html_()
 
 
 def test_a_failed_run_folds_its_errors_and_names_its_warnings() -> None:
@@ -69,7 +69,7 @@ def test_a_failed_run_folds_its_errors_and_names_its_warnings() -> None:
     run.warnings += [f"checkpoint {number} is missing" for number in range(9)]
     assert "; OSError: no disk; 9 warnings>" in repr(run)
     html = run._repr_html_()
-    assert "<summary>attempt 1: KeyError: &#x27;&lt;b&gt;&#x27;</summary>" in html
+    assert "<summary>attempt 1: KeyError: &#39;&lt;b&gt;&#39;</summary>" in html
     assert "checkpoint 4 is missing\nand 4 more" in html
     assert "<b>'" not in html
 

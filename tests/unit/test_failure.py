@@ -31,20 +31,17 @@ def outcome(rank: int, worker: WorkerOutcome | None, code: int = 0, **fields: ob
     return Outcome(rank, rank, f"host{rank}", 100 + rank, code, worker=worker, **fields)  # type: ignore[arg-type]
 
 
-class DistBackendError(RuntimeError):
-    """Named like torch's."""
+def named(name: str, text: str, base: type[Exception] = RuntimeError) -> Exception:
+    """An error of a library, whose class has this name."""
+    return type(name, (base,), {})(text)
 
 
-class DistNetworkError(DistBackendError):
-    """Named like torch's."""
-
-
-class XGBoostError(ValueError):
-    """Named like XGBoost's."""
-
-
-class LightGBMError(Exception):
-    """Named like LightGBM's."""
+LOST = "failed to recv, got 0 bytes. Connection was likely closed."
+REMOTE = (
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+    "prematurely."
+)
+XGBOOST = "[19:31:31] /workspace/src/collective/result.cc:83: [histogram.h:195]:"
 
 
 @pytest.mark.parametrize(
@@ -54,14 +51,11 @@ class LightGBMError(Exception):
             "[/pytorch/gloo/transport/tcp/pair.cc:538] Connection closed by peer [1.2.3.4]"
         ),
         RuntimeError("Gloo connectFullMesh failed with SO_ERROR: Connection refused, remote=..."),
-        DistNetworkError("failed to recv, got 0 bytes. Connection was likely closed."),
-        DistBackendError(
-            "ncclRemoteError: A call failed possibly due to a network error or a remote process "
-            "exiting prematurely."
-        ),
-        DistBackendError("NCCL communicator was aborted on rank 1."),
-        XGBoostError("[19:31:31] /workspace/src/collective/result.cc:83: [histogram.h:195]:"),
-        LightGBMError("Socket recv error, Connection reset by peer (code: 104)"),
+        named("DistNetworkError", LOST, type(named("DistBackendError", ""))),
+        named("DistBackendError", REMOTE),
+        named("DistBackendError", "NCCL communicator was aborted on rank 1."),
+        named("XGBoostError", XGBOOST, ValueError),
+        named("LightGBMError", "Socket recv error, Connection reset by peer (code: 104)"),
     ],
 )
 def test_errors_of_libraries_after_the_loss_of_a_rank_are_consequences(

@@ -203,40 +203,45 @@ def failure(exit_code: int, found: MemoryUse | None, error: str = "") -> str:
     return str(failures.run_error([ended, outcome], [1]))
 
 
-def test_a_rank_that_was_killed_for_memory_says_what_was_left_and_how_it_grew() -> None:
-    text = failure(-signal.SIGKILL, use(killed=1, age=0.42))
-    assert "was killed by SIGKILL (the kernel's out-of-memory killer) before main returned" in text
-    assert (
-        "0.4 s before the end, 100 MiB of the container's 8.0 GiB were left. The rank had 5.0 GiB "
-        "in memory, 3.0 GiB more than 60 s earlier. Use smaller batches" in text
-    )
-
-
-def test_a_rank_that_took_all_memory_at_once_says_so() -> None:
-    text = failure(-signal.SIGKILL, use(free=6 * GIB, killed=1, age=0.9))
-    assert "6.0 GiB of the container's 8.0 GiB were left, and were used up within this time" in text
+KILLED = "was killed by SIGKILL ({}) before main returned"
+SIX_LEFT = "6.0 GiB of the container's 8.0 GiB were left, and were used up within this time"
+DETAILS = (
+    "0.4 s before the end, 100 MiB of the container's 8.0 GiB were left. The rank had 5.0 GiB in "
+    "memory, 3.0 GiB more than 60 s earlier. Use smaller batches"
+)
+KERNEL = KILLED.format("the kernel's out-of-memory killer")
 
 
 @pytest.mark.parametrize(
-    ("killed", "free", "who"),
+    ("found", "texts", "has_advice"),
     [
-        (0, 6 * GIB, "not the out-of-memory killer: a resource manager, or another process"),
-        (0, MIB, "not the kernel's out-of-memory killer; perhaps a resource manager's"),
-        (None, 6 * GIB, "probably not the out-of-memory killer: there was memory left"),
-        (None, MIB, "probably the out-of-memory killer"),
+        (use(killed=1, age=0.42), [KERNEL, DETAILS], True),
+        (use(6 * GIB, killed=1, age=0.9), [KERNEL, SIX_LEFT], True),
+        (
+            use(6 * GIB, killed=0),
+            [KILLED.format("not the out-of-memory killer: a resource manager, or another process")],
+            False,
+        ),
+        (
+            use(MIB, killed=0),
+            [KILLED.format("not the kernel's out-of-memory killer; perhaps a resource manager's")],
+            True,
+        ),
+        (
+            use(6 * GIB),
+            [KILLED.format("probably not the out-of-memory killer: there was memory left")],
+            False,
+        ),
+        (use(MIB), [KILLED.format("probably the out-of-memory killer")], True),
+        (None, ["SIGKILL (often the out-of-memory killer: check the host's memory)"], False),
     ],
 )
 def test_a_killed_rank_says_whether_it_was_for_memory(
-    killed: int | None, free: int, who: str
+    found: MemoryUse | None, texts: list[str], has_advice: bool
 ) -> None:
-    text = failure(-signal.SIGKILL, use(free=free, killed=killed))
-    assert f"killed by SIGKILL ({who}) before" in text
-    assert ("Use smaller batches" in text) == (free == MIB)
-
-
-def test_a_killed_rank_without_measurements_has_the_usual_cause() -> None:
-    text = failure(-signal.SIGKILL, None)
-    assert "SIGKILL (often the out-of-memory killer: check the host's memory)" in text
+    text = failure(-signal.SIGKILL, found)
+    assert all(each in text for each in texts)
+    assert ("Use smaller batches" in text) == has_advice
 
 
 def test_an_exception_after_a_child_was_killed_for_memory_says_so() -> None:

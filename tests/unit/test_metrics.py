@@ -44,11 +44,11 @@ def test_rows_and_dropped_reports_add_up_and_the_latest_value_is_kept(
         metrics.extend([Report(0, {"loss": float(step)}, step=step, left_out=1)], 1)
     table = metrics.table()
     assert table.num_rows == len(metrics) <= limit
-    assert table.num_rows + metrics.dropped[0] == 2 * count
+    assert table.num_rows + metrics.ranks[0].dropped == 2 * count
     steps = table["step"].to_pylist()
     assert table["loss"].to_pylist() == steps
     assert len({b - a for a, b in itertools.pairwise(steps)}) <= 1  # equal intervals
-    assert metrics.latest[0] == {"loss": count - 1}
+    assert metrics.ranks[0].latest == {"loss": count - 1}
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20), st.integers(1, 5)), max_size=40))
@@ -65,7 +65,7 @@ def test_the_reports_of_all_ranks_together_have_a_limit(calls: list[tuple[int, i
     assert values - len(rows) <= limit
     for rank, count in sent.items():
         kept = sum(row["rank"] == rank for row in rows)
-        assert kept + metrics.dropped.get(rank, 0) == count
+        assert kept + (metrics.ranks[rank].dropped if rank in metrics.ranks else 0) == count
         assert (kept > 0) == (count > 0)
 
 
@@ -81,5 +81,5 @@ def test_above_the_limit_of_metrics_new_ones_are_ignored() -> None:
     metrics = Metrics()
     many = {f"m{number}": 0.0 for number in range(MAX_METRICS)}
     metrics.extend([Report(0, many), Report(0, {"m0": 1.0, "new": 2.0})], 1)
-    assert metrics.latest[0] == {**many, "m0": 1.0}
+    assert metrics.ranks[0].latest == {**many, "m0": 1.0}
     assert "new" not in metrics.series()

@@ -38,20 +38,18 @@ def user_error(text: str) -> UserError:
     return error
 
 
-def test_the_cause_of_a_users_exception_is_shortened_for_the_time_of_showing_it() -> None:
-    error = user_error(TEXT)
+@pytest.mark.parametrize(
+    "error", [user_error(TEXT), HangError(TEXT), RankFailedError(TEXT, rank=1)]
+)
+def test_an_error_is_short_for_the_time_of_showing_it(error: BaseException) -> None:
+    def long_one(error: BaseException) -> BaseException | None:
+        return error.__cause__ if isinstance(error, UserError) else error
+
     with shortened(error) as shown:
-        assert shown is error
-        assert str(shown.__cause__) == SHORT
-        assert isinstance(shown.__cause__, RankFailedError)
-    assert str(error.__cause__) == TEXT
-
-
-def test_an_error_of_this_package_is_shown_by_a_shortened_copy() -> None:
-    for error in (HangError(TEXT), RankFailedError(TEXT, rank=1)):
-        with shortened(error) as shown:
-            assert (type(shown), str(shown)) == (type(error), SHORT)
-        assert str(error) == TEXT
+        assert (shown is error) == isinstance(error, UserError)  # it cannot be copied
+        assert type(shown) is type(error)
+        assert str(long_one(shown)) == SHORT
+    assert str(long_one(error)) == TEXT
 
 
 @pytest.mark.parametrize("in_notebook", [True, False])
@@ -82,22 +80,26 @@ def test_a_folded_error_can_be_pickled_for_a_process_without_this_package(
     assert deepcopy(error).args == ("label",)
 
 
-def test_an_error_that_shows_itself_does_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class OwnError(Exception):
-        def _render_traceback_(self) -> list[str]:
-            return ["its own"]
+class OwnError(Exception):
+    """One that shows itself."""
 
-    error = folded(OwnError(), monkeypatch)
-    assert isinstance(error, OwnError)
-    assert error._render_traceback_() == ["its own"]
+    def _render_traceback_(self) -> list[str]:
+        return ["its own"]
 
 
-def test_an_error_that_refuses_attributes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class StrictError(Exception):
-        def __setattr__(self, name: str, value: object) -> None:
-            raise TypeError(name)
+class StrictError(Exception):
+    """One that refuses attributes."""
 
-    assert not hasattr(folded(StrictError(), monkeypatch), "_render_traceback_")
+    def __setattr__(self, name: str, value: object) -> None:
+        raise TypeError(name)
+
+
+@pytest.mark.parametrize("error", [OwnError(), StrictError()])
+def test_an_error_that_shows_itself_or_cannot_be_changed_is_left_alone(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded(error, monkeypatch)
+    assert vars(error) == {}
 
 
 def test_an_error_is_shown_where_ipython_has_no_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,23 +115,15 @@ def test_a_module_in_the_place_of_ipython_is_no_notebook(monkeypatch: pytest.Mon
     assert not streams.in_notebook()
 
 
-def test_a_traceback_of_a_deep_recursion_is_cut() -> None:
+@pytest.mark.parametrize("depth", [0, 700])
+def test_a_traceback_ends_at_the_users_line(depth: int) -> None:
     def users(depth: int) -> None:
         if depth:
             users(depth - 1)
         HorovodRunner(np=1, checkpoint_dir=3)  # type: ignore[arg-type]
 
     with pytest.raises(TypeError) as raised:
-        users(700)
-    assert [frame.name for frame in extract_tb(until_package(raised.tb))][-1] == "users"
-
-
-def test_a_traceback_ends_at_the_users_line() -> None:
-    def users() -> None:
-        HorovodRunner(np=1, checkpoint_dir=3)  # type: ignore[arg-type]
-
-    with pytest.raises(TypeError) as raised:
-        users()
+        users(depth)
     names = [frame.name for frame in extract_tb(until_package(raised.tb))]
     assert names[-1] == "users"
     assert len(names) < len(extract_tb(raised.tb))

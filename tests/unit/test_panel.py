@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from horovod_runner.results.live import Live, live
+from horovod_runner.results import panel_html
+from horovod_runner.results.live import live
+from horovod_runner.results.panel import Panel, progress_sink
 from horovod_runner.results.run import Run
-from horovod_runner.sinks import panel_html
-from horovod_runner.sinks.panel import Panel, progress_sink
 from horovod_runner.sinks.progress import Progress
 from horovod_runner.wire.events import Report
 from tests.made_up_runs import run_under_way
@@ -109,19 +109,16 @@ def test_the_panel_is_for_notebooks_with_widgets(
     monkeypatch.setitem(sys.modules, "IPython", KERNEL if in_notebook else SHELL)
     found = None if widgets is None else SimpleNamespace(__spec__=widgets)
     monkeypatch.setitem(sys.modules, "ipywidgets", found)
-    assert type(progress_sink(live)) is kind
-
-
-def cannot_be_drawn(_: Run) -> Live:
-    raise RuntimeError("no frontend")
+    assert type(progress_sink()) is kind
 
 
 def test_lines_take_over_where_the_panel_cannot_be_drawn(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
     run = run_under_way(1)
-    sink = Panel(cannot_be_drawn, first_seconds=0.0, line_seconds=0.0)
+    sink = Panel(first_seconds=0.0, line_seconds=0.0)
     sink.begin(run)
     sink.reports([Report(0, {"loss": 2.0}, step=1)])
     assert capsys.readouterr().err == ""  # a frontend is known, which shows the panel
@@ -135,7 +132,7 @@ def test_lines_take_over_where_the_panel_cannot_be_drawn(
 def test_a_run_without_reports_and_steps_shows_no_panel(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sink = Panel(cannot_be_drawn, first_seconds=0.0)
+    sink = Panel(first_seconds=0.0)
     sink.begin(run_under_way(1))
     sink.idle()
     sink.end(run_under_way(1))

@@ -27,25 +27,18 @@ def test_lines_that_have_hardly_any_characters_are_limited_by_their_number() -> 
 
 
 def test_the_error_of_an_attempt_is_kept_with_what_caused_it() -> None:
-    run = Run("test", 1)
-    recorder = Recorder(run)
-    recorder.add([AttemptBegan(1)], 0.0)
     error = ValueError("too few\nin all rows")
     error.__cause__ = RankFailedError("rank 1 failed\n\nTraceback on rank 1:\n  | line 3", rank=1)
-    recorder.add([failed(error)], 0.0)
-    assert run.attempts[0].error == "ValueError: too few"
-    assert run.attempts[0].details == (
+    event = failed(error)
+    assert event.error == "ValueError: too few"
+    assert event.details == (
         "ValueError: too few\nin all rows\n\nCaused by RankFailedError: rank 1 failed\n\n"
         "Traceback on rank 1:\n  | line 3"
     )
 
 
 def test_of_a_long_error_the_beginning_and_the_end_are_kept() -> None:
-    run = Run("test", 1)
-    recorder = Recorder(run)
-    recorder.add([AttemptBegan(1)], 0.0)
-    recorder.add([failed(ValueError(f"first {'x' * 200_000} last"))], 0.0)
-    details = run.attempts[0].details
+    details = failed(ValueError(f"first {'x' * 200_000} last")).details
     assert details.startswith("ValueError: first x")
     assert details.endswith("x last")
     assert len(details) < 66_000

@@ -243,7 +243,7 @@ def test_reports_come_to_the_driver_at_the_end(capacity: Capacity) -> None:
     run(main, {0}, size=1, record=record, capacity=capacity)
     metrics = record._metrics
     assert 50 <= len(metrics) <= 100
-    assert len(metrics) + metrics.dropped[0] >= 1000 - 2 * (1000 // len(metrics))
+    assert len(metrics) + metrics.ranks[0].dropped >= 1000 - 2 * (1000 // len(metrics))
     assert record.timings.first_line is not None
 
 

@@ -38,7 +38,7 @@ def driver(seconds: float) -> float:
     return BEGAN + seconds - BEHIND
 
 
-def run_on_two_hosts() -> Run:
+def run_on_two_hosts(*traces: TraceFile) -> Run:
     """A run of two ranks that begin to train after 10 s, and make three summaries each."""
     run = Run(
         "0a1b2c3d",
@@ -47,6 +47,7 @@ def run_on_two_hosts() -> Run:
         status="finished",
         attempts=[Attempt(1, driver(1.0), driver(20.0))],
         timings=Timings(driver(0.0), driver(1.0), driver(10.0), driver(12.0), driver(20.0)),
+        traces=[*traces],
     )
     recorder = RunLog(run)
     ranks = [RankInfo(rank, host, 10 + rank, (), None) for rank, host in enumerate("ab")]
@@ -89,8 +90,7 @@ def test_the_events_of_one_moment_line_up_although_clocks_differ(tmp_path: Path)
 
 
 def test_a_record_keeps_what_the_trace_is_made_of(tmp_path: Path) -> None:
-    run = run_on_two_hosts()
-    run.traces.append(TraceFile(0, "torch", str(torch_trace(tmp_path, 0))))
+    run = run_on_two_hosts(TraceFile(0, "torch", str(torch_trace(tmp_path, 0))))
     run_log.save(run, tmp_path / "a.run")
     again, _ = merged(run_log.load(tmp_path / "a.run"), tmp_path)
     assert again == merged(run, tmp_path)[0]
@@ -159,30 +159,18 @@ def torch_trace(folder: Path, rank: int, seconds: float = 11.0) -> Path:
         },
         "baseTimeNanoseconds": base,
     }
+    python, stream = {"name": "python"}, {"name": "stream 7 "}
+    arrow = {"id": 7, "cat": "ac2g", "name": "ac2g"}
     events: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "ts": begin, **place, "args": {"name": "python"}},
-        {"ph": "M", "name": "thread_name", "ts": begin, **gpu, "args": {"name": "stream 7 "}},
-        {
-            "ph": "X",
-            "cat": "cpu_op",
-            "name": "aten::mm",
-            "ts": begin + 0.125,
-            "dur": 300.25,
-            **place,
-        },
-        {"ph": "s", "id": 7, "cat": "ac2g", "name": "ac2g", "ts": begin + 0.125, **place},
-        {"ph": "f", "id": 7, "cat": "ac2g", "name": "ac2g", "ts": begin + 1000.5, "bp": "e", **gpu},
+        {"ph": "M", "name": "process_name", "ts": begin, **place, "args": python},
+        {"ph": "M", "name": "thread_name", "ts": begin, **gpu, "args": stream},
+        {"ph": "X", "name": "aten::mm", "ts": begin + 0.125, "dur": 300.25, **place},
+        {"ph": "s", **arrow, "ts": begin + 0.125, **place},
+        {"ph": "f", **arrow, "ts": begin + 1000.5, "bp": "e", **gpu},
         {"ph": "X", **kernel},
         {"ph": "X", "cat": "Trace", "pid": "Spans", "tid": "x", "name": "y", "ts": begin, "dur": 1},
-        {
-            "ph": "i",
-            "s": "g",
-            "name": "Record Window End",
-            "pid": "",
-            "tid": "",
-            "ts": begin + 5000,
-        },
-    ]
+        {"ph": "i", "s": "g", "name": "Window End", "pid": "", "tid": "", "ts": begin + 5000},
+    ]  # fmt: skip
     text = json.dumps(head, indent=2)[:-2] + ',\n "traceEvents": ' + json.dumps(events)
     path = folder / f"rank-{rank}.torch.json.gz"
     path.write_bytes(gzip.compress((text + ', "traceName": "x" }').encode()))
@@ -190,10 +178,8 @@ def torch_trace(folder: Path, rank: int, seconds: float = 11.0) -> Path:
 
 
 def test_torchs_traces_of_two_hosts_line_up(tmp_path: Path) -> None:
-    run = run_on_two_hosts()
-    for rank in (0, 1):
-        run.traces.append(TraceFile(rank, "torch", str(torch_trace(tmp_path, rank))))
-    events, missing = merged(run, tmp_path)
+    files = [TraceFile(rank, "torch", str(torch_trace(tmp_path, rank))) for rank in (0, 1)]
+    events, missing = merged(run_on_two_hosts(*files), tmp_path)
     assert missing == []
     flows = set()
     for rank, host in enumerate("ab"):
@@ -220,26 +206,21 @@ def test_without_summaries_torchs_traces_are_on_the_time_line(tmp_path: Path) ->
 
 
 def test_a_torch_trace_that_was_cut_counts_up_to_there(tmp_path: Path) -> None:
-    run = run_on_two_hosts()
     path = torch_trace(tmp_path, 0)
     text = gzip.decompress(path.read_bytes())
     fill = b'"aten::mm", "args": {"x": "' + os.urandom(1 << 20).hex().encode() + b'"}'
     path.write_bytes(gzip.compress(text.replace(b'"gemm"', fill), 0)[: -(1 << 20)])
-    run.traces.append(TraceFile(0, "torch", str(path)))
-    events, missing = merged(run, tmp_path)
+    events, missing = merged(run_on_two_hosts(TraceFile(0, "torch", str(path))), tmp_path)
     assert missing == [f"The file {path} is cut: its last events are missing."]
     assert len(traces.spans(events, traces.process(events, "rank 0 on a"), "aten::mm")) == 1
 
 
 def timeline(folder: Path, began: float, tail: str = "]") -> Path:
     """A timeline as Horovod writes it: two reductions, the second one within a microsecond."""
-    events = [
-        {
-            "name": "process_name",
-            "ph": "M",
-            "pid": 0,
-            "args": {"start_time_since_epoch_in_micros": round(began * 1e6)},
-        },
+    start = {"start_time_since_epoch_in_micros": round(began * 1e6)}
+    reduced = {"dtype": "float32", "shape": "[3]"}
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": start},
         {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "allreduce.w"}},
         {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 100, "pid": 1},
         {"ph": "X", "name": "1", "ts": 120, "pid": 1, "dur": 0},
@@ -247,7 +228,7 @@ def timeline(folder: Path, began: float, tail: str = "]") -> Path:
         {"ph": "B", "name": "ALLREDUCE", "ts": 130, "pid": 1},
         {"ph": "B", "name": "MPI_ALLREDUCE", "ts": 130, "pid": 1},
         {"ph": "E", "ts": 130, "pid": 1},
-        {"ph": "E", "ts": 140, "pid": 1, "args": {"dtype": "float32", "shape": "[3]"}},
+        {"ph": "E", "ts": 140, "pid": 1, "args": reduced},
         {"ph": "i", "name": "CYCLE_START", "ts": 150, "s": "g"},
         {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": 160, "pid": 1},
     ]
@@ -257,9 +238,8 @@ def timeline(folder: Path, began: float, tail: str = "]") -> Path:
 
 
 def test_horovods_timeline_begins_when_horovod_did(tmp_path: Path) -> None:
-    run = run_on_two_hosts()
-    run.traces.append(TraceFile(0, "horovod", str(timeline(tmp_path, clock(0, 9.0)))))
-    events, missing = merged(run, tmp_path)
+    file = TraceFile(0, "horovod", str(timeline(tmp_path, clock(0, 9.0))))
+    events, missing = merged(run_on_two_hosts(file), tmp_path)
     assert missing == []
     pid = traces.process(events, "Horovod's timeline, of rank 0")
     began = 9e6 + DELAY * 1e6
@@ -276,28 +256,25 @@ def test_horovods_timeline_begins_when_horovod_did(tmp_path: Path) -> None:
 
 
 def test_a_timeline_that_was_cut_counts_up_to_there(tmp_path: Path) -> None:
-    run = run_on_two_hosts()
     path = timeline(tmp_path, clock(0, 9.0), tail=',\n{"ph": "E", "ts"')
-    run.traces.append(TraceFile(0, "horovod", str(path)))
-    events, missing = merged(run, tmp_path)
+    events, missing = merged(run_on_two_hosts(TraceFile(0, "horovod", str(path))), tmp_path)
     assert missing == [f"The file {path} is cut: its last events are missing."]
     assert len([e for e in events if e["name"] == "NEGOTIATE_ALLREDUCE"]) == 2
 
 
 def test_files_that_are_no_traces_of_the_run_are_left_out(tmp_path: Path) -> None:
-    run = run_on_two_hosts()
     other = timeline(tmp_path, clock(0, 100_000.0))
     damaged = tmp_path / "rank-0.torch.json.gz"
     damaged.write_bytes(torch_trace(tmp_path, 0).read_bytes()[:50])
     no_trace = tmp_path / "x.json"
     no_trace.write_text("{}")
-    run.traces += [
+    run = run_on_two_hosts(
         TraceFile(0, "horovod", str(other)),
         TraceFile(0, "torch", str(damaged)),
         TraceFile(1, "torch", str(no_trace)),
         TraceFile(1, "torch", str(tmp_path / "gone.json")),
         TraceFile(1, "tensorflow", "a.zip"),
-    ]
+    )
     _, missing = merged(run, tmp_path)
     text = "\n".join(missing)
     assert f"{other} is left out: it is of another run, which wrote the same file" in text

@@ -90,7 +90,7 @@ def _pictures(view: View) -> dict[str, Any]:
 
 def _view(run: Run) -> View:
     """What is known of a run's status, and until when."""
-    status, until = registry.status_now(run), run.timings.end or run.recorded or run._clock()
+    status, until = registry.status_now(run), run._until
     remark = ""
     if status == "lost":
         remark = (

@@ -25,7 +25,7 @@ def metrics(view: View) -> dict[str, Any] | None:
     """Charts of all metrics, or of the first ones where there are many, and notes."""
     by_name: dict[str, dict[int, _Reports]] = {}
     counted = set()  # metrics that were reported without a step
-    for rank in sorted(view.run._metrics.latest):
+    for rank in sorted(view.run._metrics.ranks):
         for name, reports in view.run._metrics.series(rank).items():
             rows = [
                 (n if step is None else step, attempt, value)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import re
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from horovod_runner.results.page import numbers
+from horovod_runner.results.private_files import private
 
 # Characters that HTML forbids, and those of terminals: all control characters but tab and newline.
 _FORBIDDEN: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -28,6 +29,29 @@ def render(package: str, template: str, *, script: str = "", **values: object) -
             package lets through.
         values: for the template.
     """
+    code = files(package).joinpath(script).read_text("utf-8") if script else ""
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    found = (
+        _environment(package)
+        .get_template(template)
+        .render(**values, script=code, scripts=f"'sha256-{digest}'" if code else "'none'")
+    )
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", found)
+
+
+def macros(template: str, **values: object) -> Any:
+    """The macros of a template of this room, as attributes: functions that return markup.
+
+    Args:
+        template: its name.
+        values: for the template.
+    """
+    return _environment(__package__).get_template(template, globals=values).module
+
+
+@lru_cache
+def _environment(package: str) -> Environment:
+    """Templates of a package and of this room."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(each, "") for each in (package, __package__)]),
         autoescape=True,
@@ -37,12 +61,7 @@ def render(package: str, template: str, *, script: str = "", **values: object) -
     )
     for name in ("clock_time", "duration", "number", "percent", "size"):
         environment.filters[name] = getattr(numbers, name)
-    code = files(package).joinpath(script).read_text("utf-8") if script else ""
-    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    found = environment.get_template(template).render(
-        **values, script=code, scripts=f"'sha256-{digest}'" if code else "'none'"
-    )
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", found)
+    return environment
 
 
 def write(text: str, to: Path) -> None:
@@ -51,5 +70,5 @@ def write(text: str, to: Path) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with open(to, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+    with open(to, "wb", opener=private) as file:
         file.write(text.encode())

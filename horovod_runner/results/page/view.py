@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from horovod_runner.results.run import Run
 from horovod_runner.results.slowness.case import step_of
 from horovod_runner.results.slowness.diagnosis import Diagnosis
-from horovod_runner.results.slowness.profile import SPENT
-from horovod_runner.results.slowness.totals import RankTotals
+from horovod_runner.results.slowness.totals import SPENT, RankTotals
 from horovod_runner.wire.measurements import Profile
 
 #: Of Okabe and Ito, for colour-blind people: blue, orange, green, red, sky, purple.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from statistics import median
 from typing import Final, TypeAlias
 
 from horovod_runner.results.slowness.profile import RunProfile
-from horovod_runner.results.slowness.totals import RankTotals
+from horovod_runner.results.slowness.totals import SPENT, RankTotals
 from horovod_runner.wire.measurements import Machine
 
 FEW_STEPS: Final = 20
@@ -44,6 +44,11 @@ class Finding:
     text: str
     advice: str
     reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What was seen, as a sentence without its full stop."""
+        return f"{self.text[0].upper()}{self.text[1:].removesuffix('.')}"
 
 
 @dataclass(frozen=True)
@@ -99,8 +104,7 @@ class Case:
         if not totals:
             return None
         steps = {rank: step_of(total, profile.compared) for rank, total in totals.items()}
-        names = Step.__annotations__
-        typical = Step(*(median(getattr(s, name) for s in steps.values()) for name in names))
+        typical = Step(*map(median, zip(*map(astuple, steps.values()), strict=True)))
         count = round(median(total.step_count for total in totals.values()))
         return cls(profile, totals, steps, typical, count, profile.machines)
 
@@ -152,8 +156,7 @@ def step_of(total: RankTotals, compared: int) -> Step:
         # Each step waits about as long as one of its collectives.
         waiting = min(blocked, count * total.waited_in_compared / compared)
         spent["waiting"], spent["moving"] = waiting, blocked - waiting
-    names = ("data", "waiting", "moving", "report", "checkpoint")
-    return Step(total.seconds / count, *(spent.get(name, 0.0) / count for name in names))
+    return Step(total.seconds / count, *(spent.get(name, 0.0) / count for name in SPENT))
 
 
 #: A function of the case and of what the rules before it have found.

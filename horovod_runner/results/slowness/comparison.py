@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Final
@@ -22,16 +22,16 @@ class Comparison:
     Attributes:
         hosts: of the ranks, in their order.
         compared: how many collectives were compared over all ranks.
+
+    Args:
+        totals: what each rank has measured; the comparison adds its findings.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, totals: Mapping[int, RankTotals]) -> None:
+        self._totals = totals
         self.hosts: Sequence[str] = ()
         self.compared = 0
         self._pending: OrderedDict[int, dict[int, tuple[int, float]]] = OrderedDict()
-        # By rank: how often it was last, by how much, and how long it waited for others.
-        self._last: Counter[int] = Counter()
-        self._lateness: defaultdict[int, float] = defaultdict(float)
-        self._waited: defaultdict[int, float] = defaultdict(float)
         self._offsets: dict[int, deque[float]] = {}
         # By host: the driver's clock minus the host's, and the time that a message takes.
         self._delays: dict[str, float] = {}
@@ -45,17 +45,10 @@ class Comparison:
         self._delays = {host: self._delays[host] for host in hosts if host in self._delays}
 
     def restore(
-        self,
-        compared: int,
-        totals: Mapping[int, RankTotals],
-        offsets: Mapping[int, float],
-        driver_ahead: float | None,
+        self, compared: int, offsets: Mapping[int, float], driver_ahead: float | None
     ) -> None:
         """Take over what a file says."""
         self.compared = compared
-        for rank, total in totals.items():
-            self._last[rank], self._lateness[rank] = total.last, total.lateness
-            self._waited[rank] = total.waited_in_compared
         self._offsets = {rank: deque([offset]) for rank, offset in offsets.items()}
         self._driver_ahead = driver_ahead
 
@@ -84,16 +77,12 @@ class Comparison:
                 offsets = self._offsets.setdefault(rank, deque(maxlen=_CLOCK_SAMPLES))
                 offsets.append(time - arrived[0][1])
         last = max(begun, key=lambda rank: begun[rank])
-        self._last[last] += 1
-        self._lateness[last] += begun[last] - median(t for r, t in begun.items() if r != last)
+        total = self._totals[last]
+        total.last += 1
+        total.lateness += begun[last] - median(t for r, t in begun.items() if r != last)
         for rank, time in begun.items():
-            self._waited[rank] += begun[last] - time
+            self._totals[rank].waited_in_compared += begun[last] - time
         self.compared += 1
-
-    def fill(self, rank: int, total: RankTotals) -> None:
-        """Add what was found of a rank to what it has measured."""
-        total.last, total.lateness = self._last[rank], self._lateness[rank]
-        total.waited_in_compared = self._waited[rank]
 
     def clock_offsets(self) -> dict[int, float]:
         """See :attr:`RunProfile.clock_offsets`."""

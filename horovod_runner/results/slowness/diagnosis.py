@@ -103,5 +103,5 @@ def _text(diagnosis: Diagnosis) -> Iterator[str]:
     if not diagnosis.findings:
         yield "Nothing stands out."
     for finding in diagnosis.findings:
-        yield f"{finding.text[0].upper()}{finding.text[1:].removesuffix('.')}."
+        yield f"{finding.sentence}."
         yield f"  -> {finding.advice}. Expected: {diagnosis.expected(finding)}."

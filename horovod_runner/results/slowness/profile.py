@@ -20,7 +20,7 @@ import msgspec
 from horovod_runner.results.slowness.comparison import Comparison
 from horovod_runner.results.slowness.flame import flame_graph
 from horovod_runner.results.slowness.machines import Machines
-from horovod_runner.results.slowness.totals import RankTotals, merged, spent_of
+from horovod_runner.results.slowness.totals import SPENT, RankTotals, merged, spent_of
 from horovod_runner.wire.measurements import Lines, Machine, Profile, Thread, steps_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _MAX_ALL_ROWS: Final = 100_000
 _FEWEST_ROWS: Final = 60
 _SLOW_START: Final = 0.5  # of the usual steps per second; below is warm-up
 _RECENT_ROWS: Final = 60
-SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 
 
 class SavedProfile(msgspec.Struct):
@@ -69,11 +68,11 @@ class RunProfile:
     """The profile of a run. One thread adds to it; any thread may read."""
 
     def __init__(self) -> None:
-        self._comparison = Comparison()
         self._lock = threading.Lock()
         self._rows: dict[int, list[Profile]] = {}
         self._heard: dict[int, float] = {}
         self._totals: dict[int, RankTotals] = {}
+        self._comparison = Comparison(self._totals)
         self._lines: dict[tuple[int, Thread], Lines] = {}
         self._machines = Machines()
 
@@ -94,7 +93,7 @@ class RunProfile:
             return SavedProfile(
                 list(self._comparison.hosts),
                 [row for rows in self._rows.values() for row in rows],
-                {rank: self._compared(rank) for rank in self._rows},
+                {rank: copy(total) for rank, total in self._totals.items()},
                 list(self._lines.values()),
                 self._machines.all(),
                 self.compared,
@@ -110,15 +109,12 @@ class RunProfile:
         profile.begin(saved.hosts)
         for row in saved.rows:
             profile._rows.setdefault(row.rank, []).append(row)
-        for rank, total in saved.totals.items():
-            profile._totals[rank] = total
+        profile._totals.update(saved.totals)
         profile._heard.update(saved.heard)
         for lines in saved.lines:
             profile.add_lines(lines)
         profile._machines = Machines.restored(saved.machines)
-        profile._comparison.restore(
-            saved.compared, saved.totals, saved.clock_offsets, saved.driver_ahead
-        )
+        profile._comparison.restore(saved.compared, saved.clock_offsets, saved.driver_ahead)
         return profile
 
     def _most_rows(self) -> int:
@@ -224,16 +220,10 @@ class RunProfile:
             warm = self._warm_up_rows()
             found = {}
             for rank, rows in sorted(self._rows.items()):
-                found[rank] = self._compared(rank)
+                found[rank] = copy(self._totals[rank])
                 for row in rows[:warm]:
                     found[rank].add(row, sign=-1)
             return found
-
-    def _compared(self, rank: int) -> RankTotals:
-        """All that a rank has measured, with what the comparison has found."""
-        total = copy(self._totals.get(rank, RankTotals()))
-        self._comparison.fill(rank, total)
-        return total
 
     @property
     def warm_up(self) -> RankTotals:
@@ -298,18 +288,14 @@ class RunProfile:
         with self._lock:
             rows = [profile for rank in sorted(self._rows) for profile in self._rows[rank]]
         columns: dict[str, list[float]] = {
-            "rank": [row.rank for row in rows],
-            "time": [row.time for row in rows],
-            "seconds": [row.seconds for row in rows],
-            "steps": [steps_of(row.steps) for row in rows],
+            name: [getattr(row, name) for row in rows] for name in ("rank", "time", "seconds")
         }
-        for name in SPENT:
-            columns[name] = [spent_of(row).get(name, 0.0) for row in rows]
+        columns["steps"] = [steps_of(row.steps) for row in rows]
+        spent = [spent_of(row) for row in rows]
+        columns |= {name: [each[name] for each in spent] for name in SPENT}
         columns["compute"] = [max(0.0, r.seconds - sum(r.spent.values())) for r in rows]
-        columns["bytes"] = [row.bytes for row in rows]
-        columns["collectives"] = [row.collectives for row in rows]
-        columns["cpu"] = [row.cpu for row in rows]
-        return columns
+        rest = ("bytes", "collectives", "cpu")
+        return columns | {name: [getattr(row, name) for row in rows] for name in rest}
 
     def lines(self, rank: int, thread: Thread = "main") -> list[tuple[tuple[str, ...], float]]:
         """The stacks that a rank was seen at, and the share of each; most first.

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import msgspec
 
 from horovod_runner.wire.measurements import Profile, steps_of
 
-# Numbers that are added up.
-_ADDED: Final = (
-    "seconds",
-    "cells",
-    "bytes",
-    "collectives",
-    "waited",
-    "moved",
-    "cpu",
-    "main_cpu",
-    "starved",
-    "late",
-)
+#: What a rank's main thread spends its time with beside computing.
+SPENT: Final = ("data", "waiting", "moving", "report", "checkpoint")
 
 
 @dataclass
@@ -64,10 +53,8 @@ class RankTotals:
 
     def add(self, profile: Profile, sign: int = 1) -> None:
         """Add a summary; with the sign -1, take it away again."""
-        for name in _ADDED:
-            setattr(self, name, getattr(self, name) + sign * getattr(profile, name))
-        for name in ("steps", "spent", "stages"):
-            setattr(self, name, _sum(getattr(self, name), getattr(profile, name), sign))
+        for name, value in _added(self, profile, sign).items():
+            setattr(self, name, value)
         self.threads = profile.threads or self.threads
 
     @property
@@ -76,12 +63,32 @@ class RankTotals:
         return steps_of(self.steps)
 
 
+# Attributes of a summary that are added up: numbers, and numbers by name.
+_ADDED: Final = tuple(
+    field.name
+    for field in fields(RankTotals)
+    if field.name in Profile.__struct_fields__ and field.name != "threads"
+)
+
+
+def _added(first: RankTotals | Profile, second: Profile, sign: int = 1) -> dict[str, Any]:
+    return {name: _sum(getattr(first, name), getattr(second, name), sign) for name in _ADDED}
+
+
+def _sum(first: Any, second: Any, sign: int) -> Any:
+    if isinstance(second, dict):
+        names = {**first, **second}
+        return {name: first.get(name, 0) + sign * second.get(name, 0) for name in names}
+    return first + sign * second
+
+
 def spent_of(profile: Profile) -> dict[str, float]:
-    """Seconds by kind. Where waiting and moving cannot be told apart in a summary: as waiting."""
-    spent = dict(profile.spent)
-    blocked = spent.pop("blocked", 0.0)
-    if blocked:
-        spent["waiting"] = spent.get("waiting", 0.0) + blocked
+    """Seconds by kind, of :data:`SPENT`.
+
+    Where waiting and moving cannot be told apart in a summary, they count as waiting.
+    """
+    spent = {name: profile.spent.get(name, 0.0) for name in SPENT}
+    spent["waiting"] += profile.spent.get("blocked", 0.0)
     return spent
 
 
@@ -93,23 +100,4 @@ def merged(rows: Iterable[Profile]) -> Iterator[Profile]:
         if second is None:
             yield first
             return
-        yield msgspec.structs.replace(
-            second,
-            seconds=first.seconds + second.seconds,
-            steps=_sum(first.steps, second.steps),
-            spent=_sum(first.spent, second.spent),
-            stages=_sum(first.stages, second.stages),
-            cells=first.cells + second.cells,
-            bytes=first.bytes + second.bytes,
-            collectives=first.collectives + second.collectives,
-            waited=first.waited + second.waited,
-            moved=first.moved + second.moved,
-            cpu=first.cpu + second.cpu,
-            main_cpu=first.main_cpu + second.main_cpu,
-            starved=first.starved + second.starved,
-            late=first.late + second.late,
-        )
-
-
-def _sum(first: Mapping[str, Any], second: Mapping[str, Any], sign: int = 1) -> dict[str, Any]:
-    return {name: first.get(name, 0) + sign * second.get(name, 0) for name in {**first, **second}}
+        yield msgspec.structs.replace(second, **_added(first, second))

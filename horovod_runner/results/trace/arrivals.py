@@ -15,6 +15,7 @@ from horovod_runner.common.text import memory_text
 from horovod_runner.errors import DataError
 from horovod_runner.host.scratch import RunFolder
 from horovod_runner.results import saved_run
+from horovod_runner.results.private_files import private
 from horovod_runner.wire.events import TraceFile
 from horovod_runner.wire.messages import MOST_TRACE_BYTES, TRACE_NAMES, FilePart
 
@@ -143,7 +144,7 @@ class Arrivals:
                 )
             self._room -= size
         mode = "ab" if message.offset else "wb"
-        with open(part, mode, buffering=0, opener=_private) as file:
+        with open(part, mode, buffering=0, opener=private) as file:
             if file.seek(0, os.SEEK_END) != message.offset:
                 raise ValueError(f"a piece of {message.name} does not follow the one before")
             write_all(file.fileno(), message.data)
@@ -159,9 +160,5 @@ def _removed_on_error(file: Path) -> Iterator[None]:
 
 
 def _copy(path: Path, to: Path) -> None:
-    with path.open("rb") as file, open(to, "wb", opener=_private) as copy:
+    with path.open("rb") as file, open(to, "wb", opener=private) as copy:
         shutil.copyfileobj(file, copy, 1 << 20)
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.results.slowness.profile import SPENT
 from horovod_runner.results.slowness.totals import spent_of
 from horovod_runner.results.trace.clocks import Clocks
 from horovod_runner.results.trace.events import Event, counter, pid_of_host, pid_of_rank, process
@@ -60,9 +59,8 @@ def _counters(
 
 def _milliseconds(row: Profile) -> dict[str, float]:
     """Where each second went, in milliseconds."""
-    spent = {name: spent_of(row).get(name, 0.0) for name in SPENT}
-    compute = max(0.0, row.seconds - sum(row.spent.values()))
-    return {name: s * 1e3 / row.seconds for name, s in {"compute": compute, **spent}.items()}
+    spent = {"compute": max(0.0, row.seconds - sum(row.spent.values())), **spent_of(row)}
+    return {name: seconds * 1e3 / row.seconds for name, seconds in spent.items()}
 
 
 def _per_second(amount: float, row: Row) -> dict[str, float]:

@@ -34,7 +34,6 @@ _STATUS: Final = {"running": "green", "finished": "cyan", "failed": "red", "canc
 _WIDEST: Final = 100  # columns of a bar
 _WIDE: Final = 116  # columns from which all that is known of a rank is shown
 _PACE: Final = 24  # columns of the bar that says how many steps are done, at most
-_QUIET_SECONDS: Final = 5.0  # from which a rank without a summary is marked
 
 
 class Bar:
@@ -168,7 +167,8 @@ def _head(seen: Seen) -> Iterator[RenderableType]:
     if live.shares is not None:
         yield Bar(live.shares)
         yield Legend(live.shares)
-    yield from _numbers(live)
+    if live.numbers:
+        yield Text("   ".join(live.numbers))
     if live.verdict:
         yield Text(live.verdict, "yellow")
 
@@ -192,39 +192,19 @@ def _title(live: Live) -> Text:
 
 def _pace(live: Live) -> RenderableType:
     """Steps, a progress bar if their number is known, and how fast they are."""
-    step, total = live.step, live.total_steps
-    if step is None:
+    if live.step is None:
         return Text("no step so far", "dim")
-    of = f" of {total:,}" if total else ""
-    epoch = "" if live.epoch is None else f"epoch {live.epoch}, "
-    cells: list[RenderableType] = [Text(f"{epoch}step {step:,}{of}")]
-    if total:
-        cells.append(ProgressBar(total=total, completed=min(step, total)))
-        cells.append(Text(f"{step / total:.0%}"))
-    if live.rate is not None and live.status == "running":
-        cells.append(Text(f"{rate_text(live.rate)} steps/s"))
-        if total and live.rate and step < total:
-            cells.append(Text(f"{duration_text((total - step) / live.rate)} left", "dim"))
+    cells: list[RenderableType] = [Text(live.how_far)]
+    if live.done is not None:
+        cells.append(ProgressBar(total=1.0, completed=live.done))
+        cells.append(Text(f"{live.step / (live.total_steps or 1):.0%}"))
+    cells += [Text(each, style) for each, style in zip(live.pace, ("", "dim"), strict=False)]
     grid = Table.grid(padding=(0, 2))
     for cell in cells:
         bar = isinstance(cell, ProgressBar)  # it becomes shorter first
         grid.add_column(no_wrap=not bar, max_width=_PACE if bar else None)
     grid.add_row(*cells)
     return grid
-
-
-def _numbers(live: Live) -> Iterator[Text]:
-    """Metrics, memory and the latest checkpoint."""
-    parts = [
-        f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.4g}"
-        for name, value in live.metrics.items()
-    ]
-    if live.memory is not None:
-        parts.append(f"memory {bytes_text(live.memory)}")
-    if live.checkpoint is not None:
-        parts.append(f"checkpoint of step {live.checkpoint:,}")
-    if parts:
-        yield Text("   ".join(parts))
 
 
 def _last_line(seen: Seen) -> Iterator[Text]:
@@ -267,22 +247,22 @@ def _rank_row(rank: LiveRank, *, wide: bool) -> Iterator[RenderableType]:
     yield from (str(rank.rank), rank.host)
     if wide:
         yield str(rank.pid or "")
-    yield from _measured(rank, rank.silent or 0.0, wide=wide)
-    yield "" if rank.host_cores is None else f"{rank.host_cores:.1f}/{rank.of_cores}"
+    yield from _measured(rank, wide=wide)
+    yield rank.cores
 
 
 def _others_row(others: Others, *, wide: bool) -> Iterator[RenderableType]:
     yield from (f"{others.count:,}", "others")
     if wide:
         yield ""
-    yield from _measured(others, 0.0, wide=wide)
+    yield from _measured(others, wide=wide)
 
 
-def _measured(shown: LiveRank | Others, silent: float, *, wide: bool) -> Iterator[RenderableType]:
+def _measured(shown: LiveRank | Others, *, wide: bool) -> Iterator[RenderableType]:
     shares = shown.shares
     yield "" if shown.rate is None else rate_text(shown.rate)
-    if silent > _QUIET_SECONDS:
-        yield Text(f"no step {duration_text(silent)}", "red", no_wrap=True)
+    if isinstance(shown, LiveRank) and shown.is_quiet:
+        yield Text(f"no step {duration_text(shown.silent or 0.0)}", "red", no_wrap=True)
     else:
         yield "" if shares is None else Bar(shares, 30 if wide else 17)
     parts = () if shares is None else msgspec.structs.astuple(shares)

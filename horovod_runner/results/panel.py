@@ -9,17 +9,17 @@ import os
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from horovod_runner.sinks import panel_html
+from horovod_runner.results import panel_html
+from horovod_runner.results.live import Live, live
 from horovod_runner.sinks.progress import LINE_SECONDS, Progress
 from horovod_runner.sinks.streams import in_notebook
 
 if TYPE_CHECKING:
-    from horovod_runner.results.live import Live
     from horovod_runner.results.run import Run
     from horovod_runner.wire.events import Report
     from horovod_runner.wire.measurements import Profile
@@ -36,15 +36,10 @@ _KEPT: Final = 8
 _kept: Final[deque[_Widgets]] = deque()
 
 
-def progress_sink(live: Callable[[Run], Live]) -> Progress:
-    """The panel in a notebook that has widgets; elsewhere a bar, or lines of text.
-
-    Args:
-        live: says what a run is doing now.
-    """
-    if in_notebook() and find_spec("ipywidgets") is not None:
-        return Panel(live)
-    return Progress()
+def progress_sink() -> Progress:
+    """The panel in a notebook that has widgets; elsewhere a bar, or lines of text."""
+    has_widgets = in_notebook() and find_spec("ipywidgets") is not None
+    return Panel() if has_widgets else Progress()
 
 
 class Panel(Progress):
@@ -54,14 +49,12 @@ class Panel(Progress):
     terminal: otherwise whoever executes a notebook without a browser would see nothing.
 
     Args:
-        live: says what a run is doing now.
         first_seconds: a run that is shorter loads no widgets.
         line_seconds: as for :class:`Progress`.
     """
 
     def __init__(
         self,
-        live: Callable[[Run], Live],
         *,
         first_seconds: float = _FIRST_SECONDS,
         line_seconds: float = LINE_SECONDS,
@@ -69,7 +62,6 @@ class Panel(Progress):
         super().__init__(line_seconds=line_seconds)
         self._first_seconds = first_seconds
         self._lines = not any(os.environ.get(name) for name in _FRONTENDS)
-        self._live = live
         self._run: Run | None = None
         self._widgets: _Widgets | None = None
         self._due: float | None = None  # None before there is anything to show
@@ -96,7 +88,7 @@ class Panel(Progress):
         if self._due is None or began < self._due or self._run is None:
             return
         try:
-            self._draw_widgets(self._live(self._run))
+            self._draw_widgets(live(self._run))
         except Exception:  # a panel that cannot be drawn must not end a training
             self._lines, self._due = True, None
             self._run = None
@@ -104,17 +96,17 @@ class Panel(Progress):
         now = time.monotonic()
         self._due = now + max(_DRAW_SECONDS, _DRAW_SHARE * (now - began))
 
-    def _draw_widgets(self, live: Live) -> None:
+    def _draw_widgets(self, now: Live) -> None:
         if self._widgets is not None:
-            self._widgets.update(live)
+            self._widgets.update(now)
             return
         from IPython.display import display
 
-        self._widgets = _Widgets(live)
+        self._widgets = _Widgets(now)
         _kept.append(self._widgets)
         if len(_kept) > _KEPT:
             _kept.popleft().close()
-        data = {_WIDGETS_VIEW: self._widgets.view, "text/plain": panel_html.text(live)}
+        data = {_WIDGETS_VIEW: self._widgets.view, "text/plain": panel_html.text(now)}
         display(data, raw=True, display_id=self._display_id)
 
     def end(self, run: Run) -> None:
@@ -125,12 +117,12 @@ class Panel(Progress):
         with suppress(Exception):
             from IPython.display import display, update_display
 
-            live = self._live(run)
-            data = {"text/html": panel_html.page(live), "text/plain": panel_html.text(live)}
+            now = live(run)
+            data = {"text/html": panel_html.page(now), "text/plain": panel_html.text(now)}
             if self._widgets is None:
                 display(data, raw=True)
             else:
-                self._widgets.update(live)
+                self._widgets.update(now)
                 update_display(data, raw=True, display_id=self._display_id)
 
     def _show(self, now: float) -> None:
@@ -141,26 +133,26 @@ class Panel(Progress):
 class _Widgets:
     """The panel as widgets. Whoever opens or folds a part of it finds it so after an update."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, now: Live) -> None:
         import ipywidgets
 
         self._head, self._ranks, self._output = (ipywidgets.HTML() for _ in range(3))
         self._folds = ipywidgets.Accordion([self._ranks, self._output], selected_index=0)
         self._box = ipywidgets.VBox([self._head, self._folds])
         self._folds.set_title(1, panel_html.LINES_TITLE)
-        self.update(live)
+        self.update(now)
 
     @property
     def view(self) -> dict[str, Any]:
         """What a frontend needs to show it."""
         return {"version_major": 2, "version_minor": 0, "model_id": self._box.model_id}
 
-    def update(self, live: Live) -> None:
+    def update(self, now: Live) -> None:
         """Show what the run is doing now; sends what has changed."""
-        self._folds.set_title(0, panel_html.ranks_title(live))
-        self._head.value = panel_html.head(live)
-        self._ranks.value = panel_html.ranks(live)
-        self._output.value = panel_html.lines(live)
+        self._folds.set_title(0, panel_html.ranks_title(now))
+        self._head.value = panel_html.head(now)
+        self._ranks.value = panel_html.ranks(now)
+        self._output.value = panel_html.lines(now)
 
     def close(self) -> None:
         """Remove it from the kernel and the frontends."""
