@@ -459,15 +459,6 @@ def test_the_gpus_of_all_ranks_have_to_be_measured() -> None:
 # How checks run.
 
 
-NOTHING = Needs(frameworks=())
-
-
-def check(name: str, limit: float = 60, needs: Needs = NOTHING) -> Check:
-    return Check(
-        name, f"The claim of {name}.", "howto/gpu.md", limit, getattr(verify_checks, name), needs
-    )
-
-
 def run(
     *checks: Check, on: Machine = TWO_GPUS, times: session.Times | None = None
 ) -> list[session.Result]:
@@ -489,8 +480,8 @@ def run(
 
 def test_a_check_that_fails_does_not_stop_the_others() -> None:
     names = ("wrong", "raising", "killed", "leaving", "silent", "passing")
-    skipped = check("passing", needs=Needs(gpus=9, frameworks=()))
-    results = run(*map(check, names), skipped)
+    skipped = replace(verify_checks.passing, needs=Needs(gpus=9, frameworks=()))
+    results = run(*(getattr(verify_checks, name) for name in names), skipped)
     assert [result.status for result in results] == ["failed"] * 5 + ["passed", "skipped"]
     reasons = {result.name: result.reason for result in results[:-1]}
     assert reasons == {
@@ -514,7 +505,7 @@ def test_the_runs_of_a_check_are_not_listed_among_the_users(
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     saved_run.keep(Run("users", 1))
-    (result,) = run(check("recording"))
+    (result,) = run(verify_checks.recording)
     assert verdicts(result.readings) == [True]
     assert [state.run_id for _, state in saved_run.summaries()] == ["users"]
 
@@ -523,7 +514,7 @@ def test_a_check_that_takes_too_long_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HANGS", str(tmp_path / "hangs"))
-    (result,) = run(check("hanging", limit=0.1))
+    (result,) = run(replace(verify_checks.hanging, limit=0.1))
     assert result.status == "failed"
     assert result.reason == "it was ended because it took longer than 0.1 s"
 
@@ -546,14 +537,14 @@ class UntilItHangs(session.Times):
 
 
 def test_a_check_that_hangs_is_interrupted(sign: Path) -> None:
-    (result,) = run(check("hanging"), times=UntilItHangs())
+    (result,) = run(verify_checks.hanging, times=UntilItHangs())
     assert result.reason == "it was ended because it took longer than 60 s"
     assert verdicts(result.readings) == [True]
     assert sign.read_text() == "interrupted"
 
 
 def test_a_check_that_does_not_end_is_killed_with_its_children(sign: Path) -> None:
-    (result,) = run(check("stubborn"), times=UntilItHangs(0.2))
+    (result,) = run(verify_checks.stubborn, times=UntilItHangs(0.2))
     assert result.reason == "it was ended because it took longer than 60 s"
     with suppress(psutil.NoSuchProcess):
         child = psutil.Process(int(sign.read_text()))

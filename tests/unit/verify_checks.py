@@ -10,46 +10,56 @@ from pathlib import Path
 
 from horovod_runner.results import saved_run
 from horovod_runner.results.run import Run
-from horovod_runner.tools.verify.check import Case, Reading, equal
+from horovod_runner.tools.verify.check import Case, Needs, Reading, check, equal
+
+_here = check("howto/gpu.md", 60, Needs(frameworks=()))
 
 
+@_here
 def passing(case: Case) -> Iterator[Reading]:
     print("not shown")
     yield equal("quick", case.quick, True)
     yield equal("GPUs", os.environ.get("CUDA_VISIBLE_DEVICES"), "0,1")
 
 
+@_here
 def recording(case: Case) -> Iterator[Reading]:
     """Leave the record of a run, as a run does."""
     kept = saved_run.keep(Run("checks", 1))
     yield equal("kept", kept is not None, True)
 
 
+@_here
 def wrong(case: Case) -> Iterator[Reading]:
     print("shown")
     yield equal("two", 1 + 1, 3)
     yield equal("one", 1, 1)
 
 
+@_here
 def raising(case: Case) -> Iterator[Reading]:
     yield equal("one", 1, 1)
     raise ArithmeticError("a failure on purpose")
 
 
+@_here
 def killed(case: Case) -> Iterator[Reading]:
     yield equal("one", 1, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@_here
 def leaving(case: Case) -> Iterator[Reading]:
     os._exit(7)
     yield equal("one", 1, 1)
 
 
+@_here
 def silent(case: Case) -> Iterator[Reading]:
     yield from ()
 
 
+@_here
 def hanging(case: Case) -> Iterator[Reading]:
     """Hang, until an interrupt comes, as a run in the main thread does."""
     yield equal("one", 1, 1)
@@ -61,6 +71,7 @@ def hanging(case: Case) -> Iterator[Reading]:
         sign.write_text("interrupted")
 
 
+@_here
 def stubborn(case: Case) -> Iterator[Reading]:
     """Hang, and have a child that hangs; both ignore interrupts."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -98,20 +98,33 @@ class Check:
     """A claim, and what shows whether it is true.
 
     Attributes:
-        name: as in ``--only``.
-        claim: what has to be true.
         page: where the docs say so: a page, and a heading in it.
         limit: seconds after which it is ended, and has failed.
         function: yields the readings. It runs in a process of its own, and may start ranks.
         needs: what it needs; otherwise it is skipped.
     """
 
-    name: str
-    claim: str
     page: str
     limit: float
     function: Callable[[Case], Iterable[Reading]]
-    needs: Needs = Needs()
+    needs: Needs
+
+    @property
+    def name(self) -> str:
+        """The name, as in ``--only``: that of the function, with dashes."""
+        return self.function.__name__.replace("_", "-")
+
+    @property
+    def claim(self) -> str:
+        """What has to be true: the function's docstring; empty with python -OO."""
+        return " ".join((self.function.__doc__ or "").split())
+
+
+def check(
+    page: str, limit: float, needs: Needs = Needs()
+) -> Callable[[Callable[[Case], Iterable[Reading]]], Check]:
+    """Make a check of a function, which has its name and claim; see :class:`Check`."""
+    return lambda function: Check(page, limit, function, needs)
 
 
 def missing(needs: Needs, machine: Machine) -> str:

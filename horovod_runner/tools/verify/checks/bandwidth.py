@@ -12,7 +12,7 @@ from statistics import mean, median
 from typing import Final
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Case, Reading, speed
+from horovod_runner.tools.verify.check import Case, Needs, Reading, check, speed
 
 PROGRAM: Final = "all_reduce_perf"
 _OURS, _PEER = "Horovod", "torch.distributed"
@@ -39,8 +39,9 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
     return size / seconds / 1e9 * 2 * (ranks - 1) / ranks
 
 
+@check("howto/gpu.md#how-fast", 240, Needs(several=True))
 def allreduce(case: Case) -> Iterator[Reading]:
-    """Time Horovod's allreduce and torch.distributed's in the same ranks."""
+    """An allreduce is about as fast as torch.distributed's, and as nccl-tests measures NCCL."""
     ranks = case.ranks()
     sizes = _QUICK_SIZES if case.quick or not case.on_gpus() else _SIZES
     turns = 2 if case.quick else 5

@@ -14,7 +14,7 @@ import psutil
 
 from horovod_runner.common.text import bytes_text
 from horovod_runner.errors import CancelledError, HangError, RankFailedError
-from horovod_runner.tools.verify.check import Case, Reading, equal, listed
+from horovod_runner.tools.verify.check import Case, Reading, check, equal, listed
 
 _HELD: Final = 1 << 30  # bytes that a rank allocates on its GPU
 _QUICK_HELD: Final = 1 << 20
@@ -49,8 +49,9 @@ class Seen(NamedTuple):
     after: dict[str, int]
 
 
-def memory(case: Case) -> Iterator[Reading]:
-    """Let runs fail in several ways, and look at what they leave behind."""
+@check("reference/failures.md", 240)
+def failures(case: Case) -> Iterator[Reading]:
+    """When a run has failed, no process of it is left, and the memory of its GPUs is free."""
     own = {gpu.uuid for gpu in case.machine.gpus}
     for how in ("exception", "killed") if case.quick else _ENDS:
         yield from read_failure(_fail(case, how, own), on_gpus=case.on_gpus())
@@ -191,8 +192,9 @@ def read_failure(seen: Seen, *, on_gpus: bool) -> list[Reading]:
     return [*readings, Reading(name, ", ".join(sums), expected, ok)]
 
 
+@check("howto/checkpoints.md", 120)
 def restart(case: Case) -> Iterator[Reading]:
-    """Kill a rank in the middle of a training, which resumes from a checkpoint of GPU tensors."""
+    """A killed rank is relaunched, and resumes from a checkpoint of GPU tensors."""
     folder = f"{case.folder}/checkpoints"
     runner = case.runner(case.ranks(), max_restarts=1, checkpoint_dir=folder)
     results = runner.run_all(count_up, folder=folder)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Case, Reading, equal, speed
+from horovod_runner.tools.verify.check import Case, Needs, Reading, check, equal, speed
 
 _LEAST: Final = 0.8  # of the speed of steps whose batch is on the GPU already
 _PINNED: Final = "Memcpy HtoD (Pinned -> Device)"
@@ -48,8 +48,9 @@ class Fed(NamedTuple):
     plain: float
 
 
+@check("howto/gpu.md#how-fast", 120, Needs(packages=("pyarrow",)))
 def feed(case: Case) -> Iterator[Reading]:
-    """Read a dataset on all ranks."""
+    """Batches arrive on the rank's GPU, through pinned memory, while the step before computes."""
     from horovod_runner.data import parquet
 
     size = _QUICK if case.quick or not case.on_gpus() else _FULL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from horovod_runner.tools.verify.check import Case, Reading, equal
+from horovod_runner.tools.verify.check import Case, Needs, Reading, check, equal
 
 _FEATURES = 8
 
@@ -26,13 +26,15 @@ class Fitted(NamedTuple):
     weights: list[float]
 
 
-def tensorflow(case: Case) -> Iterator[Reading]:
-    """Keras on TensorFlow."""
+@check("howto/keras.md", 150, Needs(frameworks=("tensorflow",), packages=("keras",)))
+def keras_tensorflow(case: Case) -> Iterator[Reading]:
+    """Keras trains on the ranks' GPUs with its TensorFlow backend."""
     yield from _fit(case, "tensorflow")
 
 
-def torch(case: Case) -> Iterator[Reading]:
-    """Keras on torch."""
+@check("howto/keras.md", 150, Needs(packages=("keras",)))
+def keras_torch(case: Case) -> Iterator[Reading]:
+    """Keras trains on the ranks' GPUs with its torch backend."""
     yield from _fit(case, "torch")
 
 
