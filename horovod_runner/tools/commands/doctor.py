@@ -5,6 +5,7 @@ Each check examines one thing and returns a Finding; the report lists the findin
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -14,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from horovod_runner import __version__
@@ -34,6 +35,35 @@ if TYPE_CHECKING:
 Status = Literal["ok", "absent", "wrong"]
 
 _NAME_WIDTH = 26
+
+
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the environment, and say how to fix what does not work",
+        description="Check everything that a run needs, and reduce a number over two ranks. The "
+        "last lines say how to fix each problem; the exit status is 1 if there is one.",
+    )
+    doctor.add_argument(
+        "--master", metavar="URL", help="also count the slots of this Spark master, and run there"
+    )
+    doctor.add_argument(
+        "--path",
+        metavar="URL",
+        help="try this folder or URL instead, as checkpoint_dir and shared_dir: write, list, read, "
+        "rename, delete; how fast, and what will not work there. With --master on an executor, too",
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+    doctor.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    if options.path is not None:
+        findings, verdict = examine_folder(options.path, options.master), "Runs can use it."
+    else:
+        findings, verdict = examine(options.master), "Everything works."
+    return report(findings, as_json=options.json, say=print, verdict=verdict)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,57 @@ class UsageError(Exception):
     """The command line names something that does not exist, or contradicts itself."""
 
 
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    run_command = commands.add_parser(
+        "run",
+        help="run a script, or a function, as ranks",
+        usage="%(prog)s [options] TARGET [-- ARGUMENT...]",
+        description="Run a Python file, or a function of a file or module, on every rank. "
+        "Arguments after the -- are in its sys.argv. A function is called without arguments; its "
+        "return value on rank 0 is printed. The exit status is 0, the exit code of the first rank "
+        "that failed, or 128 plus the number of the signal that killed it; 130 after Ctrl-C, 143 "
+        "after SIGTERM or `horovod-runner stop`.",
+        epilog="With --np above 0, ranks start in the Slurm allocation that this command runs in, "
+        "or otherwise on Spark; below 0, as processes on this machine.",
+    )
+    run_command.add_argument(
+        "target",
+        metavar="TARGET",
+        help="train.py (as with python), train.py:main or package.module:main",
+    )
+    run_command.add_argument(
+        "--np",
+        type=run_options.ranks_or_range,
+        metavar="N",
+        help="number of ranks: above 0 on Spark or Slurm, below 0 on this machine (default: all "
+        "tasks of the Slurm allocation, or -1 outside one). LEAST:MOST for a run that goes on with "
+        "the ranks that are there: --np 2:8, --np=-2:-8",
+    )
+    run_command.add_argument(
+        "--master", metavar="URL", help="the Spark master, or a Spark Connect server (sc://...)"
+    )
+    run_command.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=run_options.pair,
+        metavar="NAME=VALUE",
+        help="a Spark setting, with --master; may be repeated",
+    )
+    run_command.add_argument("--function", metavar="NAME", help="call this function of the file")
+    run_options.add(run_command)
+    run_command.set_defaults(command=_command)
+
+
+def _command(options: argparse.Namespace) -> int:
+    try:
+        return run(options, options.arguments)
+    except (UsageError, ValueError) as error:
+        print(f"horovod-runner run: {error}", file=sys.stderr)
+        return 2
+
+
 def find_main(target: str, function: str | None) -> Callable[[], Any]:
     """The function to run.
 

@@ -6,6 +6,7 @@ write its log, which is read when it has changed. A driver that does not answer 
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import signal
@@ -15,7 +16,7 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import psutil
@@ -203,26 +204,40 @@ def _why_silent(pid: int, seconds: float) -> str:
     )
 
 
-def top(run: str | None, *, once: bool = False, as_json: bool = False) -> int:
-    """Show runs until the user quits; returns the exit status of the command.
+def add(commands: Any) -> None:
+    """Add the command to a parser's commands."""
+    top = commands.add_parser(
+        "top",
+        help="show runs while they go on",
+        description="Show the runs of this machine and refresh every second: how far they are, "
+        "where the time of their ranks goes, memory, the last lines. A q or Ctrl-C quits. Needs "
+        "rich: pip install 'horovod_runner[top]'.",
+    )
+    top.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="show this run in detail: its id as ps shows it, or the start of the id",
+    )
+    top.add_argument(
+        "--once",
+        action="store_true",
+        help="print once and exit, as where stdout is not a terminal",
+    )
+    top.add_argument("--json", action="store_true", help="print JSON once; needs no rich")
+    top.set_defaults(command=_top)
 
-    Args:
-        run: the id of a run to show in detail, or the start of it; None: all runs.
-        once: print once and return, as where stdout is not a terminal.
-        as_json: print JSON once.
 
-    Raises:
-        HorovodRunnerError: no run has such an id, or several have; or rich is not installed.
-    """
-    watch = Watch(run)
-    if as_json:
+def _top(options: argparse.Namespace) -> int:
+    watch = Watch(options.run)
+    if options.json:
         print(msgspec.json.format(msgspec.json.encode(watch.once())).decode())
         return 0
-    draw = _drawing(detailed=run is not None)
+    draw = _drawing(detailed=options.run is not None)
     from rich.console import Console
 
     console = Console(highlight=False)
-    if once or not console.is_terminal:
+    if options.once or not console.is_terminal:
         console.print(draw(watch.once(), None))
         return 0
     with suppress(KeyboardInterrupt):

@@ -55,10 +55,10 @@ def add(commands: Any) -> None:
     )
     verify.add_argument("--list", action="store_true", help="list the checks, and run none")
     verify.add_argument("--json", action="store_true", help="print JSON")
-    verify.set_defaults(command=_verify)
+    verify.set_defaults(command=_command)
 
 
-def _verify(options: argparse.Namespace) -> int:
+def _command(options: argparse.Namespace) -> int:
     from horovod_runner.tools.verify import registry
 
     checks = [registry.find(name) for name in options.only] if options.only else registry.CHECKS
