@@ -14,8 +14,10 @@ import sys
 import termios
 import time
 import tty
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -55,6 +57,27 @@ class Seen(msgspec.Struct):
     entry: Entry | None
 
 
+@dataclass
+class _Driver:
+    """A driver that is asked, and its answers.
+
+    Attributes:
+        asked: when it was asked last.
+        since: when the first question without an answer was asked; None if there is none.
+        before: what its log was like then.
+        log: its log, as far as it was read.
+        view: what its run was doing when it wrote the log last.
+        unreadable: why its log cannot be read; empty if it can be.
+    """
+
+    asked: float = 0.0
+    since: float | None = None
+    before: object = None
+    log: LogReader | None = None
+    view: Live | None = None
+    unreadable: str = ""
+
+
 class Watch:
     """Asks the drivers of this machine's runs, and reads their answers.
 
@@ -85,12 +108,7 @@ class Watch:
         self._only = None if run is None else registry.find_one(find(), run).run_id
         self._listed: list[ListedRun] = []
         self._list_at = 0.0
-        self._asked: dict[str, float] = {}
-        self._before: dict[str, object] = {}  # what the log was like when its driver was asked
-        self._since: dict[str, float] = {}  # when the first question without an answer was asked
-        self._logs: dict[str, LogReader] = {}
-        self._views: dict[str, Live] = {}
-        self._unreadable: dict[str, str] = {}
+        self._drivers: defaultdict[str, _Driver] = defaultdict(_Driver)  # by the runs' ids
 
     def ask(self) -> None:
         """Ask all drivers what their runs are doing now."""
@@ -98,13 +116,14 @@ class Watch:
             self._list()
         now = self._clock()
         for run_id in [listed.run_id for listed in self._listed if listed.alive]:
-            if run_id in self._since and now - self._asked[run_id] < _AGAIN_SECONDS:
+            driver = self._drivers[run_id]
+            if driver.since is not None and now - driver.asked < _AGAIN_SECONDS:
                 continue
             before = registry.version(saved_run.path_of(run_id))
             if registry.ask_to_write(run_id):
-                self._asked[run_id] = now
-                if run_id not in self._since:
-                    self._since[run_id], self._before[run_id] = now, before
+                driver.asked = now
+                if driver.since is None:
+                    driver.since, driver.before = now, before
             else:  # the run begins or ends at this moment
                 self._list_at = 0.0
 
@@ -114,28 +133,27 @@ class Watch:
         now = time.monotonic()
         self._list_at = now + _LIST_SHARE * (now - began)
         alive = {listed.run_id for listed in self._listed if listed.alive}
-        for run_id in self._since.keys() - alive:
-            del self._since[run_id]
+        for run_id in self._drivers.keys() - alive:
+            self._drivers[run_id].since = None
 
     def read(self) -> bool:
         """Read the logs that were written; returns whether all drivers have answered."""
-        for run_id in list(self._since):
+        waiting = [each for each in self._drivers.items() if each[1].since is not None]
+        for run_id, driver in waiting:
             path = saved_run.path_of(run_id)
-            if registry.version(path) in (None, self._before.get(run_id)):
+            if registry.version(path) in (None, driver.before):
                 continue
-            del self._since[run_id]
-            self._before.pop(run_id, None)
+            driver.since = None
             try:
-                log = self._logs.get(run_id)
-                if log is None:
-                    log = self._logs[run_id] = LogReader(path)
+                if driver.log is None:
+                    driver.log = LogReader(path)
                 else:
-                    log.read()
+                    driver.log.read()
             except HorovodRunnerError as error:
-                self._unreadable[run_id] = str(error)
+                driver.unreadable = str(error)
             else:
-                self._views[run_id] = live(log.run)
-        return not self._since
+                driver.view = live(driver.log.run)
+        return all(driver.since is None for _, driver in waiting)
 
     def once(self) -> list[Seen]:
         """Ask all drivers once, wait for their answers for some seconds, and return the runs."""
@@ -163,7 +181,7 @@ class Watch:
     def seen(self) -> list[Seen]:
         """The runs, oldest first; those whose drivers do not answer come last."""
         runs = [
-            Seen(run.run_id, self._problem(run), self._views.get(run.run_id), run.entry)
+            Seen(run.run_id, self._problem(run), self._drivers[run.run_id].view, run.entry)
             for run in self._listed
         ]
         return sorted(runs, key=lambda seen: bool(seen.problem))
@@ -179,18 +197,17 @@ class Watch:
         driver = f"its driver (process {entry.pid})"
         if run.alive is False:
             return f"{driver} is gone, and {left}"
-        if run.run_id in self._unreadable:
-            text = self._unreadable[run.run_id]
-            return f"{driver} has another version of horovod_runner: {text}"
-        silence = self._silence(run.run_id, entry.pid)
+        asked = self._drivers[run.run_id]
+        if asked.unreadable:
+            return f"{driver} has another version of horovod_runner: {asked.unreadable}"
+        silence = self._silence(asked, entry.pid)
         return silence and f"{driver} {silence}"
 
-    def _silence(self, run_id: str, pid: int) -> str:
+    def _silence(self, asked: _Driver, pid: int) -> str:
         """Why a driver that runs does not answer; empty if it does, or was just asked."""
-        since = self._since.get(run_id)
-        if since is None:
-            return "" if run_id in self._views else "does not listen: its run begins or ends now"
-        waited = self._clock() - since
+        if asked.since is None:
+            return "" if asked.view else "does not listen: its run begins or ends now"
+        waited = self._clock() - asked.since
         return _why_silent(pid, waited) if waited >= self._quiet_seconds else ""
 
 

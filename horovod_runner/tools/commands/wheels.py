@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
 from horovod_runner.common.files import file_sha256
 from horovod_runner.errors import InstallError
-from horovod_runner.host.folders.folder import local_path
+from horovod_runner.host.folders.folder import Folder, local_path
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.host.folders.remote import RemoteFolder
 from horovod_runner.host.folders.web import WebFolder, without_secrets
@@ -234,16 +234,7 @@ def publish(wheels: str, key: str, wheel: Path, say: Callable[[str], None]) -> N
         part.unlink(missing_ok=True)
 
 
-class _Store(Protocol):
-    """The methods of :class:`~horovod_runner.host.folders.folder.Folder` that are used here."""
-
-    def read(self, name: str) -> bytes: ...
-    def write(self, name: str, data: bytes) -> None: ...
-    def move_in(self, part: Path, name: str) -> None: ...
-    def copy_out(self, name: str, path: Path) -> None: ...
-
-
-def _open(wheels: str, inside: str = "") -> _Store:
+def _open(wheels: str, inside: str = "") -> Folder | WebFolder:
     if wheels.lower().startswith(("http://", "https://")):
         return WebFolder(wheels, inside)
     url = "/".join([wheels.rstrip("/"), *filter(None, [inside])])
