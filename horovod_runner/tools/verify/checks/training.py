@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from statistics import mean, median
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.results.page.numbers import duration
 from horovod_runner.tools.verify.check import Case, Needs, Reading, check, equal, speed
+from horovod_runner.tools.verify.checks.timing import take_turns
 
 _LEAST: Final = {"plain PyTorch": 0.95, "DDP": 0.85}
 _CLOSE: Final = 0.02  # relative; convolutions on GPUs do not sum in a fixed order
@@ -75,8 +76,6 @@ def train(size: Size, peer: str) -> Trained:
         size: how much.
         peer: "plain PyTorch" or "DDP".
     """
-    import time
-
     import horovod.torch as hvd
     import torch
     import torch.distributed
@@ -93,7 +92,13 @@ def train(size: Size, peer: str) -> Trained:
     if peer == "DDP":
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
 
-    def prepare(system: str) -> tuple[Any, Any]:
+    random = torch.Generator().manual_seed(hvd.rank())
+    images = torch.randn(size.batch, 3, size.side, size.side, generator=random).to(device)
+    labels = torch.randint(1000, [size.batch], generator=random).to(device)
+    losses: dict[str, list[Any]] = {"Horovod": [], peer: []}
+    nets: dict[str, Any] = {}
+
+    def prepare(system: str) -> Callable[[], None]:
         net: Any = resnet50(size.width).to(device)
         optimizer: Any = torch.optim.SGD(net.parameters(), 0.001, momentum=0.9)
         if system == "Horovod":
@@ -101,37 +106,25 @@ def train(size: Size, peer: str) -> Trained:
             optimizer = hvd.DistributedOptimizer(optimizer, net.named_parameters())
         elif system == "DDP":
             net = DistributedDataParallel(net)
-        return net, optimizer
+        nets[system] = net
 
-    random = torch.Generator().manual_seed(hvd.rank())
-    images = torch.randn(size.batch, 3, size.side, size.side, generator=random).to(device)
-    labels = torch.randint(1000, [size.batch], generator=random).to(device)
-    systems = {system: prepare(system) for system in ("Horovod", peer)}
-    seconds: dict[str, list[float]] = {system: [] for system in systems}
-    losses: dict[str, list[Any]] = {system: [] for system in systems}
-    for turn in range(size.turns):
-        for system in list(systems) if turn % 2 else list(systems)[::-1]:
-            net, optimizer = systems[system]
-            hvd.barrier()
-            if on_gpu:
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(size.steps):
-                optimizer.zero_grad()
-                loss = torch.nn.functional.cross_entropy(net(images), labels)
-                loss.backward()
-                optimizer.step()
-                losses[system].append(loss.detach())
-            if on_gpu:
-                torch.cuda.synchronize()
-            if turn:  # in the first one cuDNN chooses its algorithms
-                seconds[system].append((time.perf_counter() - start) / size.steps)
-    weights = torch.cat([w.detach().flatten() for w in systems["Horovod"][0].parameters()])
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = torch.nn.functional.cross_entropy(net(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses[system].append(loss.detach())
+
+        return step
+
+    steps = {system: prepare(system) for system in losses}
+    seconds = take_turns(steps, size.turns, size.steps)
+    weights = torch.cat([w.detach().flatten() for w in nets["Horovod"].parameters()])
     most, least = (hvd.allreduce(weights, op=op) for op in (hvd.Max, hvd.Min))
     if peer == "DDP":
         torch.distributed.destroy_process_group()
     return Trained(
-        {system: median(each) for system, each in seconds.items()},
+        seconds,
         {system: (float(each[0]), float(each[:_LATER][-1])) for system, each in losses.items()},
         float((most - least).max()),
     )
