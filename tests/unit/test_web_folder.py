@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import base64
-import threading
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from http.client import HTTPMessage
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,25 +15,7 @@ from horovod_runner.host.folders import web
 from horovod_runner.host.folders.web import WebFolder, without_secrets
 from horovod_runner.tools.commands import wheels
 from horovod_runner.tools.commands.wheels import Place
-
-Answer = Callable[[BaseHTTPRequestHandler], None]
-
-
-@contextmanager
-def serving(answer: Answer) -> Iterator[str]:
-    """Host and port of a web server."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
+from tests.web import serving
 
 
 def send(

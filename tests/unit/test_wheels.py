@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +14,11 @@ from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.tools.commands import install, wheels
 from horovod_runner.tools.horovod_build.plan import BuildPlan
 from horovod_runner.tools.horovod_build.toolchain import Framework
+from tests.web import served
 
 NAME = "horovod-0.28.1-cp313-cp313-linux_x86_64.whl"
 PLAN = BuildPlan((Framework("torch", "2.13.0+cpu"),))
+OTHER_PLAN = BuildPlan((Framework("torch", "2.12.0"),))
 
 
 @pytest.fixture
@@ -38,20 +38,6 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The empty cache of a host."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-@pytest.fixture
-def server(shared: Path) -> Iterator[str]:
-    """The URL of a web server for the shared folder."""
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(shared))) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/"
-        server.shutdown()
 
 
 def refuse(*_: object) -> Path:
@@ -76,22 +62,18 @@ def test_a_wheel_of_another_host_is_copied_into_the_cache(shared: Path, host: Pa
     assert again == [f"using the wheel built before: {wheel}"]
 
 
-def test_a_wheel_comes_from_a_web_server(server: str, host: Path) -> None:
-    wheel, said = obtain(server)
-    assert wheel.read_bytes() == b"a wheel"
-    assert "another host built" in said[0]
-
-
-def test_without_the_wheel_on_the_web_server_this_host_builds(server: str, host: Path) -> None:
-    other = BuildPlan((Framework("torch", "2.12.0"),))
-    with pytest.raises(InstallError, match=r"^built here$"):
-        obtain(server, other)
+def test_a_wheel_comes_from_a_web_server(shared: Path, host: Path) -> None:
+    with served(shared) as url:
+        wheel, said = obtain(f"{url}/")
+        assert wheel.read_bytes() == b"a wheel"
+        assert "another host built" in said[0]
+        with pytest.raises(InstallError, match=r"^built here$"):
+            obtain(url, OTHER_PLAN)
 
 
 def test_a_wheel_for_other_versions_is_not_used(shared: Path, host: Path) -> None:
-    other = BuildPlan((Framework("torch", "2.12.0"),))
     with pytest.raises(InstallError, match=r"^built here$"):
-        obtain(shared, other)
+        obtain(shared, OTHER_PLAN)
 
 
 def test_rebuild_ignores_a_wheel_of_another_host(shared: Path, host: Path) -> None:
@@ -105,10 +87,6 @@ def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> 
     with pytest.raises(InstallError, match=r"\.whl .*SHA-256 .*Remove .*/shared/"):
         obtain(shared)
     assert not list(host.rglob("*.whl"))
-
-
-def test_a_missing_wheel_is_an_error(shared: Path, host: Path) -> None:
-    (stored,) = shared.rglob(NAME)
     stored.unlink()
     with pytest.raises(InstallError, match=r"\.whl .*\(FileNotFoundError"):
         obtain(shared)
