@@ -13,7 +13,7 @@ import pytest
 
 from horovod_runner.results import registry
 from horovod_runner.tools.commands import cli, doctor, install
-from horovod_runner.tools.commands.doctor import Finding
+from horovod_runner.tools.commands.doctor import DoctorFinding
 
 
 def test_install_passes_the_users_choices_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,9 +74,9 @@ def test_a_name_that_stdout_cannot_encode_is_escaped(
 
 def test_the_report_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     findings = [
-        Finding("Python", "ok", "3.11"),
-        Finding("MPI", "absent", "not found"),
-        Finding("Horovod", "wrong", "not installed", "run: horovod-runner install"),
+        DoctorFinding("Python", "ok", "3.11"),
+        DoctorFinding("MPI", "absent", "not found"),
+        DoctorFinding("Horovod", "wrong", "not installed", "run: horovod-runner install"),
     ]
     assert doctor.report(findings, as_json=False, say=print) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -91,7 +91,7 @@ def test_the_report_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_report_is_json_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.report([Finding("GPUs", "ok", "1\n2")], as_json=True, say=print) == 0
+    assert doctor.report([DoctorFinding("GPUs", "ok", "1\n2")], as_json=True, say=print) == 0
     assert json.loads(capsys.readouterr().out) == {
         "ok": True,
         "findings": [{"name": "GPUs", "status": "ok", "detail": "1\n2", "advice": ""}],

@@ -31,7 +31,7 @@ from horovod_runner.tools.commands import install
 from horovod_runner.tools.commands.wheels import Place
 from horovod_runner.tools.horovod_build import fit, libraries, release, source
 from horovod_runner.tools.horovod_build.plan import BuildPlan, python_tag
-from horovod_runner.tools.horovod_build.provenance import BuiltFor, Gpu, Provenance
+from horovod_runner.tools.horovod_build.provenance import BuiltFor, GpuLibraries, Provenance
 from horovod_runner.tools.horovod_build.toolchain import Framework, Mpi
 from tests.web import served
 
@@ -242,7 +242,8 @@ def wheel(**changes: Any) -> Provenance:
 
 
 GPU_WHEEL = wheel(
-    frameworks={"torch": BuiltFor("2.13.0+cu130", "13.0")}, gpu=Gpu("13.0", "2.29.7", "80,90")
+    frameworks={"torch": BuiltFor("2.13.0+cu130", "13.0")},
+    gpu=GpuLibraries("13.0", "2.29.7", "80,90"),
 )
 
 

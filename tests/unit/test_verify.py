@@ -25,7 +25,7 @@ from horovod_runner.results.run import Run
 from horovod_runner.tools.commands import cli
 from horovod_runner.tools.horovod_build.toolchain import Framework, Horovod
 from horovod_runner.tools.verify import machine, registry, report, session
-from horovod_runner.tools.verify.check import Case, Check, Needs, Reading, missing
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, VerifyCheck, missing
 from horovod_runner.tools.verify.checks import (
     bandwidth,
     build,
@@ -38,13 +38,13 @@ from horovod_runner.tools.verify.checks import (
     training,
 )
 from horovod_runner.tools.verify.checks.build import Reduced
-from horovod_runner.tools.verify.checks.failures import Seen
+from horovod_runner.tools.verify.checks.failures import FailedRun
 from horovod_runner.tools.verify.checks.feed import Fed
 from horovod_runner.tools.verify.checks.keras_training import Fitted
 from horovod_runner.tools.verify.checks.placement import Device, Expected
 from horovod_runner.tools.verify.checks.sharded import Sharded
-from horovod_runner.tools.verify.checks.training import Trained
-from horovod_runner.tools.verify.machine import Gpu, Machine
+from horovod_runner.tools.verify.checks.training import TrainedRank
+from horovod_runner.tools.verify.machine import Gpu, ThisMachine
 from horovod_runner.wire.measurements import Machine as Measured
 from tests.unit import verify_checks
 
@@ -55,9 +55,9 @@ GPUS = tuple(Gpu(f"{n}", uuid, "NVIDIA H100") for n, uuid in enumerate(UUIDS))
 NCCL = Horovod("0.28.1", ("gloo", "mpi", "nccl", "cuda"))
 TORCH = Framework("torch", "2.13.0", "13.0", horovod=NCCL)
 TENSORFLOW = Framework("tensorflow", "2.21.0", "12.5", horovod=Horovod("0.28.1", ("gloo",)))
-TWO_GPUS = Machine(GPUS, (TORCH, TENSORFLOW), ("keras", "pyarrow"), "2.29.7", "host-a", 16)
+TWO_GPUS = ThisMachine(GPUS, (TORCH, TENSORFLOW), ("keras", "pyarrow"), "2.29.7", "host-a", 16)
 CPU_TORCH = replace(TORCH, version="2.13.0+cpu", cuda=None, horovod=Horovod("0.28.1", ("gloo",)))
-NO_GPU = Machine((), (CPU_TORCH,), (), "", "laptop", 2)
+NO_GPU = ThisMachine((), (CPU_TORCH,), (), "", "laptop", 2)
 
 
 def verdicts(readings: Sequence[Reading]) -> list[bool | None]:
@@ -126,32 +126,39 @@ def test_some_gpus_are_shown_by_a_variable_and_all_as_they_are(
         (Needs(gpus=2), TWO_GPUS, ""),
         (Needs(gpus=4), TWO_GPUS, "needs 4 GPUs, and 2 GPUs can be used"),
         (Needs(several=True), TWO_GPUS, ""),
-        (Needs(several=True), Machine(GPUS[:1], (TORCH,)), "needs two GPUs, and 1 GPU can be used"),
+        (
+            Needs(several=True),
+            ThisMachine(GPUS[:1], (TORCH,)),
+            "needs two GPUs, and 1 GPU can be used",
+        ),
         (Needs(packages=("pyarrow",)), NO_GPU, "pip install 'horovod_runner[data]'"),
         (Needs(packages=("pyarrow",)), TWO_GPUS, ""),
         (Needs(frameworks=("tensorflow",)), NO_GPU, "tensorflow is not installed"),
         (Needs(frameworks=("tensorflow",)), TWO_GPUS, ""),
         (Needs(1, frameworks=("tensorflow",)), TWO_GPUS, "was built without NCCL"),
-        (Needs(gpus=1), Machine(GPUS, (CPU_TORCH,)), "torch 2.13.0+cpu is a CPU build"),
-        (Needs(), Machine((), (replace(TORCH, error="no symbol"),)), "imported: no symbol"),
-        (Needs(), Machine((), (replace(TORCH, horovod=None),)), "Horovod for torch is not"),
+        (Needs(gpus=1), ThisMachine(GPUS, (CPU_TORCH,)), "torch 2.13.0+cpu is a CPU build"),
+        (Needs(), ThisMachine((), (replace(TORCH, error="no symbol"),)), "imported: no symbol"),
+        (Needs(), ThisMachine((), (replace(TORCH, horovod=None),)), "Horovod for torch is not"),
     ],
 )
-def test_a_check_is_skipped_for_what_is_missing(needs: Needs, on: Machine, reason: str) -> None:
+def test_a_check_is_skipped_for_what_is_missing(needs: Needs, on: ThisMachine, reason: str) -> None:
     found = missing(needs, on)
     assert reason in found
     assert bool(reason) == bool(found)
 
 
 def test_frameworks_train_on_gpus_only_where_horovod_has_nccl() -> None:
-    case = Case(TWO_GPUS, False, "")
+    case = VerifyCase(TWO_GPUS, False, "")
     assert case.on_gpus()
     assert not case.on_gpus("tensorflow")
     assert case.judges_speed()
-    assert not Case(TWO_GPUS, True, "").judges_speed()
-    assert not Case(NO_GPU, False, "").judges_speed()
-    three = Machine((*GPUS, Gpu("2")), TWO_GPUS.frameworks)
-    assert (Case(three, False, "").ranks(), Case(three, False, "").ranks("tensorflow")) == (3, 2)
+    assert not VerifyCase(TWO_GPUS, True, "").judges_speed()
+    assert not VerifyCase(NO_GPU, False, "").judges_speed()
+    three = ThisMachine((*GPUS, Gpu("2")), TWO_GPUS.frameworks)
+    assert (
+        VerifyCase(three, False, "").ranks(),
+        VerifyCase(three, False, "").ranks("tensorflow"),
+    ) == (3, 2)
     assert case.runner(2).options.gpus_per_rank is None
     assert case.runner(2, gpus_per_rank=0.5).options.gpus_per_rank == 0.5
     assert case.runner(2, "tensorflow").options.gpus_per_rank == 0
@@ -166,13 +173,13 @@ def test_a_build_without_nccl_fails_on_a_machine_with_gpus_alone() -> None:
     assert [reading.ok for reading in good] == [True, None, True, None, None, None]
     assert good[2].seen == "torch"
     assert good[0].seen == "0.28.1 with gloo, mpi, nccl, cuda (torch 2.13.0, CUDA 13.0)"
-    bad = build.read_libraries(Machine(GPUS, (CPU_TORCH, TENSORFLOW)))
+    bad = build.read_libraries(ThisMachine(GPUS, (CPU_TORCH, TENSORFLOW)))
     assert bad[2].seen == "none: horovod-runner install --gpu --rebuild"
     assert bad[2].ok is False
     assert verdicts(build.read_libraries(NO_GPU)) == [True]
-    assert verdicts(build.read_libraries(Machine((), (TENSORFLOW,)))) == [True]
+    assert verdicts(build.read_libraries(ThisMachine((), (TENSORFLOW,)))) == [True]
     broken = replace(CPU_TORCH, horovod=Horovod(error="undefined symbol"))
-    assert verdicts(build.read_libraries(Machine((), (broken,)))) == [False]
+    assert verdicts(build.read_libraries(ThisMachine((), (broken,)))) == [False]
 
 
 def test_a_wrong_result_names_the_collective_and_the_rank() -> None:
@@ -300,7 +307,7 @@ def test_nccl_tests_that_do_not_run_are_shown(tmp_path: Path) -> None:
 
 
 def test_only_the_largest_allreduce_is_judged() -> None:
-    def times(slower: float) -> list[bandwidth.Times]:
+    def times(slower: float) -> list[bandwidth.AllreduceTimes]:
         theirs = {1 << 20: 25e-6, 256 << 20: 1.2e-3}
         ours = {1 << 20: 250e-6, 256 << 20: 1.2e-3 * slower}
         return [{"Horovod": ours, "torch.distributed": theirs}] * 2
@@ -312,9 +319,9 @@ def test_only_the_largest_allreduce_is_judged() -> None:
     assert small.seen.startswith("0.10 (Horovod 4.19 GB/s bus bandwidth, 0.25 ms; ")
 
 
-def trained(ours: float, loss: float = 6.9, spread: float = 0.0) -> Trained:
+def trained(ours: float, loss: float = 6.9, spread: float = 0.0) -> TrainedRank:
     losses = {"Horovod": (loss, 6.5), "plain PyTorch": (6.9, 6.5)}
-    return Trained({"Horovod": ours, "plain PyTorch": 0.04}, losses, spread)
+    return TrainedRank({"Horovod": ours, "plain PyTorch": 0.04}, losses, spread)
 
 
 @pytest.mark.parametrize(
@@ -326,8 +333,8 @@ def trained(ours: float, loss: float = 6.9, spread: float = 0.0) -> Trained:
         (trained(0.04, spread=1e-6), [True, True, True, False]),
     ],
 )
-def test_a_training_is_compared_with_its_peer(result: Trained, expected: list[bool]) -> None:
-    size = training.Size(64, 32, 224, 10, 6)
+def test_a_training_is_compared_with_its_peer(result: TrainedRank, expected: list[bool]) -> None:
+    size = training.TrainingSize(64, 32, 224, 10, 6)
     readings = training.read_training([result], size, "plain PyTorch", judge=True)
     assert verdicts(readings) == expected
     unjudged = training.read_training([result], size, "plain PyTorch", judge=False)
@@ -335,7 +342,7 @@ def test_a_training_is_compared_with_its_peer(result: Trained, expected: list[bo
 
 
 def test_images_are_those_of_all_ranks() -> None:
-    size = training.Size(64, 32, 224, 10, 6)
+    size = training.TrainingSize(64, 32, 224, 10, 6)
     readings = training.read_training([trained(0.04)] * 4, size, "plain PyTorch", judge=True)
     assert "Horovod 3,200 images/s" in readings[0].seen
 
@@ -364,16 +371,16 @@ def test_batches_have_to_be_right_pinned_and_in_time(
     change: dict[str, object], wrong: int | None
 ) -> None:
     results = [fed(0, **change), fed(1, **change)]
-    readings = feed.read_feed(results, feed.Size(64, 48, 16), on_gpus=True, judge=True)
+    readings = feed.read_feed(results, feed.FeedSize(64, 48, 16), on_gpus=True, judge=True)
     assert [n for n, r in enumerate(readings) if not r.ok] == ([] if wrong is None else [wrong])
 
 
 def test_copies_that_the_profiler_does_not_see_are_not_judged() -> None:
     results = [fed(0, copies={}), fed(1, copies={})]
-    readings = feed.read_feed(results, feed.Size(64, 48, 16), on_gpus=True, judge=True)
+    readings = feed.read_feed(results, feed.FeedSize(64, 48, 16), on_gpus=True, judge=True)
     assert verdicts(readings) == [True, True, True, None, True]
     cpu = [fed(rank, devices={"cpu"}, copies={}) for rank in range(2)]
-    readings = feed.read_feed(cpu, feed.Size(64, 48, 16), on_gpus=False, judge=False)
+    readings = feed.read_feed(cpu, feed.FeedSize(64, 48, 16), on_gpus=False, judge=False)
     assert verdicts(readings) == [True, True, True, None]
 
 
@@ -418,7 +425,7 @@ def test_a_sharded_model_has_to_hold_parts_and_lose_alike() -> None:
 
 def test_memory_that_a_failed_run_keeps_is_found() -> None:
     used = [{UUIDS[0]: 4 << 20}, {UUIDS[0]: 2 * GIB}, {UUIDS[0]: 5 << 20}]
-    good = Seen("killed", "RankFailedError", 0, *used)
+    good = FailedRun("killed", "RankFailedError", 0, *used)
     assert verdicts(failures.read_failure(good, on_gpus=True)) == [True] * 3
     kept = good._replace(after={UUIDS[0]: GIB})
     assert verdicts(failures.read_failure(kept, on_gpus=True)) == [True, True, False]
@@ -460,8 +467,8 @@ def test_the_gpus_of_all_ranks_have_to_be_measured() -> None:
 
 
 def run(
-    *checks: Check, on: Machine = TWO_GPUS, times: session.Times | None = None
-) -> list[session.Result]:
+    *checks: VerifyCheck, on: ThisMachine = TWO_GPUS, times: session.CheckTimes | None = None
+) -> list[session.CheckResult]:
     variables = {"CUDA_VISIBLE_DEVICES": "0,1"}
     begun: list[str] = []
     results = list(
@@ -527,7 +534,7 @@ def sign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-class UntilItHangs(session.Times):
+class UntilItHangs(session.CheckTimes):
     """The time of a check is over when it hangs."""
 
     def ends(self, process: subprocess.Popen[bytes], limit: float) -> bool:
@@ -568,7 +575,7 @@ def test_each_check_is_about_a_heading_of_the_docs() -> None:
 
 # How results are shown.
 
-GOOD = session.Result(
+GOOD = session.CheckResult(
     "current",
     "Each rank gets one GPU.",
     "howto/gpu.md#which-gpu-a-rank-gets",
@@ -576,7 +583,7 @@ GOOD = session.Result(
     (Reading("current device", "0, 1", "0, 1", True), Reading("note", "an idle GPU")),
     seconds=4.2,
 )
-BAD = session.Result(
+BAD = session.CheckResult(
     "feed",
     "Batches arrive in time.",
     "howto/gpu.md",
@@ -586,11 +593,13 @@ BAD = session.Result(
     120.0,
     "<script>document.title='run'</script>",
 )
-SKIPPED = session.Result("order", "The order.", "howto/gpu.md", "skipped", reason="needs 2 GPUs")
+SKIPPED = session.CheckResult(
+    "order", "The order.", "howto/gpu.md", "skipped", reason="needs 2 GPUs"
+)
 
 
-def reported(*results: session.Result, on: Machine = TWO_GPUS) -> report.Report:
-    return report.Report(on, results, 1.7e9, 130.0, False)
+def reported(*results: session.CheckResult, on: ThisMachine = TWO_GPUS) -> report.VerifyReport:
+    return report.VerifyReport(on, results, 1.7e9, 130.0, False)
 
 
 def test_a_terminal_shows_what_was_seen_beside_what_was_expected() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_runner.common.text import count_text
-from horovod_runner.tools.migrate.source import MigrateError, Notebook, Source, open_source
+from horovod_runner.tools.migrate.source import MigrateError, Notebook, SourceFile, open_source
 
 
 def add(commands: Any) -> None:
@@ -57,7 +57,7 @@ def _migrate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _diff(source: Source, text: str) -> Iterator[str]:
+def _diff(source: SourceFile, text: str) -> Iterator[str]:
     before, after = source.parts(source.text), source.parts(text)
     for (name, old), (_, new) in zip(before, after, strict=True):
         lines = difflib.unified_diff(

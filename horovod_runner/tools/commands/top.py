@@ -58,7 +58,7 @@ class Seen(msgspec.Struct):
 
 
 @dataclass
-class _Driver:
+class _AskedDriver:
     """A driver that is asked, and its answers.
 
     Attributes:
@@ -108,7 +108,9 @@ class Watch:
         self._only = None if run is None else registry.find_one(find(), run).run_id
         self._listed: list[ListedRun] = []
         self._list_at = 0.0
-        self._drivers: defaultdict[str, _Driver] = defaultdict(_Driver)  # by the runs' ids
+        self._drivers: defaultdict[str, _AskedDriver] = defaultdict(
+            _AskedDriver
+        )  # by the runs' ids
 
     def ask(self) -> None:
         """Ask all drivers what their runs are doing now."""
@@ -203,7 +205,7 @@ class Watch:
         silence = self._silence(asked, entry.pid)
         return silence and f"{driver} {silence}"
 
-    def _silence(self, asked: _Driver, pid: int) -> str:
+    def _silence(self, asked: _AskedDriver, pid: int) -> str:
         """Why a driver that runs does not answer; empty if it does, or was just asked."""
         if asked.since is None:
             return "" if asked.view else "does not listen: its run begins or ends now"

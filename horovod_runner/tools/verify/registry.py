@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from horovod_runner.errors import HorovodRunnerError
-from horovod_runner.tools.verify.check import Check
+from horovod_runner.tools.verify.check import VerifyCheck
 from horovod_runner.tools.verify.checks import (
     bandwidth,
     build,
@@ -19,17 +19,17 @@ from horovod_runner.tools.verify.checks import (
     training,
 )
 
-CHECKS: Final[Sequence[Check]] = tuple(
+CHECKS: Final[Sequence[VerifyCheck]] = tuple(
     found
     for module in (
         *(build, placement, bandwidth, training, feed, keras_training, sharded, failures, profile),
     )
     for found in vars(module).values()
-    if isinstance(found, Check)
+    if isinstance(found, VerifyCheck)
 )
 
 
-def find(name: str) -> Check:
+def find(name: str) -> VerifyCheck:
     """Return a check.
 
     Raises:

@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Final
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Case, Needs, Reading, check, speed
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, speed
 from horovod_runner.tools.verify.checks.timing import take_turns
 
 PROGRAM: Final = "all_reduce_perf"
@@ -25,7 +25,7 @@ _LEAST: Final = 0.8  # of a peer's bandwidth
 _PROGRAM_SECONDS: Final = 120
 
 #: Seconds of an allreduce, by system and bytes.
-Times = dict[str, dict[int, float]]
+AllreduceTimes = dict[str, dict[int, float]]
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
@@ -42,7 +42,7 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
 
 
 @check("howto/gpu.md#how-fast", 240, Needs(several=True))
-def allreduce(case: Case) -> Iterator[Reading]:
+def allreduce(case: VerifyCase) -> Iterator[Reading]:
     """An allreduce is about as fast as torch.distributed's, and as nccl-tests measures NCCL."""
     ranks = case.ranks()
     sizes = _QUICK_SIZES if case.quick or not case.on_gpus() else _SIZES
@@ -63,7 +63,7 @@ def allreduce(case: Case) -> Iterator[Reading]:
     yield run_program(program, ranks, sizes[-1], ours, judge=judge)
 
 
-def time_allreduce(sizes: Sequence[int], turns: int) -> Times:
+def time_allreduce(sizes: Sequence[int], turns: int) -> AllreduceTimes:
     """Time allreduces on one rank; the ranks' ``main``.
 
     Args:
@@ -82,7 +82,7 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> Times:
     device = torch.device("cuda" if on_gpu else "cpu")
     torch.zeros(1, device=device)  # the current device is set when CUDA starts
     torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
-    found: Times = {_OURS: {}, _PEER: {}}
+    found: AllreduceTimes = {_OURS: {}, _PEER: {}}
     for size in sizes:
         tensor = torch.zeros(size // 4, device=device)
         systems = {
@@ -96,7 +96,7 @@ def time_allreduce(sizes: Sequence[int], turns: int) -> Times:
     return found
 
 
-def read_times(times: Sequence[Times], *, judge: bool) -> list[Reading]:
+def read_times(times: Sequence[AllreduceTimes], *, judge: bool) -> list[Reading]:
     """What the ranks' times show.
 
     Args:

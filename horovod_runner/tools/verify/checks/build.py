@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.tools.horovod_build import toolchain
-from horovod_runner.tools.verify.check import Case, Needs, Reading, check, equal
-from horovod_runner.tools.verify.machine import Machine, built
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal
+from horovod_runner.tools.verify.machine import ThisMachine, built
 
 _PLANES: Final = ("NCCL", "MPI", "GLOO")
 _NUMBERS: Final = 1000  # in a small tensor
@@ -16,12 +16,12 @@ _LARGE: Final = 16 << 20  # numbers in a large one: 64 MiB
 
 
 @check("howto/gpu.md#building", 60, Needs(frameworks=()))
-def build(case: Case) -> Iterator[Reading]:
+def build(case: VerifyCase) -> Iterator[Reading]:
     """Horovod is built with NCCL for a framework of this environment."""
     yield from read_libraries(case.machine)
 
 
-def read_libraries(machine: Machine) -> list[Reading]:
+def read_libraries(machine: ThisMachine) -> list[Reading]:
     """What the libraries for the frameworks of a machine show."""
     readings = [_library(each, machine) for each in machine.frameworks]
     if machine.gpus:
@@ -43,7 +43,7 @@ def read_libraries(machine: Machine) -> list[Reading]:
     return readings
 
 
-def _library(framework: toolchain.Framework, machine: Machine) -> Reading:
+def _library(framework: toolchain.Framework, machine: ThisMachine) -> Reading:
     name = f"Horovod for {framework.name}"
     kind = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
     about = f"{framework.name} {framework.version}, {kind}"
@@ -73,7 +73,7 @@ class Reduced(NamedTuple):
 
 
 @check("howto/gpu.md#building", 120)
-def reductions(case: Case) -> Iterator[Reading]:
+def reductions(case: VerifyCase) -> Iterator[Reading]:
     """Horovod's collectives give right results on the ranks' GPUs, and allreduces go over NCCL."""
     timeline = Path(case.folder, "timeline.json")
     runner = case.runner(case.ranks(), timeline=str(timeline))

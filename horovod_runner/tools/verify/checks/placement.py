@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 
 from horovod_runner.common.text import count_text
 from horovod_runner.errors import GpuError
-from horovod_runner.tools.verify.check import Case, Needs, Reading, check, equal, listed
-from horovod_runner.tools.verify.machine import Machine
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, listed
+from horovod_runner.tools.verify.machine import ThisMachine
 
 _PAGE: Final = "howto/gpu.md#which-gpu-a-rank-gets"
 _GPU: Final = Needs(gpus=1)
@@ -82,36 +82,36 @@ def tensorflow_device(pin: bool) -> Device:
 
 
 @check(_PAGE, 90, _GPU)
-def current(case: Case) -> Iterator[Reading]:
+def current(case: VerifyCase) -> Iterator[Reading]:
     """Each rank gets one GPU, in the order of local_rank, and code that pins nothing uses it."""
     yield from _run(case, pin=False, expected=_in_order(case.machine))
 
 
 @check(_PAGE, 90, _GPU)
-def pinned(case: Case) -> Iterator[Reading]:
+def pinned(case: VerifyCase) -> Iterator[Reading]:
     """Code that pins itself by hvd.local_rank() uses the rank's own GPU."""
     yield from _run(case, pin=True, expected=_in_order(case.machine))
 
 
 @check(_PAGE, 90, _GPU)
-def mask(case: Case) -> Iterator[Reading]:
+def mask(case: VerifyCase) -> Iterator[Reading]:
     """gpu_pinning="mask" shows a rank only its own GPU, as device 0."""
     own = [Expected(1, 0, gpu.uuid) for gpu in case.machine.gpus]
     yield from _run(case, pin=False, expected=own, gpu_pinning="mask")
 
 
 @check(_PAGE, 90, Needs(gpus=2))
-def order(case: Case) -> Iterator[Reading]:
+def order(case: VerifyCase) -> Iterator[Reading]:
     """The ranks follow the order of CUDA_VISIBLE_DEVICES."""
     backwards = case.machine.gpus[::-1]
     # In this process alone, which runs this check alone.
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid or gpu.device for gpu in backwards)
-    turned = Machine(gpus=backwards)
+    turned = ThisMachine(gpus=backwards)
     yield from _run(case, pin=True, expected=_in_order(turned))
 
 
 @check(_PAGE, 90, Needs(gpus=4))
-def two_each(case: Case) -> Iterator[Reading]:
+def two_each(case: VerifyCase) -> Iterator[Reading]:
     """With gpus_per_rank=2, devices[hvd.local_rank()] is the first GPU of each rank."""
     count = len(case.machine.gpus) // 2
     firsts = case.machine.gpus[: 2 * count : 2]
@@ -120,7 +120,7 @@ def two_each(case: Case) -> Iterator[Reading]:
 
 
 @check("howto/warm.md", 90, _GPU)
-def preloaded(case: Case) -> Iterator[Reading]:
+def preloaded(case: VerifyCase) -> Iterator[Reading]:
     """Ranks that are forked with torch imported use their GPUs."""
     runner = case.runner(case.ranks(), preload_frameworks=True)
     runner.run(torch_device, pin=False)  # starts the process that they are forked from
@@ -138,32 +138,32 @@ def read_start(texts: Sequence[str]) -> Reading:
 
 
 @check(_PAGE, 120, _TENSORFLOW)
-def tensorflow(case: Case) -> Iterator[Reading]:
+def tensorflow(case: VerifyCase) -> Iterator[Reading]:
     """TensorFlow sees only the rank's own GPU."""
     yield from _run_tensorflow(case, pin=False)
 
 
 @check(_PAGE, 120, _TENSORFLOW)
-def tensorflow_pinned(case: Case) -> Iterator[Reading]:
+def tensorflow_pinned(case: VerifyCase) -> Iterator[Reading]:
     """TensorFlow code that pins itself by hvd.local_rank() uses the rank's own GPU."""
     yield from _run_tensorflow(case, pin=True)
 
 
-def _run_tensorflow(case: Case, *, pin: bool) -> list[Reading]:
+def _run_tensorflow(case: VerifyCase, *, pin: bool) -> list[Reading]:
     expected = [e._replace(uuid="") for e in _in_order(case.machine)]
     runner = case.runner(len(expected), "tensorflow")
     return read_devices(runner.run_all(tensorflow_device, pin=pin), expected)
 
 
 @check("howto/gpu.md", 60)
-def hidden(case: Case) -> Iterator[Reading]:
+def hidden(case: VerifyCase) -> Iterator[Reading]:
     """gpus_per_rank=0 trains on CPUs."""
     results = case.runner(2, gpus_per_rank=0).run_all(torch_device, pin=False)
     yield from read_devices(results, [Expected(0, -1, "")] * 2)
 
 
 @check(_PAGE, 60)
-def refused(case: Case) -> Iterator[Reading]:
+def refused(case: VerifyCase) -> Iterator[Reading]:
     """A run with more ranks than GPUs is refused before a rank starts."""
     count = len(case.machine.gpus)
     runner = case.runner(count + 1, gpus_per_rank=1)
@@ -182,7 +182,7 @@ def refused(case: Case) -> Iterator[Reading]:
 
 
 @check("howto/gpu.md#two-ranks-on-one-gpu", 150, _GPU)
-def shared(case: Case) -> Iterator[Reading]:
+def shared(case: VerifyCase) -> Iterator[Reading]:
     """gpus_per_rank=0.5 puts two ranks on one GPU.
 
     They reduce on the CPU, because NCCL has one rank per GPU.
@@ -279,12 +279,14 @@ class Expected(NamedTuple):
     uuid: str
 
 
-def _in_order(machine: Machine) -> list[Expected]:
+def _in_order(machine: ThisMachine) -> list[Expected]:
     """A GPU for each rank in the order of local_rank, all of them visible."""
     return [Expected(len(machine.gpus), n, gpu.uuid) for n, gpu in enumerate(machine.gpus)]
 
 
-def _run(case: Case, *, pin: bool, expected: Sequence[Expected], **options: Any) -> list[Reading]:
+def _run(
+    case: VerifyCase, *, pin: bool, expected: Sequence[Expected], **options: Any
+) -> list[Reading]:
     results = case.runner(len(expected), **options).run_all(torch_device, pin=pin)
     return read_devices(results, expected)
 

@@ -7,7 +7,7 @@ from statistics import mean
 from typing import Any, Final, NamedTuple
 
 from horovod_runner.results.page.numbers import duration
-from horovod_runner.tools.verify.check import Case, Needs, Reading, check, equal, speed
+from horovod_runner.tools.verify.check import Needs, Reading, VerifyCase, check, equal, speed
 from horovod_runner.tools.verify.checks.timing import take_turns
 
 _LEAST: Final = {"plain PyTorch": 0.95, "DDP": 0.85}
@@ -15,7 +15,7 @@ _CLOSE: Final = 0.02  # relative; convolutions on GPUs do not sum in a fixed ord
 _LATER: Final = 5  # a step; after many, the order of the sums matters more and more
 
 
-class Size(NamedTuple):
+class TrainingSize(NamedTuple):
     """How much to train.
 
     Attributes:
@@ -33,11 +33,11 @@ class Size(NamedTuple):
     turns: int
 
 
-_FULL: Final = Size(64, 32, 224, 10, 6)
-_QUICK: Final = Size(8, 2, 32, 1, 2)
+_FULL: Final = TrainingSize(64, 32, 224, 10, 6)
+_QUICK: Final = TrainingSize(8, 2, 32, 1, 2)
 
 
-class Trained(NamedTuple):
+class TrainedRank(NamedTuple):
     """What a rank measured.
 
     Attributes:
@@ -52,24 +52,24 @@ class Trained(NamedTuple):
 
 
 @check("howto/gpu.md#how-fast", 180)
-def resnet50(case: Case) -> Iterator[Reading]:
+def resnet50(case: VerifyCase) -> Iterator[Reading]:
     """With one rank, ResNet-50 trains as fast as with plain PyTorch, with the same losses."""
     yield from _compare(case, 1, "plain PyTorch")
 
 
 @check("howto/gpu.md#how-fast", 180, Needs(several=True))
-def resnet50_all(case: Case) -> Iterator[Reading]:
+def resnet50_all(case: VerifyCase) -> Iterator[Reading]:
     """With a rank per GPU, ResNet-50 trains about as fast as with DDP, and weights stay equal."""
     yield from _compare(case, case.ranks(), "DDP")
 
 
-def _compare(case: Case, ranks: int, peer: str) -> list[Reading]:
+def _compare(case: VerifyCase, ranks: int, peer: str) -> list[Reading]:
     size = _QUICK if case.quick or not case.on_gpus() else _FULL
     results = case.runner(ranks).run_all(train, size=size, peer=peer)
     return read_training(results, size, peer, judge=case.judges_speed())
 
 
-def train(size: Size, peer: str) -> Trained:
+def train(size: TrainingSize, peer: str) -> TrainedRank:
     """Train ResNet-50 in turns with Horovod and with a peer; the ranks' ``main``.
 
     Args:
@@ -123,7 +123,7 @@ def train(size: Size, peer: str) -> Trained:
     most, least = (hvd.allreduce(weights, op=op) for op in (hvd.Max, hvd.Min))
     if peer == "DDP":
         torch.distributed.destroy_process_group()
-    return Trained(
+    return TrainedRank(
         seconds,
         {system: (float(each[0]), float(each[:_LATER][-1])) for system, each in losses.items()},
         float((most - least).max()),
@@ -131,7 +131,7 @@ def train(size: Size, peer: str) -> Trained:
 
 
 def read_training(
-    results: Sequence[Trained], size: Size, peer: str, *, judge: bool
+    results: Sequence[TrainedRank], size: TrainingSize, peer: str, *, judge: bool
 ) -> list[Reading]:
     """What the ranks measured.
 
