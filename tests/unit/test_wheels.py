@@ -12,6 +12,7 @@ import pytest
 from horovod_runner import InstallError
 from horovod_runner.host.folders.local import LocalFolder
 from horovod_runner.tools.commands import install, wheels
+from horovod_runner.tools.commands.wheels import Place
 from horovod_runner.tools.horovod_build.plan import BuildPlan
 from horovod_runner.tools.horovod_build.toolchain import Framework
 from tests.web import served
@@ -28,7 +29,7 @@ def shared(tmp_path: Path) -> Path:
     built.mkdir()
     (built / NAME).write_bytes(b"a wheel")
     said: list[str] = []
-    wheels.publish(str(tmp_path / "shared"), PLAN.key(), built / NAME, said.append)
+    wheels.publish(Place(str(tmp_path / "shared")), PLAN.key(), built / NAME, said.append)
     assert said == [f"copied the wheel to {tmp_path / 'shared'} for other hosts"]
     return tmp_path / "shared"
 
@@ -49,7 +50,9 @@ def obtain(
     shared: object, plan: BuildPlan = PLAN, build: Callable[..., Path] = refuse
 ) -> tuple[Path, list[str]]:
     said: list[str] = []
-    found = install.find_or_build_wheel(plan, shared=str(shared), say=said.append, build=build)
+    found = install.find_or_build_wheel(
+        plan, place=Place(str(shared)), say=said.append, build=build
+    )
     return found, said
 
 
@@ -78,7 +81,9 @@ def test_a_wheel_for_other_versions_is_not_used(shared: Path, host: Path) -> Non
 
 def test_rebuild_ignores_a_wheel_of_another_host(shared: Path, host: Path) -> None:
     with pytest.raises(InstallError, match=r"^built here$"):
-        install.find_or_build_wheel(PLAN, rebuild=True, shared=str(shared), say=print, build=refuse)
+        install.find_or_build_wheel(
+            PLAN, rebuild=True, place=Place(str(shared)), say=print, build=refuse
+        )
 
 
 def test_a_damaged_wheel_is_refused_and_not_cached(shared: Path, host: Path) -> None:
@@ -123,7 +128,7 @@ def test_a_shared_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> N
     wheel.touch()
     (tmp_path / "file").touch()
     said: list[str] = []
-    wheels.publish(str(tmp_path / "file"), PLAN.key(), wheel, said.append)
+    wheels.publish(Place(str(tmp_path / "file")), PLAN.key(), wheel, said.append)
     assert said[0].startswith(
         f"the wheel was not copied to {tmp_path / 'file'}: NotADirectoryError"
     )
@@ -144,7 +149,7 @@ def test_the_pointer_is_written_after_the_wheel(
     wheel.touch()
     monkeypatch.setattr(LocalFolder, "move_in", move_in)
     said: list[str] = []
-    wheels.publish(str(tmp_path / "shared"), PLAN.key(), wheel, said.append)
+    wheels.publish(Place(str(tmp_path / "shared")), PLAN.key(), wheel, said.append)
     assert said[0].startswith("the wheel was not copied")
     assert [path for path in (tmp_path / "shared").rglob("*") if path.is_file()] == []
 

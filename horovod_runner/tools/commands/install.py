@@ -129,7 +129,8 @@ def install(
     else:
         plan = plan_for(supported, gpu, mpi)
         say(plan.describe())
-        pip_install(find_or_build_wheel(plan, rebuild=rebuild, shared=shared, say=say), say)
+        wheel = find_or_build_wheel(plan, rebuild=rebuild, place=place if shared else None, say=say)
+        pip_install(wheel, say)
     prove(supported, say)
 
 
@@ -163,7 +164,7 @@ def pip_install(wheel: Path, say: Callable[[str], None], sha256: str | None = No
 
 def _place(shared: str | None) -> Place | None:
     if shared:
-        return Place(shared, "--wheels")
+        return Place(shared)
     url = os.environ.get(wheels.VARIABLE)
     return Place(url, wheels.VARIABLE) if url else None
 
@@ -215,7 +216,7 @@ def find_or_build_wheel(
     plan: BuildPlan,
     *,
     rebuild: bool = False,
-    shared: str | None = None,
+    place: Place | None = None,
     say: Callable[[str], None],
     build: Callable[[BuildPlan, Path, Callable[[str], None]], Path] = build_wheel,
 ) -> Path:
@@ -224,8 +225,7 @@ def find_or_build_wheel(
     Args:
         plan: what the wheel is for.
         rebuild: build even if a wheel exists.
-        shared: a path or URL with wheels that other hosts built, see
-            :mod:`horovod_runner.tools.commands.wheels`. A wheel that is built here is copied to
+        place: a folder with wheels that other hosts built. A wheel that is built here is copied to
             it. None means no shared folder.
         say: called with each line of progress.
         build: builds a wheel, given the plan, the folder for it, and ``say``.
@@ -250,16 +250,15 @@ def find_or_build_wheel(
         if cached and not rebuild:
             say(f"using the wheel built before: {cached[0]}")
             return cached[0]
-        if shared and not rebuild:
+        if place and not rebuild:
             with wheels.room_in(shelf) as room:
-                copy = wheels.fetch(shared, plan.key(), room)
+                copy = wheels.fetch(place, plan.key(), room)
                 if copy:
-                    there = wheels.shown(shared, plan.key())
-                    say(f"using the wheel that another host built: {there}")
+                    say(f"using the wheel that another host built: {place.shown(plan.key())}")
                     return copy.replace(shelf / copy.name)
         wheel = build(plan, shelf, say)
-        if shared:
-            wheels.publish(shared, plan.key(), wheel, say)
+        if place:
+            wheels.publish(place, plan.key(), wheel, say)
         return wheel
 
 
