@@ -10,11 +10,13 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -192,24 +194,6 @@ def test_a_wrong_result_names_the_collective_and_the_rank() -> None:
     assert readings[1].seen == "cpu, cuda"
 
 
-@pytest.mark.parametrize(
-    ("timeline", "on_gpus", "ok"),
-    [
-        ('"NCCL_ALLREDUCE"', True, True),
-        ('"MPI_ALLREDUCE"', True, False),
-        ('"NCCL_ALLREDUCE", "GLOO_ALLREDUCE"', True, False),
-        ("", True, False),
-        ('"GLOO_ALLREDUCE"', False, True),
-        ('"NCCL_ALLREDUCE"', False, False),
-        ("", False, False),
-    ],
-)
-def test_the_timeline_says_what_carried_the_gradients(
-    timeline: str, on_gpus: bool, ok: bool
-) -> None:
-    assert build.carried_by(timeline, on_gpus=on_gpus).ok is ok
-
-
 def devices(*current: int, gpus: int = 2, uuids: Sequence[str] = UUIDS) -> list[Device]:
     bare = [uuid.removeprefix("GPU-").upper() for uuid in uuids]
     return [Device(n, False, gpus, c, bare[n], 3.0) for n, c in enumerate(current)]
@@ -228,34 +212,11 @@ def test_each_rank_has_to_use_its_own_gpu() -> None:
     assert verdicts(placement.read_devices(early, expected)).count(False) == 1
     alone = [device._replace(total=1.0) for device in devices(0, 1)]
     assert verdicts(placement.read_devices(alone, expected)).count(False) == 1
-
-
-def test_uuids_that_are_not_known_are_not_compared() -> None:
-    expected = [Expected(2, 0, ""), Expected(2, 1, "")]
-    assert len(placement.read_devices(devices(0, 1), expected)) == 4
+    # UUIDs that are not known are not compared.
     unknown = [device._replace(uuid="") for device in devices(0, 1)]
-    known = [Expected(2, 0, UUIDS[0]), Expected(2, 1, UUIDS[1])]
-    assert len(placement.read_devices(unknown, known)) == 4
-
-
-def test_ranks_that_were_not_forked_are_noticed() -> None:
-    assert placement.read_start(["rank  host\nstart: warm"]).ok
-    cold = placement.read_start(["rank  host\nstart: cold on rank 1 (an import opened a GPU)"])
-    assert (cold.ok, cold.seen) == (False, "cold on rank 1 (an import opened a GPU)")
-    assert not placement.read_start([]).ok
-
-
-@pytest.mark.parametrize(
-    ("errors", "ok"),
-    [
-        (["ncclCommInitRank failed: invalid usage"] * 2, True),
-        (["", ""], True),
-        (["ncclCommInitRank failed", ""], False),
-        (["a sum of 1.0"] * 2, False),
-    ],
-)
-def test_two_ranks_on_a_gpu_reduce_or_fail_alike(errors: list[str], ok: bool) -> None:
-    assert placement.read_refusal(errors).ok is ok
+    assert len(placement.read_devices(unknown, expected)) == 4
+    nameless = [each._replace(uuid="") for each in expected]
+    assert len(placement.read_devices(devices(0, 1), nameless)) == 4
 
 
 PRINTED = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 268435456 step: 2(factor)
@@ -297,11 +258,8 @@ def test_nccl_tests_are_found_and_compared_with(tmp_path: Path) -> None:
     assert (good.ok, good.seen.split()[0]) == (True, "0.88")
     assert bandwidth.run_program(program, 2, size, 100.0, judge=True).ok is False
     assert bandwidth.run_program(program, 2, size, 100.0, judge=False).ok is None
-
-
-def test_nccl_tests_that_do_not_run_are_shown(tmp_path: Path) -> None:
-    program = nccl_tests(tmp_path, "echo 'Test CUDA failure: no device' >&2; exit 2")
-    reading = bandwidth.run_program(program, 2, 1 << 20, 1.0, judge=True)
+    broken = nccl_tests(tmp_path, "echo 'Test CUDA failure: no device' >&2; exit 2")
+    reading = bandwidth.run_program(broken, 2, 1 << 20, 1.0, judge=True)
     assert (reading.ok, reading.expected) == (None, "")
     assert reading.seen.endswith("exit code 2: Test CUDA failure: no device")
 
@@ -339,12 +297,8 @@ def test_a_training_is_compared_with_its_peer(result: TrainedRank, expected: lis
     assert verdicts(readings) == expected
     unjudged = training.read_training([result], size, "plain PyTorch", judge=False)
     assert verdicts(unjudged) == [None, *expected[1:]]
-
-
-def test_images_are_those_of_all_ranks() -> None:
-    size = training.TrainingSize(64, 32, 224, 10, 6)
-    readings = training.read_training([trained(0.04)] * 4, size, "plain PyTorch", judge=True)
-    assert "Horovod 3,200 images/s" in readings[0].seen
+    several = training.read_training([result] * 4, size, "plain PyTorch", judge=True)
+    assert f"Horovod {4 * 32 / result.seconds['Horovod']:,.4g} images/s" in several[0].seen
 
 
 PINNED, PAGEABLE = "Memcpy HtoD (Pinned -> Device)", "Memcpy HtoD (Pageable -> Device)"
@@ -364,6 +318,7 @@ def fed(rank: int, **changes: object) -> Fed:
         ({"rows": [0]}, 2),
         ({"copies": {PAGEABLE: 8}}, 3),
         ({"copies": {PINNED: 8, PAGEABLE: 1}}, 3),
+        ({"copies": {}}, 3),  # torch's profiler saw none: not judged
         ({"fed": 0.02}, 4),
     ],
 )
@@ -373,54 +328,8 @@ def test_batches_have_to_be_right_pinned_and_in_time(
     results = [fed(0, **change), fed(1, **change)]
     readings = feed.read_feed(results, feed.FeedSize(64, 48, 16), on_gpus=True, judge=True)
     assert [n for n, r in enumerate(readings) if not r.ok] == ([] if wrong is None else [wrong])
-
-
-def test_copies_that_the_profiler_does_not_see_are_not_judged() -> None:
-    results = [fed(0, copies={}), fed(1, copies={})]
-    readings = feed.read_feed(results, feed.FeedSize(64, 48, 16), on_gpus=True, judge=True)
-    assert verdicts(readings) == [True, True, True, None, True]
-    cpu = [fed(rank, devices={"cpu"}, copies={}) for rank in range(2)]
-    readings = feed.read_feed(cpu, feed.FeedSize(64, 48, 16), on_gpus=False, judge=False)
-    assert verdicts(readings) == [True, True, True, None]
-
-
-def test_keras_has_to_train_on_the_gpu_with_equal_weights() -> None:
-    good = Fitted("torch", "GPU", [1.0, 0.5, 0.1], [0.5, -0.25])
-    assert verdicts(keras_training.read_fits([good] * 2, "torch", "GPU")) == [True] * 4
-    for number, change in enumerate(
-        ({"backend": "jax"}, {"device": "CPU"}, {"losses": [1.0, 0.6]}, {"weights": [0.5, 0.25]})
-    ):
-        results = [good._replace(**change), good if number == 3 else good._replace(**change)]
-        readings = keras_training.read_fits(results, "torch", "GPU")
-        assert verdicts(readings) == [n != number for n in range(4)]
-
-
-@pytest.mark.parametrize(
-    ("device", "kind"),
-    [
-        ("cuda:1", "GPU"),
-        ("/job:localhost/replica:0/task:0/device:GPU:0", "GPU"),
-        ("cpu", "CPU"),
-        ("/job:localhost/replica:0/task:0/device:CPU:0", "CPU"),
-    ],
-)
-def test_devices_of_both_backends_are_understood(device: str, kind: str) -> None:
-    class Value:
-        def __init__(self) -> None:
-            self.device = device
-            self.value = self
-            self.weights = [self]
-
-    assert keras_training.device_type(Value()) == kind
-
-
-def test_a_sharded_model_has_to_hold_parts_and_lose_alike() -> None:
-    good = Sharded("cuda", 50, 100, [1.0, 0.5], [1.0, 0.5002])
-    assert verdicts(sharded.read_sharded([good] * 2, "cuda")) == [True] * 3
-    whole = good._replace(part=100)
-    assert verdicts(sharded.read_sharded([whole] * 2, "cuda")) == [True, False, True]
-    apart = good._replace(losses=[1.0, 0.51])
-    assert verdicts(sharded.read_sharded([apart] * 2, "cpu")) == [False, True, False]
+    if wrong == 3:
+        assert readings[3].ok is (None if change == {"copies": {}} else False)
 
 
 def test_memory_that_a_failed_run_keeps_is_found() -> None:
@@ -433,19 +342,8 @@ def test_memory_that_a_failed_run_keeps_is_found() -> None:
     assert verdicts(failures.read_failure(left, on_gpus=False)) == [False, False]
     unknown = good._replace(before={}, during={}, after={})
     assert verdicts(failures.read_failure(unknown, on_gpus=True)) == [True, True, None]
-
-
-def test_memory_is_read_as_nvidia_smi_prints_it() -> None:
     printed = f"{UUIDS[0]}, 1536\n{UUIDS[1]}, [N/A]\n"
     assert failures.read_used(printed) == {UUIDS[0]: 1536 << 20}
-
-
-def test_traces_have_to_show_kernels_of_all_ranks() -> None:
-    kernel, operation = '{"ph": "X", "cat": "kernel"}', '{"ph": "X", "cat": "cpu_op"}'
-    assert profile.read_traces({0: kernel, 1: kernel}, 2, on_gpus=True).ok
-    assert profile.read_traces({0: kernel, 1: operation}, 2, on_gpus=True).seen == "0"
-    assert not profile.read_traces({0: kernel}, 2, on_gpus=True).ok
-    assert profile.read_traces({0: operation, 1: operation}, 2, on_gpus=False).ok
 
 
 def test_the_gpus_of_all_ranks_have_to_be_measured() -> None:
@@ -461,6 +359,76 @@ def test_the_gpus_of_all_ranks_have_to_be_measured() -> None:
     assert nothing[0].ok is False
     assert verdicts(profile.read_machines({}, 2, measured=True))[:3] == [False, False, False]
     assert verdicts(profile.read_machines({}, 2, measured=False)) == [None]
+
+
+FITTED = Fitted("torch", "GPU", [1.0, 0.5, 0.1], [0.5, -0.25])
+SHARDED = Sharded("cuda", 50, 100, [1.0, 0.5], [1.0, 0.5002])
+KERNEL, OPERATION = '{"ph": "X", "cat": "kernel"}', '{"ph": "X", "cat": "cpu_op"}'
+SIZE = feed.FeedSize(64, 48, 16)
+ON_CPUS = [fed(rank, devices={"cpu"}, copies={}) for rank in range(2)]
+
+
+def fits(change: dict[str, Any]) -> list[Reading]:
+    """Two ranks, of which the second has other weights if these are changed."""
+    second = FITTED if "weights" in change else FITTED._replace(**change)
+    return keras_training.read_fits([FITTED._replace(**change), second], "torch", "GPU")
+
+
+# What was seen, and what it is judged as.
+JUDGED = [
+    (build.carried_by, ['"NCCL_ALLREDUCE"'], {"on_gpus": True}, True),
+    (build.carried_by, ['"MPI_ALLREDUCE"'], {"on_gpus": True}, False),
+    (build.carried_by, ['"NCCL_ALLREDUCE", "GLOO_ALLREDUCE"'], {"on_gpus": True}, False),
+    (build.carried_by, [""], {"on_gpus": True}, False),
+    (build.carried_by, ['"GLOO_ALLREDUCE"'], {"on_gpus": False}, True),
+    (build.carried_by, ['"NCCL_ALLREDUCE"'], {"on_gpus": False}, False),
+    (build.carried_by, [""], {"on_gpus": False}, False),
+    (placement.read_start, [["rank  host\nstart: warm"]], {}, True),
+    (placement.read_start, [["rank  host\nstart: cold on rank 1 (an import)"]], {}, False),
+    (placement.read_start, [[]], {}, False),
+    (placement.read_refusal, [["ncclCommInitRank failed: invalid usage"] * 2], {}, True),
+    (placement.read_refusal, [["", ""]], {}, True),
+    (placement.read_refusal, [["ncclCommInitRank failed", ""]], {}, False),
+    (placement.read_refusal, [["a sum of 1.0"] * 2], {}, False),
+    (fits, [{}], {}, [True] * 4),
+    (fits, [{"backend": "jax"}], {}, [False, True, True, True]),
+    (fits, [{"device": "CPU"}], {}, [True, False, True, True]),
+    (fits, [{"losses": [1.0, 0.6]}], {}, [True, True, False, True]),
+    (fits, [{"weights": [0.5, 0.25]}], {}, [True, True, True, False]),
+    (sharded.read_sharded, [[SHARDED] * 2, "cuda"], {}, [True] * 3),
+    (sharded.read_sharded, [[SHARDED._replace(part=100)] * 2, "cuda"], {}, [True, False, True]),
+    (
+        sharded.read_sharded,
+        [[SHARDED._replace(losses=[1.0, 0.51])] * 2, "cpu"],
+        {},
+        [False, True, False],
+    ),
+    (profile.read_traces, [{0: KERNEL, 1: KERNEL}, 2], {"on_gpus": True}, True),
+    (profile.read_traces, [{0: KERNEL, 1: OPERATION}, 2], {"on_gpus": True}, False),
+    (profile.read_traces, [{0: KERNEL}, 2], {"on_gpus": True}, False),
+    (profile.read_traces, [{0: OPERATION, 1: OPERATION}, 2], {"on_gpus": False}, True),
+    (feed.read_feed, [ON_CPUS, SIZE], {"on_gpus": False, "judge": False}, [True, True, True, None]),
+]
+
+
+@pytest.mark.parametrize(("read", "given", "options", "expected"), JUDGED)
+def test_what_a_check_saw_is_judged(
+    read: Callable[..., Any], given: list[Any], options: dict[str, Any], expected: Any
+) -> None:
+    readings = read(*given, **options)
+    assert (verdicts(readings) if isinstance(readings, list) else readings.ok) == expected
+
+
+def test_a_cold_start_says_why() -> None:
+    cold = placement.read_start(["rank  host\nstart: cold on rank 1 (an import opened a GPU)"])
+    assert cold.seen == "cold on rank 1 (an import opened a GPU)"
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "/replica:0/device:GPU:0", "cpu", "/device:CPU:0"])
+def test_devices_of_both_backends_are_understood(device: str) -> None:
+    weight = SimpleNamespace(value=SimpleNamespace(device=device))
+    kind = keras_training.device_type(SimpleNamespace(weights=[weight]))
+    assert kind == ("CPU" if "cpu" in device.lower() else "GPU")
 
 
 # How checks run.
