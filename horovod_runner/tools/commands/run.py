@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module, util
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from horovod_runner.common.options import StartedBy, grouped
@@ -19,6 +17,7 @@ from horovod_runner.errors import CancelledError, GpuError, RankFailedError
 from horovod_runner.launchers.sessions import open_session
 from horovod_runner.run.runner import HorovodRunner
 from horovod_runner.tools.commands import run_options
+from horovod_runner.tools.commands.signals import sigterm_raises
 from horovod_runner.worker.script import Imported, Script
 
 if TYPE_CHECKING:
@@ -180,7 +179,7 @@ def run(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         ship = [import_module(name) for name in options.ship_modules]
     except ImportError as error:
         raise UsageError(f"--ship-modules: {error}") from error
-    with _session(options, script) as spark, _terminable():
+    with _session(options, script) as spark, sigterm_raises(Terminated()):
         given = {"np": np, "spark": spark, "launcher": started_by, "ship_modules": ship}
         runner = HorovodRunner(**grouped({**run_options.chosen(options), **given}))
         return _run(runner, main)
@@ -250,17 +249,3 @@ def _session(options: argparse.Namespace, script: str) -> Iterator[SparkSession 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM: from `kill`, or from a batch system that reclaims its machine."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end the ranks as Ctrl-C does."""
-
-    def terminate(_number: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -30,6 +30,7 @@ from horovod_runner.results import registry, saved_run
 from horovod_runner.results.live import Live, live
 from horovod_runner.results.registry import Entry, ListedRun
 from horovod_runner.results.run_log import LogReader
+from horovod_runner.tools.commands.signals import sigterm_raises
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -285,7 +286,7 @@ def _show(
     from rich.live import Live as Screen
 
     with (
-        _ended_in_order(),
+        sigterm_raises(SystemExit(128 + signal.SIGTERM)),  # restores the terminal
         _keyboard() as pressed,
         Screen(console=console, screen=True, auto_refresh=False) as screen,
     ):
@@ -334,17 +335,3 @@ def _keyboard() -> Iterator[Callable[[float], str]]:
 def _no_keys(seconds: float) -> str:
     time.sleep(seconds)
     return ""
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Make SIGTERM an exception, so that the terminal is restored."""
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
