@@ -23,7 +23,7 @@ from horovod_runner.worker.script import Imported, Script
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-INTERRUPTED, TERMINATED = 130, 143  # a shell's convention: 128 plus the number of the signal
+TERMINATED = 143  # a shell's convention: 128 plus the number of the signal
 
 
 class UsageError(Exception):
