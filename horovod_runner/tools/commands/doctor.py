@@ -215,8 +215,7 @@ def _frameworks(frameworks: list[toolchain.Framework]) -> Iterator[DoctorFinding
                 f"reinstall it: pip install --force-reinstall {name}",
             )
         else:
-            kind = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
-            yield DoctorFinding(name, "ok", f"{framework.version} ({kind})")
+            yield DoctorFinding(name, "ok", f"{framework.version} ({framework.kind})")
     if not frameworks:
         yield DoctorFinding(
             "frameworks", "wrong", "neither torch nor TensorFlow", "pip install torch or tensorflow"

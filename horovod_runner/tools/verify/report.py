@@ -60,9 +60,7 @@ def machine_text(machine: ThisMachine) -> str:
     models = Counter(gpu.name or "unknown GPU" for gpu in machine.gpus)
     gpus = ", ".join(f"{count} x {name}" for name, count in models.items()) or "no GPU"
     frameworks = [
-        f"{each.name} {each.version} ({f'CUDA {each.cuda}' if each.cuda else 'CPU build'})"
-        for each in machine.frameworks
-        if not each.error
+        f"{each.name} {each.version} ({each.kind})" for each in machine.frameworks if not each.error
     ]
     return "; ".join([f"{machine.host}: {gpus}, {machine.cores} cores", *frameworks])
 
@@ -122,8 +120,7 @@ def page(report: VerifyReport) -> str:
     facts += [("NCCL", machine.nccl)] if machine.nccl else []
     facts += [(f"GPU {gpu.device}", gpu.name or "unknown") for gpu in machine.gpus]
     for each in machine.frameworks:
-        kind = f"CUDA {each.cuda}" if each.cuda else "CPU build"
-        facts.append((each.name, f"{each.version}, {kind}"))
+        facts.append((each.name, f"{each.version}, {each.kind}"))
         if each.horovod is not None and not each.horovod.error:
             planes = ", ".join(each.horovod.built)
             facts.append((f"Horovod for {each.name}", f"{each.horovod.version}, {planes}"))

@@ -45,8 +45,7 @@ def read_libraries(machine: ThisMachine) -> list[Reading]:
 
 def _library(framework: toolchain.Framework, machine: ThisMachine) -> Reading:
     name = f"Horovod for {framework.name}"
-    kind = f"CUDA {framework.cuda}" if framework.cuda else "CPU build"
-    about = f"{framework.name} {framework.version}, {kind}"
+    about = f"{framework.name} {framework.version}, {framework.kind}"
     horovod = framework.horovod
     if framework.error or horovod is None or horovod.error:
         error = framework.error or (horovod.error if horovod else None) or "not installed"
